@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from envbuild.lock.checks.api_drift import check_api
 from envbuild.lock.checks.declared_ranges import Overridden, against_declarations, against_provided, against_ranges
 from envbuild.lock.checks.findings import CheckFinding, refuse
+from envbuild.lock.checks.releases import check_releases
 from envbuild.lock.checks.rules import CheckInput, run_checks
 from envbuild.lock.components.decide import release_without_llm
 from envbuild.lock.context import LockContext
@@ -43,6 +44,7 @@ def check_lock(resolved: ResolvedPlan, context: LockContext) -> CheckResult:
             *run_checks(_check_input(plan, resolution, context)),
             *against_provided(plan, resolution, context),
             *(item.finding() for item in overridden if not item.meant),
+            *check_releases(plan, resolution),
             *check_api(plan.project, resolution.tables, context),
         ]
         allowed = refuse(findings, plan.inputs.request.allow, plan.inputs.title)

@@ -19,10 +19,13 @@ CODES = frozenset(
         "glibc",
         "import",
         "install",
+        "one-version",
         "override-range",
+        "placeholder",
         "sm-floor",
         "uv-settings",
         "variable-folder",
+        "yanked",
     ]
 )
 

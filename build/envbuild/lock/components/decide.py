@@ -16,8 +16,10 @@ from envbuild.core.errors import UsageError
 from envbuild.git.refs import Commit, CommitKind, GitRef
 from envbuild.lock.components.declarations import Declarations
 from envbuild.lock.components.extras import with_former_extras
+from envbuild.lock.components.families import with_one_version
 from envbuild.lock.components.git_sources import GitSourceReader, forced_sources, marked, with_upstreams_phases
-from envbuild.lock.components.models import Chosen, Exemption, GitSources, Lead
+from envbuild.lock.components.models import Chosen, Exemption, GitSources, Lead, Preference
+from envbuild.lock.components.preferences import upstream_preferences
 from envbuild.lock.components.releases import Releases, find_release, release_has_folder, uploaded_at
 from envbuild.lock.components.select import (
     choose,
@@ -226,13 +228,18 @@ def release_without_llm(packages: Mapping[str, Mapping[str, Any]], driver: Drive
 
 @dataclass(frozen=True, kw_only=True)
 class Decided:
-    """The stack as it holds for its anchor, every component of it, the as-of moment, and what is exempt from it."""
+    """The stack as it holds for its anchor, every component of it, the as-of moment, and what is exempt from it.
+
+    Attributes:
+        preferences: versions that upstream tested with, by package.
+    """
 
     effective: EffectiveStack
     chosen: Mapping[str, Chosen]
     as_of: AsOf
     git_sources: GitSources
     exempt: Mapping[str, Exemption]
+    preferences: Mapping[str, Preference]
 
 
 def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
@@ -272,6 +279,8 @@ def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
     declarations = Declarations(base, settings, context)
     chosen = with_former_extras(hold_to_declared(effective.stack, chosen, declarations), declarations)
     chosen = deviated(chosen, inputs.deviations)
+    preferences = upstream_preferences(effective.leads, base, context)
+    chosen = with_one_version(chosen, base, settings, preferences, context)
     sources = _git_sources(inputs, effective, chosen, pins, bound, context)
     return Decided(
         effective=effective,
@@ -279,6 +288,7 @@ def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
         as_of=moment,
         git_sources=sources,
         exempt=exempt,
+        preferences=preferences,
     )
 
 

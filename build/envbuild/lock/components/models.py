@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
@@ -37,6 +38,7 @@ class Chosen:
         held_by: the components whose declarations led to it, where these decide.
         overrides: upstream puts it over what packages declare of it.
         head: the tip of its branch, where an older commit of the branch is taken.
+        version: the release of the specifier that is taken, where it is one with those of other packages.
     """
 
     name: str
@@ -52,6 +54,12 @@ class Chosen:
     held_by: tuple[str, ...] = ()
     overrides: bool = False
     head: Commit | None = None
+    version: str = ""
+
+    @property
+    def range(self) -> SpecifierSet:
+        """The releases that may be taken, pre-releases too."""
+        return SpecifierSet(self.specifier, prereleases=True)
 
     @property
     def is_direct(self) -> bool:
@@ -64,7 +72,7 @@ class Chosen:
         if self.url:
             return f" @ {self.url}"
         if self.commit is None:
-            return self.specifier
+            return f"=={self.version}" if self.version else self.specifier
         # A direct reference (PEP 508); the fragment is pip's, and uv reads it too.
         return f" @ git+{self.git}@{self.commit.sha}" + (
             f"#subdirectory={self.subdirectory}" if self.subdirectory else ""

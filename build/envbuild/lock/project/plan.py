@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from packaging.utils import canonicalize_name
 
 from envbuild.lock.components.decide import Decided, EffectiveStack, commit_without_llm
 from envbuild.lock.components.models import DecidedBy, Exemption, Forced, Preference
-from envbuild.lock.components.preferences import torch_preference, upstream_image, upstream_preferences
+from envbuild.lock.components.preferences import torch_preference, upstream_image
 from envbuild.lock.components.select import left_out, upstream_overrides
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.as_of import AsOf
@@ -68,9 +68,12 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
     without = _left_out(inputs, decided, context)
     torch = _torch(inputs, decided, context)
     forced = upstream_overrides(leads, chosen, context.repositories)
-    # What upstream forces and does not work, another range replaces.
+    # What upstream forces and does not work, another range replaces, which is forced as well.
+    moved = {item.package: item for item in inputs.deviations if item.package in forced and item.specifier}
     forced = {name: item for name, item in forced.items() if name not in replaced(inputs.deviations)}
-    project = _project(inputs, decided, forced)
+    texts = {name: item.texts for name, item in forced.items()}
+    texts |= {name: (item.specifier,) for name, item in moved.items()}
+    project = _project(inputs, decided, texts)
     return LockPlan(
         inputs=inputs,
         project=project,
@@ -89,7 +92,7 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
 def _preferences(inputs: LockInputs, decided: Decided, context: LockContext) -> dict[str, Preference]:
     """The versions that upstream tested with, without those of packages that are decided by a commit or an address."""
     leads, base = decided.effective.leads, inputs.selection.base
-    found = upstream_preferences(leads, base, context)
+    found = dict(decided.preferences)
     torch, image = decided.chosen.get("torch"), upstream_image(leads, base, context)
     # With another version, or in a lock where upstream has torch from the index, nothing is open.
     floats = torch is not None and torch.origin is DecidedBy.STACK and not (torch.is_direct or torch.spec.version)
@@ -124,7 +127,7 @@ def _torch(inputs: LockInputs, decided: Decided, context: LockContext) -> TorchS
         return torch_source(context.site, torch.specifier, inputs.torch_build, base.python.version)
 
 
-def _project(inputs: LockInputs, decided: Decided, forced: Mapping[str, Forced]) -> Project:
+def _project(inputs: LockInputs, decided: Decided, forced: Mapping[str, tuple[str, ...]]) -> Project:
     stack = decided.effective.stack
     return Project(
         name=inputs.selection.stack_name,
@@ -135,14 +138,14 @@ def _project(inputs: LockInputs, decided: Decided, forced: Mapping[str, Forced])
         requirements={name: item.version for name, item in stack.requirements.items()}
         | {item.package: item.specifier for item in inputs.deviations if item.added},
         overrides={
-            **{name: item.texts for name, item in forced.items()},
+            **forced,
             **{name: (stack.overrides[name].version,) for name in stack.overrides_of_all()},
         },
         scoped_overrides=_scoped_overrides(decided),
         git_sources=decided.git_sources,
         exempt={name: item.until for name, item in decided.exempt.items()}
         | {item.package: item.until for item in inputs.deviations if item.until},
-        limits=_limits(inputs, decided),
+        limits=_limits(inputs, {*decided.chosen, *forced}),
     )
 
 
@@ -159,9 +162,9 @@ def _scoped_overrides(decided: Decided) -> dict[str, dict[str, str]]:
     return found
 
 
-def _limits(inputs: LockInputs, decided: Decided) -> dict[str, str]:
-    """What is taken of packages that are no components, in the place of what uv takes by itself."""
-    names = {canonicalize_name(name) for name in decided.chosen}
+def _limits(inputs: LockInputs, decided: Collection[str]) -> dict[str, str]:
+    """What is taken of packages that nothing else decides, in the place of what uv takes by itself."""
+    names = {canonicalize_name(name) for name in decided}
     return {
         item.package: item.specifier
         for item in inputs.deviations

@@ -95,7 +95,7 @@ def _likely(plan: LockPlan, names: Sequence[str], what: str, context: LockContex
         names: components from the index.
     """
     keep, chosen = plan.keep, plan.project.chosen
-    wanted = {name: f"=={keep[name]}" if name in keep else chosen[name].specifier for name in names}
+    wanted = {name: f"=={keep[name]}" if name in keep else chosen[name].wanted for name in names}
     return releases_as_of(plan, wanted, what, context)
 
 

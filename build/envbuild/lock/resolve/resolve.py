@@ -19,6 +19,7 @@ from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.components.git_sources import refuse_missing, settle, words_of
 from envbuild.lock.components.models import CompileMetadata, GitSources
+from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK, LockDirectory
 from envbuild.lock.project.plan import LockPlan
@@ -159,6 +160,11 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
         context.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
         plan = replace(plan, torch=replace(plan.torch, not_these=(*plan.torch.not_these, build)))
         found = _once(plan, plan.keep, context)
+    # A preference names it, and nothing else does: the next one.
+    if yanked := _yanked(plan, found):
+        limits = {name: ",".join(filter(None, (plan.project.limits.get(name), text))) for name, text in yanked.items()}
+        plan = replace(plan, project=replace(plan.project, limits={**plan.project.limits, **limits}))
+        found = _once(plan, plan.keep, context)
     # Without a source that nothing asked for, other releases may be taken, which ask for fewer sources in turn.
     while (sources := settle(plan.project.git_sources, found.uv_lock["package"])) != plan.project.git_sources:
         before = plan.project.git_sources.in_force
@@ -177,6 +183,15 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
     if _text(plan, resolved.pins) == _text(plan, plan.keep):
         return resolved  # every version was kept: this is what was resolved
     return replace(resolved, resolution=_once(plan, resolved.pins, context, from_cache=True))
+
+
+def _yanked(plan: LockPlan, found: Resolution) -> dict[str, str]:
+    """The components of which a yanked release was taken that nothing asks for, with what excludes it."""
+    return {
+        name: f"!={found.pins[name]}"
+        for name, item in ((canonicalize_name(name), item) for name, item in plan.project.chosen.items())
+        if name in found.yanked and name not in plan.keep and EXACT.match(item.wanted) is None and name in found.pins
+    }
 
 
 def _text(plan: LockPlan, pins: Mapping[str, str]) -> str:

@@ -18,7 +18,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.core.errors import ResolutionError
+from envbuild.lock.components.families import NO_PLACEHOLDER, family_of
 from envbuild.lock.components.models import Chosen, DecidedBy
+from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import WorkContext
 from envbuild.lock.inputs.as_of import timestamp
 from envbuild.lock.inputs.deviation import Deviation
@@ -67,17 +69,20 @@ class Candidates:
         if not self._may_move(item):
             return
         version = self._version(package)
-        pinned = _RELEASE.search(item.specifier) if item is not None else None
-        if version is not None:
+        pinned = item.specifier if item is not None else self._forced(package)
+        limited = self._is_limited(item)
+        if version is not None and EXACT.match(pinned) is None:
             yield from self._of_the_time(package, item, version)
-        elif pinned is not None and item is not None:
-            yield from self._nearest(item, f"{pinned[1]}.{pinned[2]}")
-        else:
+        elif _RELEASE.search(pinned) and not limited:
+            yield from self._nearest(package, item, pinned)
+        elif not limited:
             yield from self._first(package)
 
     def earlier(self, package: str) -> Iterator[Move]:
         """The lines of releases before the one that was locked."""
         item, version = self._component(package), self._version(package)
+        if item is not None and version is None and self._is_limited(item):
+            version = self._look(package, item.specifier)
         if version is not None and self._may_move(item):
             yield from self._lines(package, item, version)
 
@@ -104,30 +109,58 @@ class Candidates:
         resolved = self.steps.resolved
         return resolved.resolution.pins.get(package) if resolved is not None else None
 
-    def _nearest(self, item: Chosen, line: str) -> Iterator[Move]:
+    def _is_limited(self, item: Chosen | None) -> bool:
+        """Whether the base's CUDA sets a range: nothing outside of it is tried."""
+        return (
+            item is not None and item.origin is DecidedBy.STACK and bool(item.specifier) and "==" not in item.specifier
+        )
+
+    def _forced(self, package: str) -> str:
+        """The range that upstream forces on a package that is no component; empty: none."""
+        plan = self.steps.plan
+        forced = plan.upstream_overrides.get(package) if plan is not None else None
+        return forced.texts[0].partition(";")[0].strip() if forced is not None else ""
+
+    def _nearest(self, package: str, item: Chosen | None, pinned: str) -> Iterator[Move]:
+        """The releases nearest to one that is not there, or that fails: later ones first."""
         reason = self.why
-        if self._look(item.name, item.specifier) is None:
-            reason = f"the index has no release {item.specifier}"
-        major, minor = map(int, line.split("."))
-        later = self._look(item.name, f">={major}.{minor + 1}", lowest=True)
-        below = f"<{major}.{minor}"
+        if self._look(package, pinned) is None:
+            reason = f"the index has no release {pinned}"
+        exact, line = EXACT.match(pinned), _RELEASE.search(pinned)
+        if exact is not None:
+            above, below, other = f">{exact[1]}", f"<{exact[1]}", f",!={exact[1]}"
+        elif line is not None:
+            above, below, other = f">={line[1]}.{int(line[2]) + 1}", f"<{line[1]}.{line[2]}", ""
+        else:
+            return
+        later = self._look(package, above, lowest=True)
         if later is not None:
-            yield self._family(item, f"=={_line(later)}.*", f"{reason}; the nearest later one")
+            # 0.44.0rc5 is not there and 0.44.0 is: of the same line, what is not the pin.
+            same = other if exact is not None and _line(later) == _line(exact[1]) else ""
+            yield self._moved(package, item, pinned, f"=={_line(later)}.*{same}", f"{reason}; the nearest later one")
         for _ in range(MOST_LINES):
-            earlier = self._look(item.name, below)
+            earlier = self._look(package, below)
             if earlier is None:
                 return
-            yield self._family(item, f"=={_line(earlier)}.*", f"{reason}; the nearest earlier one")
-            below = f"<{_line(earlier)}"
+            yield self._moved(
+                package, item, pinned, f"=={_line(earlier)}.*{other}", f"{reason}; the nearest earlier one"
+            )
+            below, other = f"<{_line(earlier)}", ""
+
+    def _moved(self, package: str, item: Chosen | None, pinned: str, specifier: str, reason: str) -> Move:
+        if item is not None:
+            return self._family(item, specifier, reason)
+        return (Deviation(package=package, instead_of=pinned, specifier=specifier, reason=reason),)
 
     def _family(self, item: Chosen, specifier: str, reason: str) -> Move:
-        """A range for all packages of one repository, which are released together."""
+        """A range for all packages that have one version with this one."""
         decided = self.steps.decided
         chosen = decided.chosen if decided is not None else {}
+        family = family_of(item.name)
         members = [
             other
             for other in chosen.values()
-            if other.name == item.name
+            if canonicalize_name(other.name) in family
             or (item.spec.release_file is not None and other.spec.git == item.spec.git and other.commit is None)
         ]
         return tuple(
@@ -169,11 +202,7 @@ class Candidates:
             earlier = self._look(package, f"{limit}<{_line(below)}")
             if earlier is None:
                 return
-            specifier = f"=={_line(earlier)}.*"
-            if item is not None:
-                yield self._family(item, specifier, reason)
-            else:
-                yield (Deviation(package=package, instead_of=asked, specifier=specifier, reason=reason),)
+            yield self._moved(package, item, asked, f"=={_line(earlier)}.*", reason)
             below = earlier
 
     def _look(self, package: str, specifier: str, *, lowest: bool = False) -> str | None:
@@ -195,7 +224,7 @@ class Candidates:
         if dated and decided is not None:
             settings["exclude-newer"] = decided.as_of.text()
         # Placeholders hold a name on the index and have nothing in them.
-        limits = ",".join(filter(None, (specifier, ">=0.1" if canonicalize_name(package) in _PLACEHOLDERS else "")))
+        limits = ",".join(filter(None, (specifier, NO_PLACEHOLDER if len(family_of(package)) > 1 else "")))
         what = f"find {package} {limits or 'at all'}"
         try:
             found = look_up({package: limits}, self.steps.inputs.selection.base, settings, what, context)
@@ -203,10 +232,6 @@ class Candidates:
             return None
         table = found.get(canonicalize_name(package))
         return dict(table) if table is not None else None
-
-
-# Of which the index has releases 0.0.x without content.
-_PLACEHOLDERS = frozenset({"transformer-engine", "transformer-engine-torch"})
 
 
 def _line(version: str) -> str:

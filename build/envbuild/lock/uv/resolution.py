@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,6 +30,8 @@ from envbuild.lock.uv.torch_builds import TorchSource
 
 # uv's word for a contradiction; other failures are failures.
 NO_SOLUTION = "No solution found"
+# uv's warning, with its reason if it has one.
+_YANKED = re.compile(r"`([A-Za-z0-9._-]+)==[^`]+` is yanked(?: \(reason: \"([^\n]*)\"\))?")
 # The ``[[package]]`` tables of a uv.lock by name.
 Packages: TypeAlias = Mapping[str, Mapping[str, Any]]
 # A glibc floor is still a preview of uv 0.13; naming it keeps uv from warning on every run.
@@ -42,6 +45,7 @@ class Resolution:
     Attributes:
         pins: version by package name, the project itself left out, and packages that are there more than once too.
         newest_upload: the newest upload time among the locked files, seconds since 1970; 0 when none is known.
+        yanked: the reason for each package that was taken though it is yanked: a pin or a preference names it.
         ignored_settings: uv's warning that it dropped settings of the project; empty: it did not.
     """
 
@@ -49,6 +53,7 @@ class Resolution:
     newest_upload: int
     uv_lock: Mapping[str, Any]
     ignored_settings: str = ""
+    yanked: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def packages(self) -> list[Mapping[str, Any]]:
@@ -121,6 +126,7 @@ def _read(project: Path, finished: Finished) -> Resolution:
         newest_upload=max(times, default=0),
         uv_lock=content,
         ignored_settings=ignored_settings(finished.output),
+        yanked={canonicalize_name(name): reason for name, reason in _YANKED.findall(finished.output)},
     )
 
 

@@ -1,0 +1,145 @@
+"""Packages that are released together and belong together: one version of all of them, pinned from any side."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from envbuild.catalog.base import Base
+from envbuild.core.errors import ResolutionError, UsageError
+from envbuild.lock.components.models import Chosen, DecidedBy, Preference
+from envbuild.lock.components.releases import EXACT
+from envbuild.lock.context import LockContext
+from envbuild.lock.uv.resolution import look_up
+
+# Transformer Engine loads its core and its torch part from other packages, and fails on those of another version.
+FAMILIES = (
+    frozenset(
+        {
+            "transformer-engine",
+            "transformer-engine-cu12",
+            "transformer-engine-cu13",
+            "transformer-engine-jax",
+            "transformer-engine-torch",
+        }
+    ),
+)
+# Releases 0.0.x hold the names of these packages on the index and have nothing in them.
+NO_PLACEHOLDER = ">=0.1"
+# A release that one member does not have is passed over; so many are.
+MOST_TRIED = 5
+_STRENGTH = (DecidedBy.PIN, DecidedBy.UPSTREAM, DecidedBy.TABLE, DecidedBy.DECLARED, DecidedBy.STACK)
+
+
+def family_of(package: str) -> frozenset[str]:
+    """The packages that have one version with this one; itself, if no others do."""
+    name = canonicalize_name(package)
+    return next((family for family in FAMILIES if name in family), frozenset({name}))
+
+
+def with_one_version(
+    chosen: Mapping[str, Chosen],
+    base: Base,
+    settings: Mapping[str, object],
+    preferences: Mapping[str, Preference],
+    context: LockContext,
+) -> dict[str, Chosen]:
+    """The components, with one version for the packages of a family.
+
+    The newest that all of them have in every range of theirs; where there is none, in the range of the one that is
+    decided best: by the user's pin, then by upstream, then by what others declare. Which it is must be known before the
+    resolution, which cannot find out what a package of the compile phase declares.
+
+    Args:
+        settings: keys of ``[tool.uv]`` that hold releases to the as-of moment.
+
+    Raises:
+        UsageError: two pins exclude each other.
+    """
+    found = dict(chosen)
+    for family in FAMILIES:
+        members = {
+            name: item
+            for name, item in chosen.items()
+            if canonicalize_name(name) in family and not item.is_direct and name not in base.provides
+        }
+        if len(members) > 1 and not _are_one({item.specifier for item in members.values()}):
+            preferred = {name: item.version for name, item in preferences.items() if name in family}
+            with context.reporter.step(f"find one version of {', '.join(members)}"):
+                found |= _one_version(members, base, {**settings}, preferred, context)
+    return found
+
+
+def _are_one(specifiers: Collection[str]) -> bool:
+    return len(specifiers) == 1 and EXACT.match(min(specifiers)) is not None
+
+
+def _one_version(
+    members: Mapping[str, Chosen],
+    base: Base,
+    settings: Mapping[str, object],
+    preferred: Mapping[str, str],
+    context: LockContext,
+) -> dict[str, Chosen]:
+    best = min(members.values(), key=lambda item: _STRENGTH.index(item.origin))
+    strong = [item for item in members.values() if item.origin is best.origin]
+    for items in (list(members.values()), strong):
+        specifier = ",".join(dict.fromkeys(item.specifier for item in items if item.specifier))
+        version = _common(members, specifier, base, settings, preferred, context)
+        if version is not None:
+            return {name: _at(item, version, best) for name, item in members.items()}
+    ranges = {item.specifier for item in strong}
+    if best.origin is DecidedBy.PIN and len(ranges) > 1:
+        pins = ", ".join(f"{item.name}={item.asked}" for item in strong)
+        raise UsageError(
+            f"{pins} are pinned, and are released together",
+            why="They work in one version only, and no release of all of them is in these ranges.",
+            fix=f"Pin one of them: --pin {best.name}={best.asked}",
+        )
+    # There is no such release: the resolution says so, with what is near.
+    return {name: item if item in strong else _follow(item, best) for name, item in members.items()}
+
+
+def _common(
+    members: Collection[str],
+    specifier: str,
+    base: Base,
+    settings: Mapping[str, object],
+    preferred: Mapping[str, str],
+    context: LockContext,
+) -> str | None:
+    """The newest release in a range that all packages have; None: there is none."""
+    limit = ",".join(filter(None, (specifier, NO_PLACEHOLDER)))
+    for _ in range(MOST_TRIED):
+        wanted = dict.fromkeys(members, limit)
+        try:
+            found = look_up(wanted, base, settings, f"find {', '.join(members)}", context, preferred=preferred)
+        except ResolutionError:
+            return None
+        versions = {Version(str(found[canonicalize_name(name)]["version"])) for name in members}
+        if len(versions) == 1:
+            return str(versions.pop())
+        limit = ",".join(filter(None, (specifier, NO_PLACEHOLDER, f"<={min(versions)}")))
+    return None
+
+
+def _at(item: Chosen, version: str, best: Chosen) -> Chosen:
+    if Version(version) in item.range:
+        return replace(item, version=version)
+    return replace(_follow(item, best), version=version)
+
+
+def _follow(item: Chosen, best: Chosen) -> Chosen:
+    """A member that another one decides."""
+    because = f"one version with {best.name} {best.asked} ({best.because}), instead of {item.asked}"
+    return replace(
+        item,
+        asked=best.asked,
+        specifier=best.specifier,
+        origin=DecidedBy.DECLARED if best.origin is DecidedBy.PIN else best.origin,
+        because=because,
+        held_by=(best.name,),
+    )

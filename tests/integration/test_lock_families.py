@@ -1,0 +1,106 @@
+"""Releases that are never taken, families of one version, and forced releases that the index does not have: real uv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.lock_runs import OLD, error, lock_of, result
+from helpers.simple_index import SimpleIndex
+from helpers.stack_files import BASE, write_stack
+from helpers.upstreams import NEMO_URL, SETUPTOOLS, Upstream, project_files
+
+CORE, TORCH = "transformer-engine", "transformer-engine-torch"
+
+
+@pytest.fixture
+def engine(own: Any, wheel: Callable[..., None]) -> Any:
+    """Stack `s` of both, whose releases are not the same."""
+    write_stack(own.project, "s", {CORE: {}, TORCH: {}})
+    for version in ("0.0.0", "2.5.0", "2.6.0", "2.6.0.post1", "2.8.0"):
+        wheel("transformer_engine", version)
+    for version in ("0.0.1", "2.5.0", "2.6.0", "2.7.0"):
+        wheel("transformer_engine_torch", version)
+    return own
+
+
+@pytest.mark.parametrize(
+    ("pin", "version"),
+    [((), "2.6.0"), ((CORE, "2.5.0"), "2.5.0"), ((TORCH, "<2.6"), "2.5.0")],
+    ids=["open", "core", "torch"],
+)
+def test_family_has_one_version(engine: Any, pin: tuple[str, ...], version: str) -> None:
+    pins = ("--pin", "=".join(pin), "--name", "x") if pin else ("--name", "x")
+    engine.run("lock", "--stack", "s", *pins)
+    components = lock_of(engine, "x").components
+    assert {item.version for item in components.values()} == {version}
+
+
+def test_pins_of_two_versions_are_refused(engine: Any) -> None:
+    pins = ("--pin", f"{CORE}=2.5.0", "--pin", f"{TORCH}=2.6.0", "--name", "x")
+    refused = error(engine.run("lock", "--stack", "s", *pins, "--json", status=2))
+    assert "are released together" in refused["what"]
+
+
+def test_yanked_release_is_taken_only_where_the_user_says_so(
+    own: Any, wheel: Callable[..., Any], index: SimpleIndex
+) -> None:
+    write_stack(own.project, "s", {"lib": {}})
+    wheel("lib", "1.0")
+    index.yank(wheel("lib", "2.0").name)
+    own.run("lock", "--stack", "s")
+    assert lock_of(own, "s").components["lib"].version == "1.0"
+    pinned = ("lock", "--stack", "s", "--pin", "lib=2.0", "--name", "x")
+    assert "[yanked] lib 2.0 was yanked" in error(own.run(*pinned, "--json", status=5))["why"]
+    own.run(*pinned, "--allow", "yanked")
+    assert lock_of(own, "x").allowed[0].startswith("yanked: lib 2.0")
+
+
+@pytest.fixture
+def upstreams(nemo: Any, upstream: Upstream) -> Callable[..., None]:
+    """Stack `nemo` of NeMo, which needs ``lib``, and ``part``; commits to it with settings of uv and a lock."""
+    components: dict[str, Any] = {"nemo-toolkit": {"git": NEMO_URL, "ref": "main", "modules": ["nemo"]}, "part": {}}
+    requirements = {"setuptools": SETUPTOOLS}
+    write_stack(nemo.project, "nemo", components, anchor="nemo-toolkit", as_of="now", requirements=requirements)
+
+    def commit(settings: str, uv_lock: str = "") -> None:
+        files = project_files("nemo-toolkit", "2.3.0", "nemo", ("lib",))
+        files["pyproject.toml"] = f"{files['pyproject.toml']}[tool.uv]\n{settings}\n"
+        upstream.nemo.commit("main", "2025-03-20T12:00:00Z", {**files, **({"uv.lock": uv_lock} if uv_lock else {})})
+
+    return commit
+
+
+def test_preference_for_a_yanked_release_of_a_component_is_dropped(
+    nemo: Any, upstreams: Callable[..., None], wheel: Callable[..., Any], index: SimpleIndex
+) -> None:
+    for version in ("1.0", "3.0"):
+        wheel("part", version, OLD)
+        wheel("lib", version, OLD)
+    index.yank(wheel("part", "2.0", OLD).name)
+    upstreams("", '[[package]]\nname = "part"\nversion = "2.0"\nsource = { registry = "https://x/simple" }\n')
+    nemo.run("lock", "--stack", "nemo", "--no-verify")
+    assert lock_of(nemo, "nemo").components["part"].version == "3.0"
+
+
+@pytest.mark.parametrize(
+    ("releases", "version"),
+    [(("0.43.0", "0.44.0", "0.45.0"), "0.44.0"), (("0.43.0", "0.45.0"), "0.45.0"), (("0.42.0", "0.43.0"), "0.43.0")],
+    ids=["same line", "later", "earlier"],
+)
+def test_forced_release_that_is_not_there_is_replaced_by_the_nearest(
+    nemo: Any, upstreams: Callable[..., None], wheel: Callable[..., Any], releases: tuple[str, ...], version: str
+) -> None:
+    """Megatron-Bridge forces nvidia-modelopt==0.44.0rc5, which a vendor's index has, against what others declare."""
+    wheel("part", "1.0", OLD)
+    wheel("lib", "1.0", OLD, requires=("nvidia-modelopt<0.1",))
+    for release in releases:
+        wheel("nvidia_modelopt", release, OLD)
+    upstreams('override-dependencies = ["nvidia-modelopt==0.44.0rc5"]')
+    done = result(nemo.run("lock", "--stack", "nemo", "--no-verify", "--json"))
+    assert done["built"]
+    (deviation,) = lock_of(nemo, "nemo").deviations
+    assert f"nvidia-modelopt=={version}" in (nemo.project / "lockfiles/nemo" / BASE / "main.txt").read_text()
+    assert deviation.startswith("nvidia-modelopt ==")
+    assert "instead of ==0.44.0rc5: the index has no release" in deviation

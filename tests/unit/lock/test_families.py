@@ -1,0 +1,117 @@
+"""One version of packages that are released together."""
+
+from types import SimpleNamespace
+
+import pytest
+from helpers.locks import lock_context
+from packaging.specifiers import SpecifierSet
+
+from envbuild.catalog.stack import Component
+from envbuild.core.errors import ResolutionError, UsageError
+from envbuild.lock.checks.releases import check_releases
+from envbuild.lock.components import families
+from envbuild.lock.components.families import with_one_version
+from envbuild.lock.components.models import Chosen, DecidedBy, Preference
+
+CORE, TORCH = "transformer-engine", "transformer-engine-torch"
+RELEASES = {
+    CORE: ["0.0.0", "2.5.0", "2.6.0", "2.6.0.post1", "2.7.0", "2.8.0"],
+    TORCH: ["0.0.1", "2.5.0", "2.6.0", "2.7.0"],
+}
+BASE = SimpleNamespace(provides={})
+
+
+@pytest.fixture(autouse=True)
+def index(monkeypatch):
+    def look_up(packages, base, settings, what, context, *, preferred):
+        found = {}
+        for name, specifier in packages.items():
+            fitting = list(SpecifierSet(specifier).filter(RELEASES[name]))
+            if not fitting:
+                raise ResolutionError("no", why="", fix="")
+            wanted = preferred.get(name)
+            found[name] = {"version": wanted if wanted in fitting else fitting[-1]}
+        return found
+
+    monkeypatch.setattr(families, "look_up", look_up)
+
+
+def item(name, specifier="", origin=DecidedBy.UPSTREAM):
+    return Chosen(
+        name=name, spec=Component(), asked=specifier or "any release", origin=origin, because="b", specifier=specifier
+    )
+
+
+def versions(tmp_path, core, torch, base=BASE, **preferences):
+    chosen = {"lib": item("lib"), CORE: core, TORCH: torch}
+    preferred = {name.replace("_", "-"): Preference(version=text, because="p") for name, text in preferences.items()}
+    found = with_one_version(chosen, base, {}, preferred, lock_context(tmp_path))
+    assert found["lib"] == chosen["lib"]
+    return found[CORE], found[TORCH]
+
+
+@pytest.mark.parametrize(
+    ("core", "torch", "version"),
+    [
+        # A release that one of them does not have is passed over.
+        ("", "", "2.7.0"),
+        ("==2.6.*", "==2.6.*", "2.6.0"),
+        (">=2.5", "<2.7", "2.6.0"),
+        ("==2.5.0", "", "2.5.0"),
+        ("", "==2.5.0", "2.5.0"),
+    ],
+)
+def test_newest_that_all_have(tmp_path, core, torch, version):
+    found = versions(tmp_path, item(CORE, core), item(TORCH, torch))
+    assert [(part.wanted, part.because) for part in found] == [(f"=={version}", "b")] * 2
+    assert [part.specifier for part in found] == [core, torch]
+
+
+def test_pin_wins_over_upstream_from_either_side(tmp_path):
+    pin, upstream = item(TORCH, "==2.6.0", DecidedBy.PIN), item(CORE, "==2.7.*")
+    core, torch = versions(tmp_path, upstream, pin)
+    assert (core.wanted, torch.wanted) == ("==2.6.0", "==2.6.0")
+    assert core.because == f"one version with {TORCH} ==2.6.0 (b), instead of ==2.7.*"
+    assert core.held_by == (TORCH,)
+
+
+def test_pins_that_exclude_each_other_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=rf"{CORE}===2.5.0, {TORCH}===2.6.0 are pinned, and are released together"):
+        versions(tmp_path, item(CORE, "==2.5.0", DecidedBy.PIN), item(TORCH, "==2.6.0", DecidedBy.PIN))
+
+
+def test_upstreams_lock_decides_where_the_ranges_are_open(tmp_path):
+    found = versions(tmp_path, item(CORE), item(TORCH), transformer_engine="2.5.0")
+    assert [part.version for part in found] == ["2.5.0", "2.5.0"]
+
+
+def test_what_is_not_there_is_left_to_the_resolution(tmp_path):
+    core, torch = versions(tmp_path, item(CORE, "==2.9.*"), item(TORCH, "", DecidedBy.STACK))
+    assert (core.wanted, torch.wanted) == ("==2.9.*", "==2.9.*")
+    assert (core.version, torch.version) == ("", "")
+
+
+def test_what_the_base_brings_is_no_member(tmp_path):
+    base = SimpleNamespace(provides={CORE: "2.9"})
+    core, torch = versions(tmp_path, item(CORE), item(TORCH), base)
+    assert (core.version, torch.version) == ("", "")
+
+
+def table(name, version, size=100_000):
+    return {"name": name, "version": version, "sdist": {"size": size}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "yanked", "keep", "codes"),
+    [
+        ([table(CORE, "2.7.0"), table(f"{CORE}-cu12", "2.7.0"), table("lib", "0.0.3")], {}, {}, []),
+        ([table(CORE, "2.7.0"), table(f"{CORE}-cu12", "2.6.0")], {}, {}, ["one-version"]),
+        ([table(CORE, "0.0.0", 1097)], {}, {}, ["placeholder"]),
+        ([table("lib", "1.0"), table("other", "1.0")], {"lib": "broken", "other": ""}, {}, ["yanked"]),
+        ([table("lib", "1.0")], {"lib": "broken"}, {"lib": "1.0"}, []),
+    ],
+)
+def test_releases_that_are_refused(tables, yanked, keep, codes):
+    plan = SimpleNamespace(project=SimpleNamespace(chosen={"lib": None, CORE: None}), keep=keep)
+    resolution = SimpleNamespace(tables={part["name"]: part for part in tables}, yanked=yanked)
+    assert [finding.code for finding in check_releases(plan, resolution)] == codes
