@@ -152,7 +152,7 @@ def test_stack_is_held_to_the_bases_cuda_where_uv_would_rather_take_another(
 
 def test_pin_wins_over_the_releases_for_the_bases_cuda(moving: Any) -> None:
     pins = ("--pin", AFTER, "--pin", "torch=2.10.0", "--base", GPU_BASE, "--name", "x")
-    assert "[cuda-mixed]" in error(moving.run(*LOCK, *pins, status=5))["why"]
+    assert "[cuda-mixed:" in error(moving.run(*LOCK, *pins, status=5))["why"]
     moving.run(*LOCK, *pins, "--allow", "cuda-mixed")
     assert versions(moving, "x")["torch"] == "2.10.0"
     assert lock_of(moving, "x", GPU_BASE).components["torch"].because == "pinned by the user"

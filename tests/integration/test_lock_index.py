@@ -244,7 +244,7 @@ def test_each_check_refuses_what_uv_resolves_and_its_code_allows_it(own: Any, wh
     wheel("native", "1.0", tags="cp311-cp311t-manylinux_2_28_x86_64")
     command = check_stack(own, dep="", core_cu12="", core_cu13="", cuda_toolkit="", native="")
     refused = error(own.run(*command, status=5))
-    found = dict(re.findall(r"^\[(.+?)\] (.*)", refused["why"], re.MULTILINE))
+    found = dict(re.findall(r"^\[(.+?):[0-9a-f]{8}\] (.*)", refused["why"], re.MULTILINE))
     expected = {
         "cuda-mixed": "CUDA 12: core-cu12, cuda-toolkit; CUDA 13: core-cu13",
         "sm-floor": "SM 100",
@@ -259,7 +259,7 @@ def test_each_check_refuses_what_uv_resolves_and_its_code_allows_it(own: Any, wh
     # Each has to be allowed.
     allow = [word for code in found for word in ("--allow", code)]
     still = error(own.run(*command, *allow[2:], status=5))["why"]
-    assert re.findall(r"^\[(.+?)\]", still, re.MULTILINE) == [allow[1]]
+    assert re.findall(r"^\[(.+?):", still, re.MULTILINE) == [allow[1]]
     own.run(*command, *allow)
     assert {line.split(":")[0] for line in lock_of(own, "s", GPU_BASE).allowed} == set(found)
     # A target whose fleet changed makes its locks old.

@@ -59,7 +59,7 @@ def test_a_lock_that_imports_is_published_and_stays_when_a_new_one_does_not(
     own.env["UV_CACHE_DIR"] += "-new"
     write_stack(own.project, "s", {"lib": {"modules": ["lib"], "version": ">=1.1"}}, as_of="2025-02-01")
     error = verify(own, status=5)["error"]
-    assert "[import] lib of lib does not import: ModuleNotFoundError: No module named 'undeclared'" in error["why"]
+    assert "] lib of lib does not import: ModuleNotFoundError: No module named 'undeclared'" in error["why"]
     assert "--allow import" in error["fix"]
     assert state(own) == before
 
@@ -73,7 +73,10 @@ def test_a_lock_that_does_not_import_is_published_only_where_that_is_allowed(
     done = verify(own, "--allow", "import")
     assert [(item["code"], item["packages"]) for item in done["verified"]["failed"]] == [("import", ["lib"])]
     (allowed,) = read_lock(place(own)).lock.allowed
-    assert allowed.startswith("import: lib of lib does not import: ImportError: no symbol in {venv}/lib/python3.11/")
+    assert re.match(r"import:[0-9a-f]{8}: ", allowed)
+    assert allowed.partition(": ")[2].startswith(
+        "lib of lib does not import: ImportError: no symbol in {venv}/lib/python3.11/"
+    )
     assert str(own.cache) not in (place(own) / "stack.lock.toml").read_text()
     own.run("lock", "--check")
 
@@ -106,7 +109,7 @@ def test_a_package_that_does_not_build_is_a_finding(own: Any, index: SimpleIndex
     pyproject = '[build-system]\nrequires = []\nbuild-backend = "no_such_backend"\n'
     index.add(make_sdist(tmp_path, "lib", "1.0", pyproject=pyproject), OLD)
     error = json.loads(own.run("lock", "--stack", "s", "--verify", "--json", status=5).stdout)["error"]
-    assert error["why"].startswith("[install] lib does not install: Failed to ")
+    assert re.match(r"\[install:[0-9a-f]{8}\] lib does not install: Failed to ", error["why"])
     assert "No module named 'no_such_backend'" in error["why"].splitlines()[0]
     assert "--allow install" in error["fix"]
 

@@ -34,7 +34,7 @@ def test_without_a_base_the_one_of_the_packages_cuda_is_taken(own: Any, wheel: C
     done = own.run(*LOCK, "--json")
     assert result(done)["base"] == "small-cu126"
     assert f"of another CUDA than base {GPU_BASE} has: taking small-cu126" in done.stderr
-    assert "[cuda-mixed]" in error(own.run(*LOCK, "--base", GPU_BASE, "--json", status=5))["why"]
+    assert "[cuda-mixed:" in error(own.run(*LOCK, "--base", GPU_BASE, "--json", status=5))["why"]
 
 
 def test_diff_and_check_without_a_stack_are_about_every_lock(stack: Any, wheel: Callable[..., None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,10 @@ def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[
     help="Take this build of torch instead of the base's; 'index' is the package index's own (CUDA, 10x the size).",
 )
 @click.option(
-    "--allow", metavar="CODE", multiple=True, help="Let the findings of this check pass; the record lists them."
+    "--allow",
+    metavar="CODE[:ID]",
+    multiple=True,
+    help="Let the findings of this check pass, or one finding; the record lists them.",
 )
 @click.option("--upgrade", is_flag=True, help="Resolve anew as of now, even if nothing changed.")
 @click.option("--check", is_flag=True, help="Write nothing; fail if a lock is out of date.")
@@ -200,12 +204,17 @@ def _only(given: set[str], word: str, allowed: set[str]) -> None:
 
 def _known_codes(session: Session, allow: tuple[str, ...]) -> None:
     known = sorted({*CODES, *session.catalog.conflicts()})
-    if unknown := [code for code in allow if code not in known]:
+    if unknown := [word for word in allow if word not in known and not _is_id(word, known)]:
         raise UsageError(
             f"--allow {unknown[0]}: no check has that code",
             why=f"Codes: {', '.join(known)}.",
-            fix="Name the code that a refused lock printed in brackets.",
+            fix="Name what a refused lock printed in brackets, CODE:ID, or its code alone.",
         )
+
+
+def _is_id(word: str, codes: list[str]) -> bool:
+    found = re.fullmatch(r"(.+):[0-9a-f]{8}", word)
+    return found is not None and found[1] in codes
 
 
 def _verifier(session: Session) -> Verifier:

@@ -65,24 +65,22 @@ _HARMLESS = frozenset(
         "wraps",
     ]
 )
-# Bases that call no method of a class by themselves.
-_PASSIVE = frozenset(
-    [
-        "object",
-        "ABC",
-        "Generic",
-        "Protocol",
-        "Enum",
-        "IntEnum",
-        "str",
-        "int",
-        "dict",
-        "list",
-        "tuple",
-        "NamedTuple",
-        "TypedDict",
-    ]
-)
+# What bases of other packages call of their subclasses; of one that is not here, it may be anything.
+_CALLS = {
+    **dict.fromkeys(
+        ["object", "ABC", "Generic", "Protocol", "NamedTuple", "TypedDict", "str", "int", "dict", "list", "tuple"],
+        frozenset[str](),
+    ),
+    **dict.fromkeys(["Enum", "IntEnum", "StrEnum"], frozenset({"_generate_next_value_", "_missing_"})),
+    # torch.nn.Module and torch.autograd.Function.
+    "Module": frozenset(
+        [
+            *["forward", "extra_repr", "reset_parameters", "train", "_apply", "state_dict", "load_state_dict"],
+            *["_load_from_state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state", "_get_name"],
+        ]
+    ),
+    "Function": frozenset(["forward", "backward", "setup_context", "vmap", "jvp"]),
+}
 
 
 @dataclass(eq=False)
@@ -172,9 +170,11 @@ def outline(source: bytes, module: str, *, is_package: bool) -> Segment:
     return top
 
 
-def calls_methods(base: str) -> bool:
-    """Whether a base class that nothing is known of may call methods of its subclasses."""
-    return base not in _PASSIVE and not base.endswith(("Error", "Exception"))
+def methods_called_by(base: str) -> frozenset[str] | None:
+    """The methods that a class of another package, of which only the name is known, calls; None: any."""
+    if base.endswith(("Error", "Exception")):
+        return frozenset()
+    return _CALLS.get(base)
 
 
 class _Outliner:

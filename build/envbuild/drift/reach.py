@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from envbuild.drift.outline import Segment, calls_methods, outline
+from envbuild.drift.outline import Segment, methods_called_by, outline
 from envbuild.drift.sources import SourceTree, parents
 
 
@@ -142,8 +142,9 @@ class Reach:
                 self._read(self._queue.pop())
             # Which bases are in the trees is known when everything that is imported was read.
             for segment in [segment for group in self._classes.values() for segment in group]:
-                if self._is_called_from_outside(segment):
-                    for child in segment.children:
+                called = self._called_from_outside(segment)
+                for child in segment.children:
+                    if called is None or child.name in called:
                         self._use(child)
 
     def _read(self, segment: Segment) -> None:
@@ -168,12 +169,15 @@ class Reach:
             else:
                 self._waiting.setdefault(child.name, []).append(child)
 
-    def _is_called_from_outside(self, segment: Segment, seen: frozenset[str] = frozenset()) -> bool:
-        """Whether a class has a base that is not here and may call its methods, as frameworks do."""
+    def _called_from_outside(self, segment: Segment, seen: frozenset[str] = frozenset()) -> frozenset[str] | None:
+        """The methods of a class that bases which are not here call, as frameworks do; None: any."""
+        called: frozenset[str] = frozenset()
         for base in (segment.bases or frozenset()) - seen:
-            if base not in self._classes:
-                if calls_methods(base):
-                    return True
-            elif any(self._is_called_from_outside(other, seen | {base}) for other in self._classes[base]):
-                return True
-        return False
+            found = [methods_called_by(base)]
+            if base in self._classes:
+                found = [self._called_from_outside(other, seen | {base}) for other in self._classes[base]]
+            for names in found:
+                if names is None:
+                    return None
+                called |= names
+        return called

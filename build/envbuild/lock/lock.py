@@ -134,7 +134,7 @@ def _note(folder: Path, where: str, findings: tuple[CheckFinding, ...]) -> None:
     """Write what verification showed into the record of a lock that is not published yet."""
     if findings or where:
         lock = read_lock(folder).lock
-        allowed = (*lock.allowed, *[f"{finding.code}: {finding.what}" for finding in findings])
+        allowed = (*lock.allowed, *[finding.line() for finding in findings])
         noted = lockfile.sealed(lock.model_copy(update={"allowed": allowed, "verified_in": where}))
         with machine_errors(folder):
             (folder / lockfile.RECORD_FILE).write_text(lockfile.render(noted))

@@ -183,6 +183,7 @@ def _not_imported(item: NotImported, installed: InstalledPackages, venv: str) ->
         fix=f"{FIX}\n  log: {item.log}",
         packages=about.packages,
         missing_module=about.missing_module,
+        subject=f"{item.component} {item.module}",
     )
 
 

@@ -39,8 +39,14 @@ BAD = "from lib.core.ops import f\n\ndef used():\n    f(x=1)\n"
         ({"app/main.py": BAD + '# used()\n"""Call used(), if you like."""\nx = "not used here"'}, {"used": False}),
         # A framework calls what its subclasses have; a base that does nothing does not.
         (
-            {"app/main.py": "import torch\n" + BAD.replace("def", "class A(torch.nn.Module):\n  def") + "A()"},
+            {"app/main.py": BAD.replace("def", "class A(lightning.Callback):\n  def") + "A()"},
             {"A.used": True},
+        ),
+        # Of torch's modules it is known what is called.
+        ({"app/main.py": BAD.replace("def", "class A(torch.nn.Module):\n  def") + "A()"}, {"A.used": False}),
+        (
+            {"app/main.py": BAD.replace("def used", "class A(torch.nn.Module):\n  def forward") + "A()"},
+            {"A.forward": True},
         ),
         ({"app/main.py": BAD.replace("def", "class A(Generic[T]):\n  def") + "A()"}, {"A.used": False}),
         (

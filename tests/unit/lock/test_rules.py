@@ -9,7 +9,7 @@ from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.models import Conflict, Target
 from envbuild.core.errors import CheckRefusedError
-from envbuild.lock.checks.findings import CheckFinding, refuse
+from envbuild.lock.checks.findings import CheckFinding, LockRefusedError, refuse
 from envbuild.lock.checks.rules import CheckInput, run_checks
 from envbuild.lock.components.downloads import base_tags
 
@@ -195,9 +195,9 @@ ONE, TWO = CheckFinding(code="one", what="first", fix="a"), CheckFinding(code="t
 def test_findings_refuse_unless_allowed():
     with pytest.raises(CheckRefusedError, match=re.escape("the lock of X is refused by 1 finding")) as caught:
         refuse([ONE, TWO], ["one"], "X")
-    assert "[two] second" in caught.value.why
+    assert f"[{TWO.id}] second" in caught.value.why
     assert "first" not in caught.value.why
-    assert caught.value.fix.endswith("--allow two")
+    assert caught.value.fix.endswith(f"--allow {TWO.id}")
     assert refuse([ONE, TWO], ["two", "one", "unused"], "X") == (ONE, TWO)
     assert refuse([], [], "X") == ()
 
@@ -226,3 +226,64 @@ def test_a_variable_names_folders_that_the_packages_bring(packages, value, refus
     on = base(cuda="12.6" if packages is CUDA12 else "13.0")
     found = codes(*(package(*item) for item in packages), on=on, variables={"V": value})
     assert found == (["variable-folder"] if refused else [])
+
+
+def test_one_finding_of_a_check_is_allowed_by_its_id():
+    first, second = (CheckFinding(code="one", what="x", fix="y", subject=name) for name in "ab")
+    assert first.id != second.id
+    assert re.fullmatch("one:[0-9a-f]{8}", first.id)
+    with pytest.raises(LockRefusedError) as caught:
+        refuse([first, second], [first.id], "X")
+    assert caught.value.findings == (second,)
+    assert refuse([first, second], [first.id, second.id], "X") == (first, second)
+    # Lines and versions are no part of it; by default packages are.
+    assert CheckFinding(code="one", what="z", fix="y", subject="a").id == first.id
+    assert CheckFinding(code="one", what="z", fix="y", packages=("b", "a")).id == (
+        CheckFinding(code="one", what="x", fix="y", packages=("a", "b")).id
+    )
+
+
+def test_a_long_refusal_names_codes():
+    many = [CheckFinding(code="one", what="x", fix="y", subject=str(number)) for number in range(9)]
+    with pytest.raises(CheckRefusedError) as caught:
+        refuse(many, [], "X")
+    assert caught.value.fix.endswith(": --allow one")
+
+
+def test_warnings_refuse_nothing_and_are_not_among_what_is_allowed():
+    assert refuse([CheckFinding(code="one", what="x", fix="y", warning=True)], ["one"], "X") == ()
+
+
+@pytest.mark.parametrize(
+    ("found", "packages"),
+    [
+        (findings(wheel("native", "cp311-cp311-win_amd64")), ("native",)),
+        (
+            findings(
+                package("torch") | {"dependencies": [{"name": "a-cu12"}, {"name": "b-cu12"}]},
+                package("engine") | {"dependencies": [{"name": "a-cu12"}, {"name": "c-cu13"}]},
+                *map(package, ("a-cu12", "b-cu12", "c-cu13")),
+            ),
+            ("torch", "engine"),
+        ),
+        (findings(package("asked-cu12")), ("asked-cu12",)),
+        (findings(package("cuda-toolkit", "13.0"), targets={"t": target("70")}), ("torch",)),
+        (findings(package("cuda-toolkit", "13.0"), targets={"t": target("90", driver="1")}), ("torch",)),
+        (findings(package("a-b"), package("torch", "2.7"), conflicts={"a-b-torch": CONFLICT}), ("a-b", "torch")),
+        (
+            findings(
+                package("twice", "1"),
+                package("twice", "2"),
+                package("user") | {"dependencies": [{"name": "twice", "version": "2"}]},
+            ),
+            ("twice", "user"),
+        ),
+        (findings(driver_problem="it is 3.0"), ("nemo-toolkit",)),
+        # Another version of a package cures neither.
+        (findings(ignored_settings="dropped"), ()),
+        (findings(asked={"x": "<1"}, on=base(provides={"x": "2"})), ()),
+    ],
+)
+def test_findings_name_the_packages_that_may_be_moved(found, packages):
+    (finding,) = found
+    assert finding.packages == packages

@@ -71,6 +71,7 @@ def _check_finding(finding: Finding, consumer: str, provider: str) -> CheckFindi
         # Upstream pins what a branch uses: the provider is what may be taken in another version.
         packages=(canonicalize_name(provider), canonicalize_name(consumer)),
         warning=warning,
+        subject=f"{consumer} {finding.file} {finding.name}",
     )
 
 

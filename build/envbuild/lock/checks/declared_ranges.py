@@ -12,7 +12,7 @@ them, then whether each accepts that version.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.components.project_metadata import read_requirement
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.project.pyproject import render_project
+from envbuild.lock.project.pyproject import Project, render_project
 from envbuild.lock.uv.resolution import Resolution, resolve, throw_away
 
 THE_STACK = "the stack"
@@ -75,7 +75,10 @@ class Overridden:
             fix = f"Pin a {self.package} in that range, or another {name}."
         elif self.by.startswith(READ_AHEAD):
             fix = f"uv took another {name} than it takes by itself. Pin one release of it: --pin {name}=VERSION"
-        return CheckFinding(code="override-range", what=self.text(), fix=fix)
+        packages = (self.package,) if self.declared_by == THE_STACK else (self.package, name)
+        return CheckFinding(
+            code="override-range", what=self.text(), fix=fix, packages=tuple(map(canonicalize_name, packages))
+        )
 
 
 def against_declarations(plan: LockPlan, resolution: Resolution, context: LockContext) -> tuple[Overridden, ...]:
@@ -189,32 +192,37 @@ def against_provided(plan: LockPlan, resolution: Resolution, context: LockContex
     if not base.provides:
         return ()
     with context.reporter.step(f"check what packages declare about {len(base.provides)} that the base brings"):
-        found = [*_of_builds(plan.project.build_requires, base)]
+        found = [*_of_builds(plan.project)]
         wheels = _stand_ins(base, context.folder / "provided")
         needs = needs_of(_with_stand_ins(plan, resolution, wheels, context), list(wheels))
         for need, why in contradicted(plan, resolution, needs, context, _BASE, wheels):
             version = provided_version(base, need.name) or ""
             who = f"{need.title} declares {need.name}{declared_range(why, need.name, version)}"
-            found.append(_finding(base, need.name, who, str(need.package["name"])))
+            found.append(_finding(base, need.name, who, [str(need.package["name"])]))
     return tuple(found)
 
 
-def _of_builds(lines: Iterable[str], base: Base) -> Iterable[CheckFinding]:
+def _of_builds(project: Project) -> Iterable[CheckFinding]:
     """What the builds of the compile phase ask for, and the base brings in another version."""
-    for line in lines:
+    for line in project.build_requires:
         if (requirement := read_requirement(line)) is None:
             continue
         name = canonicalize_name(requirement.name)
-        version = provided_version(base, name)
+        version = provided_version(project.base, name)
         if version is not None and not requirement.specifier.contains(version, prereleases=True):
-            yield _finding(base, name, f"a build of the compile phase requires {line}", "what is built")
+            built = [item.name for item in project.metadata if line in item.build_requires]
+            yield _finding(project.base, name, f"a build of the compile phase requires {line}", built)
 
 
-def _finding(base: Base, name: str, who: str, whose: str) -> CheckFinding:
+def _finding(base: Base, name: str, who: str, declarers: Sequence[str]) -> CheckFinding:
+    others = " or ".join(declarers) or "what is built"
     return CheckFinding(
         code="base-provides",
         what=f"the base brings {name} {provided(base)[canonicalize_name(name)]}, which no lock replaces, and {who}",
-        fix=f"Choose a base that brings such a version, or another version of {whose}.",
+        fix=f"Choose a base that brings such a version, or another version of {others}.",
+        # What the base brings stays: only the others can be taken in another version.
+        packages=tuple(map(canonicalize_name, declarers)),
+        subject=" ".join((canonicalize_name(name), *sorted(declarers))),
     )
 
 

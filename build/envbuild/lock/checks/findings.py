@@ -1,10 +1,11 @@
-"""What checks find, and the refusal: a finding refuses the lock unless ``--allow CODE`` lets it pass."""
+"""What checks find, and the refusal: a finding refuses the lock unless ``--allow`` lets it pass, by code or by ID."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import CheckRefusedError
 
 # All codes but those of envs/conflicts, which are the names of its files.
@@ -29,6 +30,9 @@ CODES = frozenset(
     ]
 )
 
+# Findings that a refusal lists under --allow by ID; of more, it names the checks.
+MOST_IDS = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckFinding:
@@ -36,6 +40,7 @@ class CheckFinding:
 
     Attributes:
         warning: it is recorded, and refuses nothing.
+        subject: what its ID is made from, the same where only versions and lines differ; by default the packages.
         packages: the packages that it is about, by canonical name: another version of one of them may cure it.
         missing_module: a module that nothing in the lock brings, and something imports.
     """
@@ -46,6 +51,17 @@ class CheckFinding:
     packages: tuple[str, ...] = ()
     missing_module: str = ""
     warning: bool = False
+    subject: str = ""
+
+    @property
+    def id(self) -> str:
+        """``CODE:DIGEST``, the same for the same finding in another lock."""
+        subject = self.subject or " ".join(sorted(self.packages))
+        return f"{self.code}:{short(digest_of({'code': self.code, 'subject': subject}))[:8]}"
+
+    def line(self) -> str:
+        """The line of the record."""
+        return f"{self.id}: {self.what}"
 
 
 class LockRefusedError(CheckRefusedError):
@@ -59,19 +75,24 @@ class LockRefusedError(CheckRefusedError):
 def refuse(findings: Iterable[CheckFinding], allowed: Iterable[str], title: str) -> tuple[CheckFinding, ...]:
     """Those findings that were let pass, without warnings.
 
+    Args:
+        allowed: codes of checks, and IDs of findings.
+
     Raises:
         CheckRefusedError: there are others.
     """
     allow = set(allowed)
     counted = [finding for finding in findings if not finding.warning]
-    passed = tuple(finding for finding in counted if finding.code in allow)
-    refused = [finding for finding in counted if finding.code not in allow]
+    passed = tuple(finding for finding in counted if allow & {finding.code, finding.id})
+    refused = [finding for finding in counted if not allow & {finding.code, finding.id}]
     if refused:
+        ids = list(dict.fromkeys(finding.id for finding in refused))
+        codes = sorted({finding.code for finding in refused})
+        words = " ".join(f"--allow {word}" for word in (ids if len(ids) <= MOST_IDS else codes))
         raise LockRefusedError(
             f"the lock of {title} is refused by {len(refused)} finding{'s' if len(refused) > 1 else ''}",
-            why="\n".join(f"[{finding.code}] {finding.what}\n  {finding.fix}" for finding in refused),
-            fix="Correct the stack. To take it nevertheless, noted in the record: "
-            + " ".join(f"--allow {code}" for code in sorted({finding.code for finding in refused})),
+            why="\n".join(f"[{finding.id}] {finding.what}\n  {finding.fix}" for finding in refused),
+            fix=f"Correct the stack. To take it nevertheless, noted in the record: {words}",
             findings=refused,
         )
     return passed

@@ -1,6 +1,6 @@
 """Checks before a lock is accepted: what resolves need not install, import or train.
 
-Each check has a code. A finding refuses the lock unless ``--allow CODE`` lets it pass, and then the record says so.
+Each check has a code. A finding refuses the lock unless ``--allow`` lets it pass, and then the record says so.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ def check_installable(lock: CheckInput) -> Iterable[CheckFinding]:
             what=f"{package['name']} {package['version']} cannot be installed on the base (glibc {lock.base.glibc}, "
             f"Python {lock.base.python.version}): {why}, and it has no sdist",
             fix="Hold it back under [requirements] of the stack, or choose a base with a newer glibc.",
+            packages=(str(package["name"]),),
         )
 
 
@@ -146,7 +147,20 @@ def check_cuda_mix(lock: CheckInput) -> Iterable[CheckFinding]:
             what=f"packages for CUDA {' and '.join(sorted(by_major))} on a base with CUDA {lock.base.cuda or 'none'}: "
             f"{held}",
             fix=f"Choose versions (of torch, of Transformer Engine's core extra) for the base's CUDA, or {other}.",
+            packages=_needing(lock, {name for major in majors - {wanted} for name in by_major.get(major, ())}),
+            subject=" ".join(sorted(majors)),
         )
+
+
+def _needing(lock: CheckInput, wrong: set[str]) -> tuple[str, ...]:
+    """The packages that need these, of which another version may need others: those that need most come first."""
+    counted = {
+        str(package["name"]): len(wrong.intersection(str(edge["name"]) for edge in package.get("dependencies", [])))
+        for package in lock.packages
+        if package["name"] not in wrong
+    }
+    needing = sorted((name for name, count in counted.items() if count), key=lambda name: -counted[name])
+    return tuple(needing) or tuple(sorted(wrong))
 
 
 def check_targets(lock: CheckInput) -> Iterable[CheckFinding]:
@@ -164,6 +178,8 @@ def check_targets(lock: CheckInput) -> Iterable[CheckFinding]:
                     what=f"target {name} has SM {sm}, which CUDA {cuda} (torch {lock.version('torch')}) does not know; "
                     f"{problem}",
                     fix="Choose a torch for another CUDA, or leave the target out of the stack.",
+                    packages=("torch",),
+                    subject=f"{name} {sm}",
                 )
         oldest = OLDEST_DRIVER_OF_CUDA.get(cuda.split(".")[0])
         if target.driver and oldest and Version(target.driver) < Version(oldest):
@@ -171,6 +187,8 @@ def check_targets(lock: CheckInput) -> Iterable[CheckFinding]:
                 code="driver",
                 what=f"CUDA {cuda} takes driver {oldest} or newer; the fleet of target {name} has {target.driver}",
                 fix="Choose a torch for an older CUDA, or update the fleet's driver and the target's file.",
+                packages=("torch",),
+                subject=name,
             )
 
 
@@ -197,6 +215,7 @@ def check_variables(lock: CheckInput) -> Iterable[CheckFinding]:
                     what=f"{variable} names {folder}, and no package of the lock brings that folder",
                     fix=f"Correct [environment.{variable}] of the stack: value_for_cuda has a value for each CUDA; "
                     "CUDA 12's headers are in nvidia/cuda_runtime/include, 13's in nvidia/cu13/include.",
+                    subject=f"{variable} {folder}",
                 )
 
 
@@ -224,6 +243,7 @@ def check_provided(lock: CheckInput) -> Iterable[CheckFinding]:
             what=f"the base brings {name} {lock.version(name)}, which no lock replaces, and the stack asks for "
             f"{name}{specifier}",
             fix="Choose a base that brings such a version, or relax the stack's.",
+            subject=canonicalize_name(name),
         )
 
 
@@ -252,7 +272,10 @@ def check_conflicts(lock: CheckInput) -> Iterable[CheckFinding]:
         ):
             pair = " with ".join(f"{name} {version}" for name, version in versions.items())
             yield CheckFinding(
-                code=code, what=f"{pair}: {conflict.summary} (evidence: {conflict.evidence})", fix=conflict.fix
+                code=code,
+                what=f"{pair}: {conflict.summary} (evidence: {conflict.evidence})",
+                fix=conflict.fix,
+                packages=tuple(map(canonicalize_name, conflict.packages)),
             )
 
 
@@ -276,6 +299,8 @@ def check_forks(lock: CheckInput) -> Iterable[CheckFinding]:
             "installed is decided by the machine and not by the lock",
             fix=f"Hold {name} to one version under [requirements] of the stack, or choose another version of what "
             "needs both.",
+            packages=(name, *needing),
+            subject=name,
         )
 
 
@@ -297,6 +322,7 @@ def check_collection(lock: CheckInput) -> Iterable[CheckFinding]:
             code="driver-collection",
             what=f"the stack's driver is nemo, and {lock.driver_problem}: its recipes are not there",
             fix='Take a nemo-toolkit before 3.0, or driver = "bridge" with megatron-bridge.',
+            packages=("nemo-toolkit",),
         )
 
 
