@@ -10,7 +10,7 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.core.errors import ConfigurationError
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion
-from envbuild.lock.components.upstream import LLM_COLLECTION, companions, has_folder
+from envbuild.lock.components.upstream import LLM_COLLECTION, OVERRIDES, companions, has_folder
 
 BASE = Catalog.open(Path("/nonexistent")).base("debian12")
 SHA = "3cdfd613e68e0000000000000000000000000000"
@@ -109,6 +109,15 @@ def test_overrides_from_git(line, git, ref):
 )
 def test_overrides_that_pin_nothing_are_left_out(line):
     assert found({"pyproject.toml": overrides(line)}) == {}
+
+
+def test_an_overridden_package_with_a_source_is_taken_from_there():
+    sources = '[tool.uv.sources]\ntransformer_engine = { git = "https://x/te", rev = "r" }\n'
+    sources += 'foo = { git = "https://x/foo", rev = "r", marker = "python_version > \'3\'" }\n'
+    pins = found({"pyproject.toml": overrides("transformer-engine[pytorch]>=2.9,<2.10", "foo==1") + sources})
+    for name in ("transformer-engine", "transformer-engine-torch"):
+        assert (pins[name].git, pins[name].ref, pins[name].where) == ("https://x/te", "r", OVERRIDES)
+    assert pins["foo"].specifier == "==1"
 
 
 def test_overrides_of_versions():

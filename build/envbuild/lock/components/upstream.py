@@ -24,7 +24,7 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.git.refs import Commit
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.models import Companion
-from envbuild.lock.components.project_metadata import read_sources, uv_settings
+from envbuild.lock.components.project_metadata import UvSource, read_sources, uv_settings
 
 MANIFEST = "requirements/manifest.json"
 SUBMODULE = "3rdparty/Megatron-LM"
@@ -123,9 +123,13 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
     Raises:
         ConfigurationError: the file is there and cannot be understood.
     """
+    settings = _uv_settings(repository, commit)
     try:
-        requirements = [Requirement(line) for line in _uv_settings(repository, commit).get("override-dependencies", [])]
-    except (InvalidRequirement, TypeError) as error:
+        requirements = [Requirement(line) for line in settings.get("override-dependencies", [])]
+        # uv takes an overridden package from its source too, whatever the override's range says: Megatron-Bridge
+        # 561ae4e has `transformer-engine>=2.9.0a0,<2.10.0` there, rev = "release_v2.11", and 2.11.0 in its uv.lock.
+        places = {item.package: item for item in _pinned_sources(settings) if not item.marker}
+    except (InvalidRequirement, TypeError, ValueError) as error:
         raise not_understood(repository, commit, PYPROJECT, error) from error
     found = []
     for requirement in requirements:
@@ -134,12 +138,13 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
         pinned = Companion(
             package=canonicalize_name(requirement.name), where=OVERRIDES, marker=str(requirement.marker or "")
         )
-        if requirement.url:
-            if match := _GIT_URL.match(requirement.url):
-                found += [
-                    replace(pinned, package=name, git=match["url"], ref=match["ref"])
-                    for name in _packages(requirement.name)
-                ]
+        place, match = places.get(pinned.package), _GIT_URL.match(requirement.url or "")
+        if match is not None:
+            found += [
+                replace(pinned, package=name, git=match["url"], ref=match["ref"]) for name in _packages(pinned.package)
+            ]
+        elif place is not None:
+            found += [replace(pinned, package=name, git=place.git, ref=place.ref) for name in _packages(pinned.package)]
         elif requirement.specifier:
             found.append(replace(pinned, specifier=str(requirement.specifier)))
     return found
@@ -154,15 +159,18 @@ def sources(repository: GitRepository, commit: Commit) -> list[Companion]:
         ConfigurationError: the file is there and cannot be understood.
     """
     try:
-        entries = read_sources(_uv_settings(repository, commit))
+        entries = _pinned_sources(_uv_settings(repository, commit))
     except ValueError as error:
         raise not_understood(repository, commit, PYPROJECT, error) from error
     return [
         Companion(package=name, where=SOURCES, git=entry.git, ref=entry.ref, marker=entry.marker)
         for entry in entries
-        if entry.ref_kind in ("rev", "tag")
         for name in _packages(entry.package)
     ]
+
+
+def _pinned_sources(settings: dict[str, Any]) -> list[UvSource]:
+    return [item for item in read_sources(settings) if item.ref_kind in ("rev", "tag")]
 
 
 def _packages(name: str) -> tuple[str, ...]:
