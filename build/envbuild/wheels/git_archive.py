@@ -63,7 +63,10 @@ class _Checkout:
         if (self.folder / ".gitmodules").is_file():
             # Submodules with relative addresses are relative to the remote ``origin``.
             self._git("remote", "add", "origin", self._url)
-            self._git("submodule", "--quiet", "update", "--init", "--recursive")
+            update = ("submodule", "--quiet", "update", "--init", "--recursive")
+            # Shallow where the server gives out single commits: Megatron-Bridge has all of Megatron-LM as a submodule.
+            if self._git(*update, "--depth=1", check=False).status != 0:
+                self._git(*update)
 
     def time(self) -> int:
         """The commit's time, in seconds since the epoch."""
@@ -96,6 +99,20 @@ class _Checkout:
                 log=self._log,
             )
         return done
+
+
+def version_variables(name: str, version: str, tree: Path) -> dict[str, str]:
+    """The variables that state the version of a package whose sources have no history to take it from.
+
+    Args:
+        tree: the folder of the package.
+    """
+    found = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_" + name.replace("-", "_").upper(): version}
+    project = tree / "pyproject.toml"
+    # It has one variable, for whatever is built (nvidia-resiliency-ext).
+    if project.is_file() and "poetry-dynamic-versioning" in project.read_text(errors="replace"):
+        found["POETRY_DYNAMIC_VERSIONING_BYPASS"] = version
+    return found
 
 
 def only_folder(archive: bytes, folder: str) -> bytes:

@@ -5,7 +5,7 @@ import os
 import tarfile
 from pathlib import Path
 
-from envbuild.wheels.git_archive import _add
+from envbuild.wheels.git_archive import _add, version_variables
 
 
 def archive(folder: Path, moment: int) -> bytes:
@@ -33,3 +33,13 @@ def test_archive_is_of_the_commit_alone(tmp_path):
         same = tar.extractfile("k-1/same.py")
         assert same is not None
         assert same.read() == b"b.py"
+
+
+def test_sources_without_a_history_are_told_their_version(tmp_path):
+    project = tmp_path / "pyproject.toml"
+    expected = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_A_B": "1.2"}
+    assert version_variables("a-b", "1.2", tmp_path) == expected
+    project.write_text('[build-system]\nrequires = ["setuptools"]\n')
+    assert version_variables("a-b", "1.2", tmp_path) == expected
+    project.write_text('[build-system]\nrequires = ["poetry-core", "poetry-dynamic-versioning>=1"]\n')
+    assert version_variables("a-b", "1.2", tmp_path) == expected | {"POETRY_DYNAMIC_VERSIONING_BYPASS": "1.2"}

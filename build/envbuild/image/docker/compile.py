@@ -15,11 +15,11 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.fields import Device
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.docker.dockerfile import BUILD, INDEX_OPTION, Compile, Source, copy_lock, install
-from envbuild.image.layers.install import version_variable
 from envbuild.image.layers.sandbox import VENV
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.rootfs.layer_writer import LayerWriter, plain_rights
 from envbuild.wheels.build.unpack import SOURCE_DATE_EPOCH, apply_patches, unpack
+from envbuild.wheels.git_archive import version_variables
 from envbuild.wheels.plan import WheelPlan, plan_wheels
 from envbuild.wheels.sources import SourceOrigin, WheelSources
 from envbuild.wheels.toolchain.index_toolkit import pinned_packages
@@ -47,11 +47,11 @@ class SourceWriter:
 
     def tree(self, origin: SourceOrigin) -> Source:
         """A package from git that phase git builds; sources without a history take their version from a variable."""
-        self._write(origin, None)
+        tree = self._write(origin, None) / origin.subdirectory
         return Source(
             name=origin.package,
             folder=_folder(origin),
-            variables={version_variable(origin.package): origin.version},
+            variables=version_variables(origin.package, origin.version, tree),
         )
 
     def compiled(self, origins: Mapping[str, SourceOrigin]) -> Compile:
@@ -89,8 +89,8 @@ class SourceWriter:
         plans = plan_wheels(self.lock, names, target, self.selection.catalog, compilers, self.sources)
         return {plan.parts.package: plan for plan in plans}
 
-    def _write(self, origin: SourceOrigin, plan: WheelPlan | None) -> None:
-        """The archive of a package's sources, with the recipe's patches; they are below the package's name."""
+    def _write(self, origin: SourceOrigin, plan: WheelPlan | None) -> Path:
+        """Write the archive of a package's sources, below its name, with the recipe's patches; returns the tree."""
         tree = unpack(origin.package, self.sources.archive(origin), self.work / origin.package)
         if plan is not None:
             apply_patches(plan.name, tree, plan.patches)
@@ -98,6 +98,7 @@ class SourceWriter:
         file.parent.mkdir(exist_ok=True)
         with LayerWriter(file, SOURCE_DATE_EPOCH) as writer:
             writer.add_tree(tree, origin.package, rights=plain_rights)
+        return tree
 
     def _variables(self, origin: SourceOrigin, plan: WheelPlan | None, home: str) -> dict[str, str]:
         # The archive has no history that setuptools-scm could take a version from.

@@ -27,7 +27,7 @@ from envbuild.sync.install import LATER, InstallScope, install_again, install_pa
 from envbuild.sync.install_target import InstallTarget
 from envbuild.wheels.build.unpack import unpack
 from envbuild.wheels.cache.wheelhouse import Built
-from envbuild.wheels.git_archive import archive_of_commit
+from envbuild.wheels.git_archive import archive_of_commit, version_variables
 
 LAYER_FILE = "layer.tar.gz"
 # The unpacked layer, hard links into uv's cache; the store does not seal a folder of this name.
@@ -125,7 +125,11 @@ class LayerMaker:
             logs,
             self.context.reporter,
             files=dict(ready.values()),
-            variables={version_variable(name): item.version for name, (item, _) in trees.items()},
+            variables={
+                key: value
+                for name, (item, tree) in trees.items()
+                for key, value in version_variables(name, item.version, tree / (item.subdirectory or "")).items()
+            },
         )
         target = InstallTarget(
             uv=f"{INSIDE}/uv",
@@ -207,11 +211,6 @@ class LayerMaker:
 def _path_inside(item: Built) -> str:
     """The path of a wheel inside the sandbox: one for each digest, since uv's cache goes by paths."""
     return f"{BUILT}/{short(item.record.digest)}/{item.wheel.name}"
-
-
-def version_variable(name: str) -> str:
-    """setuptools-scm's variable for a package whose sources have no history to take a version from."""
-    return "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_" + name.replace("-", "_").upper()
 
 
 def _conflict(path: str, names: list[str]) -> CheckRefusedError:
