@@ -12,7 +12,7 @@ from envbuild.drift.module_index import Patches, Tables, no_collection, patches_
 from envbuild.drift.reach import Part, Reach
 from envbuild.drift.sources import SourceTree
 from envbuild.drift.symbols import ClassSymbol, ModuleSymbol, Reader, full_name
-from envbuild.drift.walker import Walker
+from envbuild.drift.walker import Walker, failed_imports
 
 # Parts of a distribution that training does not run.
 _LEFT_OUT = frozenset({"tests", "test", "examples", "scripts"})
@@ -55,6 +55,9 @@ def _compare(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
     # All of them before anything is looked up: a table and the syntax that is walked have to be of one reading.
     read = [found for module in _modules_to_walk(tables) if (found := tables.with_syntax(module)) is not None]
     _note_patches(reader, [patches_of(table, tree) for table, tree in read])
+    for table, tree in read:
+        reader.lost.update((table.name, name) for name in failed_imports(reader, table, tree.body))
+    reader.forget()
     classes = Classes(reader)
     findings: list[Finding] = []
     read.reverse()

@@ -86,12 +86,14 @@ class Reader:
         patched: (module or ``module.Class``, name) of everything that some module sets from outside; a name None
             stands for all names.
         replaced: modules that are put into ``sys.modules`` by hand.
+        lost: (module, name) of what the body of a ``try`` would bind if an import in it did not fail.
     """
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.patched: set[tuple[str, str | None]] = set()
         self.replaced: set[str] = set()
+        self.lost: set[tuple[str, str]] = set()
         self._members: dict[tuple[str, str], Symbols] = {}
         self._locals: dict[tuple[Scope, str], Symbols] = {}
 
@@ -178,7 +180,7 @@ class Reader:
         return self._members[key]
 
     def _member(self, module: str, name: str) -> Symbols:
-        if module in self.replaced or {(module, name), (module, None)} & self.patched:
+        if module in self.replaced or {(module, name), (module, None)} & self.patched or (module, name) in self.lost:
             return (UNKNOWN,)
         if not self.tables.exists(module):
             return (UNKNOWN,) if self.tables.provided(module) else (ExternalSymbol(f"{module}.{name}"),)

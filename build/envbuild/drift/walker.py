@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from envbuild.drift.bindings import (
@@ -24,7 +24,7 @@ from envbuild.drift.findings import Finding, FindingKind, Moment
 from envbuild.drift.module_index import ModuleTable
 from envbuild.drift.relevance import Relevance
 from envbuild.drift.symbols import Presence, Reader
-from envbuild.drift.syntax import FunctionNode, children
+from envbuild.drift.syntax import FunctionNode, children, own_statements
 
 
 class Walker(ExpressionWalker):
@@ -135,11 +135,8 @@ class Walker(ExpressionWalker):
 
     def _lose(self, node: ast.Try) -> tuple[str, ...]:
         """The names that the body of a failing ``try`` does not bind; flags among them are false from here on."""
-        inside = Scope("", "", "function")
-        collect([*node.body, *node.orelse], inside)
-        fallback = Scope("", "", "function")
-        for handler in catching(node, IMPORT_ERRORS):
-            collect(handler.body, fallback)
+        inside = _bound([*node.body, *node.orelse])
+        fallback = _bound(statement for handler in catching(node, IMPORT_ERRORS) for statement in handler.body)
         lost = [name for name in inside.bindings if not _replaced_by_import(name, fallback)]
         # Names that a fallback import replaces work; the others are missing or None from here on.
         self.conditions.lost.update(lost)
@@ -221,6 +218,40 @@ class Walker(ExpressionWalker):
         detail = f"there is no module {module}"
         self._report(FindingKind.MISSING_MODULE, module, detail, node, place, IMPORT_ERRORS)
         return False
+
+
+def failed_imports(reader: Reader, table: ModuleTable, statements: Sequence[ast.stmt]) -> Iterator[str]:
+    """The names that a module does not have from the body of a ``try``, because an import in it fails."""
+    for node in own_statements(statements):
+        if not isinstance(node, ast.Try) or not (handlers := catching(node, IMPORT_ERRORS)):
+            continue
+        first = next((i for i, statement in enumerate(node.body) if _fails(reader, statement, table.scope)), None)
+        if first is None:
+            continue
+        fallback = _bound(statement for handler in handlers for statement in handler.body)
+        yield from _bound([*node.body[first:], *node.orelse]).bindings
+        # What was bound before the failure is still there, unless the handler takes it back.
+        yield from (name for name in _bound(node.body[:first]).bindings if name in fallback.bindings)
+
+
+def _fails(reader: Reader, statement: ast.stmt, scope: Scope) -> bool:
+    """Whether a statement imports what the provider does not have."""
+    if isinstance(statement, ast.Import):
+        return any(reader.module_presence(alias.name) is Presence.NO for alias in statement.names)
+    if not isinstance(statement, ast.ImportFrom):
+        return False
+    module = absolute(scope, statement.module, statement.level)
+    if reader.module_presence(module) is Presence.NO:
+        return True
+    names = [alias.name for alias in statement.names if alias.name != "*"]
+    return reader.tables.provided(module) and any(reader.presence(module, name) is Presence.NO for name in names)
+
+
+def _bound(statements: Iterable[ast.stmt]) -> Scope:
+    """What these statements bind."""
+    scope = Scope("", "", "function")
+    collect(statements, scope)
+    return scope
 
 
 def _replaced_by_import(name: str, fallback: Scope) -> bool:

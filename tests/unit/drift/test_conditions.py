@@ -66,6 +66,33 @@ def test_attributes_in_try(handler: str, expected: str):
     assert severities(f"try:\n    ops.gone\nexcept {handler}:\n    pass") == [expected]
 
 
+ENGINE = {
+    "app/engine.py": "try:\n    from lib.core.ops import A\n    {}\n    fused = A.f\n"
+    "except ImportError:\n    fused = None\n    {}\n",
+    "app/use.py": "# lib\nfrom app.engine import fused, A\nfrom app import engine\nfused(x=1)\nengine.fused(x=1)\nA(x=1)\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("imports", "handler", "expected"),
+    [
+        # All imports work: the handler never runs.
+        ("from lib.core.ops import f", "", {"fused", "engine", "A"}),
+        # One fails: what follows it is not bound, what came before is, unless the handler takes it back.
+        ("from lib.core import gone", "", {"A"}),
+        ("import lib.core.gone", "A = None", set()),
+        ("from lib.core import gone", "from lib.core.ops import f as fused", {"A"}),
+    ],
+)
+def test_names_that_a_failed_import_leaves_unbound_are_not_judged_elsewhere(
+    imports: str, handler: str, expected: set[str]
+):
+    files = {**ENGINE, "app/engine.py": ENGINE["app/engine.py"].format(imports, handler)}
+    found = [finding for finding in drift(files, F) if finding.file == "app/use.py"]
+    lines = {4: "fused", 5: "engine", 6: "A"}
+    assert {lines[finding.line] for finding in found} == expected
+
+
 def test_suppress_is_a_try():
     code = "import contextlib\nwith contextlib.suppress(ImportError):\n    from lib.core import gone\n"
     assert severities(code) == [GUARDED]
