@@ -69,7 +69,8 @@ def test_attributes_in_try(handler: str, expected: str):
 ENGINE = {
     "app/engine.py": "try:\n    from lib.core.ops import A\n    {}\n    fused = A.f\n"
     "except ImportError:\n    fused = None\n    {}\n",
-    "app/use.py": "# lib\nfrom app.engine import fused, A\nfrom app import engine\nfused(x=1)\nengine.fused(x=1)\nA(x=1)\n",
+    "app/use.py": "# lib\nfrom app.engine import fused, A\nfrom app import engine\n"
+    "fused(x=1)\nengine.fused(x=1)\nA(x=1)\n",
 }
 
 
