@@ -11,7 +11,11 @@ from helpers.lock_runs import OLD, error, lock_of, result
 from helpers.stack_files import BASE, write_stack
 from helpers.upstreams import MCORE_URL, NEMO_URL, SETUPTOOLS, Upstream, manifest, project_files
 
+from envbuild.lock import make
+from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import read_lock
+from envbuild.lock.project.plan import LockPlan
+from envbuild.lock.resolve.resolve import ResolvedPlan
 
 LATER = "2025-06-01T00:00:00Z"
 HEAD_DAY = "2025-03-20T12:00:00Z"
@@ -74,6 +78,58 @@ def test_older_commit_is_taken_where_nothing_works_at_the_tip(nemo: Any, tip: Ca
     better = tip("import packaging\n", day="2025-03-21T12:00:00Z")
     nemo.run(*LOCK)
     assert (lock_of(nemo, "nemo").components["nemo-toolkit"].commit, lock_of(nemo, "nemo").behind) == (better, ())
+
+
+@pytest.fixture
+def needs_an_older_helper(tip: Callable[..., str], wheel: Callable[..., None]) -> None:
+    """A search of two attempts: the newest helper does not import."""
+    tip("import helper\nhelper.gone\n", "helper")
+    wheel("helper", "1.0", module="gone = 1\n")
+    wheel("helper", "2.0", LATER)
+
+
+@pytest.mark.usefixtures("needs_an_older_helper")
+def test_interrupted_search_goes_on_where_it_was(nemo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved: list[str] = []
+
+    def resolve_plan(plan: LockPlan, files: Any, context: LockContext) -> ResolvedPlan:
+        # Ctrl-C during the second attempt.
+        if plan.inputs.deviations and "on" not in resolved:
+            raise KeyboardInterrupt
+        resolved.append("resolved")
+        return real(plan, files, context)
+
+    real = make.resolve_plan
+    monkeypatch.setattr(make, "resolve_plan", resolve_plan)
+    nemo.run(*LOCK, status=130)
+    assert not (nemo.project / "lockfiles").exists(), "nothing is half there"
+    assert resolved == ["resolved"]
+    (started,) = (nemo.cache / "searches").glob("*/started.json")
+    moment = json.loads(started.read_text())["moment"][:19]
+    resolved[:] = ["on"]
+    done = nemo.run(*LOCK)
+    assert "1 attempts are known" in done.stderr
+    assert resolved == ["on", "resolved"], "the first attempt is not repeated"
+    assert lock_of(nemo, "nemo").inputs.as_of == f"{moment}Z"
+    assert lock_of(nemo, "nemo").deviations[0].startswith("helper nothing newer than 2025-03-21T12:00:00Z")
+    assert list((nemo.cache / "searches").iterdir()) == []
+    # Another search begins anew.
+    nemo.run(*LOCK, "--upgrade")
+    assert resolved[2:] == ["resolved", "resolved"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("needs_an_older_helper")
+def test_killed_search_goes_on_where_it_was(nemo: Any) -> None:
+    process = nemo.start(*LOCK)
+    for line in process.stderr:
+        if line.startswith("trying helper"):
+            break
+    process.kill()
+    process.communicate()
+    assert not list(nemo.project.glob("lockfiles/nemo/*/stack.lock.toml"))
+    assert "1 attempts are known" in nemo.run(*LOCK).stderr
+    assert list((nemo.project / "lockfiles/nemo").iterdir()) == [nemo.project / "lockfiles/nemo" / BASE]
 
 
 def test_versions_stay_where_only_the_branch_moved(

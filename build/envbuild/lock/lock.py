@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
@@ -25,6 +26,9 @@ from envbuild.lock.lockdir import lock_on_base, publish, refuse_to_replace, refu
 from envbuild.lock.lockfile import Lock, LockDirectory, read_lock
 from envbuild.lock.verification import Verify
 
+if TYPE_CHECKING:
+    from envbuild.lock.search.session import SearchSession
+
 
 @dataclass(frozen=True, kw_only=True)
 class LockOptions:
@@ -36,6 +40,7 @@ class LockOptions:
         verify: tries a lock before it is published, and also an existing one; what it finds refuses the lock unless
             the request lets it pass.
         older: go back along a branch where nothing works at its tip.
+        session: gives what a search tried before it was interrupted; the argument: whether locks are verified.
         named: the user named the path; otherwise no lock is replaced by one that is made in another way than the
             stack's file and the base say.
     """
@@ -44,6 +49,7 @@ class LockOptions:
     upgrade: bool = False
     verify: Verify | None = None
     older: bool = True
+    session: Callable[[bool], SearchSession] | None = None
     named: bool = True
 
 
@@ -87,13 +93,18 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
         if reused is not None and _is_up_to_date(reused, inputs, repositories, context.reporter):
             _verified(reused, inputs, options)
             return LockResult(reused, built=False)
-        from envbuild.lock.search.search import searched_lock  # slow to import, and mostly there is nothing to do
+        from envbuild.lock.search.search import (
+            SearchOptions,
+            searched_lock,
+        )  # slow to import, and mostly there is nothing to do
 
         def accept(folder: Path) -> None:
             _note(folder, *_verified(read_lock(folder), inputs, options))
 
         moved = inputs.moved_on(reused)
-        with searched_lock(moved, existing, accept, repositories, context, older=options.older) as folder:
+        session = options.session(options.verify is not None) if options.session is not None else None
+        search = SearchOptions(older=options.older, session=session)
+        with searched_lock(moved, existing, accept, repositories, context, search) as folder:
             publish(folder, path)
     return LockResult(read_lock(path), built=True)
 
@@ -203,6 +214,41 @@ def lock_on_fitting_base(
     Raises:
         EnvbuildError: see :func:`lock_stack`; of the first base.
     """
+    sessions: list[SearchSession] = []
+
+    def session(verifies: bool) -> SearchSession:
+        from envbuild.lock.search.session import SearchSession  # slow to import
+
+        # One for all bases: the attempts on the first ones count, too, once the search goes on.
+        if not sessions:
+            sessions.append(SearchSession.of(selection, request, context, verifies=verifies))
+        return sessions[0]
+
+    def options_with_session(item: Selection) -> LockOptions:
+        return replace(options_for(item), session=session)
+
+    try:
+        result = _on_one_base(selection, request, path_for, options_with_session, context)
+    except (CheckRefusedError, ResolutionError, BuildError):
+        _end(sessions)
+        raise
+    _end(sessions)
+    return result
+
+
+def _end(sessions: Sequence[SearchSession]) -> None:
+    """End a search that was not interrupted: the next one tries everything again."""
+    for session in sessions:
+        session.end()
+
+
+def _on_one_base(
+    selection: Selection,
+    request: LockRequest,
+    path_for: Callable[[Selection], Path],
+    options_for: Callable[[Selection], LockOptions],
+    context: Context,
+) -> LockResult:
     bases = [selection, *([] if request.base_named else _other_bases(selection))]
     default = selection.base_name
     if (remembered := _fallback(bases, request, path_for)) and not options_for(remembered).upgrade:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,9 +26,14 @@ from envbuild.lock.resolve.resolve import ResolvedPlan, resolve_plan
 
 @dataclass
 class Steps:
-    """How far a lock came that was not made: what its steps found until one of them failed."""
+    """How far a lock came that was not made: what its steps found until one of them failed.
+
+    Attributes:
+        recall: called once there is a plan; raises what the same plan is known to fail by.
+    """
 
     inputs: LockInputs
+    recall: Callable[[Steps], None] | None = None
     decided: Decided | None = None
     plan: LockPlan | None = None
     resolved: ResolvedPlan | None = None
@@ -73,6 +78,8 @@ def _make(inputs: LockInputs, context: LockContext, steps: Steps) -> None:
     """The steps of a lock: its files are written into the context's folder."""
     decided = steps.decided = decide_components(inputs, context)
     plan = steps.plan = make_plan(inputs, decided, context)
+    if steps.recall is not None:
+        steps.recall(steps)
     with finding_files(plan, context) as files, reading_ahead(plan.project, files, context) as api_read:
         resolved = steps.resolved = resolve_plan(plan, files, context)
         # check_lock compares the same pairs: it should find them in the store, and not begin them a second time.

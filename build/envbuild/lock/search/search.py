@@ -22,6 +22,7 @@ from envbuild.lock.make import Steps, new_lock
 from envbuild.lock.search.blame import blame_of
 from envbuild.lock.search.candidates import Candidates
 from envbuild.lock.search.history import leading, older_commits
+from envbuild.lock.search.session import SearchSession
 from envbuild.lock.search.state import Blame, Move, State
 
 # Failures that other versions may cure. Others (no network, no permission, a wrong option) end the search.
@@ -36,6 +37,19 @@ MOST_COMMITS = 10
 MOST_CANDIDATES = 4
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How a search goes on.
+
+    Attributes:
+        older: back along the branch where nothing works at its tip.
+        session: what was tried before, on this base or another.
+    """
+
+    older: bool
+    session: SearchSession | None = None
+
+
 @contextlib.contextmanager
 def searched_lock(
     inputs: LockInputs,
@@ -43,30 +57,31 @@ def searched_lock(
     accept: Callable[[Path], None],
     repositories: Repositories,
     context: Context,
-    *,
-    older: bool,
+    options: SearchOptions,
 ) -> Iterator[Path]:
     """A lock that every check and ``accept`` pass, in a folder that goes at the end.
 
     Args:
         accept: tries a finished lock; raises what it is refused by.
-        older: go back along the branch where nothing works at its tip.
 
     Raises:
         EnvbuildError: nothing passes: the first failure, with what was tried.
     """
-    selection = inputs.selection
+    selection, session = inputs.selection, options.session
+    context = session.begin(context) if session is not None else context
     with work_folder(context, "search", f"search-{selection.stack_name}-{selection.base_name}") as work:
-        search = Search(inputs, repositories, work, older=older)
+        search = Search(inputs, repositories, work, older=options.older)
         state = State()
         while True:
-            steps = Steps(state.of(inputs))
+            steps = Steps(state.of(inputs), recall=session.recall if session is not None else None)
             with contextlib.ExitStack() as attempt:
                 try:
                     folder = attempt.enter_context(new_lock(steps.inputs, existing, repositories, context, steps))
                     accept(folder)
                 except CURABLE as error:
                     failure = error
+                    if session is not None:
+                        session.keep(steps, error)
                 else:
                     yield folder
                     return

@@ -1,0 +1,164 @@
+"""What a search has tried, kept until it ends: one that was interrupted goes on where it was.
+
+The failures of attempts are kept by the digest of what decides them. A lock as of now is resolved anew in each run: so
+that the attempts of the last run count, the moment of the first one holds for a day.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+from pydantic import TypeAdapter
+
+from envbuild import __version__
+from envbuild.catalog.catalog import Selection, definition_digest
+from envbuild.catalog.context import Context
+from envbuild.core.digests import digest_of, short
+from envbuild.core.errors import EnvbuildError, ResolutionError
+from envbuild.core.files import machine_errors, remove_tree, write_atomic
+from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
+from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.make import Steps
+from envbuild.lock.project.pyproject import render_project
+from envbuild.lock.resolve.resolve import ResolvedPlan
+from envbuild.lock.uv.program import uv_version
+from envbuild.lock.uv.resolution import Resolution, upload_seconds
+
+FOLDER, STARTED = "searches", "started.json"
+LASTING = timedelta(days=1)
+# A package that did not build may build another time: it is tried again.
+_OF_THIS_MACHINE = "install"
+_FINDINGS = TypeAdapter(tuple[CheckFinding, ...])
+
+
+@dataclass
+class SearchSession:
+    """The attempts for one request, on all bases.
+
+    Attributes:
+        folder: in the store; it goes when the search ends.
+        verifies: locks are verified: a failure to import counts.
+    """
+
+    folder: Path
+    context: Context
+    verifies: bool
+    _moment: datetime | None = field(default=None, init=False)
+
+    @classmethod
+    def of(cls, selection: Selection, request: LockRequest, context: Context, *, verifies: bool) -> SearchSession:
+        """The session of a request; nothing is written yet."""
+        key = digest_of(
+            {
+                "stack": definition_digest(selection.catalog.stack(selection.stack_name)),
+                "bases": [definition_digest(selection.catalog.base(name)) for name in _bases(selection)],
+                "request": LockInputs.of(selection, request).digest,
+                "verifies": verifies,
+                "envbuild": __version__,
+                "uv": uv_version(),
+            }
+        )
+        return cls(folder=context.store.root / FOLDER / short(key), context=context, verifies=verifies)
+
+    def begin(self, context: Context) -> Context:
+        """The context as of the moment of the first attempt."""
+        if self._moment is None:
+            self._moment = self._first_moment()
+        moment = self._moment
+        return replace(context, clock=lambda: moment)
+
+    def _first_moment(self) -> datetime:
+        now, file = self.context.clock(), self.folder / STARTED
+        with machine_errors(self.folder):
+            try:
+                started = datetime.fromisoformat(json.loads(file.read_text())["moment"])
+            except (FileNotFoundError, ValueError, KeyError):
+                started = None
+            if started is not None and timedelta() <= now - started < LASTING:
+                known = len(list(self.folder.glob("*.json"))) - 1
+                self.context.reporter.note(
+                    f"note: going on with the search of {started:%Y-%m-%d %H:%M} UTC: {known} attempts are known"
+                )
+                return started
+            remove_tree(self.folder)
+            self.folder.mkdir(parents=True)
+            write_atomic(file, json.dumps({"moment": now.astimezone(timezone.utc).isoformat()}))
+        return now
+
+    def recall(self, steps: Steps) -> None:
+        """Raise the failure that the same attempt ended with before; its steps get what it found."""
+        try:
+            kept: dict[str, Any] = json.loads(self._file(steps).read_text())
+        except (FileNotFoundError, ValueError):
+            return
+        if kept["packages"] is not None and steps.plan is not None:
+            steps.resolved = ResolvedPlan(plan=steps.plan, resolution=_resolution(kept["packages"]))
+        texts = {"why": kept["why"], "fix": kept["fix"]}
+        if kept["findings"]:
+            raise LockRefusedError(kept["what"], findings=_FINDINGS.validate_python(kept["findings"]), **texts)
+        raise ResolutionError(kept["what"], **texts).about(*kept["about"])
+
+    def keep(self, steps: Steps, error: EnvbuildError) -> None:
+        """Keep the failure of an attempt, unless another time it might not fail."""
+        findings: Sequence[CheckFinding] = error.findings if isinstance(error, LockRefusedError) else ()
+        lasting = bool(findings) or isinstance(error, ResolutionError)
+        if steps.plan is None or not lasting or any(item.code == _OF_THIS_MACHINE for item in findings):
+            return
+        kept = {
+            "what": error.what,
+            "why": error.why,
+            "fix": error.fix,
+            "about": list(error.packages),
+            "findings": _FINDINGS.dump_python(tuple(findings), mode="json"),
+            "packages": _packages(steps.resolved.resolution) if steps.resolved is not None else None,
+        }
+        with machine_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)  # another process may have ended the same search
+            write_atomic(self._file(steps), json.dumps(kept))
+
+    def end(self) -> None:
+        """Forget what was tried."""
+        if self._moment is not None:
+            remove_tree(self.folder)
+
+    def _file(self, steps: Steps) -> Path:
+        plan = steps.plan
+        assert plan is not None  # noqa: S101 - for the type checker: an attempt has a plan by then
+        key = digest_of(
+            {
+                "inputs": plan.inputs.digest,
+                "project": render_project(plan.project, pins=plan.keep, source=plan.torch),
+                "preferred": dict(plan.preferred),
+            }
+        )
+        return self.folder / f"{short(key)}.json"
+
+
+def _bases(selection: Selection) -> list[str]:
+    return [name for builds in selection.catalog.stack(selection.stack_name).builds for name in builds.bases]
+
+
+def _packages(resolution: Resolution) -> dict[str, tuple[str, list[int]]]:
+    """What a search asks of a resolution: versions, and when their files were uploaded."""
+    return {
+        name: (str(table["version"]), sorted(set(upload_seconds(table))))
+        for name, table in resolution.tables.items()
+        if "version" in table
+    }
+
+
+def _resolution(packages: dict[str, tuple[str, list[int]]]) -> Resolution:
+    tables: list[dict[str, Any]] = []
+    for name, (version, seconds) in packages.items():
+        times = [datetime.fromtimestamp(one, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") for one in seconds]
+        files = [{"upload-time": text} for text in times]
+        tables.append({"name": canonicalize_name(name), "version": version, "source": {}, "wheels": files})
+    return Resolution(
+        pins={table["name"]: table["version"] for table in tables}, newest_upload=0, uv_lock={"package": tables}
+    )
