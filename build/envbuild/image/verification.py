@@ -20,10 +20,11 @@ from envbuild.core.files import machine_errors, make_private
 from envbuild.image.base import StoredBase, apt, check_tools, find_base, make_base
 from envbuild.image.layers.groups import LayerPlan
 from envbuild.image.layers.install import LayerMaker
-from envbuild.image.layers.sandbox import INSIDE_PROBE, VENV, InstallSandbox
+from envbuild.image.layers.sandbox import INSIDE_PROBE, PREFIX, VENV, InstallSandbox
 from envbuild.lock.lockfile import snapshot
 from envbuild.lock.record.content import locked_content
 from envbuild.store.local import LocalStore
+from envbuild.sync.driver_stub import make_stub, variables_with_stub
 from envbuild.sync.imports import ImportProbe, check_environment
 from envbuild.sync.places import Filled, Place, ThisMachine, Trial
 
@@ -93,7 +94,16 @@ class RootfsPlace:
             variables = check_environment(trial.target) | lock.lock.variables(VENV)
             # Writable: every process would compile the same modules again.
             run = box.checker(variables, writable=True)
-            probe = ImportProbe(python=f"{VENV}/bin/python", program=INSIDE_PROBE, run=run, logs=logs)
+            stub = f"{PREFIX}/driver"
+            has_stub = make_stub(run, box.tree / "driver", stub, logs / "driver-stub.log")
+            with_stub = box.checker(variables_with_stub(variables, stub), writable=True)
+            probe = ImportProbe(
+                python=f"{VENV}/bin/python",
+                program=INSIDE_PROBE,
+                run=run,
+                logs=logs,
+                run_with_stub=with_stub if has_stub else None,
+            )
             yield Filled(venv=VENV, where=self.where, site_packages=maker.site_packages, probe=probe)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ MARK = "envbuild-import: "
 # The slowest module of the shipped stacks takes 70 s from a cold disk cache on two processors; a network file system
 # is many times slower, and a module that waits for something never ends.
 TIME_LIMIT_SECONDS = 600
-
+_DRIVER = "libcuda.so"
+_DRIVER_SYMBOL = re.compile(r"undefined symbol: cu[A-Z]")
 
 FIX = (
     "The lock resolves and installs, but does not work: a package that is needed and not declared, or two "
@@ -134,12 +136,14 @@ class ImportProbe:
         python: the environment's interpreter.
         program: :data:`PROBE`, as it is seen from where ``run`` runs things.
         logs: the folder for the log of each module.
+        run_with_stub: runs things with a stub of the driver's library, which modules may load.
     """
 
     python: str
     program: str
     run: RunCommand
     logs: Path
+    run_with_stub: RunCommand | None = None
 
 
 def try_imports(
@@ -160,13 +164,22 @@ def try_imports(
     """
 
     def one(item: tuple[str, str]) -> NotChecked | NotImported | None:
+        found = attempt(item, probe.run)
+        if not isinstance(found, NotChecked) or _DRIVER not in found.reason or probe.run_with_stub is None:
+            return found
+        again = attempt(item, probe.run_with_stub, label="-with-stub")
+        # A stub does not have all that the driver has.
+        asks_more = isinstance(again, NotImported) and _DRIVER_SYMBOL.search(again.output)
+        return found if asks_more else again
+
+    def attempt(item: tuple[str, str], run: RunCommand, label: str = "") -> NotChecked | NotImported | None:
         component, module = item
-        log = probe.logs / f"import-{module}.log"
+        log = probe.logs / f"import-{module}{label}.log"
         # -I: neither the current directory nor PYTHON* variables nor a user's packages may help.
         # Shortly before its time is over a process writes down where it is.
         argv = [probe.python, "-I", probe.program, module, MARK, f"{0.9 * limit_seconds:g}"]
         try:
-            finished = probe.run(argv, what=f"import {module}", log=log, timeout_seconds=limit_seconds)
+            finished = run(argv, what=f"import {module}", log=log, timeout_seconds=limit_seconds)
         except CheckRefusedError:
             output = log.read_text(errors="replace")
             failure = f"did not end within {limit_seconds:g} s:\n{innermost_calls(output)}"

@@ -20,6 +20,7 @@ from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.uv.program import uv_program
 from envbuild.lock.uv.settings import installing_uv
 from envbuild.lock.uv.torch_builds import locked_torch
+from envbuild.sync.driver_stub import make_stub, variables_with_stub
 from envbuild.sync.imports import PROBE, ImportProbe, NotChecked, check_environment
 from envbuild.sync.install import InstallScope, PhaseRun, install
 from envbuild.sync.install_target import InstallTarget
@@ -152,11 +153,16 @@ def local_probe(lock: LockDirectory, place: InstallTarget, target: Target) -> It
     with tempfile.TemporaryDirectory(prefix="envbuild-import-") as scratch:
         # What modules compile when they are imported must not meet what others compiled against another torch.
         variables = {**environment, "TORCH_EXTENSIONS_DIR": scratch}
+        run = LocalCommands(variables, None)
+        stub = Path(scratch) / "driver"
+        with_stub = LocalCommands(variables_with_stub(variables, str(stub)), None)
+        has_stub = make_stub(run, stub, str(stub), place.logs / "driver-stub.log")
         yield ImportProbe(
             python=place.venv_python,
             program=str(data_root() / PROBE),
-            run=LocalCommands(variables, None),
+            run=run,
             logs=place.logs,
+            run_with_stub=with_stub if has_stub else None,
         )
 
 

@@ -1,6 +1,8 @@
 """The import check, with this very Python."""
 
+import ctypes
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +11,7 @@ from envbuild.catalog.models import Target
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.process import ProcessOptions, run
 from envbuild.core.progress import SilentReporter
+from envbuild.sync.driver_stub import make_stub
 from envbuild.sync.imports import PROBE, Absent, ImportProbe, check_environment, try_imports
 
 
@@ -22,10 +25,12 @@ def here(argv, *, what, log, timeout_seconds=None):
     )
 
 
+def probe_of(tmp_path, python=sys.executable):
+    return ImportProbe(python=python, program=str(data_root() / PROBE), run=here, logs=tmp_path / "logs")
+
+
 def check(modules, tmp_path, python=sys.executable, run=here, **more):
-    logs = tmp_path / "logs"
-    probe = str(data_root() / PROBE)
-    probe = ImportProbe(python=python, program=probe, run=run, logs=logs)
+    probe = replace(probe_of(tmp_path, python), run=run)
     return try_imports(modules, probe, SilentReporter(), **more).refuse_failed()
 
 
@@ -172,6 +177,48 @@ def test_a_module_that_needs_a_gpu_is_not_checked_where_there_is_none(tmp_path, 
 )
 def test_a_real_failure_is_never_taken_for_a_missing_gpu(tmp_path, python_with, source):
     assert "bad (a)" in refusal(("bad",), tmp_path, python_with(bad=source))
+
+
+STUBBED = "OSError('libcuda.so.1: cannot open shared object file: No such file or directory')"
+
+
+@pytest.mark.parametrize(
+    ("with_stub", "imported"),
+    [
+        ("", ("core",)),
+        # What the stub does not have says nothing of the module.
+        ("raise ImportError('/x/core.so: undefined symbol: cuMemCreate')", ()),
+        ("raise ImportError('/x/core.so: undefined symbol: ncclCommInit')", None),
+    ],
+)
+def test_a_module_that_loads_the_driver_is_imported_with_a_stub_of_it(tmp_path, python_with, with_stub, imported):
+    source = f"import os\nif 'STUB' not in os.environ:\n    raise {STUBBED}\n{with_stub}\n"
+    probe = probe_of(tmp_path, python_with(core=source))
+
+    def run_with_stub(argv, **more):
+        return here(["env", "STUB=1", *argv], **more)
+
+    found = try_imports({"a": ("core",)}, replace(probe, run_with_stub=run_with_stub), SilentReporter())
+    if imported is None:
+        assert "ncclCommInit" in found.failed[0].output
+    else:
+        assert (found.imported, found.failed) == (imported, ())
+        assert list(reasons(found)) == ([] if imported else ["core"])
+
+
+def test_stub_of_the_driver_loads_and_has_no_gpu(tmp_path):
+    assert make_stub(here, tmp_path / "driver", str(tmp_path / "driver"), tmp_path / "log")
+    library = ctypes.CDLL(str(tmp_path / "driver/libcuda.so.1"))
+    count = ctypes.c_int(7)
+    assert library.cuInit(0) != 0
+    assert library.cuDeviceGetCount(ctypes.byref(count)) != 0
+    assert count.value == 0
+
+
+def test_without_a_compiler_there_is_no_stub(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    assert not make_stub(here, tmp_path / "driver", str(tmp_path / "driver"), tmp_path / "log")
 
 
 def test_where_a_gpu_is_its_absence_is_no_excuse(tmp_path, python_with):
