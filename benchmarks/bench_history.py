@@ -185,7 +185,8 @@ def git_config(repositories: Mapping[str, Path]) -> str:
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     """End a command and all that it started."""
-    for number, seconds in ((signal.SIGINT, 30.0), (signal.SIGKILL, None)):
+    # Not SIGINT, which is ignored below a shell's background job.
+    for number, seconds in ((signal.SIGTERM, 30.0), (signal.SIGKILL, None)):
         os.killpg(process.pid, number)
         try:
             process.wait(seconds)
@@ -285,6 +286,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     if not options.run:
         found = sorted([*RECORDS.glob("history-*.json"), *RECORDS.glob("releases-*.json")])
         held = [hold(path.stem, json.loads(path.read_text())["summary"]) for path in found]

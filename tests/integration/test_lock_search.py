@@ -179,6 +179,22 @@ def engine(nemo: Any, upstream: Upstream) -> Any:
     return nemo
 
 
+def test_of_two_ranges_that_exclude_each_other_the_upper_bound_gives_way(
+    nemo: Any, tip: Callable[..., str], wheel: Callable[..., None]
+) -> None:
+    tip("import shared\nshared.new\n", "capped", "modern")
+    wheel("capped", "1.0", requires=("shared<2",))
+    wheel("modern", "1.0", requires=("shared>=2",))
+    wheel("shared", "1.0")
+    wheel("shared", "2.0", module="new = 1\n")
+    nemo.run(*LOCK)
+    lock = lock_of(nemo, "nemo")
+    assert lock.deviations == (
+        "shared >=2 instead of <2, which capped declares: modern needs it, and no release is in both ranges",
+    )
+    assert [text.partition(";")[0] for text in lock.overridden] == ["capped 1.0 declares shared<2"]
+
+
 @pytest.mark.parametrize(
     ("later", "version"), [("", "2.0"), ("raise ImportError('symbol')\n", "1.13")], ids=["imports", "fails"]
 )

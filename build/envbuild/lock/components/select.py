@@ -45,7 +45,7 @@ def deviated(chosen: Mapping[str, Chosen], deviations: Sequence[Deviation]) -> d
     found = dict(chosen)
     for item in deviations:
         name = next((name for name in found if canonicalize_name(name) == item.package), None)
-        if name is None or item.until or item.added:
+        if name is None or item.until or item.added or item.declared_by:
             continue
         because = f"{found[name].because}, and deviates from it"
         found[name] = replace(

@@ -15,6 +15,7 @@ class Deviation:
         specifier: the releases that are taken instead; empty for any.
         until: nothing uploaded after this moment is taken of it (``2025-09-21T00:00:00Z``); empty: the lock's moment.
         added: nothing asks for it, and something needs it.
+        declared_by: the package whose declared range of it is replaced, and no other's; empty: it is for all.
         reason: why, for people.
     """
 
@@ -23,6 +24,7 @@ class Deviation:
     specifier: str = ""
     until: str = ""
     added: bool = False
+    declared_by: str = ""
     reason: str
 
     @property
@@ -40,4 +42,4 @@ class Deviation:
 
 def replaced(deviations: Iterable[Deviation]) -> set[str]:
     """The packages of which other releases are taken than those that were asked for."""
-    return {item.package for item in deviations if not item.until and not item.added}
+    return {item.package for item in deviations if not (item.until or item.added or item.declared_by)}

@@ -141,7 +141,7 @@ def _project(inputs: LockInputs, decided: Decided, forced: Mapping[str, tuple[st
             **forced,
             **{name: (stack.overrides[name].version,) for name in stack.overrides_of_all()},
         },
-        scoped_overrides=_scoped_overrides(decided),
+        scoped_overrides=_scoped_overrides(inputs, decided),
         git_sources=decided.git_sources,
         exempt={name: item.until for name, item in decided.exempt.items()}
         | {item.package: item.until for item in inputs.deviations if item.until},
@@ -149,8 +149,8 @@ def _project(inputs: LockInputs, decided: Decided, forced: Mapping[str, tuple[st
     )
 
 
-def _scoped_overrides(decided: Decided) -> dict[str, dict[str, str]]:
-    """What the stack, or upstream for a component, puts over what single packages declare.
+def _scoped_overrides(inputs: LockInputs, decided: Decided) -> dict[str, dict[str, str]]:
+    """What the stack, upstream for a component, or a deviation puts over what single packages declare.
 
     For those alone that use the component: an override for all would take the extras from the stack's own requirement.
     """
@@ -159,6 +159,9 @@ def _scoped_overrides(decided: Decided) -> dict[str, dict[str, str]]:
         users = [user for user, other in decided.chosen.items() if name in other.spec.uses]
         for user in users if item.overrides and item.wanted else ():
             found.setdefault(user, {}).setdefault(name, item.wanted)
+    for deviation in inputs.deviations:
+        if deviation.declared_by:
+            found.setdefault(deviation.declared_by, {})[deviation.package] = deviation.specifier
     return found
 
 
@@ -168,7 +171,7 @@ def _limits(inputs: LockInputs, decided: Collection[str]) -> dict[str, str]:
     return {
         item.package: item.specifier
         for item in inputs.deviations
-        if item.specifier and not item.added and item.package not in names
+        if item.specifier and not (item.added or item.declared_by) and item.package not in names
     }
 
 

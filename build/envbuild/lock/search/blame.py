@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.lock.checks.findings import LockRefusedError
+from envbuild.lock.search.clashes import Clash, clashes
 from envbuild.lock.search.state import Blame
 from envbuild.lock.uv.resolution import NO_SOLUTION
 
@@ -39,9 +40,11 @@ def blame_of(error: EnvbuildError, direct: Iterable[str]) -> Blame:
         text = "\n".join(sorted(f"{item.code} {_NUMBER.sub('', item.what)}" for item in error.findings))
         return Blame(error=error, packages=tuple(packages), missing=tuple(missing), signature=text)
     named: tuple[str, ...] = tuple(canonicalize_name(name) for name in error.packages)
-    if not named and isinstance(error, ResolutionError):
-        named = contradicting(error.why, direct) if NO_SOLUTION in error.why else ()
-    return Blame(error=error, packages=named, signature=f"{type(error).__name__} {error.what} {' '.join(named)}")
+    found: tuple[Clash, ...] = ()
+    if not named and isinstance(error, ResolutionError) and NO_SOLUTION in error.why:
+        named, found = contradicting(error.why, direct), clashes(error.why)
+    signature = f"{type(error).__name__} {error.what} {' '.join([*named, *(item.kept.package for item in found)])}"
+    return Blame(error=error, packages=named, clashes=found, signature=signature)
 
 
 def contradicting(explanation: str, direct: Iterable[str]) -> tuple[str, ...]:

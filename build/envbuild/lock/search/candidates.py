@@ -2,8 +2,9 @@
 
 1. Of a release that upstream pins and the index does not have: the nearest later release, then the nearest earlier one.
 2. Of a package that floats: what there was when the anchor's commit was made, with which its authors can have tried it.
-3. The releases before the one that fails, line by line (2.10, then 2.9).
-4. Of a package that had no release yet as of the moment: its first one.
+3. Of two declared ranges that exclude each other: the one without an upper bound, for both.
+4. The releases before the one that fails, line by line (2.10, then 2.9).
+5. Of a package that had no release yet as of the moment: its first one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from envbuild.lock.context import WorkContext
 from envbuild.lock.inputs.as_of import timestamp
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.make import Steps
+from envbuild.lock.search.clashes import Clash
 from envbuild.lock.search.state import Move
 from envbuild.lock.uv.resolution import look_up, upload_seconds
 
@@ -92,6 +94,21 @@ class Candidates:
         package = canonicalize_name(DISTRIBUTIONS.get(top, top))
         reason = f"something imports {module}, and no package of the lock brings it"
         return (Deviation(package=package, instead_of="nothing", added=True, reason=reason),)
+
+    def relaxed(self, clash: Clash) -> Iterator[Move]:
+        """One of two declared ranges in the place of the other; not of a component, whose version means more."""
+        kept, relaxed = clash.kept, clash.relaxed
+        if self._component(kept.package) is not None or self.steps.decided is None:
+            return
+        yield (
+            Deviation(
+                package=kept.package,
+                instead_of=f"{relaxed.range}, which {relaxed.by} declares",
+                specifier=kept.range,
+                declared_by=relaxed.by,
+                reason=f"{kept.by} needs it, and no release is in both ranges",
+            ),
+        )
 
     def _component(self, package: str) -> Chosen | None:
         chosen = self.steps.decided.chosen if self.steps.decided is not None else {}

@@ -153,11 +153,9 @@ class Search:
     def _moves(self, blame: Blame, steps: Steps) -> Iterator[Move]:
         candidates = Candidates(steps, summary(blame.error), self._context)
         yield from (candidates.missing(module) for module in blame.missing)
-        # The first candidate of each package, then the second of each.
-        for kind in (candidates.likely, candidates.earlier):
-            lists = [itertools.islice(kind(package), MOST_CANDIDATES) for package in blame.packages]
-            for moves in itertools.zip_longest(*lists):
-                yield from (move for move in moves if move is not None)
+        yield from _in_turn(candidates.likely, blame.packages)
+        yield from itertools.chain.from_iterable(map(candidates.relaxed, blame.clashes[:MOST_CANDIDATES]))
+        yield from _in_turn(candidates.earlier, blame.packages)
 
     def _at_an_older_commit(self, steps: Steps) -> State:
         if self._commits is None:
@@ -188,6 +186,13 @@ class Search:
             return self._first
         lines = "\n".join(self._lines)
         return self._first.with_context(why=f"{self._first.why}\nTried {len(self._lines)} times:\n{lines}")
+
+
+def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str]) -> Iterator[Move]:
+    """The first candidate of each package, then the second of each."""
+    lists = [itertools.islice(candidates(package), MOST_CANDIDATES) for package in packages]
+    for moves in itertools.zip_longest(*lists):
+        yield from (move for move in moves if move is not None)
 
 
 def _is_for_another_base(error: EnvbuildError, inputs: LockInputs) -> bool:

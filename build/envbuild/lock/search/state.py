@@ -9,6 +9,7 @@ from typing import TypeAlias
 from envbuild.core.errors import EnvbuildError
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.inputs.request import LockInputs
+from envbuild.lock.search.clashes import Clash
 
 # Deviations that only make sense together: one version for all packages of a family.
 Move: TypeAlias = tuple[Deviation, ...]
@@ -39,7 +40,8 @@ class State:
     @property
     def key(self) -> tuple[object, ...]:
         """What two states are the same by."""
-        taken = sorted((item.package, item.specifier, item.until) for item in self.deviations.values())
+        deviations = self.deviations.values()
+        taken = sorted((item.package, item.specifier, item.until, item.declared_by) for item in deviations)
         return (*taken, *sorted(self.commits.items()))
 
 
@@ -50,10 +52,12 @@ class Blame:
     Attributes:
         packages: canonical names, the likeliest first.
         missing: modules that something imports and no package of the lock brings.
+        clashes: declarations that exclude each other.
         signature: the same for two failures with one cause.
     """
 
     error: EnvbuildError
     packages: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    clashes: tuple[Clash, ...] = ()
     signature: str = ""

@@ -1,0 +1,78 @@
+"""Declared ranges that exclude each other, read from uv's explanation."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_CLAUSE = r"[<>=!~]=?[A-Za-z0-9.*+!-]*[A-Za-z0-9*]"
+_RANGE = rf"{_CLAUSE}(?:,{_CLAUSE})*"
+# `lightning>=2.2.2,<=2.4.0 depends on packaging>=20.0,<25.0`
+_DECLARED = re.compile(
+    rf"(?P<by>{_NAME})(?:\[[^]]*\])?(?:{_RANGE})? depends? on (?P<package>{_NAME})(?:\[[^]]*\])?(?P<range>{_RANGE})"
+)
+# What uv concludes is declared by none: up to the next premise.
+_CONCLUSION = re.compile(
+    r"we can conclude that .*?(?=Because |because |$)|we know from \(\d+\) that .*?(?= and |, we can conclude|$)"
+)
+_UPPER_BOUNDS = ("<", "<=", "==", "~=")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """A range that one package declares of another."""
+
+    by: str
+    package: str
+    range: str
+
+    @property
+    def has_upper_bound(self) -> bool:
+        return any(item.operator in _UPPER_BOUNDS for item in SpecifierSet(self.range))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clash:
+    """Two declarations for one package, of which no version is in both.
+
+    Attributes:
+        relaxed: the one that can give way: it says which later versions its authors had not seen.
+    """
+
+    kept: Declaration
+    relaxed: Declaration
+
+
+def clashes(explanation: str) -> tuple[Clash, ...]:
+    """The declarations in uv's explanation that exclude each other, those with an upper bound to be relaxed first."""
+    found = []
+    for one, other in itertools.combinations(dict.fromkeys(_declarations(explanation)), 2):
+        if one.package == other.package and one.by != other.by and not _overlap(one.range, other.range):
+            found += [Clash(kept=other, relaxed=one), Clash(kept=one, relaxed=other)]
+    return tuple(sorted(found, key=lambda item: (not item.relaxed.has_upper_bound, item.kept.has_upper_bound)))
+
+
+def _declarations(explanation: str) -> Iterator[Declaration]:
+    text = _CONCLUSION.sub("", " ".join(explanation.split()))
+    for match in _DECLARED.finditer(text):
+        by, package = canonicalize_name(match["by"]), canonicalize_name(match["package"])
+        try:
+            SpecifierSet(match["range"])
+        except InvalidSpecifier:
+            continue
+        yield Declaration(by=by, package=package, range=match["range"])
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether a version is in both ranges: tried at each bound and just above it."""
+    both = SpecifierSet(f"{one},{other}")
+    bounds = ["0", *(item.version.removesuffix(".*") for item in both)]
+    above = [f"{Version(bound).base_version}.0.0.1" for bound in bounds]
+    return any(both.contains(version, prereleases=True) for version in (*bounds, *above))
