@@ -291,6 +291,7 @@ def _show(session: Session, result: LockResult, verified: Verified | None) -> No
     lines += [f"  exempt from the as-of moment: {name} {why}" for name, why in lock.exempt.items()]
     lines += [f"  not the tip: {text}" for text in lock.behind]
     lines += [f"  deviation: {text}" for text in lock.deviations]
+    lines += [f"  old: {text}" for text in lock.held_back]
     lines += _warnings(lock.warnings)
     for name, item in lock.components.items():
         at = f" at {item.commit[:12]}" if item.commit else ""
@@ -305,6 +306,7 @@ def _show(session: Session, result: LockResult, verified: Verified | None) -> No
             "as_of": lock.inputs.as_of,
             "exempt": dict(lock.exempt),
             "deviations": list(lock.deviations),
+            "held_back": list(lock.held_back),
             "behind": list(lock.behind),
             "verified_in": lock.verified_in,
             "warnings": list(lock.warnings),

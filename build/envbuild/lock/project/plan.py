@@ -68,6 +68,9 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
     without = _left_out(inputs, decided, context)
     torch = _torch(inputs, decided, context)
     forced = upstream_overrides(leads, chosen, context.repositories)
+    # The stack's file comes first: NeMo 3 forces pyarrow 24, and stack nemo limits it.
+    stated = {canonicalize_name(name) for name, item in decided.effective.stack.requirements.items() if item.version}
+    forced = {name: item for name, item in forced.items() if name not in stated}
     # What upstream forces and does not work, another range replaces, which is forced as well.
     moved = {item.package: item for item in inputs.deviations if item.package in forced and item.specifier}
     forced = {name: item for name, item in forced.items() if name not in replaced(inputs.deviations)}

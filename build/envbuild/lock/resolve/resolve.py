@@ -27,6 +27,7 @@ from envbuild.lock.project.pyproject import Project, main_lines, render_project,
 from envbuild.lock.resolve.builds import build_constraints
 from envbuild.lock.resolve.conflicts import explain_pins
 from envbuild.lock.resolve.declarations import with_declarations
+from envbuild.lock.resolve.held_back import with_newer
 from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.resolution import Packages, Resolution, resolve, throw_away
 
@@ -42,11 +43,13 @@ class ResolvedPlan:
 
     Attributes:
         build_constraints: what the isolated builds of the packages from git take.
+        held_back: components of which an old release is locked, and what holds them back, for people.
     """
 
     plan: LockPlan
     resolution: Resolution
     build_constraints: tuple[str, ...] = ()
+    held_back: tuple[str, ...] = ()
 
     @property
     def pins(self) -> dict[str, str]:
@@ -160,17 +163,16 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
         context.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
         plan = replace(plan, torch=replace(plan.torch, not_these=(*plan.torch.not_these, build)))
         found = _once(plan, plan.keep, context)
-    # A preference names it, and nothing else does: the next one.
-    if yanked := _yanked(plan, found):
-        limits = {name: ",".join(filter(None, (plan.project.limits.get(name), text))) for name, text in yanked.items()}
-        plan = replace(plan, project=replace(plan.project, limits={**plan.project.limits, **limits}))
-        found = _once(plan, plan.keep, context)
+    plan, found = _without_yanked(plan, found, context)
     # Without a source that nothing asked for, other releases may be taken, which ask for fewer sources in turn.
     while (sources := settle(plan.project.git_sources, found.uv_lock["package"])) != plan.project.git_sources:
         before = plan.project.git_sources.in_force
         plan = replace(plan, project=with_git_sources(plan.project, sources))
         if sources.in_force != before:
             found = _once(plan, plan.keep, context)
+    newer, held_back = with_newer(plan, found, context)
+    if newer is not plan:
+        plan, found = newer, _once(newer, newer.keep, context)
     refuse_missing(plan.project.git_sources, found.uv_lock["package"])
     for name in sorted(plan.inputs.request.pins.keys() - plan.effective.stack.every_component().keys()):
         if canonicalize_name(name) not in plan.project.git_sources.in_force:
@@ -179,19 +181,24 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
     # uv.lock must be of the project that the lock holds, whose constraints pin every version: otherwise a plain `uv
     # sync` would resolve again.
     builds = build_constraints(plan, found.pins, context)
-    resolved = ResolvedPlan(plan=plan, resolution=found, build_constraints=builds)
+    resolved = ResolvedPlan(plan=plan, resolution=found, build_constraints=builds, held_back=held_back)
     if _text(plan, resolved.pins) == _text(plan, plan.keep):
         return resolved  # every version was kept: this is what was resolved
     return replace(resolved, resolution=_once(plan, resolved.pins, context, from_cache=True))
 
 
-def _yanked(plan: LockPlan, found: Resolution) -> dict[str, str]:
-    """The components of which a yanked release was taken that nothing asks for, with what excludes it."""
-    return {
+def _without_yanked(plan: LockPlan, found: Resolution, context: LockContext) -> tuple[LockPlan, Resolution]:
+    """Without the yanked releases of components that only a preference names."""
+    yanked: dict[str, str] = {
         name: f"!={found.pins[name]}"
         for name, item in ((canonicalize_name(name), item) for name, item in plan.project.chosen.items())
         if name in found.yanked and name not in plan.keep and EXACT.match(item.wanted) is None and name in found.pins
     }
+    if not yanked:
+        return plan, found
+    limits = {name: ",".join(filter(None, (plan.project.limits.get(name), text))) for name, text in yanked.items()}
+    plan = replace(plan, project=replace(plan.project, limits={**plan.project.limits, **limits}))
+    return plan, _once(plan, plan.keep, context)
 
 
 def _text(plan: LockPlan, pins: Mapping[str, str]) -> str:

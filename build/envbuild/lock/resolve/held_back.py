@@ -1,0 +1,176 @@
+"""Components for which uv went back to an old release: a newer one is demanded, to take it or to see what prevents it.
+
+uv goes back over the releases of whatever package it decides last: nemo-run 0.4.0 was locked where 0.5.0 resolves too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from envbuild.core.errors import ResolutionError
+from envbuild.core.progress import SilentReporter
+from envbuild.lock.components.models import Chosen, DecidedBy
+from envbuild.lock.components.releases import EXACT
+from envbuild.lock.context import LockContext
+from envbuild.lock.inputs.deviation import Deviation
+from envbuild.lock.project.plan import LockPlan
+from envbuild.lock.project.pyproject import render_project
+from envbuild.lock.resolve.declarations import releases_as_of
+from envbuild.lock.uv.preferences import prefer
+from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_away, upload_seconds
+
+# A component this much older than the commit that leads was not what its authors worked with.
+OLD = timedelta(days=90)
+# So many packages are named as being in the way.
+MOST_NAMED = 3
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldBack:
+    """A component of which an old release is locked.
+
+    Attributes:
+        version: the one that is locked.
+        uploaded: its day.
+        newest: the newest that the component may be.
+    """
+
+    name: str
+    version: str
+    uploaded: str
+    newest: str
+
+
+def held_back(plan: LockPlan, found: Resolution, context: LockContext) -> list[HeldBack]:
+    """The components that are open, older than the commit that leads, and of which there are newer releases."""
+    released = {name: item for name, item in plan.project.chosen.items() if not item.is_direct}
+    if not released:
+        return []
+    tables = found.tables
+    uploads: dict[str, datetime] = {}
+    for name, item in released.items():
+        table = tables.get(canonicalize_name(name))
+        if table is not None and _is_open(plan, item, str(table.get("version"))) and (times := upload_seconds(table)):
+            uploads[name] = datetime.fromtimestamp(min(times), timezone.utc)
+    if not uploads:
+        return []
+    dates = [lead.chosen.commit.committed_at for lead in plan.effective.leads if lead.chosen.commit is not None]
+    limit = (max(dates) if dates else plan.as_of.moment) - OLD
+    old = {name: uploaded for name, uploaded in uploads.items() if uploaded < limit}
+    if not old:
+        return []
+    wanted = {name: plan.project.chosen[name].wanted for name in old}
+    newest = releases_as_of(replace(plan, preferences={}), wanted, f"find the newest {', '.join(old)}", context)
+    items = [
+        HeldBack(
+            name=name,
+            version=found.pins[canonicalize_name(name)],
+            uploaded=f"{uploaded:%Y-%m-%d}",
+            newest=str(newest[canonicalize_name(name)]["version"]),
+        )
+        for name, uploaded in old.items()
+    ]
+    return [item for item in items if Version(item.newest) > Version(item.version)]
+
+
+def _is_open(plan: LockPlan, item: Chosen, version: str) -> bool:
+    """Whether nothing decides the release: no pin, no range but the base's, no preference that was followed."""
+    name = canonicalize_name(item.name)
+    preference = plan.preferences.get(name)
+    if item.name in plan.project.base.provides or name in plan.keep:
+        return False
+    if item.origin not in (DecidedBy.STACK, DecidedBy.DECLARED) or item.spec.version or EXACT.match(item.wanted):
+        return False
+    if any(deviation.package == name for deviation in plan.inputs.deviations):
+        return False
+    return preference is None or preference.version != version
+
+
+def with_newer(plan: LockPlan, found: Resolution, context: LockContext) -> tuple[LockPlan, tuple[str, ...]]:
+    """The plan with newer releases of the components that are held back; also lines about those that stay.
+
+    A newer one is taken where the rest resolves with it and no other component gets older for it, if need be without
+    a version that upstream forces on another package.
+    """
+    lines: list[str] = []
+    for item in held_back(plan, found, context):
+        with context.reporter.step(f"look what holds {item.name} back at {item.version} of {item.uploaded}"):
+            newer, blocking = _demand(plan, item, found, context)
+        if newer is None:
+            in_the_way = ", ".join(blocking) or "the rest"
+            lines.append(f"{item.name} {item.version} ({item.uploaded}), not {item.newest}: held back by {in_the_way}")
+            context.reporter.note(f"note: {lines[-1]}")
+        else:
+            plan = newer
+    return plan, tuple(lines)
+
+
+def _demand(
+    plan: LockPlan, item: HeldBack, found: Resolution, context: LockContext
+) -> tuple[LockPlan | None, tuple[str, ...]]:
+    """The plan with a newer release; else which packages are in its way, the likeliest first."""
+    name = canonicalize_name(item.name)
+    limits = {**plan.project.limits, name: f">{item.version}"}
+    trial = replace(plan, project=replace(plan.project, limits=limits))
+    try:
+        return (trial, ()) if _is_better(trial, found, context) else (None, ())
+    except ResolutionError as error:
+        if NO_SOLUTION not in error.why:
+            raise
+        blocking = _named(error.why, name, plan, found)
+    for other in blocking:
+        if (forced := plan.upstream_overrides.get(other)) is None:
+            continue
+        deviation = Deviation(
+            package=other,
+            instead_of=", ".join(forced.texts),
+            reason=f"it holds {item.name} back at {item.version} of {item.uploaded}",
+        )
+        left = {key: text for key, text in trial.project.overrides.items() if key != other}
+        relaxed = replace(
+            trial,
+            inputs=replace(trial.inputs, deviations=(*trial.inputs.deviations, deviation)),
+            upstream_overrides={key: text for key, text in plan.upstream_overrides.items() if key != other},
+            project=replace(trial.project, overrides=left),
+        )
+        try:
+            if _is_better(relaxed, found, context):
+                return relaxed, ()
+        except ResolutionError:
+            continue
+    return None, blocking
+
+
+def _is_better(trial: LockPlan, found: Resolution, context: LockContext) -> bool:
+    """Whether no component gets older.
+
+    Raises:
+        ResolutionError: it does not resolve.
+    """
+    # With what was found as preferences: only what must move does.
+    folder = throw_away(render_project(trial.project, pins=trial.keep, source=trial.torch), context)
+    prefer(folder, found.pins)
+    quiet = replace(context, reporter=SilentReporter())
+    other = resolve(folder, trial.torch, trial.what, quiet, settings_may_be_ignored=True)
+    return not any(_is_older(name, other.pins, found.pins) for name in map(canonicalize_name, trial.project.chosen))
+
+
+def _is_older(name: str, now: Mapping[str, str], before: Mapping[str, str]) -> bool:
+    return name in now and name in before and Version(now[name]) < Version(before[name])
+
+
+def _named(explanation: str, name: str, plan: LockPlan, found: Resolution) -> tuple[str, ...]:
+    """The packages that uv's explanation names most: those that the project itself names come first."""
+    counted = Counter(canonicalize_name(word.rstrip(".-")) for word in _WORD.findall(explanation))
+    project = plan.project
+    direct = {canonicalize_name(item) for item in (*project.chosen, *project.requirements, *project.overrides)}
+    known = [word for word, _ in counted.most_common() if word != name and word in (direct | found.pins.keys())]
+    return tuple(sorted(known, key=lambda word: word not in direct)[:MOST_NAMED])
