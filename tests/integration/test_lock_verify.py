@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -124,3 +125,44 @@ def test_a_result_is_kept_by_the_locks_digest(own: Any, wheel: Callable[..., Non
     before = result.stat().st_ctime_ns
     assert verify(own, status=5)["error"]["why"] == first["why"]
     assert result.stat().st_ctime_ns == before
+
+
+@pytest.fixture
+def with_rootfs(own: Any, mini_cache: Path) -> Any:
+    """The tool on a machine that has the root file system of Debian 12."""
+    (own.cache / "bases").mkdir(parents=True)
+    for entry in (mini_cache / "bases").iterdir():
+        (own.cache / "bases" / entry.name).symlink_to(entry.resolve())
+    own.env["PATH"] = os.environ["PATH"]
+    return own
+
+
+IN_THE_BASE = "import os, sys\nassert sys.prefix == '/opt/envbuild/venv'\nassert not os.path.exists('/root/.pyenv')\n"
+
+
+def test_lock_is_verified_in_the_root_file_system_of_its_base(
+    with_rootfs: Any, wheel: Callable[..., None], index: SimpleIndex, tmp_path: Path
+) -> None:
+    wheel("lib", "1.0", module=IN_THE_BASE)
+    write_stack(with_rootfs.project, "s", {"lib": {"modules": ["lib"]}}, as_of="2025-02-01", base="debian12")
+    done = verify(with_rootfs, "--base", "debian12")["verified"]
+    assert (done["where"], done["imported"]) == ("base debian12", ["lib"])
+    assert read_lock(with_rootfs.project / "lockfiles/s/debian12").lock.verified_in == "base debian12"
+
+
+def test_another_base_stands_in_for_one_that_cannot_be_had(with_rootfs: Any, wheel: Callable[..., None]) -> None:
+    """The stack's base is older than Debian 12 and is made here by nothing: its suite is none."""
+    path = with_rootfs.project / "envs/bases/small.toml"
+    path.write_text(path.read_text().replace('suite = "bookworm"', 'suite = "no-such-suite"'))
+    wheel("lib", "1.0", module=IN_THE_BASE)
+    assert verify(with_rootfs)["verified"]["where"] == "base debian12"
+    wheel("lib", "1.1", module="import numpy.gone\n")
+    with_rootfs.env["UV_CACHE_DIR"] += "-new"
+    write_stack(with_rootfs.project, "s", {"lib": {"modules": ["lib"], "version": ">=1.1"}}, as_of="2025-02-01")
+    error = verify(with_rootfs, status=5)["error"]
+    assert "lib of lib does not import: ModuleNotFoundError: No module named 'numpy'" in error["why"]
+
+
+def test_module_that_loads_the_driver_is_imported_with_a_stub(own: Any, wheel: Callable[..., None]) -> None:
+    wheel("lib", "1.0", module="import ctypes\nassert ctypes.CDLL('libcuda.so.1').cuInit(0)\n")
+    assert verify(own)["verified"]["imported"] == ["lib"]
