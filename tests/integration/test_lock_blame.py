@@ -41,6 +41,14 @@ def lock(*pins: str, name: str = "x") -> tuple[str, ...]:
     return ("lock", "--stack", "s", *(word for pin in pins for word in ("--pin", pin)), "--name", name, "--json")
 
 
+def next_words(refused: dict[str, Any], title: str) -> list[str]:
+    """The words of the command that a refusal ends with."""
+    before, _, command = refused["fix"].splitlines()[-1].partition(": ")
+    assert before == title
+    words: list[str] = command.split()
+    return words
+
+
 def test_pins_that_exclude_each_other_are_named_and_what_is_nearest(three: Any) -> None:
     refused = error(three.run(*lock("other=1.0", "lib=2.0", "dep=2.0"), status=4))
     uvs, _, ours = refused["why"].partition("Of the pins, ")
@@ -52,7 +60,8 @@ def test_pins_that_exclude_each_other_are_named_and_what_is_nearest(three: Any) 
         "lib 1.1 resolves with dep 2.0.",
         "dep 1.1 resolves with lib 2.0.",
     ]
-    assert refused["fix"] == "Pin what resolves: --pin lib=1.1, or --pin dep=1.1"
+    tried = "envbuild lock --stack s --pin lib=1.1 --pin dep=2.0 --pin other=1.0 --name x"
+    assert sorted(next_words(refused, "This resolved when it was tried")) == sorted(tried.split())
     three.run(*lock("other=1.0", "lib=1.1", "dep=2.0"))
 
 
@@ -73,14 +82,14 @@ def test_one_pin_against_what_the_stack_says(three: Any, wheel: Callable[..., No
 def test_pinned_version_without_a_release(three: Any) -> None:
     refused = error(three.run(*lock("dep=1.7"), status=4))
     assert "dep=1.7 takes part" in refused["why"]
-    assert refused["fix"] == "Pin what resolves: --pin dep=1.1"
+    assert "dep=1.1" in next_words(refused, "This resolved when it was tried")
 
 
 def test_a_stack_that_does_not_resolve_without_pins_either(three: Any) -> None:
     requirements = {"dep": {"version": "<1", "reason": "a"}}
     write_stack(three.project, "s", {"lib": {}, "other": {}}, requirements=requirements)
     refused = error(three.run(*lock("lib=1.0"), status=4))
-    assert refused["why"].endswith("Without any of the pins it does not resolve either.")
+    assert refused["why"].endswith("Tried: any release of lib that the stack allows. That does not resolve either.")
     refused = error(three.run("lock", "--stack", "s", "--json", status=4))
     assert "pins" not in refused["why"]
 
@@ -95,7 +104,7 @@ def test_when_no_single_pin_is_enough(three: Any, wheel: Callable[..., None]) ->
     refused = error(three.run(*lock("lib=2.0", "part=2.0"), status=4))
     assert "Of the pins, part=2.0 takes part" in refused["why"]
     assert refused["why"].endswith("lib 1.0, part 1.0 resolve together.")
-    assert refused["fix"] == "Pin what resolves: --pin lib=1.0 --pin part=1.0"
+    assert {"lib=1.0", "part=1.0"} <= {*next_words(refused, "This resolved when it was tried")}
     three.run(*lock("lib=1.0", "part=1.0"))
 
 

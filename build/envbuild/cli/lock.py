@@ -14,7 +14,7 @@ from envbuild.catalog.catalog import Selection
 from envbuild.cli.command import Command, given_options
 from envbuild.cli.common import PathArgument, Session, output_options, selection_options
 from envbuild.core.digests import Json, short
-from envbuild.core.errors import UsageError
+from envbuild.core.errors import BuildError, CheckRefusedError, ResolutionError, UsageError
 from envbuild.core.progress import PlainReporter, Reporter, SilentReporter
 from envbuild.core.text import shown
 from envbuild.lock.checks.findings import CODES
@@ -23,6 +23,7 @@ from envbuild.lock.inputs.request import LockRequest, leaves_open
 from envbuild.lock.lock import LockOptions, LockResult, lock_on_fitting_base
 from envbuild.lock.lockdir import lock_path, with_locked_base
 from envbuild.lock.lockfile import RECORD_FILE
+from envbuild.lock.next_command import with_next_command
 from envbuild.lock.project_locks import check_committed, lock_all
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ def command(
         _check(session, stack if "stack" in given else None, base, name)
         return
     _known_codes(session, allow)
-    if diff and given <= {"diff", "base"}:
-        _diff_all(session, base)
+    if diff and given <= {"diff", "base", "upgrade"}:
+        _diff_all(session, base, upgrade=upgrade)
         return
     pins = _with_nemo(nemo, pins)
     selection = session.select_to_lock(stack, target, base)
@@ -150,7 +151,11 @@ def command(
         return LockOptions(path=path_for(selection), upgrade=upgrade, verify=verifier, named=bool(name or out))
 
     request = dataclasses.replace(request, base_named=base is not None)
-    result = lock_on_fitting_base(selection, request, path_for, options_for, session.context)
+    try:
+        result = lock_on_fitting_base(selection, request, path_for, options_for, session.context)
+    except (CheckRefusedError, ResolutionError, BuildError) as error:
+        place = ["--out", str(out)] if out else ["--name", kept] if kept != selection.stack_name else []
+        raise with_next_command(error, selection, request, place, session.context.clock()) from error
     _show(session, result, verifier.verified if verifier else None)
 
 
@@ -240,10 +245,10 @@ def _diff(session: Session, selection: Selection, request: LockRequest, where: P
     session.done(difference.as_json(), *difference.lines())
 
 
-def _diff_all(session: Session, base: str | None) -> None:
+def _diff_all(session: Session, base: str | None, *, upgrade: bool) -> None:
     from envbuild.lock.diff import diff_all  # slow to import
 
-    differences = diff_all(session.project, session.catalog, base, session.context)
+    differences = diff_all(session.project, session.catalog, base, session.context, upgrade=upgrade)
     lines = [line for item in differences for line in (f"{shown(item.old.path)}:", *item.lines())]
     session.done({"locks": [item.as_json() for item in differences]}, *lines)
 

@@ -91,6 +91,9 @@ class ResolutionError(EnvbuildError):
     exit_code = 4
     meaning = "the stack does not resolve on the base"
 
+    # Pins that resolved when they were tried in the place of those that do not, by component.
+    resolving_pins: Mapping[str, str] = {}
+
 
 class CheckRefusedError(EnvbuildError):
     exit_code = 5

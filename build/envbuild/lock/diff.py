@@ -198,7 +198,9 @@ def diff_own_or_shipped(
     return diff_lock(selection, path, request, context, upgrade=upgrade)
 
 
-def diff_all(project_dir: Path, catalog: Catalog, base: str | None, context: Context) -> list[LockDifference]:
+def diff_all(
+    project_dir: Path, catalog: Catalog, base: str | None, context: Context, *, upgrade: bool = False
+) -> list[LockDifference]:
     """:func:`diff_lock` with each lock of a project, by its own request.
 
     Args:
@@ -218,5 +220,5 @@ def diff_all(project_dir: Path, catalog: Catalog, base: str | None, context: Con
     for path in paths:
         lock = read_lock(path).lock
         selection = select_to_lock(catalog, lock.stack, None, lock.base.name, HostDistribution.here())
-        found.append(diff_lock(selection, path, request_of(lock), context))
+        found.append(diff_lock(selection, path, request_of(lock), context, upgrade=upgrade))
     return found

@@ -14,7 +14,7 @@ from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.core.progress import Reporter
 from envbuild.lock import lockfile
 from envbuild.lock.inputs.pins import checked_name
-from envbuild.lock.inputs.request import LockRequest, is_older, request_of
+from envbuild.lock.inputs.request import LockRequest, is_older, request_of, request_options
 from envbuild.lock.lockfile import PHASE_FILES, Lock, LockDirectory, read_lock
 
 
@@ -152,11 +152,7 @@ def lock_command(directory: LockDirectory) -> str:
         options += ["--out", str(path)]
     elif path.parent.name != lock.stack:
         options += ["--name", path.parent.name]
-    request = request_of(lock)
-    options += [word for name, text in request.pins.items() for word in ("--pin", f"{name}={text}")]
-    options += ["--as-of", request.as_of] if request.as_of else []
-    options += ["--torch-build", request.torch_build] if request.torch_build else []
-    return shlex.join([*options, *(word for code in request.allow for word in ("--allow", code))])
+    return shlex.join([*options, *request_options(request_of(lock))])
 
 
 def refuse_what_is_no_lock(path: Path) -> None:

@@ -112,6 +112,15 @@ def request_of(lock: Lock) -> LockRequest:
     )
 
 
+def request_options(request: LockRequest) -> list[str]:
+    """The options of the command line that ask for the same."""
+    options = [word for name, text in request.pins.items() for word in ("--pin", f"{name}={text}")]
+    options += ["--as-of", request.as_of] if request.as_of else []
+    options += ["--torch-build", request.torch_build] if request.torch_build else []
+    options += [word for code in request.allow for word in ("--allow", code)]
+    return [*options, *(["--exact"] if request.exact else [])]
+
+
 def inputs_digest(selection: Selection, request: LockRequest) -> str:
     """The digest of everything that decides a lock, except the moment and where branches stand."""
     value: dict[str, Json] = {

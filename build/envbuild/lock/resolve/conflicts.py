@@ -52,22 +52,25 @@ def explain_pins(plan: LockPlan, error: ResolutionError, context: LockContext) -
         return error
     trials = _Trials(plan, context)
     lines: list[str] = []
-    fix = error.fix
+    resolving: dict[str, str] = {}
     try:
         with context.reporter.step(f"find out which of {len(pins)} pins take part"):
-            fix = _explain(trials, pins, lines) or fix
+            resolving = _explain(trials, pins, lines)
     except _OutOfBoundsError:
         lines.append(f"More was not tried: {MOST_ATTEMPTS} attempts or {MOST_SECONDS:.0f} s are used up.")
     except (CheckRefusedError, ConfigurationError, MachineError, NetworkError, ResolutionError) as other:
         lines.append(f"More could not be found out: {other.what}")
-    return error.with_context(why="\n".join([error.why, *lines]), fix=fix)
+    explained = error.with_context(why="\n".join([error.why, *lines]))
+    explained.resolving_pins = resolving
+    return explained
 
 
-def _explain(trials: _Trials, pins: Mapping[str, Chosen], lines: list[str]) -> str:
-    """Report what resolves instead; returns how to get it, if anything does."""
+def _explain(trials: _Trials, pins: Mapping[str, Chosen], lines: list[str]) -> dict[str, str]:
+    """Report what resolves instead; returns pins that do, if any."""
     if trials.attempt(relaxed=dict.fromkeys(pins)) is None:
-        lines.append("Without any of the pins it does not resolve either.")
-        return ""
+        # Not without the pins at all: what else the anchor's commit brought stays.
+        lines.append(f"Tried: any release of {', '.join(pins)} that the stack allows. That does not resolve either.")
+        return {}
     taking_part = _minimal(trials, list(pins))
     idle = [name for name in pins if name not in taking_part]
     shown = ", ".join(f"{name}={pins[name].asked}" for name in taking_part)
@@ -83,15 +86,15 @@ def _explain(trials: _Trials, pins: Mapping[str, Chosen], lines: list[str]) -> s
         others = others or [f"{other} {pins[other].asked}" for other in idle] or ["what the stack says"]
         lines.append(f"{name} {version} resolves with {', '.join(others)}.")
     if found:
-        return "Pin what resolves: " + ", or ".join(f"--pin {name}={version}" for name, version in found)
+        return dict(found[:1])
     # No single one is enough: what the resolver finds when each may be older.
     older = {name: f"<={version}" for name, item in pins.items() if (version := _exact(item)) is not None}
     versions = trials.attempt(relaxed=older) if len(older) > 1 else None
     if versions is None:
-        return ""
+        return {}
     pair = {name: versions[canonicalize_name(name)] for name in older if canonicalize_name(name) in versions}
     lines.append(f"{', '.join(f'{name} {version}' for name, version in pair.items())} resolve together.")
-    return "Pin what resolves: " + " ".join(f"--pin {name}={version}" for name, version in pair.items())
+    return pair
 
 
 def _minimal(trials: _Trials, pins: Sequence[str]) -> list[str]:

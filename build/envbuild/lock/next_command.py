@@ -1,0 +1,55 @@
+"""The command that a refusal ends with: what resolved when it was tried, else what envbuild would try next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from envbuild.catalog.catalog import Selection
+from envbuild.core.errors import EnvbuildError, ResolutionError
+from envbuild.lock.checks.findings import LockRefusedError
+from envbuild.lock.inputs.as_of import parse_date
+from envbuild.lock.inputs.request import LockRequest, request_options
+
+# So far back the index and the branches are taken next.
+STEP_BACK = timedelta(days=7)
+
+
+def with_next_command(
+    error: EnvbuildError, selection: Selection, request: LockRequest, place: Sequence[str], now: datetime
+) -> EnvbuildError:
+    """The refusal of a lock, with a command at its end.
+
+    Args:
+        place: the options that say where the lock is written.
+        now: the current time.
+    """
+    words, following, more = _next(error, selection, request, now)
+    command = ["envbuild", "lock", "--stack", selection.stack_name]
+    command += ["--base", selection.base_name] if following.base_named else []
+    # Pins need a name for their lock.
+    where = list(place) or (["--name", "NAME"] if following.pins else [])
+    line = shlex.join([*command, *request_options(following), *more, *where])
+    return error.with_context(fix="\n".join(filter(None, [error.fix, f"{words}: {line}"])))
+
+
+def _next(
+    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime
+) -> tuple[str, LockRequest, list[str]]:
+    """What the command is, in words, and what it asks for."""
+    if isinstance(error, ResolutionError) and error.resolving_pins:
+        pins = {**request.pins, **error.resolving_pins}
+        return "This resolved when it was tried", replace(request, pins=pins), []
+    if request.exact:
+        return "Other releases and older commits are tried without --exact", replace(request, exact=False), []
+    builds = selection.stack.builds_for(selection.target_name)
+    if request.base_named and builds is not None and len(builds.bases) > 1:
+        words = f"The other bases of the stack ({', '.join(builds.bases)}) are tried without --base"
+        return words, replace(request, base_named=False), ["--target", selection.target_name]
+    if isinstance(error, LockRefusedError):
+        allow = tuple(dict.fromkeys([*request.allow, *(item.id for item in error.findings if not item.warning)]))
+        return "To take it nevertheless", replace(request, allow=allow), []
+    day = (parse_date(request.as_of or "") or now.date()) - STEP_BACK
+    return "Next, with what there was a week earlier", replace(request, as_of=day.isoformat()), []

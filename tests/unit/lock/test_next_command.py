@@ -1,0 +1,55 @@
+"""The command that a refused lock ends with."""
+
+import shlex
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.core.errors import BuildError, ResolutionError
+from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
+from envbuild.lock.inputs.request import LockRequest
+from envbuild.lock.next_command import with_next_command
+
+NOW = datetime(2026, 11, 22, 20, tzinfo=timezone.utc)
+REFUSED = LockRefusedError("w", fix="f", findings=[CheckFinding(code="glibc", what="w", fix="f")])
+
+
+def tried(*pins: str) -> ResolutionError:
+    error = ResolutionError("w", fix="f")
+    error.resolving_pins = dict.fromkeys(pins, "1.1")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "request_", "expected"),
+    [
+        (
+            tried("torch"),
+            LockRequest(pins={"nemo-toolkit": "main", "torch": "2"}),
+            "--base B --pin nemo-toolkit=main --pin torch=1.1",
+        ),
+        (tried(), LockRequest(exact=True), "--base B"),
+        (REFUSED, LockRequest(exact=True, as_of="2025-01-01", base_named=False), "--as-of 2025-01-01"),
+        (tried(), LockRequest(base_named=True), "--target h200"),
+        (REFUSED, LockRequest(base_named=False), f"--allow {REFUSED.findings[0].id}"),
+        (tried(), LockRequest(base_named=False), "--as-of 2026-11-15"),
+        (BuildError("w"), LockRequest(as_of="2025-03-05", base_named=False), "--as-of 2025-02-26"),
+        (tried(), LockRequest(as_of="release", base_named=False), "--as-of 2026-11-15"),
+    ],
+)
+def test_a_refusal_ends_with_a_command(error, request_, expected):
+    selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
+    found = with_next_command(error, selection, request_, ["--name", "x"], NOW)
+    assert type(found) is type(error)
+    command = found.fix.splitlines()[-1].partition(": ")[2]
+    wanted = f"envbuild lock --stack nemo {expected} --name x".replace("--base B", "--base ubuntu2404-cu130")
+    assert shlex.split(command) == wanted.split()
+    assert found.fix.startswith(error.fix)
+
+
+def test_pins_get_a_name():
+    selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
+    found = with_next_command(tried("torch"), selection, LockRequest(), [], NOW)
+    assert found.fix.endswith("--pin torch=1.1 --name NAME")
