@@ -16,7 +16,15 @@ from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion, DecidedBy, Lead
 from envbuild.lock.components.releases import Releases
-from envbuild.lock.components.select import choose, choose_anchor, lead, left_out, releases_like, upstream_overrides
+from envbuild.lock.components.select import (
+    choose,
+    choose_anchor,
+    lead,
+    left_out,
+    own_choice,
+    releases_like,
+    upstream_overrides,
+)
 from envbuild.lock.inputs.pins import SpecifierRef, VersionRef, parse_pins
 
 NEMO, MCORE = "https://x/nemo", "https://x/mcore"
@@ -226,6 +234,11 @@ def test_megatrons_own_sources_count_where_the_leads_say_nothing():
     # What the leads say comes first.
     both = with_version("2.7.0", megatron)
     assert chosen(WITH_RELEASES, repositories=both)["transformer-engine"].specifier == "==2.7.*"
+    # An anchor that does not lead comes last.
+    taking_over = own_choice("bridge", Component(git="https://x/bridge", ref="main"), None, both, None)
+    leads = [Lead(chosen=taking_over, companions={}), lead_of(choose_anchor(WITH_RELEASES, {}, both, None), both)]
+    found = choose(WITH_RELEASES, {}, leads, both, None, BASE)
+    assert f"sources] of megatron-core {SHA[:12]}" in found["transformer-engine"].because
     # A release of megatron-core has no such file.
     pinned = chosen(WITH_RELEASES, {"megatron-core": "0.16.1"}, repositories)
     assert pinned["transformer-engine"].origin is DecidedBy.STACK

@@ -81,7 +81,8 @@ def choose(
     Transformer Engine).
 
     Args:
-        leads: components that are decided already; of two that name a companion, the first wins.
+        leads: components that are decided already. The first leads: what it, and then what belongs to it says of a
+            companion, wins over the others.
         base: for whose platform and Python pins must be meant.
     """
     decided = {item.chosen.name: item.chosen for item in leads}
@@ -94,7 +95,9 @@ def choose(
         pin = pins.get(name)
         if pin is None and not spec.version and spec.ref is None:
             others = (_sources(item, repositories, base) for item in chosen.values() if item.name not in decided)
-            found = (item for item in itertools.chain(leads, others) if canonicalize_name(name) in item.companions)
+            # An anchor that no longer leads comes last: NeMo 3.0 has a Transformer Engine of its speech models' day.
+            order = itertools.chain(leads[:1], others, leads[1:])
+            found = (item for item in order if canonicalize_name(name) in item.companions)
             if (item := next(found, None)) is not None:
                 companion = item.companions[canonicalize_name(name)]
                 chosen[name] = _companion(name, spec, companion, item, repositories, as_of)
