@@ -37,8 +37,12 @@ def find_drift(consumer: SourceTree, provider: SourceTree, reach: Reach | None =
 def _weighed(findings: Sequence[Finding], consumer: SourceTree, reach: Reach) -> list[Finding]:
     """The findings, those that count with what keeps the stack from reaching them."""
     modules = {file: module for module, file in consumer.modules.items()}
+    # Megatron-Core's experts.py imports an operation under `try` in one method, and calls it in another.
+    provided_for = {_asked_in(finding) for finding in findings if finding.severity is Severity.GUARDED}
 
     def obstacle(finding: Finding) -> str:
+        if finding.within and _asked_in(finding) in provided_for:
+            return f"{finding.within.partition('.')[0]} tests elsewhere whether it is there"
         # Class bodies run while their module is imported, whether anything names the class or not.
         within = finding.within if finding.at is Moment.FUNCTION else ""
         return reach.obstacle(modules[finding.file], within)
@@ -47,6 +51,11 @@ def _weighed(findings: Sequence[Finding], consumer: SourceTree, reach: Reach) ->
         replace(finding, unreached=obstacle(finding)) if finding.weight is Weight.REFUSES else finding
         for finding in findings
     ]
+
+
+def _asked_in(finding: Finding) -> tuple[str, str, str]:
+    """What is missing, and the outermost class or function that asks for it."""
+    return finding.name, finding.file, finding.within.partition(".")[0]
 
 
 def _compare(consumer: SourceTree, provider: SourceTree) -> list[Finding]:

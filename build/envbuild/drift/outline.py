@@ -108,6 +108,11 @@ class Segment:
         return self.qualname.rpartition(".")[2]
 
     @property
+    def is_package(self) -> bool:
+        """Whether it is of a package's ``__init__``."""
+        return self.package == self.module
+
+    @property
     def is_registered(self) -> bool:
         """Whether a decorator may hand it to something that uses it without naming it."""
         return not _HARMLESS.issuperset(self.decorators)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from envbuild.drift.families import family_of, is_of_one_family
 from envbuild.drift.outline import Segment, methods_called_by, outline
 from envbuild.drift.sources import SourceTree, parents
 
@@ -65,6 +66,7 @@ class Reach:
         # Live classes, by name.
         self._classes: dict[str, list[Segment]] = {}
         self._queue: list[Segment] = []
+        self._one_family: dict[str, bool] = {}
 
     def obstacle(self, module: str, within: str) -> str:
         """Why nothing in the stack reaches a function of a module; empty: something does, or may."""
@@ -83,7 +85,16 @@ class Reach:
             # What is not found in the text is taken as used.
             if segments and not self._live.intersection(segments):
                 return f"nothing that the stack reaches names {segments[0].qualname}"
+        if within and self._is_of_one_family(module):
+            return f"only models of {family_of(module)} run into it, which the stack does not name"
         return ""
+
+    def _is_of_one_family(self, module: str) -> bool:
+        if module not in self._one_family:
+            tops = [segment for segment in self._live if not segment.qualname]
+            named = [name for part in self._parts for name in part.modules]
+            self._one_family[module] = is_of_one_family(module, tops, self._live, named)
+        return self._one_family[module]
 
     # Entries
 

@@ -160,3 +160,65 @@ def test_features_that_are_off_and_files_that_cannot_be_read_warn():
     assert unread.weight is Weight.WARNS
     (replaced,) = drift("try:\n    from lib.core import gone\nexcept ImportError:\n    from app import gone", {})
     assert replaced.weight is Weight.PASSES
+
+
+LIBRARY = {
+    "app/__init__.py": "",
+    "app/train.py": "def forward_step(): ...",
+    "app/models/__init__.py": "from app.models.gemma import Gemma\nfrom app.models.llama import Llama",
+    "app/models/gemma/__init__.py": "from .spec import Gemma",
+    "app/models/gemma/spec.py": "from lib.core.ops import f\nclass Gemma:\n    def __init__(self):\n        f(x=1)\n"
+    "def forward_step(): ...",
+    "app/models/gemma/other.py": "from app.models.gemma.spec import Gemma\nGemma()",
+    "app/models/llama.py": "class Llama: ...\nLlama()",
+    "app/recipes/gemma.py": "from app.models import Gemma\ndef recipe():\n    return Gemma()\nrecipe()",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "modules", "refused"),
+    [
+        ({}, ("app",), False),
+        # The stack names it.
+        ({}, ("app", "app.models.gemma"), True),
+        ({}, ("app", "app.models.llama", "app.models", "app.recipes.gemma"), False),
+        # The library builds on it.
+        ({"app/train.py": "from app.models import Gemma\ndef train():\n    Gemma()\ntrain()"}, ("app",), True),
+        ({"app/train.py": "import app.models.gemma.spec as spec\nspec.run()"}, ("app",), True),
+        ({"app/train.py": "from app.models.gemma.spec import forward_step"}, ("app",), True),
+        ({"app/train.py": "from app.models.gemma import forward_step"}, ("app",), True),
+        ({"app/train.py": "def forward_step(): ...\nforward_step()"}, ("app",), False),
+        # One other model builds on it, or two do.
+        ({"app/models/llama.py": "from app.models.gemma import Gemma\nGemma()"}, ("app",), False),
+        (
+            {f"app/models/{name}.py": "from app.models.gemma import Gemma\nGemma()" for name in ("llama", "qwen")},
+            ("app",),
+            True,
+        ),
+        (
+            {"app/models/llama.py": "from .gemma import Gemma\nclass Llama(Gemma): ...", "app/x.py": "Llama()"},
+            ("app",),
+            True,
+        ),
+        # What its import runs into, all run into.
+        ({"app/models/gemma/spec.py": "from lib.core.ops import f\nf(x=1)"}, ("app",), True),
+    ],
+)
+def test_drift_in_one_model_family_warns(files: dict[str, str], modules: tuple[str, ...], refused: bool):
+    app = tree("app", "1", {**LIBRARY, **files})
+    (finding,) = find_drift(app, provider(OPS), Reach([Part(app, modules)]))
+    assert finding.is_error() is refused
+    if not refused:
+        assert finding.reason == "only models of app.models.gemma run into it, which the stack does not name"
+
+
+def test_a_class_that_tests_for_what_is_missing_only_warns():
+    test = "    def can(self):\n        try:\n            from lib.core.ops import gone\n        except ImportError:\n"
+    code = f"class {{}}:\n    def go(self):\n        lib.core.ops.gone()\n{test}            return False\n"
+    for name, weight in (("A", Weight.WARNS), ("A:\n    pass\nclass B", Weight.WARNS)):
+        (finding, _) = drift(f"import lib.core.ops\n{code.format(name)}A().go()\nB().can()", OPS)
+        assert (finding.weight, finding.reason.partition(" ")[2]) == (weight, "tests elsewhere whether it is there")
+    other = (
+        f"class A:\n    def go(self):\n        lib.core.ops.gone()\nclass B:\n{test}            return False\nA().go()"
+    )
+    assert drift(f"import lib.core.ops\n{other}", OPS)[0].is_error()
