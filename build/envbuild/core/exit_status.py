@@ -14,6 +14,8 @@ TAIL_LINES = 30
 # RFC 3986, 3.2: user information is what stands before the @ of an authority, which ends at the first slash.
 _CREDENTIALS = re.compile(r"://[^/@\s'\"]+@")
 
+_ABSOLUTE_PATH = re.compile(r"""(?<![\w/.])(/[^\s`'":,()]+)""")
+
 
 def mask(text: str) -> str:
     """``text`` without the user names and passwords of the URLs in it."""
@@ -48,3 +50,21 @@ def innermost_calls(output: str, lines: int = 6) -> str:
 def ran_out_of_space(output: str, path: Path) -> bool:
     """Whether a program failed for a full disk: it printed so (and may have cleaned up since), or little is left."""
     return os.strerror(errno.ENOSPC) in output or space_is_low(path)
+
+
+def full_disk(output: str, path: Path) -> Path:
+    """The place on the disk that is full: what a program printed that it could not write, else ``path``.
+
+    A program also writes elsewhere than where it works: uv into its cache, compilers into TMPDIR.
+    """
+    if space_is_low(path):
+        return path
+    for line in output.splitlines():
+        if os.strerror(errno.ENOSPC) not in line:
+            continue
+        for named in map(Path, _ABSOLUTE_PATH.findall(line)):
+            # Inside of a sandbox paths have another meaning: then nothing is full there.
+            place = next(folder for folder in (named, *named.parents) if folder.exists())
+            if space_is_low(place):
+                return place
+    return path

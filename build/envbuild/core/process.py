@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from envbuild.core.errors import BuildError, EnvbuildError, InternalError, MachineError, disk_full
-from envbuild.core.exit_status import describe_status, mask, ran_out_of_space, tail
+from envbuild.core.exit_status import describe_status, full_disk, mask, ran_out_of_space, tail
 from envbuild.core.files import machine_errors
 from envbuild.core.orphans import POLL_SECONDS, Orphans
 from envbuild.core.spawn import started_program, watched
@@ -137,7 +137,7 @@ def run(
     seconds = time.monotonic() - started
     if check and process.returncode != 0:
         if options.working_on is not None and ran_out_of_space(output, options.working_on):
-            raise disk_full(options.working_on)
+            raise disk_full(full_disk(output, options.working_on))
         raise options.error(
             f"cannot {what}: {Path(command[0]).name} {describe_status(process.returncode)}",
             why=tail(output) or f"It printed nothing. The command was: {mask(shlex.join(command))}",

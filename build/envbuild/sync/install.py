@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.core.errors import BuildError, ConfigurationError, EnvbuildError, MachineError, NetworkError, disk_full
-from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
+from envbuild.core.exit_status import describe_status, full_disk, ran_out_of_space, tail
 from envbuild.core.files import write_atomic
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
@@ -277,7 +277,7 @@ def _uv(place: InstallTarget, arguments: Sequence[str], what: str, name: str) ->
 
 def _failure(place: InstallTarget, finished: Finished, what: str, log: Path) -> EnvbuildError:
     if ran_out_of_space(finished.output, place.disk):
-        return disk_full(place.disk)
+        return disk_full(full_disk(finished.output, place.disk))
     # What uv calls unsolvable is here a hash or a wheel that does not fit: nothing is resolved.
     error = failure(finished, what, log)
     if isinstance(error, ConfigurationError | NetworkError | MachineError):

@@ -491,3 +491,19 @@ def test_stream_ends_what_prints_nothing_for_too_long():
     with pytest.raises(BuildError, match="sh does not come to an end"):
         next(pieces)
     assert not alive(pid)
+
+
+def test_full_disk_is_the_one_that_a_program_could_not_write_to(tmp_path, monkeypatch):
+    work, cache = tmp_path / "work", tmp_path / "cache"
+    work.mkdir()
+    cache.mkdir()
+    full = {cache}
+    monkeypatch.setattr(exit_status, "space_is_low", lambda path: path in full)
+    # uv 0.13.8's words.
+    line = f"cause: failed to write to file `{cache}/simple-v27/.tmpW`: No space left on device (os error 28)"
+    assert exit_status.full_disk(f"error: x\n{line}\n", work) == cache
+    assert exit_status.full_disk("No space left on device", work) == work
+    full.clear()
+    assert exit_status.full_disk(line, work) == work, "what is named inside a sandbox is not there"
+    full.add(work)
+    assert exit_status.full_disk(line, work) == work

@@ -16,7 +16,7 @@ from envbuild.core.errors import (
     ResolutionError,
     disk_full,
 )
-from envbuild.core.exit_status import ran_out_of_space, tail
+from envbuild.core.exit_status import full_disk, ran_out_of_space, tail
 from envbuild.core.process import Finished, ProcessOptions, answer, run
 from envbuild.lock.uv.interpreter import minor_of_project, pyenv_python
 from envbuild.lock.uv.settings import resolving_uv
@@ -112,7 +112,7 @@ def run_uv(
     if finished.status != 0:
         # First of all: on a full disk uv's last lines are about whatever file it wrote at that moment.
         if ran_out_of_space(finished.output, cwd):
-            raise disk_full(cwd)
+            raise disk_full(full_disk(finished.output, cwd))
         raise failure(finished, what, log)
     if not settings_may_be_ignored and (why := ignored_settings(finished.output)):
         raise CheckRefusedError(f"cannot {what}: uv ignored settings", why=why, fix=KNOW_THE_KEYS, log=log)
