@@ -52,9 +52,9 @@ def test_yanked_release_is_taken_only_where_the_user_says_so(
     own.run("lock", "--stack", "s")
     assert lock_of(own, "s").components["lib"].version == "1.0"
     pinned = ("lock", "--stack", "s", "--pin", "lib=2.0", "--name", "x")
-    assert "[yanked] lib 2.0 was yanked" in error(own.run(*pinned, "--json", status=5))["why"]
+    assert "] lib 2.0 was yanked" in error(own.run(*pinned, "--json", status=5))["why"]
     own.run(*pinned, "--allow", "yanked")
-    assert lock_of(own, "x").allowed[0].startswith("yanked: lib 2.0")
+    assert "lib 2.0 was yanked" in lock_of(own, "x").allowed[0]
 
 
 @pytest.fixture

@@ -164,15 +164,15 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
         plan = replace(plan, torch=replace(plan.torch, not_these=(*plan.torch.not_these, build)))
         found = _once(plan, plan.keep, context)
     plan, found = _without_yanked(plan, found, context)
+    newer, held_back = with_newer(plan, found, context)
+    if newer is not plan:
+        plan, found = newer, _once(newer, newer.keep, context)
     # Without a source that nothing asked for, other releases may be taken, which ask for fewer sources in turn.
     while (sources := settle(plan.project.git_sources, found.uv_lock["package"])) != plan.project.git_sources:
         before = plan.project.git_sources.in_force
         plan = replace(plan, project=with_git_sources(plan.project, sources))
         if sources.in_force != before:
             found = _once(plan, plan.keep, context)
-    newer, held_back = with_newer(plan, found, context)
-    if newer is not plan:
-        plan, found = newer, _once(newer, newer.keep, context)
     refuse_missing(plan.project.git_sources, found.uv_lock["package"])
     for name in sorted(plan.inputs.request.pins.keys() - plan.effective.stack.every_component().keys()):
         if canonicalize_name(name) not in plan.project.git_sources.in_force:
