@@ -188,3 +188,21 @@ def test_megatron_core_declares_the_transformer_engine_of_stack_mcore(
     assert components["transformer-engine-torch"].version == components["transformer-engine"].version
     assert components["transformer-engine"].because.startswith("declared by megatron-core 0.15.3 (extra dev), ")
     assert "\ntransformer-engine-cu13==2.9." in files_of(own, "x", base)["compile.txt"]
+
+
+@pytest.mark.parametrize("agrees", [True, False], ids=["an older pair agrees", "no pair agrees"])
+def test_two_components_that_pin_each_other(own: Any, wheel: Callable[..., Path], agrees: bool) -> None:
+    components = {"left": {"uses": ["right"]}, "right": {"uses": ["left"]}}
+    write_stack(own.project, "s", components, anchor="left")
+    wheel("left", "2.0", requires=("right==2.0",))
+    wheel("right", "2.0", requires=("left==1.0",))
+    wheel("left", "1.0", requires=("right==1.0",))
+    wheel("right", "1.0", requires=("left==1.0" if agrees else "left==2.0",))
+    if agrees:
+        assert result(own.run("lock", "--stack", "s", "--json"))["components"] == {"left": "1.0", "right": "1.0"}
+    else:
+        refused = error(own.run("lock", "--stack", "s", "--json", status=4))
+        assert "left" in refused["why"]
+        assert "right" in refused["why"]
+        assert ": envbuild lock --stack s " in refused["fix"].splitlines()[-1]
+        assert not (own.project / "lockfiles").exists()

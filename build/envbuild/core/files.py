@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +21,8 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a dev
 PRIVATE = 0o700
 LOW_SPACE_BYTES = 64 * 1024 * 1024
 LOW_FILES = 64
+# How often a tree is removed into which an ending program still writes, and the seconds in between.
+REMOVALS, REMOVAL_PAUSE = 20, 0.05
 
 
 def write_atomic(path: Path, data: str | bytes, mode: int = 0o644) -> None:
@@ -77,7 +80,22 @@ def remove_tree(path: Path) -> None:
         for name in below:  # before os.walk tries to list it
             _open_up(Path(folder, name))
     with interruptions_kept():
+        for _ in range(REMOVALS - 1):
+            if _is_removed(path):
+                return
+            time.sleep(REMOVAL_PAUSE)
         shutil.rmtree(path)
+
+
+def _is_removed(path: Path) -> bool:
+    """Whether a tree could be removed: a program that was ended a moment ago may have put a file where was none."""
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False
+    return True
 
 
 def _open_up(folder: Path) -> None:

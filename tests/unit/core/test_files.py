@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 import signal
 import stat
 import tempfile
@@ -198,3 +199,25 @@ def test_space_is_low_looks_at_the_nearest_folder_that_exists(tmp_path, monkeypa
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
     monkeypatch.setattr(files, "LOW_SPACE_BYTES", free * 2)
     assert files.space_is_low(tmp_path / "not" / "there") is True
+
+
+def test_a_tree_that_is_still_written_to_is_removed(tmp_path, monkeypatch):
+    """Programs that were ended a moment ago, and threads that ran them, may still make files."""
+    tree, real, late = tmp_path / "tree", shutil.rmtree, [1, 2]
+    (tree / "folder").mkdir(parents=True)
+
+    def rmtree(path):
+        if late:
+            (tree / "folder" / f"late{late.pop()}").touch()
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        real(path)
+
+    monkeypatch.setattr(files.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(files, "REMOVAL_PAUSE", 0)
+    remove_tree(tree)
+    assert not tree.exists()
+    tree.mkdir()
+    late[:] = range(files.REMOVALS)
+    (tree / "folder").mkdir()
+    with pytest.raises(OSError, match="not empty"):
+        remove_tree(tree)
