@@ -184,9 +184,11 @@ class GitSourceReader:
         return GitSource(chosen=chosen, by=by, parts=parts, required=required, build_requires=needs)
 
     def _note_missing(self, source: UvSource, by: Chosen, parts: frozenset[str], error: EnvbuildError) -> None:
+        extras = sorted(parts - {ALWAYS, ANY, BUILD})
+        asked = f"{by.name}[{','.join(extras)}]" if extras else by.name
         self.reporter.note(
-            f"note: {source.package} of {_where(by)} is left alone, which matters only if something asks for "
-            f"{by.name}[{','.join(sorted(parts - {ANY, BUILD}))}]: {error.what}"
+            f"note: {source.package} of {_where(by)} is left alone, which matters only if something asks for {asked}: "
+            f"{error.what}"
         )
 
     def _chosen(self, source: UvSource, by: Chosen) -> Chosen:

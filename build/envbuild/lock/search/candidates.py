@@ -67,6 +67,13 @@ class Candidates:
 
     def likely(self, package: str) -> Iterator[Move]:
         """What may be taken of a package: the nearest release, the one of the commit's time, or the first."""
+        decided = self.steps.decided
+        for source in decided.git_sources.missing if decided is not None else ():
+            if source.name == package:
+                # Not of the place that upstream names: of the index, whatever is there.
+                reason = f"{source.error.what}; a release of the index"
+                yield (Deviation(package=package, instead_of=source.place, reason=reason),)
+                return
         item = self._component(package)
         if not self._may_move(item):
             return
