@@ -128,13 +128,13 @@ def test_drift_between_two_commits_is_found(nemo: Any, upstream: Upstream) -> No
         "from megatron.core.optimizer import get_optimizer\n\n\ndef setup():\n    return get_optimizer(1, cond=None)\n"
     )
     upstream.nemo.commit("main", "2025-04-01T00:00:00Z", {**files, "requirements/manifest.json": manifest(here)})
-    refused = error(nemo.run("lock", "--json", status=5))
+    refused = error(nemo.run("lock", "--json", "--exact", status=5))
     assert re.search(r"^\[api-drift:[0-9a-f]{8}\] nemo-toolkit", refused["why"])
     assert "nemo/strategy.py:5" in refused["why"]
     assert "megatron/training" not in refused["why"]
     assert "helpers_cpp" not in refused["why"]
     assert "nemo/helpers.py:2: megatron.core has no 'other_cpp'" in refused["why"]
-    nemo.run("lock", "--allow", "api-drift")
+    nemo.run("lock", "--allow", "api-drift", "--no-verify")
     assert lock_of(nemo).allowed[0].startswith("api-drift:")
 
 
@@ -202,7 +202,7 @@ def test_sync_installs_what_comes_from_git_and_imports_it(nemo: Any, upstream: U
     write_plain_stack(nemo)
     nemo.run("lock")
     done = result(nemo.run("sync", "--into", "venv", "--json"))
-    assert [(item["phase"], item["packages"]) for item in done["phases"]] == [("main", 2), ("git", 2)]
+    assert [(item["phase"], item["packages"]) for item in done["phases"]] == [("main", 1), ("git", 2)]
     assert done["imported"] == ["nemo", "megatron.core", "packaging.version"]
     assert done["not_checked"] == []
     assert all(Path(item["log"]).is_file() for item in done["phases"])
@@ -221,7 +221,7 @@ def test_sync_installs_what_comes_from_git_and_imports_it(nemo: Any, upstream: U
 
 def test_sync_refuses_what_it_must_not_touch_or_install(nemo: Any) -> None:
     write_plain_stack(nemo, nemo="nemo.collections.llm")
-    nemo.run("lock")
+    nemo.run("lock", "--no-verify")
     precious = nemo.project / "mine"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")

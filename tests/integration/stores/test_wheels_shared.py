@@ -28,7 +28,7 @@ from helpers.stores import (
     s3_server,
     write_docker_config,
 )
-from integration.test_wheels import SELECT, compiled, counted, cuda, locked, own, wheels
+from integration.test_wheels import SELECT, compiled, counted, locked, own, wheels
 from unit.wheels.test_key import PARTS
 
 from envbuild.core.progress import SilentReporter
@@ -38,7 +38,7 @@ from envbuild.store.local import LocalStore
 from envbuild.wheels.cache.entry import KIND, Built, index_path_of, read_record
 
 # Fixtures that are used by name.
-__all__ = ["counted", "cuda", "own"]
+__all__ = ["counted", "own"]
 KEY = PARTS.key
 OTHER = PARTS.model_copy(update={"sm": ("80",)})
 
