@@ -213,7 +213,7 @@ def test_an_unknown_key_of_uv_is_refused(
     record = read_lock(lock("uv-settings")).lock
     assert record.components["lib"].version == "2.0"
     (allowed,) = record.allowed
-    assert allowed.startswith("uv-settings: ")
+    assert allowed.startswith("uv-settings:")
 
 
 @pytest.mark.parametrize("how", ["UV_CONFIG_FILE", "UV_NO_CONFIG"])

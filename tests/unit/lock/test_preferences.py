@@ -10,13 +10,14 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.core import tomlread
 from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
-from envbuild.lock.components.models import Companion, Lead
+from envbuild.lock.components.models import Companion, Forced, Lead, Preference
 from envbuild.lock.components.preferences import (
     read_uv_lock,
     script_companions,
     torch_preference,
     upstream_image,
     upstream_preferences,
+    without_overruled,
 )
 from envbuild.lock.uv.preferences import prefer
 
@@ -30,7 +31,8 @@ def package(name, version="1.0", **more):
 
 
 def lead_of(repository):
-    chosen = SimpleNamespace(git=repository.url, commit=repository.resolve(GitRef("main")), at=lambda: repository.url)
+    commit = repository.resolve(GitRef("main"))
+    chosen = SimpleNamespace(name="lib", git=repository.url, commit=commit, at=lambda: repository.url)
     return Lead(chosen=chosen, companions={})
 
 
@@ -161,3 +163,19 @@ def test_preferences_are_a_uv_lock_of_the_projects_moments(tmp_path):
         "exclude-newer-package": {"torch": False},
     }
     assert [(item["name"], item["version"]) for item in written["package"]] == [("lib", "1.0")]
+
+
+@pytest.mark.parametrize(
+    ("by", "texts", "version", "stays"),
+    [
+        ("nemo", (">=0.27.1",), "0.25.0", False),
+        ("nemo", (">=0.27.1",), "0.28.0", True),
+        ("nemo", (">=0.27.1 ; sys_platform == 'win32'",), "0.25.0", True),
+        ("nemo", (">=0.27.1",), None, True),
+        ("bridge", (">=0.27.1",), "0.25.0", True),
+    ],
+)
+def test_lead_wins_over_what_another_tree_forces(by, texts, version, stays):
+    forced = {"wandb": Forced(by=by, where="w", texts=texts)}
+    preferences = {"wandb": Preference(version=version, because="b", by="bridge")} if version else {}
+    assert bool(without_overruled(forced, preferences, "bridge", BASE)) is stays

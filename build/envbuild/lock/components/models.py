@@ -151,10 +151,12 @@ class Preference:
 
     Attributes:
         because: where it comes from, for people: ``uv.lock of megatron-bridge dedc564c1bda``.
+        by: the component in whose tree it is.
     """
 
     version: str
     because: str
+    by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

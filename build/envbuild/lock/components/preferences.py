@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -23,7 +24,7 @@ from envbuild.core.errors import ResolutionError
 from envbuild.git.refs import Commit
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.install_scripts import NGC_IMAGE, REPOSITORIES, SCRIPTS, read_installs, release_of
-from envbuild.lock.components.models import Chosen, Companion, Lead, Preference
+from envbuild.lock.components.models import Chosen, Companion, Forced, Lead, Preference
 from envbuild.lock.components.upstream import MANIFEST, holds_on
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.request import NGC_TABLE
@@ -46,8 +47,31 @@ def upstream_preferences(leads: Sequence[Lead], base: Base, context: LockContext
                 *_of_scripts(repository, chosen.commit, base),
             ):
                 for name, version in versions.items():
-                    found.setdefault(name, Preference(version=version, because=f"{where} of {chosen.at()}"))
+                    preference = Preference(version=version, because=f"{where} of {chosen.at()}", by=chosen.name)
+                    found.setdefault(name, preference)
     return found
+
+
+def without_overruled(
+    forced: Mapping[str, Forced], preferences: Mapping[str, Preference], lead: str, base: Base
+) -> dict[str, Forced]:
+    """What upstream forces, without what another tree than the lead's forces against a version of the lead's files.
+
+    NeMo 3's tree forces wandb>=0.27.1, which Megatron-Bridge's lock of the same day does not have.
+    """
+    return {
+        name: item
+        for name, item in forced.items()
+        if item.by == lead or not _is_against(item, preferences.get(name), lead, base)
+    }
+
+
+def _is_against(item: Forced, preference: Preference | None, lead: str, base: Base) -> bool:
+    if preference is None or preference.by != lead:
+        return False
+    parts = (text.partition(";") for text in item.texts)
+    ranges = [SpecifierSet(text) for text, _, marker in parts if holds_on(marker.strip(), base)]
+    return any(not allowed.contains(preference.version, prereleases=True) for allowed in ranges)
 
 
 def _of_uv_lock(repository: GitRepository, commit: Commit, base: Base, context: LockContext) -> dict[str, str]:

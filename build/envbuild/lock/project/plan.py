@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.lock.components.decide import Decided, EffectiveStack, commit_without_llm
 from envbuild.lock.components.models import DecidedBy, Exemption, Forced, Preference
-from envbuild.lock.components.preferences import torch_preference, upstream_image
+from envbuild.lock.components.preferences import torch_preference, upstream_image, without_overruled
 from envbuild.lock.components.select import left_out, upstream_overrides
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.as_of import AsOf
@@ -68,6 +68,8 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
     without = _left_out(inputs, decided, context)
     torch = _torch(inputs, decided, context)
     forced = upstream_overrides(leads, chosen, context.repositories)
+    if leads:
+        forced = without_overruled(forced, decided.preferences, leads[0].chosen.name, inputs.selection.base)
     # The stack's file comes first: NeMo 3 forces pyarrow 24, and stack nemo limits it.
     stated = {canonicalize_name(name) for name, item in decided.effective.stack.requirements.items() if item.version}
     forced = {name: item for name, item in forced.items() if name not in stated}
