@@ -87,7 +87,7 @@ class Finding:
     def reason(self) -> str:
         """The reason for the weight."""
         if self.lost:
-            return f"{self.why}; without it {', '.join(self.lost)} is not there"
+            return f"{self.why}, without: {', '.join(self.lost)}"
         return self.unreached or self.why
 
     def is_error(self) -> bool:
