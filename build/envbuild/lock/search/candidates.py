@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -130,8 +131,13 @@ class Candidates:
         return item.commit is None and item.origin is not DecidedBy.PIN and not item.spec.version and not item.spec.ref
 
     def _version(self, package: str) -> str | None:
+        """The release that was locked; None: there is none, or only a placeholder."""
         resolved = self.steps.resolved
-        return resolved.resolution.pins.get(package) if resolved is not None else None
+        version = resolved.resolution.pins.get(package) if resolved is not None else None
+        empty = len(family_of(package)) > 1 and not SpecifierSet(NO_PLACEHOLDER).contains(
+            version or "0", prereleases=True
+        )
+        return None if empty else version
 
     def _is_limited(self, item: Chosen | None) -> bool:
         """Whether the base's CUDA sets a range: nothing outside of it is tried."""
@@ -154,7 +160,9 @@ class Candidates:
         if exact is not None:
             above, below, other = f">{exact[1]}", f"<{exact[1]}", f",!={exact[1]}"
         elif line is not None:
-            above, below, other = f">={line[1]}.{int(line[2]) + 1}", f"<{line[1]}.{line[2]}", ""
+            # ==2.7.* is left for 2.8, and <1.9 for 1.9.
+            first = int(line[2]) + (not pinned.startswith("<"))
+            above, below, other = f">={line[1]}.{first}", f"<{line[1]}.{line[2]}", ""
         else:
             return
         later = self._look(package, above, lowest=True)
