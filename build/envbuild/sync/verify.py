@@ -90,19 +90,19 @@ class Verifier:
         return Trial(lock=lock, target=selection.target, phases=PHASES, leave_out=shared)
 
     def _verified(self, selection: Selection, trial: Trial) -> Verified:
-        problems = []
-        store = self.context.store
-        for place in self.places_for(selection):
-            name = digest_of(place.key)
-            key = _key(place, trial)
-            if found := store.find(KIND, key):
+        places = self.places_for(selection)
+        # Before any place is made: a result of another place is worth as much.
+        for place in places:
+            if found := self.context.store.find(KIND, _key(place, trial)):
                 return _VERIFIED.validate_json((found / RESULT_FILE).read_bytes())
+        problems = []
+        for place in places:
+            name = digest_of(place.key)
             problem = self._refused[name] if name in self._refused else self._problem(place)
             self._refused[name] = problem
-            if problem:
-                problems.append(f"{place.where}: {problem}")
-                continue
-            return self._tried(place, trial, key)
+            if not problem:
+                return self._tried(place, trial, _key(place, trial))
+            problems.append(f"{place.where}: {problem}")
         raise _no_place(problems)
 
     def _tried(self, place: Place, trial: Trial, key: str) -> Verified:

@@ -104,6 +104,9 @@ def test_a_result_is_kept_by_lock_and_place(verifier, lock, tmp_path):
     assert verifier(place)(Selected(), lock) == first
     assert (len(place.trials), place.prepared) == (1, 1), "the second time nothing is made and nothing is installed"
     assert list((tmp_path / "store/logs").glob("verify-*")) == []
+    gone = imported("gone", prepare=MachineError("no"))
+    assert verifier(gone, place)(Selected(), lock) == first
+    assert gone.prepared == 0, "a result that is there is taken before a place is made"
     other = imported("other")
     verifier(other)(Selected(), lock)
     assert len(other.trials) == 1
