@@ -44,6 +44,7 @@ DISTRIBUTIONS = {
     "dateutil": "python-dateutil",
     "dotenv": "python-dotenv",
     "google": "protobuf",
+    "pytriton": "nvidia-pytriton",
     "PIL": "pillow",
     "sklearn": "scikit-learn",
     "skimage": "scikit-image",
