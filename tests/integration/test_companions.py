@@ -29,10 +29,7 @@ ROWS = [(package, row) for package in OPTIONS for row in CATALOG.companions(pack
 def test_each_row_of_companions_locks(package, row, tmp_path: Path, site_cache: Path) -> None:
     # A folder of wheels has no dates.
     tool = Tool(tmp_path, site_cache, env={"UV_FIND_LINKS": "", "PIP_FIND_LINKS": ""})
-    only = (
-        row.versions.removeprefix("==") if row.versions.startswith("==") and "*" not in row.versions else row.versions
-    )
-    options = [*(option.format(only) for option in OPTIONS[package]), *AS_OF.get(row.versions, ())]
+    options = [*(option.format(row.versions) for option in OPTIONS[package]), *AS_OF.get(row.versions, ())]
     done = json.loads(tool.run("lock", *options, "--name", "row", "--no-verify", "--json").stdout)
     assert done["deviations"] == []
     assert done["behind"] == []

@@ -36,8 +36,9 @@ def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[
     pins: dict[str, str] = {}
     for value in values:
         name, found, ref = value.partition("=")
-        if ref.startswith("="):
-            ref = f"={ref}"  # megatron-core==0.16.1, as in a requirement
+        # megatron-core==0.16.1, as in a requirement; megatron-core===0.16.* is COMPONENT=REF with ==0.16.*.
+        if ref.startswith("=") and not ref.startswith("=="):
+            ref = f"={ref}"
         if not found or not name or not ref:
             raise click.BadParameter(f"{value!r}: write COMPONENT=REF, such as megatron-core=core_v0.16.1")
         if canonicalize_name(name) in map(canonicalize_name, pins):

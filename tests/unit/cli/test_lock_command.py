@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from conftest import Tool
 from helpers.lock_runs import error
 from helpers.stack_files import BASE, GPU_BASE, write_base, write_stack, write_target
 
+from envbuild.cli.lock import command, pin_texts
 from envbuild.lock.uv import program
 
 LOCK = ("lock", "--stack", "s", "--json")
@@ -93,3 +95,19 @@ def test_a_machine_that_cannot_verify_is_refused_before_anything_is_resolved(pro
     assert f"base {BASE}: " in refused["why"]
     assert "The base has glibc 2.99" in refused["why"]
     assert "--no-verify" in refused["fix"]
+
+
+@pytest.mark.parametrize(
+    ("word", "ref"),
+    [
+        ("lib=2.0", "2.0"),
+        # As in a requirement.
+        ("lib==2.0", "==2.0"),
+        # As messages write a pin.
+        ("lib===2.*", "==2.*"),
+        ("lib====2.0", "===2.0"),
+        ("lib=>=2,<3", ">=2,<3"),
+    ],
+)
+def test_words_of_pins(word: str, ref: str) -> None:
+    assert pin_texts(click.Context(command), command.params[0], (word,)) == {"lib": ref}
