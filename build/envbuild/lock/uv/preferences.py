@@ -12,7 +12,7 @@ from envbuild.core.files import machine_errors
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
 
 # uv wants a source of every package; it takes the version from whatever index has it.
-_SOURCE = {"registry": "https://pypi.org/simple"}
+_SOURCE = {"registry": "https://index.invalid/simple"}
 
 
 def prefer(folder: Path, versions: Mapping[str, str]) -> None:
