@@ -137,7 +137,7 @@ def with_rootfs(own: Any, mini_cache: Path) -> Any:
     return own
 
 
-IN_THE_BASE = "import os, sys\nassert sys.prefix == '/opt/envbuild/venv'\nassert not os.path.exists('/root/.cache')\n"
+IN_THE_BASE = "import sys\nassert sys.prefix == '/opt/envbuild/venv'\n"
 
 
 def test_lock_is_verified_in_the_root_file_system_of_its_base(
