@@ -23,8 +23,7 @@ from envbuild.drift.sources import SourceTree
 def compare(request: dict[str, Any]) -> dict[str, Any]:
     """The findings of each of ``pairs`` (two names), in their order.
 
-    ``wheels`` has the path of each name's wheel, ``modules`` those of its modules that the stack imports, and ``users``
-    the names of those that use a consumer.
+    ``wheels`` has the path of each name's wheel, the rest is as in :class:`envbuild.drift.worker.Comparison`.
     """
     try:
         trees = {name: SourceTree.from_wheel(Path(path)) for name, path in request["wheels"].items()}
@@ -36,7 +35,10 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
         return Part(trees[name], tuple(modules.get(name, ())), is_used=bool(users.get(name)))
 
     reaches = {name: Reach([part(name), *map(part, users.get(name, ()))], outlines) for name, _ in request["pairs"]}
-    found = [find_drift(trees[name], trees[used], reaches[name]) for name, used in request["pairs"]]
+    found = [
+        find_drift(trees[name], trees[used], reaches[name], request["unused"].get(name, ()))
+        for name, used in request["pairs"]
+    ]
     return {"findings": [[asdict(finding) for finding in findings] for findings in found]}
 
 

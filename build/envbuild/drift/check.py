@@ -18,17 +18,20 @@ from envbuild.drift.walker import Walker, failed_imports
 _LEFT_OUT = frozenset({"tests", "test", "examples", "scripts"})
 
 
-def find_drift(consumer: SourceTree, provider: SourceTree, reach: Reach | None = None) -> list[Finding]:
+def find_drift(
+    consumer: SourceTree, provider: SourceTree, reach: Reach | None = None, unused: Sequence[str] = ()
+) -> list[Finding]:
     """Compare what ``consumer`` imports and calls with what ``provider`` has, by reading both.
 
     Args:
         reach: of the consumer; without it, all of its modules may be imported.
+        unused: files and folders of the consumer that are left out.
 
     Returns:
         The findings by file and line. Only those whose weight is ``REFUSES`` are a reason to refuse.
     """
     with no_collection():
-        findings = _weighed(_compare(consumer, provider), consumer, reach or Reach([Part(consumer)]))
+        findings = _weighed(_compare(consumer, provider, unused), consumer, reach or Reach([Part(consumer)]))
     # The same order on every machine: findings are kept in the store.
     findings.sort(key=lambda finding: (finding.file, finding.line))
     return findings
@@ -58,11 +61,11 @@ def _asked_in(finding: Finding) -> tuple[str, str, str]:
     return finding.name, finding.file, finding.within.partition(".")[0]
 
 
-def _compare(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
+def _compare(consumer: SourceTree, provider: SourceTree, unused: Sequence[str]) -> list[Finding]:
     tables = Tables(consumer, provider)
     reader = Reader(tables)
     # All of them before anything is looked up: a table and the syntax that is walked have to be of one reading.
-    read = [found for module in _modules_to_walk(tables) if (found := tables.with_syntax(module)) is not None]
+    read = [found for module in _modules_to_walk(tables, unused) if (found := tables.with_syntax(module)) is not None]
     _note_patches(reader, [patches_of(table, tree) for table, tree in read])
     for table, tree in read:
         reader.lost.update((table.name, name) for name in failed_imports(reader, table, tree.body))
@@ -78,8 +81,9 @@ def _compare(consumer: SourceTree, provider: SourceTree) -> list[Finding]:
     return findings
 
 
-def _modules_to_walk(tables: Tables) -> list[str]:
+def _modules_to_walk(tables: Tables, unused: Sequence[str]) -> list[str]:
     """The consumer's modules that name a package of the provider."""
+    folders = tuple(f"{part.rstrip('/')}/" for part in unused)
     # A consumer that uses the provider names its outermost package: `megatron`, also for `megatron.core`.
     words = [word.encode() for word in sorted({root.partition(".")[0] for root in tables.provider.roots})]
     named = re.compile(b"|".join(rb"\b" + re.escape(word) + rb"\b" for word in words))
@@ -91,7 +95,9 @@ def _modules_to_walk(tables: Tables) -> list[str]:
     return sorted(
         module
         for module, file in tables.consumer.modules.items()
-        if not _LEFT_OUT.intersection(file.split("/")[:-1]) and names_it(tables.consumer.files[file])
+        if not _LEFT_OUT.intersection(file.split("/")[:-1])
+        and not f"{file}/".startswith(folders)
+        and names_it(tables.consumer.files[file])
     )
 
 

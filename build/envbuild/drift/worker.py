@@ -24,11 +24,13 @@ class Comparison:
     Attributes:
         modules: those that the stack imports, by component.
         users: the components that use a consumer, and that are there to be read.
+        unused: files and folders of a consumer that are left out.
     """
 
     pairs: Sequence[Pair]
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
     users: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    unused: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:

@@ -56,7 +56,7 @@ def check_api(project: Project, packages: Packages, context: LockContext) -> Ite
                     continue
                 findings = comparisons.of((name, used))
             for finding in findings:
-                if finding.weight is not Weight.PASSES and not _unused(finding.file, item.spec.unused):
+                if finding.weight is not Weight.PASSES:
                     yield _check_finding(finding, name, used)
 
 
@@ -213,7 +213,8 @@ class _Comparisons:
             for consumer in users
             for name in (consumer, *users[consumer])
         }
-        return Comparison(pairs=pairs, modules=modules, users=users)
+        unused = {name: self._chosen[name].spec.unused for name in users}
+        return Comparison(pairs=pairs, modules=modules, users=users, unused=unused)
 
     def _users(self, name: str) -> tuple[str, ...]:
         """The components that use one, directly or through others."""
@@ -249,7 +250,3 @@ def _code_digest() -> str:
     """The digest of the check itself: another way of reading finds other things."""
     folder = Path(drift.__file__).parent
     return digest_of({file.name: sha256_file(file) for file in sorted(folder.glob("*.py"))})
-
-
-def _unused(file: str, parts: tuple[str, ...]) -> bool:
-    return any(file == part or file.startswith(f"{part.rstrip('/')}/") for part in parts)
