@@ -52,7 +52,8 @@ class HeldBack:
 def held_back(plan: LockPlan, found: Resolution, context: LockContext) -> list[HeldBack]:
     """The components that are open, older than the commit that leads, and of which there are newer releases."""
     released = {name: item for name, item in plan.project.chosen.items() if not item.is_direct}
-    if not released:
+    # Only what belongs to an anchor can be of another time than it.
+    if not released or plan.effective.stack.anchor is None:
         return []
     tables = found.tables
     uploads: dict[str, datetime] = {}
