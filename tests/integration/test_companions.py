@@ -24,7 +24,7 @@ AS_OF = {"==0.6.*": ("--as-of", "2026-10-15")}
 ROWS = [(package, row) for package in OPTIONS for row in CATALOG.companions(package).releases]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(("package", "row"), ROWS, ids=[f"{package}{row.versions}" for package, row in ROWS])
 def test_each_row_of_companions_locks(package, row, tmp_path: Path, site_cache: Path) -> None:
     # A folder of wheels has no dates.
