@@ -65,6 +65,7 @@ class Catalog:
         """
         folders = (project / "envs", data_root() / "envs")
         existing = [folder.resolve() for folder in folders if _exists(folder) and folder.is_dir()]
+        # In a checkout the project's envs/ is the shipped one.
         return cls(tuple(dict.fromkeys(existing)))
 
     def names(self, kind: str) -> list[str]:
@@ -209,6 +210,7 @@ class HostDistribution:
         if path.is_file():
             for line in path.read_text().splitlines():
                 key, _, value = line.partition("=")
+                # Values may be in quotes, as in a shell: os-release(5).
                 values[key.strip()] = value.strip().strip("\"'")
         return cls(distribution=values.get("ID", "unknown"), release=values.get("VERSION_ID", "unknown"))
 

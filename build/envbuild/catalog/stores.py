@@ -33,6 +33,7 @@ def _address(text: str) -> str:
 
 
 def _endpoint(text: str) -> str:
+    # USER:PASSWORD@ of a URL (RFC 3986, section 3.2.1): the file is no place for secrets.
     if "@" in text:
         raise ValueError("an endpoint holds no user name and no password; credentials come from AWS_* or ~/.aws")
     return text

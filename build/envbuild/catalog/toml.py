@@ -148,6 +148,7 @@ def line_numbers(text: str) -> dict[Location, int]:
             found.setdefault((*prefix, *_parts(key[1])), number)
             value = line[key.end() :]
             for quote in ('"""', "'''"):
+                # Opened here and closed on a later line: until then no line is a key.
                 if value.count(quote) == 1:
                     closing = quote
     return found

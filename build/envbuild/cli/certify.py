@@ -110,6 +110,7 @@ def command(session: Session, **values: Any) -> None:
         _print_plan(session, write_plan(request, arguments.plan_out, session.store), arguments.plan_out)
     elif arguments.judge is not None:
         given = given_options(context)
+        # A default is no word of the user's: the plan says where it ran, and how often.
         explicit = ExplicitOptions(
             place=arguments.place if "place" in given else None,
             repeats=arguments.repeat if "repeat" in given else None,
@@ -161,6 +162,7 @@ def _options(session: Session, selection: Selection, arguments: Arguments) -> Ce
             why="The target is the CPU.",
             fix="Leave it out, or name a target with GPUs (`envbuild list targets`).",
         )
+    # Refuses a stack for which there are no cases before keys are read or a lock is looked for.
     driver_of(selection)
     signer = signer_of(session, arguments.key, arguments.key_password)
     if arguments.key_password is not None and signer is None:

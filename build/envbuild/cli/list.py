@@ -32,6 +32,7 @@ def command(session: Session, kind: str) -> None:
     result: dict[str, Json] = {kind: list(rows)}
     if broken:
         together = _together(broken, kind)
+        # Next to what could be read: a script gets both from one document.
         result["error"] = as_json(together)
         print_error(together)
     session.done(result, *_lines(rows))

@@ -57,6 +57,7 @@ def compare(old: LockDirectory, new: LockDirectory) -> tuple[LockChange, ...]:
     names = dict.fromkeys([*old.lock.components, *new.lock.components])
     for name in names:
         before, after = old.lock.components.get(name), new.lock.components.get(name)
+        # By what is shown: at another commit a component may have the version of before.
         if _shown(before) != _shown(after):
             why = _why(before, after)
             changes.append(LockChange(name=name, old=_shown(before), new=_shown(after), why=why, component=True))

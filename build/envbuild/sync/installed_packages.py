@@ -22,6 +22,7 @@ class InstalledPackages:
 
     def __init__(self, site_packages: Path) -> None:
         self._records = {
+            # NAME-VERSION.dist-info: in both a dash became an underscore (PEP 427).
             canonicalize_name(folder.name.removesuffix(".dist-info").rpartition("-")[0]): folder / "RECORD"
             for folder in sorted(site_packages.glob("*.dist-info"))
         }
@@ -77,6 +78,7 @@ class InstalledPackages:
 def _paths(record: Path) -> Iterator[str]:
     try:
         with record.open(newline="", encoding="utf-8", errors="replace") as stream:
+            # A RECORD is CSV: a path with a comma in it is in quotes (PEP 376).
             yield from (row[0] for row in csv.reader(stream) if row)
     except OSError:
         return

@@ -132,5 +132,6 @@ class ThisMachine:
 
 def _python_version(venv: Path) -> str:
     """The version of an environment's interpreter, with its patch release."""
+    # uv's key for it; PEP 405 names none.
     found = re.search(r"^version_info = (\d+\.\d+\.\d+)", (venv / "pyvenv.cfg").read_text(), re.MULTILINE)
     return found[1] if found else ""

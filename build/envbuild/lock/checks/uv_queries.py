@@ -111,6 +111,7 @@ def _question(plan: LockPlan, resolution: Resolution, needs: Sequence[Need], ins
     every = {str(package["name"]) for package in resolution.packages}
     left_out = every | set(plan.project.overrides) | set(settings.get("exclude-dependencies", ()))
     settings.pop("override-dependencies", None)
+    # Exclusions hold for what the project asks for itself, too (astral-sh/uv#19699).
     settings["exclude-dependencies"] = sorted(left_out - set(wanted))
     # A pinned version would contradict the commit or address that is asked for.
     settings["constraint-dependencies"] = [

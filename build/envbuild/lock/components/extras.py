@@ -21,6 +21,7 @@ def with_former_extras(chosen: Mapping[str, Chosen], declarations: Declarations)
 
 
 def _of(item: Chosen, declarations: Declarations) -> Chosen:
+    # uv's maintainers keep it a warning: another release may have the extra (astral-sh/uv#2828, #10790).
     former = {
         extra: older for extra, older in item.spec.former_extras.items() if not _has_extra(item, extra, declarations)
     }

@@ -16,6 +16,7 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.uv.resolution import look_up
 
 # Transformer Engine loads its core and its torch part from other packages, and fails on those of another version.
+# Its load_framework_extension asserts that the three have one version (transformer_engine/common/__init__.py).
 FAMILIES = (
     frozenset(
         {

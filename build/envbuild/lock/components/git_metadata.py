@@ -226,6 +226,8 @@ class _Tree:
 
     def _attribute(self, dotted: str) -> str | None:
         """The text that a module assigns to a name at its top level."""
+        # As setuptools reads `attr:`: from the syntax tree, without importing the module (StaticModule in its
+        # config/expand.py).
         module, _, name = dotted.rpartition(".")
         path = module.replace(".", "/")
         for file in (f"{path}.py", f"{path}/__init__.py", f"src/{path}.py", f"src/{path}/__init__.py"):

@@ -167,6 +167,7 @@ class GitSourceReader:
         try:
             chosen = self._chosen(source, by)
             if chosen.phase is Phase.COMPILE:
+                # Only tried: a tree that does not state its requirements counts as one that cannot be had.
                 metadata_of_commit(chosen, self.repositories, self.base.cuda_major)
             needs = self._needed_to_build(chosen)
         except ValueError as error:

@@ -59,6 +59,7 @@ class Chosen:
     @property
     def range(self) -> SpecifierSet:
         """The releases that may be taken, pre-releases too."""
+        # Upstream pins pre-releases (nvidia-modelopt==0.44.0rc5), which a specifier leaves out by default (PEP 440).
         return SpecifierSet(self.specifier, prereleases=True)
 
     @property

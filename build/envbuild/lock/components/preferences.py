@@ -111,6 +111,7 @@ def read_uv_lock(content: Mapping[str, Any], base: Base) -> dict[str, str]:
 
 def _left_to_the_image(content: Mapping[str, Any], base: Base) -> set[str]:
     """The packages of which every override is for another platform: their image brings them."""
+    # A marker that never holds left a package out before uv had exclude-dependencies (astral-sh/uv#12616).
     overrides = content.get("manifest", {}).get("overrides", [])
     every, holding = set[str](), set[str]()
     for item in overrides:

@@ -57,6 +57,7 @@ def before_build(text: str) -> tuple[list[str], list[str]] | None:
     main, optional = project.get("dependencies", []), project.get("optional-dependencies", {})
     if not isinstance(optional, dict) or not all(are_texts(item) for item in (open_fields, main, *optional.values())):
         raise ValueError(f"Its {PYPROJECT} states dependencies in [project] in another form than lists of texts.")
+    # What is neither stated nor dynamic is empty, and no build may fill it (PEP 621).
     if any(field in open_fields for field in _BEFORE_BUILD):
         return None
     lines = [*main, *(marked_line(line, "", extra) for extra, texts in optional.items() for line in texts)]

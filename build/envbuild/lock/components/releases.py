@@ -135,6 +135,7 @@ def uploaded_at(package: Mapping[str, Any]) -> datetime:
     Raises:
         ConfigurationError: the index does not say.
     """
+    # Indexes have upload times since PEP 700, and in JSON alone: GitLab's has none (gitlab-org/gitlab#581770).
     times = upload_seconds(package)
     if not times:
         raise ConfigurationError(

@@ -37,6 +37,7 @@ def earlier(chosen: Chosen, commits: Mapping[str, str], repositories: Repositori
     if sha is None or head is None or chosen.git is None or sha == head.sha:
         return chosen
     older = repositories.at(chosen.git).resolve(GitRef(sha))
+    # A commit of its own follows nothing; this one is of the branch, and the lock is old once the branch moves.
     return replace(chosen, commit=replace(older, kind=head.kind, name=head.name), head=head)
 
 

@@ -133,6 +133,7 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
         raise not_understood(repository, commit, PYPROJECT, error) from error
     found = []
     for requirement in requirements:
+        # sys_platform == 'never': uv's advice before it had exclude-dependencies (astral-sh/uv#12616).
         if requirement.marker and "never" in str(requirement.marker):
             continue  # upstream's way of leaving out what its base image brings
         pinned = Companion(

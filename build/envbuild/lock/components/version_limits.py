@@ -204,6 +204,8 @@ def _of_first(item: Chosen, base: Base, moment: AsOf, title: str, context: LockC
     until = as_of.timestamp(as_of.end_of(_last_upload(first).date()))
     # resolution = lowest shows the oldest versions that will do: only what is newer than the moment even so needs an
     # exemption.
+    # no-build: the lowest releases of what has no lower bound are sdists that do not build any more
+    # (matplotlib/viscm#100 met the same).
     settings = {**lowest, "exclude-newer": until, "no-build": True}
     what = f"find what {title} needs"
     needed = look_up({item.name: f"=={first['version']}"}, base, settings, what, context, alone=False)
@@ -228,5 +230,6 @@ def _none_yet(item: Chosen, base: Base, moment: AsOf) -> CheckRefusedError:
         f"as of {moment.text()} no release of {item.name} on the index is for CUDA {major}",
         why=f"Those for CUDA {major} are {item.name}{item.specifier} ({item.because}).",
         fix="Name the base, and the first one is taken although it is newer: --base NAME",
+        # By this code lock_on_fitting_base goes on with the stack's next base.
         codes=["cuda-mixed"],
     )

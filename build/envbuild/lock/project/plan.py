@@ -50,6 +50,7 @@ class LockPlan:
         """The versions that uv prefers, by name."""
         decided = self.project.pinned_directly() | self.project.base.provides.keys()
         stays = {name: version for name, version in self.inputs.stays.items() if name not in decided}
+        # Upstream's files win over the versions that stay: they may have moved with the branch.
         return {**stays, **{name: item.version for name, item in self.preferences.items()}}
 
     @property

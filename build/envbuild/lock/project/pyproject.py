@@ -141,6 +141,7 @@ def render_project(
         uv["override-dependencies"] = _overrides(project)
     if base.provides:
         # The base brings them: they must not be installed again, and uv must not look for them.
+        # uv has a setting for it since astral-sh/uv#16528; before, an override with a marker that never holds.
         uv["exclude-dependencies"] = _lines(sorted(base.provides))
     constraints = [f"{package}=={version}" for package, version in sorted((pins or {}).items())]
     constraints += [f"{name}{item.chosen.wanted}" for name, item in sorted(project.git_sources.in_force.items())]
@@ -212,6 +213,7 @@ def dates_of(project: Project) -> dict[str, object]:
 def _overrides(project: Project) -> tomlkit.items.Array:
     lines: list[object] = [f"{name}{text}" for name, texts in sorted(project.overrides.items()) for text in texts]
     for declared_by, specifiers in sorted(project.scoped_overrides.items()):
+        # An entry for one package takes versions of an index alone, no address (astral-sh/uv#19970).
         entry = tomlkit.inline_table()
         entry["package"] = tomlkit.inline_table().append("name", declared_by)
         entry["dependencies"] = [f"{name}{text}" for name, text in sorted(specifiers.items())]

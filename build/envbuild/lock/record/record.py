@@ -66,6 +66,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         schema=lockfile.SCHEMA,
         stack=selection.stack_name,
         digest=lockfile.content_digest(base_digest, torch, components, phases, environment),
+        # Not the moment of locking: the same files locked again give the same image.
         source_date_epoch=resolved.resolution.newest_upload,
         inputs=_inputs(plan, base_digest),
         base=_base(selection.base_name, base, base_digest),
@@ -156,6 +157,7 @@ def _component(item: Chosen, version: str, plan: LockPlan) -> LockedComponent:
 def _because(item: Chosen, version: str, plan: LockPlan) -> str:
     """Where a component's version comes from; where nothing decided it, the preference that was followed."""
     preference = plan.preferences.get(canonicalize_name(item.name))
+    # 2.13.0+cpu is a build of 2.13.0 (PEP 440, "Local version identifiers"); preferences name no build.
     followed = preference is not None and preference.version == Version(version).public if version else False
     if preference is None or not followed or item.is_direct or EXACT.match(item.specifier):
         return item.because
@@ -220,6 +222,7 @@ def _write_phases(resolved: ResolvedPlan, context: LockContext) -> dict[str, Loc
         "main": with_local_hashes([block for block in main if not _from_git(block)], resolution, plan.torch),
         "compile": with_local_hashes([block for block in compiled if not _from_git(block)], resolution, plan.torch),
         # Where hashes are required, every line must have one, and a commit has none: so a file of their own.
+        # uv's --require-hashes has no Git dependencies either (astral-sh/uv#2824).
         "git": [block for block in (*main, *compiled) if _from_git(block)],
     }
     shared = sorted(late.intersection(map(_key, blocks["git"])))

@@ -119,6 +119,7 @@ def _demand(
 ) -> tuple[LockPlan | None, tuple[str, ...]]:
     """The plan with a newer release; else which packages are in its way, the likeliest first."""
     name = canonicalize_name(item.name)
+    # A lower bound is what uv needs: without one it ends at a release that is old enough to fit (astral-sh/uv#8157).
     limits = {**plan.project.limits, name: f">{item.version}"}
     trial = replace(plan, project=replace(plan.project, limits=limits))
     try:

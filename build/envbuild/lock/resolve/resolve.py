@@ -32,6 +32,7 @@ from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.resolution import Packages, Resolution, resolve, throw_away
 
 # uv's words for what only the project itself may take from elsewhere than the index.
+# Releases that ask for an address are refused too (astral-sh/uv#1808, #5070).
 _URL_REFUSED = re.compile(r"Package `([^`]+)`\s+was\s+included\s+as\s+a\s+URL\s+dependency")
 
 _UNKNOWN = re.compile(r"([A-Za-z0-9._-]+)\s+was\s+not\s+found\s+in\s+the\s+package\s+registry")
@@ -189,6 +190,7 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
 
 def _without_yanked(plan: LockPlan, found: Resolution, context: LockContext) -> tuple[LockPlan, Resolution]:
     """Without the yanked releases of components that only a preference names."""
+    # uv takes a yanked release that a uv.lock names (PEP 592; astral-sh/uv#19112), and preferences are given as one.
     yanked: dict[str, str] = {
         name: f"!={found.pins[name]}"
         for name, item in ((canonicalize_name(name), item) for name, item in plan.project.chosen.items())

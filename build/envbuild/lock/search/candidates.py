@@ -207,6 +207,7 @@ class Candidates:
         times = upload_seconds(found) if found is not None else []
         if found is None or not times:
             return
+        # uv's exclude-newer takes what was uploaded before the moment; the times here have whole seconds.
         until = datetime.fromtimestamp(max(times), timezone.utc) + timedelta(seconds=1)
         reason = f"the index had no release of it yet; {found['version']} is the first"
         yield (Deviation(package=package, instead_of="any release", until=timestamp(until), reason=reason),)
@@ -221,6 +222,7 @@ class Candidates:
         if not dates or not times:
             return
         until = max(dates) + GRACE
+        # Its authors had this release: what fails is something else.
         if min(times) < until.timestamp():
             return
         reason = f"{self.why} with {version}; until then the authors of {leads[0].chosen.at()} can have tried it"
@@ -259,6 +261,7 @@ class Candidates:
         # Placeholders hold a name on the index and have nothing in them.
         limits = ",".join(filter(None, (specifier, NO_PLACEHOLDER if len(family_of(package)) > 1 else "")))
         what = f"find {package} {limits or 'at all'}"
+        # That there is none is an answer; an index that cannot be reached ends the search.
         try:
             found = look_up({package: limits}, self.steps.inputs.selection.base, settings, what, context)
         except ResolutionError:

@@ -80,6 +80,7 @@ class SearchSession:
                 started = datetime.fromisoformat(json.loads(file.read_text())["moment"])
             except (FileNotFoundError, ValueError, KeyError):
                 started = None
+            # Not a start that is still to come: the machine's clock was wrong then, or is now.
             if started is not None and timedelta() <= now - started < LASTING:
                 known = len(list(self.folder.glob("*.json"))) - 1
                 self.context.reporter.note(
