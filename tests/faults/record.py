@@ -1,7 +1,7 @@
 """The record of the faults: which check found each of them, and how far healthy repeats are apart.
 
 An existing record goes on: what this session tried anew replaces its earlier entries, and each entry has the commit
-that it is of. So a part of the faults can be run again.
+that it is of. So a part of the faults can be run again, and several workers (``-n``) write one record.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from faults.environments import Environment
 from faults.kinds import Fault
 
 from envbuild import __version__
+from envbuild.core import locks
+from envbuild.core.files import write_atomic
 
 VARIABLE = "ENVBUILD_SOAK_RECORD"
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,11 +36,9 @@ class Record:
         self._commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
         self._faults: dict[str, dict[str, Any]] = {}
         self._repeats: dict[str, Any] | None = None
-        if self._file is not None and self._file.is_file():
-            before = json.loads(self._file.read_text())
+        before = self._read()
+        if before is not None:
             assert (before["versions"], before["machine"]) == (self._versions(), _machine()), "another machine's record"
-            self._faults = {item["id"]: item for item in before["faults"]}
-            self._repeats = before["repeats"]
 
     def add(self, fault: Fault, *, caught: bool, checks: list[str], seconds: float) -> None:
         """Note what became of a fault."""
@@ -59,17 +60,27 @@ class Record:
         self._repeats = {**found, "commit": self._commit}
         self._write()
 
+    def _read(self) -> dict[str, Any] | None:
+        """The record as it is now; other workers write to it too."""
+        if self._file is None or not self._file.is_file():
+            return None
+        found: dict[str, Any] = json.loads(self._file.read_text())
+        return found
+
     def _write(self) -> None:
         if self._file is None:
             return
-        document = {
-            "what": "planted faults and healthy repeats on the CPU (./dev soak tests/faults)",
-            "versions": self._versions(),
-            "machine": _machine(),
-            "faults": sorted(self._faults.values(), key=lambda item: str(item["id"])),
-            "repeats": self._repeats,
-        }
-        self._file.write_text(json.dumps(document, indent=2) + "\n")
+        with locks.exclusive(Path(tempfile.gettempdir()) / f"envbuild-{self._file.name}.lock"):
+            before = self._read() or {"faults": [], "repeats": None}
+            faults = {item["id"]: item for item in before["faults"]} | self._faults
+            document = {
+                "what": "planted faults and healthy repeats on the CPU (./dev soak tests/faults)",
+                "versions": self._versions(),
+                "machine": _machine(),
+                "faults": sorted(faults.values(), key=lambda item: str(item["id"])),
+                "repeats": self._repeats or before["repeats"],
+            }
+            write_atomic(self._file, json.dumps(document, indent=2) + "\n")
 
     def _versions(self) -> dict[str, str]:
         found = self._stack.versions
