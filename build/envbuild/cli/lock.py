@@ -17,10 +17,11 @@ from envbuild.core.digests import Json, short
 from envbuild.core.errors import BuildError, CheckRefusedError, ResolutionError, UsageError
 from envbuild.core.progress import PlainReporter, Reporter, SilentReporter
 from envbuild.core.text import shown
+from envbuild.lock.bases import lock_on_fitting_base
 from envbuild.lock.checks.findings import CODES
 from envbuild.lock.inputs.pins import foreign_pins, parse_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest, leaves_open
-from envbuild.lock.lock import LockOptions, LockResult, lock_on_fitting_base
+from envbuild.lock.lock import LockOptions, LockResult
 from envbuild.lock.lockdir import lock_path, with_locked_base
 from envbuild.lock.lockfile import RECORD_FILE
 from envbuild.lock.next_command import with_next_command

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +14,15 @@ from envbuild.catalog.context import Context
 from envbuild.core import locks
 from envbuild.core.background import interruptible
 from envbuild.core.digests import sha256_bytes, short
-from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, MachineError, ResolutionError
+from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
 from envbuild.lock import lockfile
 from envbuild.lock.checks.findings import CheckFinding, refuse
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.pins import GIT_PREFIX
-from envbuild.lock.inputs.request import LockInputs, LockRequest, may_deviate
-from envbuild.lock.lockdir import lock_on_base, publish, refuse_to_replace, refuse_what_is_no_lock, tidy
+from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.lockdir import publish, refuse_to_replace, refuse_what_is_no_lock, tidy
 from envbuild.lock.lockfile import Lock, LockDirectory, read_lock
 from envbuild.lock.verification import Verify
 
@@ -192,134 +192,3 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
         elif now != before:
             moved.append(f"{name}: branch {asked} moved from {before[:12]} to {now[:12]}")
     return moved
-
-
-def lock_on_fitting_base(
-    selection: Selection,
-    request: LockRequest,
-    path_for: Callable[[Selection], Path],
-    options_for: Callable[[Selection], LockOptions],
-    context: Context,
-) -> LockResult:
-    """Lock a stack on its base; where the user named none and nothing works there, on the next base of the stack.
-
-    An older commit of a branch is taken only where no base has a lock for the tip. The base that an earlier run with
-    the same inputs fell back to comes first.
-
-    Args:
-        request: ``base_named`` where the user named the base.
-        path_for: the lock directory for a stack and a base.
-        options_for: the options for them.
-
-    Raises:
-        EnvbuildError: see :func:`lock_stack`; of the first base.
-    """
-    sessions: list[SearchSession] = []
-
-    def session(verifies: bool) -> SearchSession:
-        from envbuild.lock.search.session import SearchSession  # slow to import
-
-        # One for all bases: the attempts on the first ones count, too, once the search goes on.
-        if not sessions:
-            sessions.append(SearchSession.of(selection, request, context, verifies=verifies))
-        return sessions[0]
-
-    def options_with_session(item: Selection) -> LockOptions:
-        return replace(options_for(item), session=session)
-
-    try:
-        result = _on_one_base(selection, request, path_for, options_with_session, context)
-    except (CheckRefusedError, ResolutionError, BuildError):
-        _end(sessions)
-        raise
-    _end(sessions)
-    return result
-
-
-def _end(sessions: Sequence[SearchSession]) -> None:
-    """End a search that was not interrupted: the next one tries everything again."""
-    for session in sessions:
-        session.end()
-
-
-def _on_one_base(
-    selection: Selection,
-    request: LockRequest,
-    path_for: Callable[[Selection], Path],
-    options_for: Callable[[Selection], LockOptions],
-    context: Context,
-) -> LockResult:
-    bases = [selection, *([] if request.base_named else _other_bases(selection))]
-    default = selection.base_name
-    if (remembered := _fallback(bases, request, path_for)) and not options_for(remembered).upgrade:
-        bases = [remembered, *(item for item in bases if item is not remembered)]
-        context.reporter.note(f"note: the lock is on base {remembered.base_name}, since {default} had none")
-    failures: list[tuple[Selection, EnvbuildError]] = []
-    for item, following in zip(bases, [*bases[1:], None], strict=True):
-        options = replace(options_for(item), older=len(bases) == 1)
-        fallback_from = default if item.base_name != default else ""
-        own = replace(request, base_named=following is None, fallback_from=fallback_from)
-        done = _tried(item, own, options, context)
-        if isinstance(done, LockResult):
-            return done
-        if following is not None and not (may_deviate(item, request) or _is_of_another_cuda(done)):
-            raise done
-        failures.append((item, done))
-        if following is not None:
-            context.reporter.note(_next_base(item, following, done))
-    older = failures if may_deviate(selection, request) and len(bases) > 1 else []
-    for item, failure in older:
-        if not _is_of_another_cuda(failure):
-            fallback_from = default if item.base_name != default else ""
-            own = replace(request, base_named=True, fallback_from=fallback_from)
-            done = _tried(item, own, options_for(item), context)
-            if isinstance(done, LockResult):
-                return done
-    raise failures[0][1]
-
-
-def _fallback(
-    bases: Sequence[Selection], request: LockRequest, path_for: Callable[[Selection], Path]
-) -> Selection | None:
-    """The base that was taken with the same inputs in the place of the first one, which has no lock; the newest."""
-    found = []
-    for item in bases:
-        lock = lock_on_base(path_for(item), item.base_name)
-        if lock is not None and item is bases[0]:
-            return None
-        same = lock is not None and lock.inputs.digest == LockInputs.of(item, request).digest
-        if lock is not None and same and lock.fallback_from == bases[0].base_name:
-            found.append((lock.inputs.as_of, item))
-    return max(found, key=lambda one: one[0])[1] if found else None
-
-
-def _tried(
-    selection: Selection, request: LockRequest, options: LockOptions, context: Context
-) -> LockResult | EnvbuildError:
-    """The lock, or the failure that another base may not have."""
-    try:
-        return lock_stack(selection, request, options, context)
-    except (CheckRefusedError, ResolutionError, BuildError) as error:
-        return error
-
-
-def _next_base(item: Selection, following: Selection, error: EnvbuildError) -> str:
-    why = "its packages are of another CUDA than" if _is_of_another_cuda(error) else f"{error.what}: no lock on"
-    has = " has" if _is_of_another_cuda(error) else ""
-    return (
-        f"{why} base {item.base_name}{has}: taking {following.base_name}, which stack {following.stack_name} names too"
-    )
-
-
-def _is_of_another_cuda(error: EnvbuildError) -> bool:
-    return isinstance(error, CheckRefusedError) and error.codes == {"cuda-mixed"}
-
-
-def _other_bases(selection: Selection) -> list[Selection]:
-    """The selection on the other bases that the stack names for the target."""
-    builds = selection.stack.builds_for(selection.target_name)
-    return [
-        Selection(selection.catalog, selection.stack_name, name, selection.target_name)
-        for name in (builds.bases if builds else ())
-        if name != selection.base_name
-    ]
