@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,9 +149,13 @@ def command(
         return out or lock_path(session.project, kept, selection.base_name)
 
     def options_for(selection: Selection) -> LockOptions:
-        if verifier is not None:
-            verifier.require_place(selection)
-        return LockOptions(path=path_for(selection), upgrade=upgrade, verify=verifier, named=bool(name or out))
+        return LockOptions(
+            path=path_for(selection),
+            upgrade=upgrade,
+            verify=verifier,
+            ready=functools.partial(verifier.require_place, selection) if verifier is not None else None,
+            named=bool(name or out),
+        )
 
     request = dataclasses.replace(request, base_named=base is not None)
     try:

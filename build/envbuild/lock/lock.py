@@ -39,6 +39,7 @@ class LockOptions:
         upgrade: resolve anew, as of now, even if nothing changed.
         verify: tries a lock before it is published, and also an existing one; what it finds refuses the lock unless
             the request lets it pass.
+        ready: refuses to begin where no lock can be verified; called before one is made.
         older: go back along a branch where nothing works at its tip.
         session: gives what a search tried before it was interrupted; the argument: whether locks are verified.
         named: the user named the path; otherwise no lock is replaced by one that is made in another way than the
@@ -48,6 +49,7 @@ class LockOptions:
     path: Path
     upgrade: bool = False
     verify: Verify | None = None
+    ready: Callable[[], None] | None = None
     older: bool = True
     session: Callable[[bool], SearchSession] | None = None
     named: bool = True
@@ -93,6 +95,9 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
         if reused is not None and _is_up_to_date(reused, inputs, repositories, context.reporter):
             _verified(reused, inputs, options)
             return LockResult(reused, built=False)
+        # Not sooner: apt and mmdebstrap are asked, 0.6 s of processor time, and what was verified once is known.
+        if options.ready is not None:
+            options.ready()
         from envbuild.lock.search.search import (
             SearchOptions,
             searched_lock,

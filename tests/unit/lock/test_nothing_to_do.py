@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.locks import DIGEST, make_lock
@@ -43,7 +44,7 @@ def project(open_dir):
         folder.chmod(0o755)
 
 
-def lock(project: Path, **options: bool) -> LockResult:
+def lock(project: Path, **options: Any) -> LockResult:
     selection = Selection(Catalog.open(project), "s", BASE, "cpu")
     reporter = SilentReporter()
     store = LocalStore(project / "store", reporter)
@@ -73,6 +74,16 @@ def test_upgrade_makes_an_up_to_date_lock_anew(project, monkeypatch):
     assert lock(project).built is False
     with pytest.raises(NetworkError, match="made anew"):
         lock(project, upgrade=True)
+
+
+def test_a_machine_that_cannot_verify_is_looked_at_only_where_a_lock_is_made(project, monkeypatch):
+    def refuse() -> None:
+        raise MachineError("no place to verify in")
+
+    monkeypatch.setattr(locking, "_exclusive", lambda *_: contextlib.nullcontext())
+    assert lock(project, ready=refuse).built is False
+    with pytest.raises(MachineError, match="no place to verify in"):
+        lock(project, upgrade=True, ready=refuse)
 
 
 def test_nothing_to_do_imports_nothing_that_only_a_new_lock_needs():
