@@ -6,6 +6,7 @@ that the attempts of the last run count, the moment of the first one holds for a
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from pydantic import TypeAdapter
 from envbuild import __version__
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.context import Context
+from envbuild.core import locks
 from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
@@ -75,7 +77,7 @@ class SearchSession:
 
     def _first_moment(self) -> datetime:
         now, file = self.context.clock(), self.folder / STARTED
-        with machine_errors(self.folder):
+        with self._alone(), machine_errors(self.folder):
             try:
                 started = datetime.fromisoformat(json.loads(file.read_text())["moment"])
             except (FileNotFoundError, ValueError, KeyError):
@@ -119,14 +121,20 @@ class SearchSession:
             "findings": _FINDINGS.dump_python(tuple(findings), mode="json"),
             "packages": _packages(steps.resolved.resolution) if steps.resolved is not None else None,
         }
-        with machine_errors(self.folder):
+        with self._alone(), machine_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)  # another process may have ended the same search
             write_atomic(self._file(steps), json.dumps(kept))
 
     def end(self) -> None:
         """Forget what was tried."""
         if self._moment is not None:
-            remove_tree(self.folder)
+            with self._alone():
+                remove_tree(self.folder)
+
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        """Be the only one who changes the folder."""
+        # Two projects may lock the same stack at once, and have one store.
+        return locks.exclusive(self.context.store.root / "locks" / f"search-{self.folder.name}.lock")
 
     def _file(self, steps: Steps) -> Path:
         plan = steps.plan
