@@ -11,6 +11,7 @@ from envbuild.drift.classes import Callable, Classes
 from envbuild.drift.conditions import ATTRIBUTE_ERRORS, CALL_ERRORS, BranchOutcome, Conditions
 from envbuild.drift.findings import Finding, FindingKind, Moment, Severity
 from envbuild.drift.module_index import ModuleTable
+from envbuild.drift.optional import NONE, Modules, OptionalImports
 from envbuild.drift.signatures import Arguments, Misfit, arguments_of, misfits
 from envbuild.drift.symbols import (
     ClassSymbol,
@@ -43,6 +44,7 @@ class Location:
         function: the innermost function; None at import time.
         adapted: whether a test of the provider's version or abilities stands around.
         owner: the class whose method this is.
+        optional: modules of other packages that are there wherever this runs.
     """
 
     scope: Scope
@@ -52,6 +54,7 @@ class Location:
     function: Scope | None = None
     adapted: bool = False
     owner: ClassDefinition | None = None
+    optional: Modules = NONE
 
     def severity(self, errors: frozenset[str]) -> tuple[Severity, str]:
         """The severity of a failure with one of these errors here, and the reason."""
@@ -69,6 +72,10 @@ class Location:
             self, scope=scope, function=scope, at=Moment.FUNCTION, within=self.below(name), caught=frozenset()
         )
 
+    def with_modules(self, modules: Modules) -> Location:
+        """The location where these modules are there too."""
+        return replace(self, optional=self.optional | modules) if modules else self
+
     def below(self, name: str) -> str:
         """The dotted name of a definition here; without a name, that of where this is."""
         return ".".join(filter(None, (self.within, name)))
@@ -83,6 +90,7 @@ class ExpressionWalker:
         self.tables = reader.tables
         self.file = self.tables.file_of(table.name) or table.name
         self.conditions = Conditions(reader, self.tables.provider, lost=set(), gained=set())
+        self.optional = OptionalImports(self.tables)
         self.found: list[Finding] = []
         # The function each finding is in: those of a function defined in a `try` are not what the `try` runs into.
         self._functions: list[Scope | None] = []
@@ -125,10 +133,11 @@ class ExpressionWalker:
         verdict = self.conditions.verdict(test, place.scope)
         self._expression(test, place)
         inside = replace(place, adapted=True) if verdict is BranchOutcome.ADAPTED else place
+        there, elsewhere = self.optional.needed(test, place.scope)
         for node in yes if verdict is not BranchOutcome.FALSE else ():
-            self._expression(node, inside)
+            self._expression(node, inside.with_modules(there))
         for node in no if verdict is not BranchOutcome.TRUE else ():
-            self._expression(node, inside)
+            self._expression(node, inside.with_modules(elsewhere))
 
     def _check_attribute(self, node: ast.Attribute, place: Location) -> None:
         match self.reader.evaluate(node.value, place.scope):
@@ -207,6 +216,7 @@ class ExpressionWalker:
                 why=why,
                 at=place.at,
                 within=place.within,
+                optional=tuple(sorted(place.optional)),
             )
         )
 

@@ -59,6 +59,7 @@ class Finding:
         at: whether importing the module is enough to run the line.
         within: the class and function it is in, such as ``Strategy.setup``; empty at module level.
         unreached: why the stack does not reach that function; empty where it may.
+        optional: modules of other packages that the code asks for before it runs the line.
         lost: names that a guarded import leaves undefined or false: the features that go with it.
     """
 
@@ -75,6 +76,7 @@ class Finding:
     within: str = ""
     unreached: str = ""
     lost: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
     @property
     def weight(self) -> Weight:
@@ -102,5 +104,6 @@ def read_finding(fields: Mapping[str, Any]) -> Finding:
         "severity": Severity(fields["severity"]),
         "at": Moment(fields["at"]),
         "lost": tuple(fields["lost"]),
+        "optional": tuple(fields["optional"]),
     }
     return Finding(**{**fields, **typed})

@@ -22,6 +22,7 @@ from envbuild.drift.conditions import ATTRIBUTE_ERRORS, CALL_ERRORS, BranchOutco
 from envbuild.drift.expressions import ExpressionWalker, Location
 from envbuild.drift.findings import Finding, FindingKind, Moment
 from envbuild.drift.module_index import ModuleTable
+from envbuild.drift.optional import NONE, Modules
 from envbuild.drift.relevance import Relevance
 from envbuild.drift.symbols import Presence, Reader
 from envbuild.drift.syntax import FunctionNode, children, own_statements
@@ -82,14 +83,17 @@ class Walker(ExpressionWalker):
         if _is_main(node.test):
             # Below `if __name__ == "__main__"`: importing the module does not run it.
             inside = replace(inside, at=Moment.FUNCTION)
+        there, elsewhere = self.optional.needed(node.test, place.scope)
         if verdict is not BranchOutcome.FALSE:
-            self._block(node.body, inside)
+            self._block(node.body, inside.with_modules(there))
         if verdict is not BranchOutcome.TRUE:
-            self._block(node.orelse, inside)
+            self._block(node.orelse, inside.with_modules(elsewhere))
         if verdict is BranchOutcome.TRUE and ends(node.body):
             return None
         # `if not is_te_min_version("2.0"): raise` speaks for all that follows.
-        return inside if ends(node.body) or ends(node.orelse) else place
+        if ends(node.body):
+            return inside.with_modules(elsewhere)
+        return inside.with_modules(there) if ends(node.orelse) else place
 
     def _assert(self, node: ast.Assert, place: Location) -> Location | None:
         verdict = self.conditions.verdict(node.test, place.scope)
@@ -97,6 +101,7 @@ class Walker(ExpressionWalker):
         # `assert version >= X`: where it fails nothing after it runs.
         if verdict is BranchOutcome.FALSE:
             return None
+        place = place.with_modules(self.optional.needed(node.test, place.scope)[0])
         return replace(place, adapted=True) if verdict is BranchOutcome.ADAPTED else place
 
     def _with(self, node: ast.With | ast.AsyncWith, place: Location) -> Location:
@@ -111,7 +116,8 @@ class Walker(ExpressionWalker):
         start = len(self.found)
         every = IMPORT_ERRORS | CALL_ERRORS | ATTRIBUTE_ERRORS
         caught = frozenset().union(*(caught_names(handler) for handler in catching(node, every)))
-        self._block(node.body, replace(place, caught=place.caught | caught))
+        needed = self._optional_imports(node)
+        self._block(node.body, replace(place, caught=place.caught | caught).with_modules(needed))
         # A function that is defined in the body runs later, outside of the `try`.
         failing = [i for i in range(start, len(self.found)) if self._functions[i] is place.function]
         if failing and catching(node, IMPORT_ERRORS):
@@ -127,9 +133,17 @@ class Walker(ExpressionWalker):
                 self._block(handler.body, place)
         # `else` runs only where the body ran through.
         if not failing:
-            self._block(node.orelse, place)
+            self._block(node.orelse, place.with_modules(needed))
         self._block(node.finalbody, place)
         return place
+
+    def _optional_imports(self, node: ast.Try) -> Modules:
+        """The modules of other packages that the body imports, if a failure is caught."""
+        if not (handlers := catching(node, IMPORT_ERRORS)):
+            return NONE
+        fallback = _bound(statement for handler in handlers for statement in handler.body)
+        bound = _bound([*node.body, *node.orelse]).bindings
+        return self.optional.note(node.body, [name for name in bound if not _replaced_by_import(name, fallback)])
 
     _trystar = _try
 

@@ -94,6 +94,42 @@ def test_names_that_a_failed_import_leaves_unbound_are_not_judged_elsewhere(
     assert {lines[finding.line] for finding in found} == expected
 
 
+GUARD = "try:\n    import apex.optim\n    HAVE = True\nexcept ImportError:\n    apex, HAVE = None, False\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "optional"),
+    [
+        ("if HAVE:\n    f(x=1)", ["apex"]),
+        ("if HAVE and other:\n    f(x=1)", ["apex"]),
+        ("if apex is not None:\n    f(x=1)", ["apex"]),
+        ("y = f(x=1) if HAVE else None", ["apex"]),
+        ("y = HAVE and f(x=1)", ["apex"]),
+        ("def go():\n    if not HAVE:\n        raise ImportError\n    f(x=1)\ngo()", ["apex"]),
+        ("def go():\n    if apex is None or other:\n        return\n    f(x=1)\ngo()", ["apex"]),
+        ("assert HAVE\nf(x=1)", ["apex"]),
+        ("if not HAVE:\n    pass\nelse:\n    f(x=1)", ["apex"]),
+        ("try:\n    from flash import a\n    f(x=1)\nexcept ImportError:\n    pass", ["flash"]),
+        ("import importlib.util\nif importlib.util.find_spec('flash.ops'):\n    f(x=1)", ["flash"]),
+        (
+            "from importlib.util import find_spec\nFLASH = find_spec('flash') is not None\nif FLASH:\n    f(x=1)",
+            ["flash"],
+        ),
+        ("if not HAVE:\n    f(x=1)", []),
+        ("if HAVE or other:\n    f(x=1)", []),
+        ("if HAVE:\n    pass\nf(x=1)", []),
+        # Of the standard library, of the component itself, with another import in its place, or raised again.
+        ("try:\n    import tomllib\n    T = 1\nexcept ImportError:\n    T = 0\nif T:\n    f(x=1)", []),
+        ("try:\n    import app.main\n    T = 1\nexcept ImportError:\n    T = 0\nif T:\n    f(x=1)", []),
+        ("try:\n    import flash\nexcept ImportError:\n    import other as flash\nif flash:\n    f(x=1)", []),
+        ("try:\n    import flash\nexcept ImportError:\n    raise\nif flash:\n    f(x=1)", []),
+    ],
+)
+def test_modules_of_others_that_code_asks_for_first(code: str, optional: list[str]):
+    found = drift(f"from lib.core.ops import f\n{GUARD}{code}", {OPS: "def f(): ..."})
+    assert [list(finding.optional) for finding in found] == [optional]
+
+
 def test_suppress_is_a_try():
     code = "import contextlib\nwith contextlib.suppress(ImportError):\n    from lib.core import gone\n"
     assert severities(code) == [GUARDED]

@@ -83,6 +83,16 @@ def test_folders_and_files_that_the_stack_is_not_for_are_left_out(packages, work
     assert check(packages, work, unused=("ap",)) != []
 
 
+@pytest.mark.parametrize(("brings", "warning"), [("nvidia-modelopt", False), ("model", True)])
+def test_code_that_needs_a_module_which_nothing_brings_warns(packages, work, tmp_path, brings, warning):
+    text = "try:\n    import modelopt\n    HAVE = True\nexcept ImportError:\n    HAVE = False\nif HAVE:\n    " + ASKS
+    packages["app"]["wheels"] = [wheel(tmp_path, "app", {"app/__init__.py": text}, "1.1")]
+    packages[brings] = {"name": brings, "version": "1.0"}
+    (finding,) = check(packages, work)
+    assert finding.warning is warning
+    assert ("runs only with modelopt, which no package of the lock brings" in finding.what) is warning
+
+
 def test_component_without_a_wheel_for_the_base_is_not_checked(packages, work):
     packages["lib"]["wheels"][0]["path"] = "lib-1.0-cp311-cp311-win_amd64.whl"
     assert check(packages, work) == []

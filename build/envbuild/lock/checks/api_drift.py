@@ -25,6 +25,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.drift import Comparison, Finding, Pair, Weight, find_drift_apart, read_finding, write_wheel
 from envbuild.drift.sources import extensions_of
 from envbuild.lock.checks.findings import CheckFinding
+from envbuild.lock.components.distributions import is_brought
 from envbuild.lock.components.downloads import base_tags, fetch_file, tags_of, wheel_name
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.context import LockContext
@@ -48,6 +49,7 @@ def check_api(project: Project, packages: Packages, context: LockContext) -> Ite
         packages: the ``[[package]]`` tables of uv.lock by name.
     """
     comparisons = _Comparisons(project, packages, context)
+    locked = {*packages, *map(canonicalize_name, project.base.provides)}
     for name, item in project.chosen.items():
         for used in item.spec.uses:
             with context.reporter.step(f"check what {name} asks of {used}"):
@@ -57,15 +59,17 @@ def check_api(project: Project, packages: Packages, context: LockContext) -> Ite
                 findings = comparisons.of((name, used))
             for finding in findings:
                 if finding.weight is not Weight.PASSES:
-                    yield _check_finding(finding, name, used)
+                    absent = [module for module in finding.optional if not is_brought(module, locked)]
+                    yield _check_finding(finding, name, used, absent)
 
 
-def _check_finding(finding: Finding, consumer: str, provider: str) -> CheckFinding:
+def _check_finding(finding: Finding, consumer: str, provider: str, absent: Sequence[str]) -> CheckFinding:
     what = f"{finding.consumer}, {finding.file}:{finding.line}: {finding.detail}"
-    warning = finding.weight is Weight.WARNS
+    warning = finding.weight is Weight.WARNS or bool(absent)
+    reason = f"runs only with {absent[0]}, which no package of the lock brings" if absent else finding.reason
     return CheckFinding(
         code=CODE,
-        what=f"{what} ({finding.reason})" if warning else what,
+        what=f"{what} ({reason})" if warning else what,
         fix=f"Choose another version of {provider} or {consumer}; if the stack is not for that part of {consumer}, "
         "name its file or folder under unused.",
         # Upstream pins what a branch uses: the provider is what may be taken in another version.

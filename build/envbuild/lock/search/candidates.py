@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.core.errors import ResolutionError
+from envbuild.lock.components.distributions import distribution_of
 from envbuild.lock.components.families import NO_PLACEHOLDER, family_of
 from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.components.releases import EXACT
@@ -36,20 +37,6 @@ MOST_LINES = 3
 # How long after the anchor's commit a release may have come out and still count as of its time.
 GRACE = timedelta(days=1)
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
-# Names under which packages are imported, where these are not their own.
-DISTRIBUTIONS = {
-    "attr": "attrs",
-    "bs4": "beautifulsoup4",
-    "cv2": "opencv-python-headless",
-    "dateutil": "python-dateutil",
-    "dotenv": "python-dotenv",
-    "google": "protobuf",
-    "pytriton": "nvidia-pytriton",
-    "PIL": "pillow",
-    "sklearn": "scikit-learn",
-    "skimage": "scikit-image",
-    "yaml": "pyyaml",
-}
 
 
 @dataclass
@@ -100,7 +87,7 @@ class Candidates:
     def missing(self, module: str) -> Move:
         """The package that brings a module which nothing in the lock brings."""
         top = module.partition(".")[0]
-        package = canonicalize_name(DISTRIBUTIONS.get(top, top))
+        package = distribution_of(top)
         reason = f"something imports {module}, and no package of the lock brings it"
         return (Deviation(package=package, instead_of="nothing", added=True, reason=reason),)
 
