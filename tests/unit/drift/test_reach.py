@@ -222,3 +222,6 @@ def test_a_class_that_tests_for_what_is_missing_only_warns():
         f"class A:\n    def go(self):\n        lib.core.ops.gone()\nclass B:\n{test}            return False\nA().go()"
     )
     assert drift(f"import lib.core.ops\n{other}", OPS)[0].is_error()
+    # A module is not one thing: what it tests for in one place it may need in another.
+    module = "try:\n    from lib.core.ops import gone\nexcept ImportError:\n    pass\nfrom lib.core.ops import gone\n"
+    assert [finding.weight for finding in drift(module, OPS)] == [Weight.WARNS, Weight.REFUSES]

@@ -93,6 +93,34 @@ def test_code_that_needs_a_module_which_nothing_brings_warns(packages, work, tmp
     assert ("runs only with modelopt, which no package of the lock brings" in finding.what) is warning
 
 
+def test_id_stays_where_lines_and_versions_change(packages, work, tmp_path):
+    (first,) = check(packages, work)
+    packages["app"]["wheels"] = [wheel(tmp_path, "app", {"app/__init__.py": f"\n\n{ASKS}import lib.core.off\n"}, "1.1")]
+    packages["app"]["version"] = "1.1"
+    same, other = check(packages, work)
+    assert (first.what != same.what, first.id == same.id, first.id != other.id) == (True, True, True)
+    assert first.packages == ("lib", "app")
+
+
+@pytest.mark.parametrize(("imports", "warning"), [("import app", True), ("import app.other", False)])
+def test_component_that_another_uses_is_reached_through_it(packages, work, tmp_path, imports, warning):
+    files = {"app/__init__.py": "", "app/other.py": ASKS}
+    packages["app"]["wheels"] = [wheel(tmp_path, "app", files, "1.1")]
+    packages["top"] = {
+        "name": "top",
+        "version": "1.0",
+        "wheels": [wheel(tmp_path, "top", {"top/__init__.py": imports})],
+    }
+    whole = project()
+    whole.chosen["top"] = SimpleNamespace(spec=Component(uses=("app",), modules=("top",)), commit=None)
+    (finding,) = check_api(whole, packages, work)
+    assert finding.warning is warning
+    # A user that cannot be read may use anything.
+    packages["top"]["wheels"] = []
+    (finding,) = check_api(whole, packages, work)
+    assert not finding.warning
+
+
 def test_component_without_a_wheel_for_the_base_is_not_checked(packages, work):
     packages["lib"]["wheels"][0]["path"] = "lib-1.0-cp311-cp311-win_amd64.whl"
     assert check(packages, work) == []

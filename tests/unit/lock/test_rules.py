@@ -238,6 +238,10 @@ def test_one_finding_of_a_check_is_allowed_by_its_id():
     assert refuse([first, second], [first.id, second.id], "X") == (first, second)
     # Lines and versions are no part of it; by default packages are.
     assert CheckFinding(code="one", what="z", fix="y", subject="a").id == first.id
+    assert (
+        CheckFinding(code="one", what="z", fix="y", packages=("c",)).id
+        != CheckFinding(code="one", what="z", fix="y").id
+    )
     assert CheckFinding(code="one", what="z", fix="y", packages=("b", "a")).id == (
         CheckFinding(code="one", what="x", fix="y", packages=("a", "b")).id
     )
