@@ -219,6 +219,22 @@ def test_cyclonedx_takes_no_uv_lock_that_is_not_of_the_lock(two_phases: Any, whe
     assert export(two_phases, "cyclonedx") == before
 
 
+# ---- no interpreter
+
+
+@pytest.mark.parametrize("kind", ["requirements", "pylock", "cyclonedx"])
+def test_no_format_asks_for_the_bases_python(two_phases: Any, tmp_path: Path, kind: str) -> None:
+    before = export(two_phases, kind)
+    # A uv that finds no Python by itself, and may not even read which it could download.
+    two_phases.env |= {
+        "UV_PYTHON_PREFERENCE": "only-managed",
+        "UV_PYTHON_INSTALL_DIR": str(tmp_path / "pythons"),
+        "UV_PYTHON_DOWNLOADS": "automatic",
+        "UV_PYTHON_DOWNLOADS_JSON_URL": str(tmp_path / "nowhere.json"),
+    }
+    assert export(two_phases, kind) == before
+
+
 # ---- what comes from git, and torch from a folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Collection
 
 import click
 from click.core import ParameterSource
@@ -49,22 +50,31 @@ def hands_over(context: click.Context) -> bool:
     return True
 
 
-def command_line(context: click.Context, *more: str) -> str:
-    """The command as it was given, with ``more`` words: to be typed again."""
+def command_line(context: click.Context, *more: str, without: Collection[str] = ()) -> str:
+    """The command as it was given, with ``more`` words and ``without`` options of these names: to be typed again."""
     words = context.command_path.split()
     given_names = given_options(context)
     for parameter in context.command.params:
         name = str(parameter.name)
         if not isinstance(parameter, click.Option) or name not in given_names or parameter.opts[0] in more:
             continue
+        if name in without:
+            continue
         # Only what was typed is repeated: a default may be another one in the next version.
         given = context.params[name]
         if parameter.is_flag:
-            words.append(parameter.opts[0])
+            words.append(flag_of(parameter, given))
             continue
+        if isinstance(given, dict):  # COMPONENT=REF, as pin_texts read it
+            given = [f"{key}={value}" for key, value in given.items()]
         for value in given if parameter.multiple else (given,):
             words += [parameter.opts[0], str(value)]
     return shlex.join([*words, *more])
+
+
+def flag_of(option: click.Option, value: object) -> str:
+    """The flag that gives an option this value: ``--verify``, or ``--no-verify``."""
+    return option.secondary_opts[0] if value is False else option.opts[0]
 
 
 def _show_help(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001

@@ -12,7 +12,7 @@ import click
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
-from envbuild.cli.command import Command, given_options
+from envbuild.cli.command import Command, command_line, flag_of, given_options
 from envbuild.cli.common import PathArgument, Session, output_options, selection_options
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import BuildError, CheckRefusedError, ResolutionError, UsageError
@@ -115,19 +115,18 @@ def command(
 
     An existing lock is reused unless one of its inputs changed or a branch it follows moved.
     """
-    two_places = out is not None and name is not None
-    verify_given = verify is not None
-    _consistent(torch_build, two_places, check=check, diff=diff, verify=verify_given, everything=everything)
+    _consistent(torch_build, out is not None and name is not None, check=check, diff=diff, everything=everything)
     given = given_options(context) - {"as_json", "quiet"}
     if everything:
-        _only(given, "--all", {"upgrade"})
+        _refuse_with(context, "--all", given - {"upgrade"})
         _lock_all(session, upgrade=upgrade)
         return
     if check:
-        _only(given, "--check", {"stack", "base", "name"})
+        _refuse_with(context, "--check", given - {"stack", "base", "name"})
         _check(session, stack if "stack" in given else None, base, name)
         return
     _known_codes(session, allow)
+    _refuse_with(context, "--diff", given & {"verify"} if diff else set())
     if diff and given <= {"diff", "base", "upgrade"}:
         _diff_all(session, base, upgrade=upgrade)
         return
@@ -174,9 +173,7 @@ def _with_nemo(nemo: str | None, pins: dict[str, str]) -> dict[str, str]:
     return {"nemo-toolkit": nemo, **pins}
 
 
-def _consistent(
-    torch_build: str | None, two_places: bool, *, check: bool, diff: bool, verify: bool, everything: bool
-) -> None:
+def _consistent(torch_build: str | None, two_places: bool, *, check: bool, diff: bool, everything: bool) -> None:
     if torch_build == "":
         raise UsageError(
             "--torch-build is empty",
@@ -195,23 +192,29 @@ def _consistent(
             why="Both say where the lock is written: to a directory, or to lockfiles/NAME/BASE.",
             fix="Leave one of them out.",
         )
-    if verify and (check or diff or everything):
-        raise UsageError(
-            "--verify goes with none of --check, --diff and --all",
-            why="It installs one lock, which takes gigabytes.",
-            fix="Verify lock by lock: envbuild lock --stack STACK --base BASE --verify",
-        )
 
 
-def _only(given: set[str], word: str, allowed: set[str]) -> None:
-    words = {"everything": "--all", "as_of": "--as-of", "torch_build": "--torch-build", "pins": "--pin"}
-    own = {"--all": "everything"}.get(word, word.removeprefix("--"))
-    if idle := sorted(words.get(name, f"--{name}") for name in given - allowed - {own}):
-        raise UsageError(
-            f"{word} does not go with {', '.join(idle)}",
-            why=f"They have no effect with {word}.",
-            fix=f"Leave them out; {word} goes with: {', '.join(sorted(allowed))}.",
-        )
+# What a mode does with locks, so that other options have no effect.
+_MODES = {
+    "--all": "It makes the default lock of every stack on every base that it names; the option is for one lock.",
+    "--check": "It compares existing locks with what they were made from: it resolves, installs and writes nothing.",
+    "--diff": "It writes no lock, and installs none to import its modules.",
+}
+
+
+def _refuse_with(context: click.Context, mode: str, idle: set[str]) -> None:
+    """Refuse options, by name, that have no effect with a mode."""
+    options = [item for item in context.command.params if isinstance(item, click.Option) and mode not in item.opts]
+    found = sorted(flag_of(item, context.params[str(item.name)]) for item in options if item.name in idle)
+    if not found:
+        return
+    (own,) = (str(item.name) for item in context.command.params if mode in item.opts)
+    without = (command_line(context, without=names) for names in (idle - {own}, {own}))
+    raise UsageError(
+        f"{mode} does not go with {', '.join(found)}",
+        why=_MODES[mode],
+        fix=f"Take one of them: {', or '.join(without)}",
+    )
 
 
 def _known_codes(session: Session, allow: tuple[str, ...]) -> None:

@@ -19,6 +19,7 @@ from envbuild.core.errors import (
     ResolutionError,
 )
 from envbuild.core.process import Finished
+from envbuild.lock.uv import program
 from envbuild.lock.uv.interpreter import pyenv_python, with_requires_python
 from envbuild.lock.uv.program import NoInterpreterError, failure, run_uv, uv_version
 from envbuild.lock.uv.resolution import resolve_without_interpreter
@@ -89,9 +90,18 @@ def test_repository_that_cannot_be_fetched_is_a_network_error_about_git(uv, tmp_
     assert "UV_DEFAULT_INDEX" not in caught.value.fix
 
 
-def test_missing_interpreter_is_an_error_of_the_machine(uv):
-    with pytest.raises(MachineError, match="no Python"):
-        uv(python="==3.99.*")
+@pytest.mark.parametrize("downloads", ["never", "automatic"])
+def test_missing_interpreter_is_named_with_a_command(uv, tmp_path, monkeypatch, downloads):
+    """Also where uv may download one and cannot: that is no package index."""
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS", downloads)
+    monkeypatch.setenv("UV_PYTHON_PREFERENCE", "only-managed")
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "pythons"))
+    monkeypatch.setattr(program, "pyenv_python", lambda version: None)
+    with closed_port() as port:
+        monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", f"http://127.0.0.1:{port}")
+        with pytest.raises(NoInterpreterError, match=r"Python 3\.12 is missing") as caught:
+            uv(python="==3.12.*")
+    assert "uv python install 3.12" in caught.value.fix
 
 
 def test_broken_interpreter_is_an_error_of_the_machine(uv, tmp_path, monkeypatch):
@@ -101,7 +111,7 @@ def test_broken_interpreter_is_an_error_of_the_machine(uv, tmp_path, monkeypatch
     shim.write_text("#!/bin/sh\necho 'python3.99: command not found' >&2\nexit 127\n")
     shim.chmod(0o755)
     monkeypatch.setenv("PATH", f"{shim.parent}:/usr/bin:/bin")
-    with pytest.raises(MachineError, match="no Python") as caught:
+    with pytest.raises(MachineError, match=r"Python 3\.99 is missing") as caught:
         uv(python="==3.99.*")
     assert str(shim) in caught.value.why
 
@@ -121,7 +131,7 @@ def test_a_python_behind_a_shim_that_fails_is_taken(uv, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(shim.parent))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "nowhere"))
     pyenv_python.cache_clear()
-    with pytest.raises(NoInterpreterError, match="no Python"):
+    with pytest.raises(NoInterpreterError, match="is missing"):
         uv(python=f"=={version}.*")
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
     pyenv_python.cache_clear()
@@ -215,7 +225,12 @@ def test_credentials_do_not_reach_the_log(uv, tmp_path):
         ("error: Failed to fetch: `https://host/simple/torch/`\n  cause: HTTP status server error (503)", NetworkError),
         # uv downloads a Python before it looks at the index.
         (
-            "cause: Failed to download `https://host/x/cpython-3.12.16-x86_64.tar.gz`\n  cause: error sending request",
+            "cause: Failed to download `https://h/cpython-3.12.16-install_only.tar`\n  cause: error sending request",
+            NoInterpreterError,
+        ),
+        ("error: Failed to extract archive: cpython-3.12.16-x86_64-install_only_stripped.tar.gz", NoInterpreterError),
+        (
+            "error: Error while fetching remote python downloads json from `http://h/x`\n  cause: Failed to fetch",
             NoInterpreterError,
         ),
         ("  Caused by: invalid peer certificate: UnknownIssuer", NetworkError),

@@ -29,7 +29,7 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.request import LockInputs
-from envbuild.lock.uv.resolution import NO_SOLUTION, look_up, upload_seconds
+from envbuild.lock.uv.resolution import NO_SOLUTION, look_up, look_up_with_needs, upload_seconds
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
 
@@ -208,7 +208,7 @@ def _of_first(item: Chosen, base: Base, moment: AsOf, title: str, context: LockC
     # (matplotlib/viscm#100 met the same).
     settings = {**lowest, "exclude-newer": until, "no-build": True}
     what = f"find what {title} needs"
-    needed = look_up({item.name: f"=={first['version']}"}, base, settings, what, context, alone=False)
+    needed = look_up_with_needs({item.name: f"=={first['version']}"}, base, settings, what, context)
     reason = f"as of {moment.text()} no release of {item.name} is for CUDA {base.cuda_major}; {title} is the first"
     found = {item.name: Exemption(until=until, reason=reason)}
     for name in item.spec.released_with:

@@ -6,6 +6,7 @@ the index of whoever locked.
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MACHINES
-from envbuild.core.errors import CheckRefusedError, UsageError
+from envbuild.core.errors import CheckRefusedError, ResolutionError, UsageError
 from envbuild.lock.context import WorkContext, work_folder
 from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, UV_LOCK, LockDirectory, snapshot
 from envbuild.lock.project.pyproject import with_torch_index
@@ -29,7 +30,7 @@ from envbuild.lock.record.content import (
     of_uv_lock,
     render,
 )
-from envbuild.lock.uv.program import NoInterpreterError, run_uv
+from envbuild.lock.uv.program import run_uv
 from envbuild.lock.uv.resolution import PREVIEW, lock_arguments, resolve_without_interpreter
 from envbuild.lock.uv.torch_builds import TorchSource, locked_torch
 
@@ -135,7 +136,8 @@ def _pylock(export: _Export) -> Exported:
     glibc = max(minor for minor in _PLATFORMS_OF_UV if minor <= max(17, int(base.glibc.split(".")[1])))
     # PEP 751 asks for a hash of every file. --no-deps: the phase files name every package already.
     arguments: list[str | Path] = ["pip", "compile", "--format", "pylock.toml", "--no-deps", "--generate-hashes"]
-    arguments += ["--no-header", "--python-version", base.python]
+    # Nothing is built: any Python does.
+    arguments += ["--no-header", "--python-version", base.python, "--python", sys.executable]
     arguments += ["--python-platform", f"{MACHINES[base.platform]}-manylinux_2_{glibc}", *source.uv_args()]
     export.uv([*arguments, "--output-file", file, *[PHASE_FILES[phase] for phase in export.phases]])
     text = f"# {_title(export.lock, export.phases)}\n{file.read_text()}"
@@ -177,12 +179,13 @@ def _lock_again(export: _Export) -> None:
     if source.kind == "torch-index":
         project = export.folder / PROJECT_FILE
         project.write_text(with_torch_index(project.read_text(), source))
+    text = (export.folder / PROJECT_FILE).read_text()
     try:
-        export.uv(lock_arguments(source))
-    except NoInterpreterError:
-        # Every version is pinned: with another Python uv writes the same.
-        text = (export.folder / PROJECT_FILE).read_text()
+        # Every version is pinned: with any Python uv writes the same.
         resolve_without_interpreter(text, export.folder, source, export.what, export.context)
+    except ResolutionError:
+        (export.folder / PROJECT_FILE).write_text(text)
+        export.uv(lock_arguments(source))  # a commit that only builds with the base's Python
 
 
 def _compare(export: _Export, which: str, found: Content, wanted: Content) -> None:

@@ -28,11 +28,12 @@ _NETWORK = re.compile(
     re.IGNORECASE,
 )
 _GIT = re.compile(r"Git operation failed")
+# The archive's name is in whatever uv writes of a Python that it could not download: of the connection, of a mirror
+# without it, of a file that is cut off.
 _NO_INTERPRETER = re.compile(
-    r"No interpreter found for|Failed to inspect Python interpreter"
-    r"|Failed to download `[^`]*/(cpython|pypy|graalpy)-",
-    re.IGNORECASE,
+    r"No interpreter found for|Failed to inspect Python interpreter|python downloads json|cpython-3\S*-install_only"
 )
+_WANTED_PYTHON = re.compile(r"(?:for Python [=~]*|cpython-|/python)(3\.\d+)")
 # One unknown [tool.uv] key is only a warning, after which uv drops other settings too.
 # Seen with uv 0.13.8: `exclude-newer` was gone from uv.lock, and the exit status was 0.
 _DROPPED_SETTINGS = re.compile(r"Failed to parse `.*pyproject\.toml` during settings discovery|unknown field")
@@ -130,18 +131,26 @@ def ignored_settings(output: str) -> str:
     return tail(output) if _DROPPED_SETTINGS.search(output) else ""
 
 
+def _no_interpreter(output: str, what: str, log: Path) -> NoInterpreterError:
+    found = _WANTED_PYTHON.search(output)
+    python = found[1] if found else "3.X"
+    named = f"Python {python}" if found else "the base's Python"
+    return NoInterpreterError(
+        f"cannot {what}: {named} is missing on this machine",
+        why=f"uv found none that works, and downloaded none.\n{output}",
+        fix=f"Install Python {python} from any source, with python{python} on PATH; or let uv install it:\n"
+        f"UV_PYTHON_DOWNLOADS=manual uv python install {python}\n"
+        "Where GitHub cannot be reached, name a mirror of uv's Pythons first: UV_PYTHON_INSTALL_MIRROR.",
+        log=log,
+    )
+
+
 def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
     """The error for a uv that failed."""
     output = tail(finished.output, lines=60)
     # Before the network: uv tries to download a Python that it does not find.
     if _NO_INTERPRETER.search(output):
-        return NoInterpreterError(
-            f"cannot {what}: no Python of the base's version is on this machine",
-            why=output,
-            fix="Install that Python (any source will do; it only reads metadata); or let uv download it: unset "
-            "UV_PYTHON_DOWNLOADS, and where there is no way to GitHub, name a mirror with UV_PYTHON_INSTALL_MIRROR.",
-            log=log,
-        )
+        return _no_interpreter(output, what, log)
     # Before the network, too: what git says of a host that it cannot reach reads like an index that cannot be reached
     # (test_repository_that_cannot_be_fetched_is_a_network_error_about_git).
     if _GIT.search(output):

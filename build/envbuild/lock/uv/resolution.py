@@ -25,7 +25,7 @@ from envbuild.lock.context import WorkContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
 from envbuild.lock.uv.interpreter import for_any_python, with_requires_python
 from envbuild.lock.uv.preferences import prefer
-from envbuild.lock.uv.program import NoInterpreterError, ignored_settings, run_uv
+from envbuild.lock.uv.program import ignored_settings, run_uv
 from envbuild.lock.uv.torch_builds import TorchSource
 
 # uv's word for a contradiction; other failures are failures.
@@ -36,6 +36,7 @@ _YANKED = re.compile(r"`([A-Za-z0-9._-]+)==[^`]+` is yanked(?: \(reason: \"([^\n
 Packages: TypeAlias = Mapping[str, Mapping[str, Any]]
 # A glibc floor is still a preview of uv 0.13; naming it keeps uv from warning on every run.
 PREVIEW = ("--preview-features", "minimum-libc-version")
+_PACKAGE_INDEX = TorchSource("package-index", None)
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def _read(project: Path, finished: Finished) -> Resolution:
 def resolve_without_interpreter(
     project: str, folder: Path, source: TorchSource, what: str, context: WorkContext
 ) -> Resolution:
-    """:func:`resolve` on a machine without a Python of the version that the project requires.
+    """:func:`resolve` by the Python that envbuild runs in, whatever the project requires: nothing is built for it.
 
     Args:
         project: the text of its pyproject.toml, which stays in the folder.
@@ -253,23 +254,38 @@ def look_up(
     what: str,
     context: WorkContext,
     *,
-    alone: bool = True,
     preferred: Mapping[str, str] | None = None,
 ) -> dict[str, Mapping[str, Any]]:
-    """Lock packages by themselves: finds versions, files, dates. By package name.
+    """Lock packages as if they needed nothing: finds versions, files, dates. By package name.
 
     Args:
         packages: specifiers by name.
         settings: keys of ``[tool.uv]`` besides the base's limits.
-        alone: as if they needed nothing.
         preferred: versions that are taken where the specifiers accept them.
     """
     tables = tomlkit.aot()
-    for name in packages if alone else ():
+    for name in packages:
         table = tomlkit.table()
         # Metadata in the project keeps uv from reading, or building, the package's own.
         table["name"], table["requires-dist"] = name, []
         tables.append(table)
+    project = _question(packages, base, {**settings, "dependency-metadata": tables})
+    folder = throw_away(for_any_python(project), context)
+    prefer(folder, preferred or {})
+    # Nothing is built: any Python does.
+    return resolve_without_interpreter(project, folder, _PACKAGE_INDEX, what, context).tables
+
+
+def look_up_with_needs(
+    packages: Mapping[str, str], base: Base, settings: Mapping[str, object], what: str, context: WorkContext
+) -> dict[str, Mapping[str, Any]]:
+    """Lock packages by themselves, with what they need; see :func:`look_up`."""
+    folder = throw_away(_question(packages, base, settings), context)
+    return resolve(folder, _PACKAGE_INDEX, what, context).tables
+
+
+def _question(packages: Mapping[str, str], base: Base, settings: Mapping[str, object]) -> str:
+    """The pyproject.toml of a project that depends on these packages alone."""
     document = tomlkit.document()
     document["project"] = {
         "name": "envbuild-throw-away",
@@ -278,16 +294,4 @@ def look_up(
         "dependencies": [f"{name}{specifier}" for name, specifier in packages.items()],
     }
     document["tool"] = {"uv": {"package": False, **limits(base), **settings}}
-    if alone:
-        document["tool"]["uv"]["dependency-metadata"] = tables
-    text, source = tomlkit.dumps(document), TorchSource("package-index", None)
-    folder = throw_away(text, context)
-    prefer(folder, preferred or {})
-    try:
-        resolution = resolve(folder, source, what, context)
-    except NoInterpreterError:
-        if not alone:
-            raise
-        # Nothing is built for it: any Python does.
-        resolution = resolve_without_interpreter(text, folder, source, what, context)
-    return {canonicalize_name(package["name"]): package for package in resolution.uv_lock["package"]}
+    return tomlkit.dumps(document)
