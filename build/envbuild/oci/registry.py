@@ -12,7 +12,8 @@ from envbuild.core.errors import NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.oci.models import DOCUMENT_BYTES, INDEX_TYPES, MANIFEST_TYPES, Descriptor
 from envbuild.store.address import parse_address
-from envbuild.store.registry import Registry, Wording
+from envbuild.store.registry import Registry
+from envbuild.store.registry_errors import Wording
 
 # The registry that has no name of its own in docker's references.
 _DOCKER_HUB, _DOCKER_HUB_HOST = "docker.io", "registry-1.docker.io"

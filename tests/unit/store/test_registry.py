@@ -15,7 +15,7 @@ import pytest
 from helpers.stores import write_docker_config
 
 from envbuild.core.errors import NetworkError
-from envbuild.store import registry
+from envbuild.store import registry, transfer
 from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
 
@@ -229,12 +229,12 @@ def test_a_file_that_became_longer_there_is_not_taken_whole(server, tmp_path):
     server.answer = lambda *_: (200, {}, b"x" * (5 << 20))
     to = tmp_path / "file"
     opened(server, {"HOME": str(tmp_path)}).download("blobs/x", 7, to)
-    assert 7 < to.stat().st_size <= registry.CHUNK_BYTES
+    assert 7 < to.stat().st_size <= transfer.CHUNK_BYTES
 
 
 def trickling(server, monkeypatch, seconds=0.2):
     """Its bodies come byte by byte; what is a minute otherwise is an instant."""
-    monkeypatch.setattr(registry, "SLOW_SECONDS", seconds)
+    monkeypatch.setattr(transfer, "SLOW_SECONDS", seconds)
     server.pause = 0.02
 
 
@@ -266,7 +266,7 @@ def test_token_server_that_trickles_is_given_up(server, other, tmp_path, monkeyp
 
 def test_a_slow_registry_is_waited_for(server, tmp_path, monkeypatch):
     trickling(server, monkeypatch)
-    monkeypatch.setattr(registry, "LEAST_BYTES_A_SECOND", 5)
+    monkeypatch.setattr(transfer, "LEAST_BYTES_A_SECOND", 5)
     server.answer = lambda *_: (200, {}, b"x" * 30)
     assert opened(server, {"HOME": str(tmp_path)}).ask("GET", "manifests/a", accept=(200,)).body == b"x" * 30
 
@@ -341,7 +341,7 @@ def drip(connection, head, drops):
 )
 @pytest.mark.parametrize("asking", [ask, download])
 def test_registry_that_trickles_in_any_answer_is_given_up(tmp_path, monkeypatch, head, drops, asking):
-    monkeypatch.setattr(registry, "SLOW_SECONDS", 0.1)
+    monkeypatch.setattr(transfer, "SLOW_SECONDS", 0.1)
     monkeypatch.setattr(registry, "HEAD_SECONDS", 0.3)
     with (
         raw_server(lambda connection: drip(connection, head, drops)) as server,
