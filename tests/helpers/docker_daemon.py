@@ -114,7 +114,7 @@ class Daemon:
             return
         self.process.send_signal(how)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=20)
+            self.process.wait(timeout=300)
         for pid in self._left():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -189,7 +189,7 @@ class GitServer:
                         continue
                     if limit == self.stall_after:
                         self.stalled.set()
-                        self._closing.wait(60)
+                        self._closing.wait(300)
                     daemon.kill()
                     with contextlib.suppress(OSError):
                         line.shutdown(socket.SHUT_RDWR)

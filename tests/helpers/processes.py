@@ -23,7 +23,7 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 300.0) -> None:
     """Wait for a condition; fail when it does not come true."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -111,7 +111,7 @@ def test_certify_that_was_killed_leaves_no_process_and_goes_on_with_what_it_had(
 
     wait_until(first_case, 240)
     running.send_signal(number)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=300)
     wait_until(lambda: not processes_with(str(out)), 30)
     (results,) = out.rglob("results.jsonl")
     kept = case_lines(results)

@@ -182,7 +182,7 @@ def test_docker_without_gpus_names_what_is_missing(image: PlacedImage, tmp_path:
 @pytest.mark.slow
 def test_task_in_docker_that_runs_too_long_is_ended(image: PlacedImage, tmp_path: Path, dockerd: Daemon) -> None:
     (tmp_path / "plan.json").write_text("{}")
-    (tmp_path / "smoke.pyz").write_text("import time; print('started', flush=True); time.sleep(600)")
+    (tmp_path / "smoke.pyz").write_text("import time; print('started', flush=True); time.sleep(3600)")
     (tmp_path / "results").mkdir()
     lines: list[str] = []
     task = Task(
@@ -232,10 +232,10 @@ def test_container_ends_when_envbuild_is_killed(
     task = long_task(tmp_path, stopped)
     with containers(dockerd) as there:
         with forked(lambda: in_docker(image).run(task)) as pid:
-            wait_until((tmp_path / "results/beats").exists, seconds=60)
+            wait_until((tmp_path / "results/beats").exists)
             (container,) = there.list()
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not there.list(), seconds=30)
+        wait_until(lambda: not there.list())
         container.reload()
         assert container.attrs["State"]["ExitCode"] == 130
         # What is left of it does not disturb the next one of the same, and no other container is touched.
@@ -248,7 +248,7 @@ def test_container_ends_when_envbuild_is_killed(
 def test_next_run_ends_a_container_that_goes_on(image: PlacedImage, tmp_path: Path, dockerd: Daemon) -> None:
     task = long_task(tmp_path, "False")
     with containers(dockerd) as there, forked(lambda: in_docker(image).run(task)):
-        wait_until((tmp_path / "results/beats").exists, seconds=60)
+        wait_until((tmp_path / "results/beats").exists)
         in_docker(image).remove_orphans(task.results)
         assert there.list(all=True) == []
         written = (tmp_path / "results/beats").stat().st_size

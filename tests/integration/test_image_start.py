@@ -81,7 +81,7 @@ def start(layer: Path, tmp_path: Path, config: RunConfig, *arguments: str) -> su
             "/etc/rc",
             *arguments,
         ]
-        return subprocess.run(words, capture_output=True, text=True, timeout=60)
+        return subprocess.run(words, capture_output=True, text=True, timeout=300)
 
 
 HOSTILE = [

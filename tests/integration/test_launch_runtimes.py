@@ -161,10 +161,10 @@ def test_nothing_is_left_when_envbuild_is_ended(name: str, sqsh: Path, number: i
             run_in_sqsh(runtime, sqsh, ["sh", "-c", script], tmp_path / "s", binds)
 
     with forked(long_run) as pid:
-        wait_until((tmp_path / "started").exists, seconds=60)
+        wait_until((tmp_path / "started").exists)
         assert processes_with(marker)
         os.kill(pid, number)
-        wait_until(lambda: not processes_with(marker) and not processes_with(str(sqsh)), seconds=20)
+        wait_until(lambda: not processes_with(marker) and not processes_with(str(sqsh)))
     assert str(sqsh) not in subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
     # What a killed process unpacked goes when the next one comes.

@@ -249,7 +249,7 @@ def test_lock_is_made_anew_with_upgrade_and_when_the_stack_changes(tiny: Any) ->
 
 def test_two_locks_at_once_become_one(tiny: Any) -> None:
     both = [tiny.start(*TINY, "--json") for _ in range(2)]
-    output = [process.communicate(timeout=120) for process in both]
+    output = [process.communicate(timeout=300) for process in both]
     assert [process.returncode for process in both] == [0, 0], output
     results = [json.loads(out) for out, _ in output]
     assert sorted(one["built"] for one in results) == [False, True]
@@ -312,7 +312,7 @@ def test_interrupted_while_uv_runs(tiny: Any, number: int) -> None:
     process = tiny.start(*TINY, "--json")
     wait_for_line(process, "* resolve")
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert json.loads(out)["error"]["kind"] == "InterruptedByUserError"
     assert "Traceback" not in err

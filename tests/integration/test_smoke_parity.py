@@ -264,7 +264,7 @@ def test_killed_rank_ends_its_case_and_no_other(smoke_pyz: Path, stack_python: P
             first_line = (out / "cases" / "gpt-fp32-victim" / "rank1.log").read_text().splitlines()[0]
             os.kill(int(first_line.rpartition(" pid ")[2]), signal.SIGKILL)
             break
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     assert process.returncode == 1
     baseline, victim, following = read_results(out)[1:-1]
     assert (baseline["status"], victim["status"], following["status"]) == ("completed", "failed", "completed")

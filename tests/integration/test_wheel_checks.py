@@ -74,7 +74,7 @@ def test_a_wheel_for_another_sm_is_refused(environment: Path, tmp_path: Path, nv
     assert why == "It contains sm_80; asked for was sm_90."
 
 
-WAITS = "import time\n\n\ndef wait():\n    time.sleep(300)\n\n\nwait()\n"
+WAITS = "import time\n\n\ndef wait():\n    time.sleep(3600)\n\n\nwait()\n"
 
 
 def test_import_of_a_module_has_a_time_limit(environment: Path, tmp_path: Path) -> None:

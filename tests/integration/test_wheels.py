@@ -170,12 +170,12 @@ def test_a_build_that_is_stopped_leaves_nothing(
     own: Any, index: SimpleIndex, tmp_path: Path, number: int, status: int
 ) -> None:
     marker = tmp_path / "marker"
-    wait = f"open({str(marker)!r}, 'w').write(str(os.getpid())); __import__('time').sleep(300)"
+    wait = f"open({str(marker)!r}, 'w').write(str(os.getpid())); __import__('time').sleep(3600)"
     locked(own, index, tmp_path, before=wait)
     process = own.start("wheels", *SELECT)
-    wait_until(lambda: marker.exists() and marker.read_text(), seconds=60)
+    wait_until(lambda: marker.exists() and marker.read_text())
     process.send_signal(number)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert process.returncode == status
     wait_until(lambda: not alive(int(marker.read_text())))
     assert number == signal.SIGKILL or nothing_is_kept(own)
@@ -200,10 +200,10 @@ def test_a_build_that_was_ended_goes_on_where_it_was(own: Any, index: SimpleInde
     gate = tmp_path / "gate"
     locked(own, index, tmp_path, before=NINJA.format(gate=gate), link="'-Xcompiler', '-fPIC'")
     process = own.start("wheels", *SELECT)
-    wait_until(lambda: [*own.cache.glob("wheel-builds/*/source/*/build/temp.linux/kernel.o")] != [], seconds=60)
+    wait_until(lambda: [*own.cache.glob("wheel-builds/*/source/*/build/temp.linux/kernel.o")] != [])
     time.sleep(0.5)  # ninja writes down what it has finished
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     (folder,) = unfinished(own)
     assert compiled(tmp_path) == 1
     gate.touch()

@@ -64,7 +64,7 @@ def test_of_many_writers_at_once_one_wins_and_the_others_know(place: Place, tmp_
     for process in running.values():
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-    results = {name: process.communicate("\n", timeout=60)[0].strip() for name, process in running.items()}
+    results = {name: process.communicate("\n", timeout=300)[0].strip() for name, process in running.items()}
     fetched(place.open(), tmp_path / "got")
     winner = (tmp_path / "got/small.txt").read_text()
     assert sorted(results.values()) == [*[Pushed.OTHER.value] * 2, Pushed.NEW.value]
@@ -92,7 +92,7 @@ def test_a_registry_where_two_come_within_the_moment_keeps_one(
 
     thread = threading.Thread(target=late)
     thread.start()
-    assert held.wait(10)
+    assert held.wait(300)
     results["early"] = push(oci.open(), entry(tmp_path / "early", "early"))
     thread.join()
     assert results == {"late": Pushed.NEW, "early": Pushed.OTHER}

@@ -186,14 +186,14 @@ def test_ctrl_c_ends_a_command_whose_store_does_not_answer(served: Place, argume
 
     def hang() -> None:
         reached.set()
-        over.wait(60)
+        over.wait(300)
 
     served.proxy.add(path="manifests/wheels-" if served.url.startswith("oci") else "entries/wheels/", hold=hang)
     process = one.start("wheels", *arguments)
     try:
-        assert reached.wait(30)
+        assert reached.wait(300)
         process.send_signal(signal.SIGINT)
-        out, noise = process.communicate(timeout=30)
+        out, noise = process.communicate(timeout=300)
         assert process.returncode == 130, out + noise
         assert "Traceback" not in noise
     finally:

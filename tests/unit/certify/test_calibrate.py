@@ -118,7 +118,7 @@ def test_calibrations_of_the_same_wait_for_each_other(world):
             second = pool.submit(calibrate, request, world.context, CertifyOptions())
             wait_until(lambda: any("waiting for it" in note for note in world.reporter.notes))
             assert len(world.calls) == 1
-        assert second.result(timeout=60).bands == done.bands
+        assert second.result(timeout=300).bands == done.bands
 
 
 def test_calibration_of_training_that_is_wrong_in_another_way_is_refused(world):

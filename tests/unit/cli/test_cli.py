@@ -533,5 +533,5 @@ def interrupt(project: Path, number: int, *arguments: str) -> subprocess.Complet
             lines.append(process.stderr.readline())
             assert lines[-1]
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(command, process.returncode, out, err)

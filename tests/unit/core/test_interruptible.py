@@ -33,7 +33,7 @@ def test_interrupted_pool_ends_its_programs_and_begins_no_other(tmp_path, thread
     """A thread whose program is ended would take the next piece of work, and nobody would end that."""
 
     def work(number: int) -> Callable[[], object]:
-        words = ["sh", "-c", f"touch {tmp_path}/{number}; exec sleep 30"]
+        words = ["sh", "-c", f"touch {tmp_path}/{number}; exec sleep 3600"]
         return lambda: run(words, what="sleep")
 
     def started() -> int:
@@ -52,7 +52,7 @@ def test_interrupted_pool_ends_a_program_that_was_about_to_start():
     def work() -> None:
         about.set()
         go.wait()
-        run(["sleep", "30"], what="sleep")
+        run(["sleep", "3600"], what="sleep")
 
     def moment() -> None:
         about.wait()

@@ -14,7 +14,7 @@ from envbuild.core.locks import exclusive, exclusive_if_free, shared
 def hold(path: Path, mark: Path) -> None:
     with exclusive(path):
         mark.write_text("")
-        time.sleep(60)
+        time.sleep(3600)
 
 
 def is_free(path: Path) -> bool:

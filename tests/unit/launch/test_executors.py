@@ -67,7 +67,7 @@ def test_environment_without_an_image_is_given_none_to_hash(task, tmp_path):
 
 
 def test_task_that_runs_too_long_is_ended(task):
-    task.runner.write_text("import time; time.sleep(60)")
+    task.runner.write_text("import time; time.sleep(3600)")
     late = Task(plan=task.plan, runner=task.runner, results=task.results, timeout_seconds=0.5)
     with pytest.raises(CertificationFailedError, match="ran longer than"):
         path_executor({"PATH": str(Path(sys.executable).parent)}).run(late)

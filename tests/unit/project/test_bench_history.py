@@ -166,7 +166,7 @@ def test_a_case_is_run_once(bench: ModuleType, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(bench, "ENVBUILD", [sys.executable, "-c", command.replace("4", "5")])
     assert history.result(case, fresh=False, retry=False) == found
     assert history.result(case, fresh=False, retry=True).exit_code == 5
-    monkeypatch.setattr(bench, "ENVBUILD", [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(bench, "ENVBUILD", [sys.executable, "-c", "import time; time.sleep(3600)"])
     late = bench.History(tmp_path, {}, 0.2).result(case, fresh=True, retry=False)
     assert (late.exit_code, late.failure) == (bench.TIMED_OUT, "not done after 0.2 s")
 

@@ -77,7 +77,7 @@ def meets(context: RankContext) -> None:
                 connection, _address = listener.accept()
                 connection.close()
     else:
-        socket.create_connection(("127.0.0.1", context.port), timeout=60).close()
+        socket.create_connection(("127.0.0.1", context.port), timeout=300).close()
     train(context)
 
 
@@ -163,7 +163,7 @@ def killed(context: RankContext) -> None:
     """Rank 0 is killed from outside, as the kernel does when memory runs out; rank 1 waits for it forever."""
     if context.rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(600)
+    time.sleep(3600)
 
 
 def hangs(context: RankContext) -> None:
@@ -176,7 +176,7 @@ def hangs(context: RankContext) -> None:
 def managed(context: RankContext) -> None:
     """A process that rank 1 started is one it waits for, as for multiprocessing's manager."""
     if context.rank == 1:
-        subprocess.run(["sleep", "600"])
+        subprocess.run(["sleep", "3600"])
         raise EOFError("the manager is gone")
 
 
@@ -200,7 +200,7 @@ def lingers(context: RankContext) -> None:
 
 
 def start_child(context: RankContext) -> None:
-    child = subprocess.Popen(["sleep", "600"])
+    child = subprocess.Popen(["sleep", "3600"])
     (context.out / "cases" / context.case.id / f"child{context.rank}.pid").write_text(str(child.pid))
 
 
@@ -210,7 +210,7 @@ def wait_for(file: Path) -> None:
 
 
 def wait_for_nothing() -> None:
-    time.sleep(600)
+    time.sleep(3600)
 
 
 def ignores(context: RankContext) -> None:
@@ -220,7 +220,7 @@ def ignores(context: RankContext) -> None:
     start_child(context)
     (context.out / "forkserver").write_text(str(os.getppid()))
     train(context)
-    time.sleep(600)
+    time.sleep(3600)
 
 
 def nan(context: RankContext) -> None:
@@ -238,7 +238,7 @@ def leaves(context: RankContext) -> None:
     """Rank 0 calls sys.exit with a status; rank 1 would have gone on."""
     if context.rank == 0:
         raise SystemExit(4)
-    time.sleep(600)
+    time.sleep(3600)
 
 
 def orphans(context: RankContext) -> None:
@@ -251,7 +251,7 @@ def parricide(context: RankContext) -> None:
     """The fork server is killed under its ranks."""
     if context.rank == 0:
         os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(600)
+    time.sleep(3600)
 
 
 def unlucky(context: RankContext) -> None:

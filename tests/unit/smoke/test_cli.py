@@ -159,12 +159,12 @@ def test_run_that_is_stopped_leaves_no_rank_and_keeps_finished_results(
         # Stopped, it cannot do anything for its ranks before it dies.
         os.kill(server, signal.SIGSTOP)
         started.kill()
-        started.wait(timeout=60)
+        started.wait(timeout=300)
         os.kill(server, signal.SIGKILL)
         for child in out.glob("cases/*/child*.pid"):
             # No process is left that could end what a rank started: the kernel ends the ranks alone.
             os.kill(int(child.read_text()), signal.SIGKILL)
-    assert started.wait(timeout=60) == (-9 if "SIGKILL" in how else 130)
+    assert started.wait(timeout=300) == (-9 if "SIGKILL" in how else 130)
     assert started.stderr is not None
     errors = started.stderr.read()
     assert "Traceback" not in errors
@@ -182,7 +182,7 @@ def test_closed_output_does_not_end_the_run(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     assert read_results(tmp_path / "out")[-1]["completed"] == 2
 
 

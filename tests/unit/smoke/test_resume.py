@@ -93,12 +93,12 @@ def test_killed_run_is_resumed(tmp_path: Path) -> None:
         if event["event"] == "step" and event["case"] == "waits-c":
             break
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert_gone(out)
     before = read_results(out)
     assert [line["type"] for line in before] == ["run", "case", "case"]
     (out / "go").touch()
-    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = read_results(out)
     # Finished results are as they were, byte for byte; the case that was cut off ran from its start.

@@ -108,7 +108,7 @@ def test_waiting_process_builds_when_the_first_one_is_killed(store, tmp_path):
 
     def never(folder: Path) -> None:
         started.touch()
-        time.sleep(60)
+        time.sleep(3600)
 
     with forked(lambda: store.get_or_build("image", KEY, never)) as other:
         wait_until(started.exists)

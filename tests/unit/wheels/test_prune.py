@@ -125,7 +125,7 @@ def test_locked_entry_is_not_removed(store, tmp_path, kind):
     def hold() -> None:
         with locks.exclusive(lock):
             held.write_text("")
-            time.sleep(60)
+            time.sleep(3600)
 
     plan = plan_pruning(store, [], unused_days=30, force=True)
     with forked(hold):
@@ -170,7 +170,7 @@ def test_entry_in_use_stays_until_its_process_ends(store, kind, tmp_path):
     def use() -> None:
         store.use(kind, "sha256:" + folder.name)
         ready.touch()
-        time.sleep(60)
+        time.sleep(3600)
 
     with forked(use):
         wait_until(ready.exists)
