@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from faults.axes import AXES
 from faults.cases import DATA, PIPELINE
 from faults.kinds import Corruption, Fault, Switch
 from faults.library import LIBRARY
@@ -165,7 +166,7 @@ RUNS = (
     ),
 )
 
-FAULTS = (*LIBRARY, *PROCESS, *WHEELS, *RUNS)
+FAULTS = (*LIBRARY, *AXES, *PROCESS, *WHEELS, *RUNS)
 
 
 def fault_named(name: str) -> Fault:

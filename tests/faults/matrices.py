@@ -8,6 +8,8 @@ from pathlib import Path
 import tomlkit
 from faults.kinds import Fault
 
+from envbuild.catalog.matrix import Training
+
 SHARED = Path(__file__).with_name("matrix.toml")
 
 
@@ -21,6 +23,8 @@ def matrix_of(faults: Iterable[Fault], **settings: object) -> str:
     for fault in faults:
         models[fault.model] = kinds[fault.case.kind]
         row = {"model": fault.model, **fault.case.row}
-        baseline = {name: value for name, value in row.items() if name in ("model", "global_batch_size")}
+        # What decides the mathematics, a baseline has too.
+        shared = {"model", *Training.model_fields} - {"micro_batch_size"}
+        baseline = {name: value for name, value in row.items() if name in shared}
         rows += [item for item in (baseline, row) if item not in rows]
     return tomlkit.dumps({**document, "models": models, "cases": rows})

@@ -56,6 +56,8 @@ def observed_of(case, model):
         "layer_spec": model["layer_spec"], "attention": "DotProductAttention",
         "attention_backend": case["settings"]["attention_backend"], "normalization": model["normalization"],
         "optimizer": "FP32Optimizer", "distributed_optimizer": case["settings"]["distributed_optimizer"],
+        "overlap_grad_reduce": case["settings"].get("overlap_grad_reduce", False), "gradient_buckets": 3,
+        "overlap_param_gather": case["settings"].get("overlap_param_gather", False),
         "hidden_dropout": 0.0, "attention_dropout": 0.0, "parameters": 123456, "samples_digest": "sha256:samples",
         "params_dtype": {"fp32": "torch.float32"}.get(case["precision"], "torch.bfloat16"), "libraries": {},
     }  # fmt: skip

@@ -7,18 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import (
-    AttentionBackend,
-    CaseSpec,
-    Experts,
-    LayerSpec,
-    MambaLayers,
-    ModelSpec,
-    Normalization,
-    Precision,
-    Recompute,
-    Training,
-)
+from envbuild.catalog.matrix import AttentionBackend, CaseSpec, LossMask, Precision, Recompute, Training
+from envbuild.catalog.model_spec import Experts, LayerSpec, MambaLayers, ModelSpec, Normalization
 from envbuild.certify.cases.case import Capabilities, ResolvedRow
 
 PACKAGES = frozenset({"transformer-engine", "flash-attn", "mamba-ssm"})
@@ -40,6 +30,11 @@ ANY: dict[str, dict[str, st.SearchStrategy]] = {
         "overlap_p2p_comm": st.booleans(),
         "attention_backend": st.sampled_from(AttentionBackend),
         "distributed_optimizer": st.booleans(),
+        "overlap_grad_reduce": st.booleans(),
+        "overlap_param_gather": st.booleans(),
+        "bucket_size": st.sampled_from([None, 1000]),
+        "loss_mask": st.sampled_from(LossMask),
+        "calculate_per_token_loss": st.booleans(),
         "recompute": st.sampled_from(Recompute),
         "resume_at": st.sampled_from([1, 4, 5, 9]),
         "compare_weights": st.booleans(),
@@ -83,7 +78,7 @@ def rows(draw: st.DrawFn) -> ResolvedRow:
         steps=5, micro_batch_size=2, global_batch_size=16, learning_rate=0.001, clip_grad_norm=1.0, seed=1
     )
     model = ModelSpec(**parts["model"], moe=moe, mamba=mamba)
-    return ResolvedRow(spec=CaseSpec(**parts["spec"]), model=model, training=training, capabilities=capabilities)
+    return ResolvedRow(spec=CaseSpec(**parts["spec"]), model=model, matrix_training=training, capabilities=capabilities)
 
 
 EXPERTS: dict[str, Any] = {"num_experts": 4, "router_topk": 2}

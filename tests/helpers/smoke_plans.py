@@ -26,6 +26,10 @@ def case_document(case_id: str, baseline: str | None = None, *, overlap: bool = 
             "global_batch_size": 16,
             "learning_rate": 0.001,
             "clip_grad_norm": 1.0,
+            "weight_decay": 0.0,
+            "decoupled_lr": None,
+            "loss_mask": "none",
+            "calculate_per_token_loss": False,
             "seed": 1234,
         },
         "settings": {
@@ -33,6 +37,9 @@ def case_document(case_id: str, baseline: str | None = None, *, overlap: bool = 
             "batch_p2p_comm": not overlap,
             "attention_backend": "local",
             "distributed_optimizer": False,
+            "overlap_grad_reduce": False,
+            "overlap_param_gather": False,
+            "bucket_size": None,
             "recompute": "none",
         },
         "resume_at": None,
@@ -50,7 +57,7 @@ def read_results(out: Path) -> list[Document]:
 def plan_document(*cases: Document) -> Document:
     """A plan of these cases on the CPU."""
     return {
-        "schema": "envbuild.plan/2",
+        "schema": "envbuild.plan/3",
         "nonce": "0123456789abcdef" * 2,
         "subject": {"stack": "mcore", "target": "cpu"},
         "device": "cpu",

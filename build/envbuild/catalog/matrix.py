@@ -5,22 +5,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from envbuild.catalog.fields import Device, Name, TomlModel
+from envbuild.catalog.model_spec import ModelSpec
 
 T = TypeVar("T")
 
-# With a vocabulary of 1 every loss is 0, whatever is computed; this many leave something to compare.
-LEAST_VOCABULARY = 32
-
 Size = Annotated[int, Field(ge=1, le=1024)]
-Heads = Annotated[int, Field(gt=0, le=1024)]
 Samples = Annotated[int, Field(gt=0, le=65536, description="samples")]
 MicroSamples = Annotated[int, Field(gt=0, le=1024, description="samples")]
 Step = Annotated[int, Field(gt=0, le=100_000)]
+LearningRate = Annotated[float, Field(gt=0)]
+WeightDecay = Annotated[float, Field(ge=0, le=10)]
+BucketSize = Annotated[int, Field(gt=0, le=2**40, description="parameters")]
 
 
 class Precision(str, Enum):
@@ -31,18 +31,11 @@ class Precision(str, Enum):
     FP8 = "fp8"
 
 
-class LayerSpec(str, Enum):
-    """Whose layers a model is made of: megatron-core's own, or Transformer Engine's."""
+class LossMask(str, Enum):
+    """Which tokens count in the loss: all, or not a prefix of each sample, each of another length."""
 
-    LOCAL = "local"
-    TRANSFORMER_ENGINE = "transformer-engine"
-
-
-class Normalization(str, Enum):
-    """Which norm a model has."""
-
-    LAYER = "LayerNorm"
-    RMS = "RMSNorm"
+    NONE = "none"
+    UNEVEN = "uneven"
 
 
 class AttentionBackend(str, Enum):
@@ -63,55 +56,25 @@ class Recompute(str, Enum):
     FULL = "full"
 
 
-class Experts(TomlModel):
-    """A mixture of experts in the place of each layer's MLP."""
-
-    num_experts: Annotated[int, Field(ge=2, le=1024)]
-    router_topk: Annotated[int, Field(ge=2, le=1024, description="experts that take each token")]
-
-
-class MambaLayers(TomlModel):
-    """The Mamba layers of a hybrid model."""
-
-    hybrid_override_pattern: Annotated[str, StringConstraints(pattern=r"^[M*-]{1,1024}$")] = Field(
-        description="a letter for each layer: M for Mamba, * for attention, - for an MLP"
-    )
-    state_dim: Annotated[int, Field(gt=0, le=1024)]
-    head_dim: Annotated[int, Field(gt=0, le=1024)]
-    num_groups: Annotated[int, Field(gt=0, le=1024)]
-
-
-class ModelSpec(TomlModel):
-    """A small model for certification, in megatron-core's words."""
-
-    kind: Literal["gpt", "mamba-hybrid"]
-    num_layers: Annotated[int, Field(gt=0, le=1024)]
-    hidden_size: Annotated[int, Field(gt=0, le=65536)]
-    num_attention_heads: Heads
-    num_query_groups: Heads | None = Field(
-        default=None, description="groups that share keys and values; without it each head has its own"
-    )
-    sequence_length: Annotated[int, Field(gt=0, le=131072, description="tokens a sample")]
-    vocabulary_size: Annotated[int, Field(ge=LEAST_VOCABULARY, le=2**20)]
-    normalization: Normalization = Normalization.LAYER
-    layer_spec: LayerSpec = LayerSpec.LOCAL
-    moe: Experts | None = None
-    mamba: MambaLayers | None = Field(default=None, description="of kind mamba-hybrid, and only there")
-
-    @property
-    def query_groups(self) -> int:
-        """How many groups of heads share keys and values."""
-        return self.num_query_groups or self.num_attention_heads
-
-
 class Training(TomlModel):
-    """How every case of a matrix trains."""
+    """How cases train: what decides the mathematics, and is the same for a case and its baseline."""
 
     steps: Step
     micro_batch_size: MicroSamples
     global_batch_size: Samples
-    learning_rate: Annotated[float, Field(gt=0)]
+    learning_rate: LearningRate
     clip_grad_norm: Annotated[float, Field(gt=0)]
+    weight_decay: WeightDecay = Field(default=0.0, description="of Adam, decoupled; biases and norms have none")
+    decoupled_lr: LearningRate | None = Field(
+        default=None, description="of the embeddings and the output layer; without it learning_rate"
+    )
+    loss_mask: LossMask = Field(
+        default=LossMask.NONE,
+        description='"uneven": the loss leaves a prefix of each sample out, each of another length',
+    )
+    calculate_per_token_loss: bool = Field(
+        default=False, description="the mean over the tokens of the global batch, and not over its micro batches"
+    )
     seed: Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -185,11 +148,18 @@ class CaseSpec(TomlModel):
     expert: Size = 1
     micro_batch_size: MicroSamples | None = None
     global_batch_size: Samples | None = None
+    weight_decay: WeightDecay | None = None
+    decoupled_lr: LearningRate | None = None
+    loss_mask: LossMask | None = None
+    calculate_per_token_loss: bool | None = None
     # With its default, megatron-core 0.16.1 trains PP 2 x virtual 2 to other losses than the baseline; with True, and
     # batch_p2p_comm off, to the same digits (CPU, gloo).
     overlap_p2p_comm: bool | None = None
     attention_backend: AttentionBackend | None = None
     distributed_optimizer: bool = False
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    bucket_size: BucketSize | None = None
     recompute: Recompute = Recompute.NONE
     resume_at: Step | None = None
     compare_weights: bool = False
@@ -205,6 +175,9 @@ OneOrMore = Annotated[
     Annotated[T, Tag("[one]")] | Annotated[tuple[T, ...], Field(min_length=1), Tag("[many]")],
     Discriminator(_tag),
 ]
+
+
+OWN_BASELINE = "in the place of the matrix's; such cases have a baseline of their own"
 
 
 class CaseRow(TomlModel):
@@ -225,9 +198,11 @@ class CaseRow(TomlModel):
     micro_batch_size: OneOrMore[MicroSamples] | None = Field(
         default=None, description="in the place of the matrix's, where the case may differ in it from its baseline"
     )
-    global_batch_size: OneOrMore[Samples] | None = Field(
-        default=None, description="in the place of the matrix's; such cases have a baseline of their own"
-    )
+    global_batch_size: OneOrMore[Samples] | None = Field(default=None, description=OWN_BASELINE)
+    weight_decay: OneOrMore[WeightDecay] | None = Field(default=None, description=OWN_BASELINE)
+    decoupled_lr: OneOrMore[LearningRate] | None = Field(default=None, description=OWN_BASELINE)
+    loss_mask: OneOrMore[LossMask] | None = Field(default=None, description=OWN_BASELINE)
+    calculate_per_token_loss: OneOrMore[bool] | None = Field(default=None, description=OWN_BASELINE)
     overlap_p2p_comm: OneOrMore[bool] | None = Field(
         default=None, description="megatron-core's flag; without it the setting that is right for the layout"
     )
@@ -235,6 +210,11 @@ class CaseRow(TomlModel):
         default=None, description="without it local, or with Transformer Engine's layers auto"
     )
     distributed_optimizer: OneOrMore[bool] = False
+    overlap_grad_reduce: OneOrMore[bool] = Field(default=False, description="reduce gradients during the backward pass")
+    overlap_param_gather: OneOrMore[bool] = Field(default=False, description="gather weights during the forward pass")
+    bucket_size: OneOrMore[BucketSize] | None = Field(
+        default=None, description="the most parameters of a gradient bucket; without it megatron-core's default"
+    )
     recompute: OneOrMore[Recompute] = Recompute.NONE
     resume_at: OneOrMore[Step] | None = Field(
         default=None, description="after this step everything is saved, torn down, built anew and loaded"

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
+from envbuild_smoke.plan.models import LossMask
+
 
 def global_batch(seed: int, step: int, batch_size: int, sequence_length: int, vocabulary_size: int) -> torch.Tensor:
     """Return the samples of a step, shape [batch_size, sequence_length + 1], int64, the same on every rank.
@@ -18,8 +20,22 @@ def global_batch(seed: int, step: int, batch_size: int, sequence_length: int, vo
     return torch.randint(vocabulary_size, shape, generator=generator).amin(dim=0)
 
 
+def loss_masks(seed: int, step: int, batch_size: int, sequence_length: int, kind: LossMask) -> torch.Tensor:
+    """Return 1.0 for each label that counts in the loss, shape [batch_size, sequence_length].
+
+    "uneven" masks a prefix of each sample, as a prompt is: up to three quarters, each of another length.
+    """
+    masks = torch.ones(batch_size, sequence_length)
+    if kind == "uneven":
+        # Other seeds than those of the samples, which `global_batch` takes from 0 on.
+        generator = torch.Generator(device="cpu").manual_seed(-1 - (seed * 1_000_003 + step))
+        prompts = torch.randint(3 * sequence_length // 4 + 1, (batch_size, 1), generator=generator)
+        masks[torch.arange(sequence_length) < prompts] = 0.0
+    return masks
+
+
 def rank_micro_batches(samples: torch.Tensor, size: int, rank: int, ways: int) -> Iterator[torch.Tensor]:
-    """Yield the micro batches of data-parallel rank `rank` of `ways`, each of shape [size, sequence + 1].
+    """Yield the micro batches of data-parallel rank `rank` of `ways`, each of shape [size, ...].
 
     As Megatron's own samplers do: micro batches are dealt to the ranks in turn.
     """

@@ -41,6 +41,7 @@ def matching(pattern: str, text: str) -> Rule:
 
 # A whole number in JSON can be finite and yet too large for a float.
 POSITIVE = Rule("a number above 0", lambda value: 0 < value <= sys.float_info.max)
+NOT_NEGATIVE = Rule("a number, 0 or more", lambda value: 0 <= value <= sys.float_info.max)
 NOT_EMPTY = Rule("an array of 1 or more", lambda value: len(value) > 0)
 
 

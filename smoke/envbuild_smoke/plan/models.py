@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from envbuild_smoke.plan.json_reader import NOT_EMPTY, POSITIVE, PlanError, at_least, matching
+from envbuild_smoke.plan.json_reader import NOT_EMPTY, NOT_NEGATIVE, POSITIVE, PlanError, at_least, matching
 
 Device = Literal["cpu", "cuda"]
 Driver = Literal["mcore"]
@@ -14,8 +14,10 @@ Normalization = Literal["LayerNorm", "RMSNorm"]
 LayerSpec = Literal["local", "transformer-engine"]
 AttentionBackend = Literal["local", "auto", "flash", "fused", "unfused"]
 Recompute = Literal["none", "selective", "full"]
+LossMask = Literal["none", "uneven"]
 Size = Annotated[int, at_least(1)]
 Positive = Annotated[float, POSITIVE]
+NotNegative = Annotated[float, NOT_NEGATIVE]
 # A case id becomes the name of a directory; with 120, suffixes stay below a file name's 255 bytes.
 CaseId = Annotated[
     str,
@@ -99,13 +101,27 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How to train; batch sizes in samples, `global_batch_size` over all ranks together."""
+    """How to train: what decides the mathematics, which is the same for a case and its baseline.
+
+    Batch sizes are in samples, `global_batch_size` over all ranks together.
+
+    Attributes:
+        weight_decay: of Adam, decoupled; biases and norms have none.
+        decoupled_lr: the learning rate of the embeddings and the output layer; None where it is `learning_rate`.
+        loss_mask: "uneven" leaves a prefix of each sample out of the loss, each of another length.
+        calculate_per_token_loss: the loss is the mean over the tokens of the global batch; otherwise the mean over
+            its micro batches of the mean over their tokens.
+    """
 
     steps: Size
     micro_batch_size: Size
     global_batch_size: Size
     learning_rate: Positive
     clip_grad_norm: Positive
+    weight_decay: NotNegative
+    decoupled_lr: Positive | None
+    loss_mask: LossMask
+    calculate_per_token_loss: bool
     seed: Annotated[int, at_least(0)]
 
     def microbatches(self, layout: Layout) -> int:
@@ -115,12 +131,18 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of megatron-core; a baseline has the plain ones, a case may differ from it in them."""
+    """Settings of megatron-core; a baseline has the plain ones, a case may differ from it in them.
+
+    `bucket_size` is the most parameters of a gradient bucket; None is megatron-core's default, 40 million or more.
+    """
 
     overlap_p2p_comm: bool
     batch_p2p_comm: bool
     attention_backend: AttentionBackend
     distributed_optimizer: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    bucket_size: Size | None
     recompute: Recompute
 
 
@@ -177,7 +199,7 @@ class Plan:
     read, byte for byte; `digest` is "sha256:..." of it.
     """
 
-    schema: Literal["envbuild.plan/2"]
+    schema: Literal["envbuild.plan/3"]
     # New in every plan: envbuild rejects results whose nonce was used before.
     nonce: Nonce
     subject: Mapping[str, str]

@@ -7,7 +7,8 @@ from helpers.matrices import six_layouts
 from helpers.rows import CAPABILITIES
 
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import CaseRow, LayerSpec, Matrix
+from envbuild.catalog.matrix import CaseRow, Matrix
+from envbuild.catalog.model_spec import LayerSpec
 from envbuild.certify.cases.case import Capabilities, Case, Layout, same_arithmetic, tolerance_of
 from envbuild.certify.cases.expansion import expand, expansion
 from envbuild.core.errors import ConfigurationError
@@ -47,6 +48,11 @@ def case(capabilities: Capabilities = CPU, /, **row: object) -> Case:
         ({"data": 2, "global_batch_size": 16}, "gpt-fp32-dp2", ("data",)),
         ({"resume_at": 2, "global_batch_size": 4}, "gpt-fp32-gb4-resume2", ("resume_at",)),
         (
+            {"data": 2, "overlap_grad_reduce": True, "bucket_size": 500},
+            "gpt-fp32-dp2-ogr-bk500",
+            ("data", "overlap_grad_reduce", "bucket_size"),
+        ),
+        (
             {"data": 2, "tensor": 2, "pipeline": 2, "virtual_pipeline": 2, "recompute": "selective"},
             "gpt-fp32-dp2-tp2-pp2-vp2-rc-selective",
             ("data", "tensor", "pipeline", "virtual_pipeline", "recompute"),
@@ -58,6 +64,23 @@ def test_id_and_axes(row, identity, axes):
     assert (made.id, made.axes) == (identity, axes)
     assert made.baseline_id == ("gpt-fp32-baseline-gb4" if row.get("global_batch_size") == 4 else "gpt-fp32-baseline")
     assert not made.is_baseline
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"weight_decay": 0.01}, "wd0.01"),
+        ({"decoupled_lr": 5e-4}, "dlr0.0005"),
+        ({"loss_mask": "uneven", "calculate_per_token_loss": True, "global_batch_size": 8}, "gb8-mask-uneven-ptl"),
+    ],
+)
+def test_other_mathematics_have_a_baseline_of_their_own(own, words):
+    cases = {made.id: made for made in expand(matrix(own, {"tensor": 2, **own}), "m", CPU)}
+    assert list(cases) == ["gpt-fp32-baseline", f"gpt-fp32-baseline-{words}", f"gpt-fp32-tp2-{words}"]
+    made = cases[f"gpt-fp32-tp2-{words}"]
+    assert (made.compared_with, made.axes) == (f"gpt-fp32-baseline-{words}", ("tensor",))
+    assert made.training == cases[f"gpt-fp32-baseline-{words}"].training
+    assert {name: getattr(made.training, name) for name in own} == own
 
 
 def test_id_of_layouts_and_attention_on_gpus():

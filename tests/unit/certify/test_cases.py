@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import CaseRow, Matrix, ModelSpec, Precision, Training
+from envbuild.catalog.matrix import CaseRow, Matrix, Precision, Training
+from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case, Layout, ResolvedRow
 from envbuild.certify.cases.expansion import expand
@@ -94,7 +95,7 @@ def test_layouts_that_differ_have_labels_that_differ(pair):
     ],
 )
 def test_overlap_p2p_comm_is_on_for_virtual_pipelines_unless_stated(axes, overlap):
-    assert case_of(spec(**axes)).overlap_p2p_comm is overlap
+    assert case_of(spec(**axes)).settings.overlap_p2p_comm is overlap
 
 
 def test_broken_rule_is_refused_with_its_place_and_its_case():

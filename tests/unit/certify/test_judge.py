@@ -11,6 +11,8 @@ from envbuild.certify.judge.config_checks import observed_problems
 from envbuild.certify.judge.judge import judge, relative_difference
 from envbuild.certify.models import Numbers
 
+# One micro batch a rank with data = 2.
+LARGE = MATRIX.training.model_copy(update={"micro_batch_size": 8})
 BAND = tolerance_of(MATRIX, next(case for case in CASES if case.id == TP2))
 DP2 = "gpt-fp32-dp2"
 STEPS = MATRIX.training.steps
@@ -144,7 +146,7 @@ def test_wrong_steps_fail_a_case(failed, spoil, plan, lines):
 
 
 def test_data_parallel_with_the_same_arithmetic_must_have_the_same_digits(failed):
-    cases = with_case(DP2, micro_batch_size=8)
+    cases = with_case(DP2, training=LARGE)
     plan = plan_of(cases=cases)
     lines = lines_of(plan)
     assert failed(plan, lines, cases) == {}
@@ -158,7 +160,7 @@ def test_data_parallel_with_the_same_arithmetic_must_have_the_same_digits(failed
 
 
 def test_data_parallel_with_the_same_arithmetic_must_have_the_same_weights(failed):
-    cases = with_case(DP2, micro_batch_size=8, compare_weights=True)
+    cases = with_case(DP2, training=LARGE, compare_weights=True)
     plan = plan_of(cases=cases)
     lines = lines_of(plan)
     line(lines, DP2)["weights"]["largest_relative_difference"] = 1e-12

@@ -75,12 +75,15 @@ def test_plan_of_a_case():
             "sequence": False,
         },
         "world_size": 2,
-        "training": MATRIX.training.model_dump(),
+        "training": MATRIX.training.model_dump(mode="json"),
         "settings": {
             "overlap_p2p_comm": True,
             "batch_p2p_comm": False,
             "attention_backend": "local",
             "distributed_optimizer": False,
+            "overlap_grad_reduce": False,
+            "overlap_param_gather": False,
+            "bucket_size": None,
             "recompute": "none",
         },
         "resume_at": None,
@@ -151,7 +154,7 @@ def matrix(**changes: object):
         {"modules": ()},
         {"smoke": "sha256:other"},
         {"matrix": matrix(time_limit_seconds=1)},
-        {"matrix": matrix(training=MATRIX.training.model_copy(update={"seed": 1}))},
+        {"cases": expand(matrix(training=MATRIX.training.model_copy(update={"seed": 1})), "m", CPU)},
         {"matrix": matrix(models={"gpt": MATRIX.models["gpt"].model_copy(update={"num_layers": 8})})},
     ],
     ids=lambda changes: next(iter(changes)),
@@ -186,7 +189,7 @@ def test_planned_case_has_all_settings_of_its_row():
     (_, case) = plan(matrix=wider, cases=expand(wider, "m", CPU))["cases"]
     assert case["id"] == "gpt-fp32-dp2-gb4-mb1-do-rc-full-resume2"
     assert case["baseline"] == "gpt-fp32-baseline-gb4"
-    assert case["training"] == MATRIX.training.model_dump() | {"micro_batch_size": 1, "global_batch_size": 4}
+    assert case["training"] == MATRIX.training.model_dump(mode="json") | {"micro_batch_size": 1, "global_batch_size": 4}
     assert (case["settings"]["distributed_optimizer"], case["settings"]["recompute"]) == (True, "full")
     assert (case["resume_at"], case["compare_weights"]) == (2, True)
 

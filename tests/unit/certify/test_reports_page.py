@@ -155,8 +155,8 @@ def test_many_lines_are_a_band_and_the_worst_have_their_names():
     found = overviews(page_html(full()))
     words, legend, lines = found[0]
     words = html.unescape(words)
-    assert legend == ["the other 25 cases: at most 2.8e-08", "dp2-gb4: at most 3.0e-08", "pp4-mb1: at most 2.9e-08"]
-    assert words.startswith("how far the loss of every step of 27 cases is from the baseline's, relative; ")
+    assert legend == ["the other 37 cases: at most 4.2e-08", "dp2-gb4: at most 4.4e-08", "pp4-mb1: at most 4.3e-08"]
+    assert words.startswith("how far the loss of every step of 39 cases is from the baseline's, relative; ")
     assert words.endswith("; ".join([*legend[1:], legend[0], "band 1e-05"]))
     assert [style for style, _ in lines] == ["band", "line-0", "line-1"]
     # No chart has more lines than styles that differ.

@@ -70,7 +70,7 @@ def test_command_reports_whether_it_wrote_a_certificate(world, command, answer, 
     assert (found["ran"], found["written"]) == (False, True)
     assert command() == 0
     text = capsys.readouterr().out
-    assert text.startswith("certified: 12 cases")
+    assert text.startswith("certified: 15 cases")
     assert "2 of them passed in an earlier run" in text
 
 
@@ -212,7 +212,7 @@ def job(shared_world):
     ],
 )
 def test_verdict_is_one_of_a_machine(job, change):
-    case = job.cases[3]
+    case = job.cases[4]
     assert reuse.key_of(job, case, HERE) == reuse.key_of(job, case, replace(HERE))
     assert reuse.key_of(job, case, replace(HERE, **change)) != reuse.key_of(job, case, HERE)
 
@@ -236,24 +236,24 @@ def changed(job, **changes):
         {"subject__in": "oci"},
         {"device": "cuda"},
         {"gpu": {"sm": ["90"]}},
-        {"cases__3__training": {}},
-        {"cases__3__settings": {}},
+        {"cases__4__training": {}},
+        {"cases__4__settings": {}},
         {"cases__0__training": {}},
         {"models__gpt__num_layers": 8},
     ],
 )
 def test_verdict_is_one_of_an_image_and_a_case(job, change):
-    case = job.cases[3]
+    case = job.cases[4]
     assert reuse.key_of(changed(job, **change), case, HERE) != reuse.key_of(job, case, HERE)
 
 
-@pytest.mark.parametrize("change", [{"cases__2__training": {}}, {"cases__3__estimated_seconds": 5.0}, {"nonce": "n"}])
+@pytest.mark.parametrize("change", [{"cases__2__training": {}}, {"cases__4__estimated_seconds": 5.0}, {"nonce": "n"}])
 def test_verdict_does_not_depend_on_other_cases_or_estimates(job, change):
-    assert reuse.key_of(changed(job, **change), job.cases[3], HERE) == reuse.key_of(job, job.cases[3], HERE)
+    assert reuse.key_of(changed(job, **change), job.cases[4], HERE) == reuse.key_of(job, job.cases[4], HERE)
 
 
 def test_verdict_is_one_of_a_runner_a_judge_and_a_tolerance(job, monkeypatch):
-    case = job.cases[3]
+    case = job.cases[4]
     before = reuse.key_of(job, case, HERE)
     assert reuse.key_of(replace(job, smoke_digest="sha256:other"), case, HERE) != before
     band = job.matrix.tolerance["fp32"].model_copy(update={"loss_relative": 1e-3})

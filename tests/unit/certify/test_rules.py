@@ -8,7 +8,8 @@ import pytest
 from helpers.rows import CAPABILITIES, EXPERTS, MAMBA, rows
 from hypothesis import HealthCheck, given, settings
 
-from envbuild.catalog.matrix import CaseSpec, Experts, MambaLayers, ModelSpec, Training
+from envbuild.catalog.matrix import CaseSpec, Training
+from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
 
@@ -42,7 +43,9 @@ def row(kind: str, capabilities: Capabilities = CPU, **changes: Any) -> Resolved
             model[name] = table.model_validate(usual | own)
     model |= {field: changes.pop(field) for field in list(changes) if field in ModelSpec.model_fields}
     spec = CaseSpec.model_validate({"model": "m"} | changes)
-    return ResolvedRow(spec=spec, model=ModelSpec.model_validate(model), training=TRAINING, capabilities=capabilities)
+    return ResolvedRow(
+        spec=spec, model=ModelSpec.model_validate(model), matrix_training=TRAINING, capabilities=capabilities
+    )
 
 
 BATCHED = (
@@ -63,6 +66,7 @@ def messages(row: ResolvedRow) -> list[str]:
         ("gpt", {"data": 2, "tensor": 2, "sequence": True, "pipeline": 2, "virtual_pipeline": 2}),
         ("gpt", {"pipeline": 4, "virtual_pipeline": 2, "overlap_p2p_comm": False}),
         ("gpt", {"num_query_groups": 2, "tensor": 2, "recompute": "full", "resume_at": 4}),
+        ("gpt", {"data": 2, "overlap_grad_reduce": True, "bucket_size": 1000, "loss_mask": "uneven"}),
         ("moe", {"data": 4, "expert": 4, "distributed_optimizer": True}),
         ("moe", {"tensor": 2, "sequence": True, "recompute": "selective"}),
         ("te", {"context": 4, "precision": "bf16", "attention_backend": "fused"}),
@@ -124,6 +128,26 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
         ("te", H200, {"attention_backend": "flash"}, "attention_backend = flash needs precision bf16 or fp8"),
         ("gpt", H200, {"precision": "fp8"}, "precision = fp8 needs layer_spec transformer-engine"),
         ("gpt", CPU, {"resume_at": 5}, "resume_at 5 must be less than steps 5"),
+        ("gpt", CPU, {"overlap_grad_reduce": True}, "overlap_grad_reduce needs data x context > 1"),
+        (
+            "gpt",
+            CPU,
+            {"data": 2, "overlap_grad_reduce": True, "overlap_param_gather": True},
+            "overlap_param_gather needs distributed_optimizer and overlap_grad_reduce",
+        ),
+        ("gpt", CPU, {"data": 2, "bucket_size": 9}, "bucket_size needs overlap_grad_reduce"),
+        (
+            "gpt",
+            CPU,
+            {"context": 2, "loss_mask": "uneven"},
+            "loss_mask = uneven with context > 1 needs calculate_per_token_loss",
+        ),
+        (
+            "gpt",
+            CPU,
+            {"micro_batch_size": 4, "loss_mask": "uneven"},
+            "loss_mask = uneven with another micro_batch_size needs calculate_per_token_loss",
+        ),
         # -- experts
         ("gpt", CPU, {"data": 2, "expert": 2}, "expert = 2 needs a model with experts (moe)"),
         ("moe", CPU, {"data": 2, "expert": 4}, "data x context = 2 must be a multiple of expert = 4"),

@@ -37,7 +37,7 @@ def test_run_prints_events_and_exits_0(smoke: Smoke, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "document", "words"),
     [
-        ((), {"schema": "envbuild.plan/2"}, "plan.nonce: missing"),
+        ((), {"schema": "envbuild.plan/3"}, "plan.nonce: missing"),
         (("--only", "train-tp2"), None, "the plan has train-baseline"),
         (("--gpus", "0"), None, "--gpus has no effect: the plan is for device cpu"),
         (("--image", "/nowhere.sqsh"), None, "--image /nowhere.sqsh cannot be read"),
@@ -68,10 +68,12 @@ def test_existing_results_are_refused_and_kept(smoke: Smoke, tmp_path: Path) -> 
 def test_full_disk_exits_5_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     """A limit to the size of files is what fills the disk: the results' file grows to it."""
     out = tmp_path / "out"
-    plan = write_plan(tmp_path, BASELINE, *(two_ranks(f"train-{name}") for name in "abcdef"))
+    # Many steps: of all files that are written, the results are the largest.
+    long = {**BASELINE["training"], "steps": 50}
+    plan = write_plan(tmp_path, BASELINE, *(two_ranks(f"train-{name}", training=long) for name in "abcdef"))
     command = [*FAKE_COMMAND, "run", "--plan", str(plan), "--out", str(out)]
     done = subprocess.run(
-        ["prlimit", "--fsize=6000", *command], capture_output=True, text=True, timeout=120, check=False
+        ["prlimit", "--fsize=10000", *command], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 5
     assert "cannot be written" in done.stderr

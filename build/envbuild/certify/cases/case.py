@@ -9,17 +9,8 @@ from functools import cached_property
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import (
-    AttentionBackend,
-    Band,
-    CaseSpec,
-    LayerSpec,
-    Matrix,
-    ModelSpec,
-    Precision,
-    Recompute,
-    Training,
-)
+from envbuild.catalog.matrix import AttentionBackend, Band, CaseSpec, Matrix, Precision, Recompute, Training
+from envbuild.catalog.model_spec import LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,33 +74,42 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of megatron-core that change how a case computes, and not what."""
+
+    overlap_p2p_comm: bool
+    attention_backend: AttentionBackend
+    distributed_optimizer: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    bucket_size: int | None
+    recompute: Recompute
+
+
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """One certification run. Its ID is made from its fields: ``gpt-fp32-tp2-pp2-do``.
 
     Attributes:
-        settings: the axes other than the layout in which it differs from the default, and their words in its ID.
-        separate: the word for a global batch that is not the matrix's; its baseline has it too.
+        words: the axes other than the layout in which it differs from its baseline, and their words in its ID.
+        separate: the words for what its training has in the place of the matrix's; its baseline has them too.
     """
 
     model: str
     precision: Precision
     layout: Layout
-    micro_batch_size: int
-    global_batch_size: int
-    overlap_p2p_comm: bool
-    attention_backend: AttentionBackend
-    distributed_optimizer: bool
-    recompute: Recompute
+    training: Training
+    settings: Settings
     resume_at: int | None
     compare_weights: bool
-    settings: tuple[tuple[str, str], ...] = ()
+    words: tuple[tuple[str, str], ...] = ()
     separate: str = ""
 
     @property
     def id(self) -> str:
         # Only baselines have "baseline" in their ID, and no other case of one process.
-        layout = () if self.layout.world_size == 1 and self.settings else (self.layout.label,)
-        words = (self.model, self.precision.value, *layout, self.separate, *(word for _, word in self.settings))
+        layout = () if self.layout.world_size == 1 and self.words else (self.layout.label,)
+        words = (self.model, self.precision.value, *layout, self.separate, *(word for _, word in self.words))
         return "-".join(filter(None, words))
 
     @property
@@ -134,12 +134,12 @@ class Case:
     @property
     def micro_batches(self) -> int:
         """How many micro batches each data-parallel rank trains in a step."""
-        return self.global_batch_size // (self.micro_batch_size * self.layout.data)
+        return self.training.global_batch_size // (self.training.micro_batch_size * self.layout.data)
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes in which it differs from its baseline."""
-        return (*self.layout.axes, *(axis for axis, _ in self.settings))
+        return (*self.layout.axes, *(axis for axis, _ in self.words))
 
 
 def same_arithmetic(case: Case) -> bool:
@@ -150,7 +150,7 @@ def same_arithmetic(case: Case) -> bool:
     """
     # Measured: equal digit for digit on two H200 in bf16 (megatron-core 0.16.1). With four micro batches a rank the
     # seventh digit differs (NeMo 2.7.3).
-    plain = case.layout == Layout(data=2) and not case.settings
+    plain = case.layout == Layout(data=2) and not case.words
     return plain and case.micro_batches == 1 and case.precision is not Precision.FP8
 
 
@@ -165,20 +165,20 @@ class ResolvedRow:
 
     spec: CaseSpec
     model: ModelSpec
-    training: Training
+    matrix_training: Training
     capabilities: Capabilities
 
     @classmethod
     def of(cls, spec: CaseSpec, matrix: Matrix, capabilities: Capabilities) -> ResolvedRow:
-        return cls(spec=spec, model=matrix.models[spec.model], training=matrix.training, capabilities=capabilities)
+        model = matrix.models[spec.model]
+        return cls(spec=spec, model=model, matrix_training=matrix.training, capabilities=capabilities)
 
-    @property
-    def micro_batch_size(self) -> int:
-        return self.spec.micro_batch_size or self.training.micro_batch_size
-
-    @property
-    def global_batch_size(self) -> int:
-        return self.spec.global_batch_size or self.training.global_batch_size
+    @cached_property
+    def training(self) -> Training:
+        """How it trains: as the matrix, but for what the row has in its place."""
+        names = [name for name in Training.model_fields if name in CaseSpec.model_fields]
+        own = {name: value for name in names if (value := getattr(self.spec, name)) is not None}
+        return self.matrix_training.model_copy(update=own)
 
     @property
     def overlap_p2p_comm(self) -> bool:
@@ -200,30 +200,42 @@ class ResolvedRow:
     def case(self) -> Case:
         """The case that it is."""
         spec = self.spec
-        other_batch = self.global_batch_size != self.training.global_batch_size
+        settings = {name: getattr(spec, name) for name in Settings.__dataclass_fields__}
+        settings |= {"overlap_p2p_comm": self.overlap_p2p_comm, "attention_backend": self.attention_backend}
         case = Case(
             model=spec.model,
             precision=spec.precision,
             layout=Layout(**{name: getattr(spec, name) for name in Layout.__dataclass_fields__}),
-            micro_batch_size=self.micro_batch_size,
-            global_batch_size=self.global_batch_size,
-            overlap_p2p_comm=self.overlap_p2p_comm,
-            attention_backend=self.attention_backend,
-            distributed_optimizer=spec.distributed_optimizer,
-            recompute=spec.recompute,
+            training=self.training,
+            settings=Settings(**settings),
             resume_at=spec.resume_at,
             compare_weights=False,
-            settings=tuple(self._settings()),
-            separate=f"gb{self.global_batch_size}" if other_batch else "",
+            words=tuple(self._words()),
+            separate="-".join(self._separate()),
         )
         # A baseline's weights would be compared with themselves.
         return case if case.is_baseline else dataclasses.replace(case, compare_weights=spec.compare_weights)
 
-    def _settings(self) -> list[tuple[str, str]]:
-        spec = self.spec
+    def _separate(self) -> list[str]:
+        """The words for what decides the mathematics and is not the matrix's."""
+        own, usual = self.training, self.matrix_training
+        words = {
+            "global_batch_size": f"gb{own.global_batch_size}",
+            "weight_decay": f"wd{own.weight_decay:g}",
+            "decoupled_lr": f"dlr{own.decoupled_lr:g}" if own.decoupled_lr else "",
+            "loss_mask": f"mask-{own.loss_mask.value}",
+            "calculate_per_token_loss": "ptl" if own.calculate_per_token_loss else "mbl",
+        }
+        return [word for name, word in words.items() if getattr(own, name) != getattr(usual, name)]
+
+    def _words(self) -> list[tuple[str, str]]:
+        spec, micro_batch_size = self.spec, self.training.micro_batch_size
         possible = [
-            (self.micro_batch_size != self.training.micro_batch_size, "micro_batch_size", f"mb{self.micro_batch_size}"),
+            (micro_batch_size != self.matrix_training.micro_batch_size, "micro_batch_size", f"mb{micro_batch_size}"),
             (spec.distributed_optimizer, "distributed_optimizer", "do"),
+            (spec.overlap_grad_reduce, "overlap_grad_reduce", "ogr"),
+            (spec.overlap_param_gather, "overlap_param_gather", "opg"),
+            (spec.bucket_size is not None, "bucket_size", f"bk{spec.bucket_size}"),
             (spec.recompute is not Recompute.NONE, "recompute", f"rc-{spec.recompute.value}"),
             (
                 self.attention_backend is not self.usual_attention,

@@ -67,6 +67,12 @@ def expansion(matrix: Matrix, name: str, capabilities: Capabilities) -> Expansio
     return Expansion(cases=tuple(in_order), left_out=tuple(reading.left_out))
 
 
+def _values(case: Case) -> dict[str, object]:
+    """The fields of a case, and those of its settings by themselves."""
+    own = {name: value for name, value in vars(case).items() if name != "settings"}
+    return {**own, **vars(case.settings)}
+
+
 class _Reading:
     """The rows of a matrix, read one by one.
 
@@ -108,7 +114,7 @@ class _Reading:
             text = f"{case.id} has {len(case.id)} characters; an ID has at most {CASE_ID_LENGTH}"
             found.append(f"{text}: shorten the model's name")
         if other := next((other.case for other in self.rows if other.case.id == case.id), None):
-            differing = [name for name, value in vars(case).items() if value != getattr(other, name)]
+            differing = [name for name, value in _values(case).items() if value != _values(other)[name]]
             names = ", ".join(differing)
             found.append(
                 f"{case.id} is the ID of another case too, which differs in {names}; IDs must differ"

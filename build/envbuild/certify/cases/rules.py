@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import AttentionBackend, LayerSpec, Normalization, Precision, Recompute
+from envbuild.catalog.matrix import AttentionBackend, LossMask, Precision, Recompute
+from envbuild.catalog.model_spec import LayerSpec, Normalization
 from envbuild.certify.cases.case import ResolvedRow
 
 # Qwen2.5-7B cut to hidden size 128 has 28 heads of 4, for which no attention backend exists; 224 and 3584 work.
@@ -28,8 +29,9 @@ LARGEST_LISTED = 64
 
 def broken_rules(row: ResolvedRow) -> list[str]:
     """The rules of layouts and settings that a row breaks, each with the values that it allows."""
-    sources = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes, _layout_needs, _setting_needs)
-    return [rule for source in sources for rule in source(row)]
+    sizes = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes)
+    needs = (_layout_needs, _overlap_needs, _training_needs, _setting_needs)
+    return [rule for source in (*sizes, *needs) for rule in source(row)]
 
 
 def missing_capabilities(row: ResolvedRow) -> list[str]:
@@ -70,7 +72,7 @@ def _sizes(row: ResolvedRow) -> Iterator[str]:
 
 def _batches(row: ResolvedRow) -> Iterator[str]:
     spec = row.spec
-    batch, samples = row.global_batch_size, row.micro_batch_size * spec.data
+    batch, samples = row.training.global_batch_size, row.training.micro_batch_size * spec.data
     yield from _multiple("global_batch_size", batch, "micro_batch_size x data =", samples)
     # The interleaved schedule works through micro batches in groups of the pipeline's size.
     if spec.virtual_pipeline > 1 and batch % samples == 0:
@@ -128,7 +130,9 @@ def _fp8_sizes(row: ResolvedRow) -> Iterator[str]:
         sizes.append(("hidden_size / tensor =", hidden // spec.tensor))
     parts = spec.context * (spec.tensor if spec.sequence else 1)
     if model.sequence_length % parts == 0:
-        sizes.append(("tokens of a micro batch on a rank =", model.sequence_length // parts * row.micro_batch_size))
+        sizes.append(
+            ("tokens of a micro batch on a rank =", model.sequence_length // parts * row.training.micro_batch_size)
+        )
     if mamba is not None and hidden * MAMBA_EXPANSION % mamba.head_dim == 0:
         inner = MAMBA_EXPANSION * hidden
         # One projection makes z, x, B, C and dt together (in_proj of megatron-core's MambaMixer).
@@ -169,6 +173,35 @@ def _layout_needs(row: ResolvedRow) -> Iterator[str]:
         yield "context > 1 needs layer_spec transformer-engine (megatron-core's own attention has no context parallel)"
     if spec.distributed_optimizer and spec.data * spec.context == 1:
         yield "distributed_optimizer needs data x context > 1 (there is nothing to shard it over)"
+
+
+def _overlap_needs(row: ResolvedRow) -> Iterator[str]:
+    """What Megatron-LM's command line asserts (arguments.py), and its library ignores or does not support."""
+    spec = row.spec
+    if spec.overlap_grad_reduce and spec.data * spec.context == 1:
+        yield "overlap_grad_reduce needs data x context > 1 (there is nothing to reduce)"
+    if spec.overlap_param_gather and not (spec.distributed_optimizer and spec.overlap_grad_reduce):
+        yield "overlap_param_gather needs distributed_optimizer and overlap_grad_reduce"
+    if spec.bucket_size is not None and not spec.overlap_grad_reduce:
+        yield "bucket_size needs overlap_grad_reduce (megatron-core makes one bucket without it)"
+
+
+def _training_needs(row: ResolvedRow) -> Iterator[str]:
+    """Settings of the training in which megatron-core computes something else under a layout."""
+    training = row.training
+    if training.loss_mask is LossMask.NONE or training.calculate_per_token_loss:
+        return
+    # https://github.com/NVIDIA/Megatron-LM/pull/7513: with 0.15.3 and 0.16.1 (CPU) the grad norm is off by 4%.
+    if row.spec.context > 1:
+        yield (
+            "loss_mask = uneven with context > 1 needs calculate_per_token_loss (megatron-core divides the loss of "
+            "each rank by its own tokens: it trains, and it is wrong)"
+        )
+    if training.micro_batch_size != row.matrix_training.micro_batch_size:
+        yield (
+            "loss_mask = uneven with another micro_batch_size needs calculate_per_token_loss (the mean over each micro "
+            "batch's tokens is another loss)"
+        )
 
 
 def _setting_needs(row: ResolvedRow) -> Iterator[str]:

@@ -16,6 +16,7 @@ from envbuild.certify.models import Finding, Problem
 PARAMETERS = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
 # Any of them is what "auto" asks for.
 CHOSEN = ("flash", "fused", "unfused")
+LEAST_BUCKETS = 2
 SOCKET = "NET/Socket"
 NCCL = "nccl"
 
@@ -40,6 +41,8 @@ def observed_problems(
         "normalization": model.get("normalization", "LayerNorm"),
         "attention_backend": settings.get("attention_backend", "local"),
         "distributed_optimizer": settings.get("distributed_optimizer", False),
+        "overlap_grad_reduce": settings.get("overlap_grad_reduce", False),
+        "overlap_param_gather": settings.get("overlap_param_gather", False),
         # Each layout would drop other units: their random streams differ by rank.
         "hidden_dropout": 0,
         "attention_dropout": 0,
@@ -58,6 +61,11 @@ def observed_problems(
             texts.append(f"the driver reported nothing of its {words}")
         elif baseline is not None and observed[name] != baseline.get(name):
             texts.append(f"its {words} differ from its baseline's: {observed[name]}, not {baseline.get(name)}")
+    # A bucket size that fits the whole model is one bucket, and overlaps with nothing.
+    if settings.get("bucket_size") is not None and observed.get("gradient_buckets", 0) < LEAST_BUCKETS:
+        texts.append(
+            f"its gradients are in {observed.get('gradient_buckets')} bucket, and bucket_size asks for several"
+        )
     texts += _attention(case, observed, baseline)
     problems = [Problem(check="observed", text=text) for text in texts]
     return [*problems, *_twice(observed.get("libraries") or {})]

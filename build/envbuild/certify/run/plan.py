@@ -5,16 +5,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
-from envbuild.catalog.matrix import Matrix, ModelSpec
+from envbuild.catalog.matrix import Matrix
+from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.core.digests import Json, digest_of
 from envbuild.launch.executors import Where
 
-PLAN_SCHEMA = "envbuild.plan/2"
+PLAN_SCHEMA = "envbuild.plan/3"
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 5
+JUDGE_VERSION = 6
 # How long a case takes or may take; they do not change what it computes.
 TIMES = ("estimated_seconds", "time_limit_seconds")
 
@@ -133,18 +135,11 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
         "precision": case.precision.value,
         "layout": dict(vars(case.layout)),
         "world_size": case.world_size,
-        "training": {
-            **matrix.training.model_dump(mode="json"),
-            "micro_batch_size": case.micro_batch_size,
-            "global_batch_size": case.global_batch_size,
-        },
+        "training": case.training.model_dump(mode="json"),
         "settings": {
-            "overlap_p2p_comm": case.overlap_p2p_comm,
+            **{name: value.value if isinstance(value, Enum) else value for name, value in vars(case.settings).items()},
             # megatron-core's interleaved schedule refuses both at once.
-            "batch_p2p_comm": not case.overlap_p2p_comm,
-            "attention_backend": case.attention_backend.value,
-            "distributed_optimizer": case.distributed_optimizer,
-            "recompute": case.recompute.value,
+            "batch_p2p_comm": not case.settings.overlap_p2p_comm,
         },
         "resume_at": case.resume_at,
         "compare_weights": case.compare_weights,

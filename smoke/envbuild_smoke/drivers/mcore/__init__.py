@@ -25,10 +25,10 @@ with warnings.catch_warnings():
     from envbuild_smoke.drivers.mcore.data import SamplesRead, forward_step, global_loss, own_batches
     from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
     from envbuild_smoke.drivers.mcore.observed_config import observe
-    from envbuild_smoke.drivers.mcore.optimizer import build_optimizer
+    from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, constant_schedule
     from envbuild_smoke.drivers.mcore.processes import joined, set_up_parallelism
 
-from envbuild_smoke.drivers.samples import global_batch
+from envbuild_smoke.drivers.samples import global_batch, loss_masks
 from envbuild_smoke.rank_context import RankContext
 
 __all__ = ["compare_weights", "measure_bandwidth", "train"]
@@ -71,6 +71,11 @@ class _Run:
 
     def _build_optimizer(self) -> None:
         self._wrapped, self._optimizer = build_optimizer(self._config, self._case, self._chunks)
+        self._schedule = constant_schedule(self._case, self._optimizer)
+        self._gathers_on_use = self._case.settings.overlap_param_gather
+        # As Megatron-LM's train(): the first step takes the weights as they were loaded. Gathered from the ranks'
+        # shards they would hide a rank that loaded others.
+        self._gather_on_use(False, gather_now=False)
 
     def start(self) -> None:
         """Save the weights if this is a baseline; otherwise load the baseline's, resharded."""
@@ -83,10 +88,22 @@ class _Run:
                 self._context.report_weights_saved()
         self._build_optimizer()
 
+    def _gather_on_use(self, wanted: bool, *, gather_now: bool = True) -> None:
+        """Where a case overlaps it, have weights gathered when a layer uses them, or stop that and gather them now."""
+        if not self._case.settings.overlap_param_gather or wanted is self._gathers_on_use:
+            return
+        for chunk in self._wrapped:
+            if wanted:
+                chunk.enable_forward_pre_hook()
+            else:
+                chunk.disable_forward_pre_hook(param_sync=gather_now)
+        self._gathers_on_use = wanted
+
     def step(self, step: int) -> None:
         """Train one step and report it."""
         began = time.monotonic()
         loss, grad_norm = self._forward_backward(step)
+        self._gather_on_use(True)
         # Every rank knows the norm: none has to wait for the one that would report it.
         if not math.isfinite(grad_norm):
             raise FloatingPointError(f"step {step}: grad_norm is {grad_norm}")
@@ -101,17 +118,17 @@ class _Run:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
         # Every rank draws the whole batch and takes its part: no samples have to be sent.
-        samples = global_batch(
-            training.seed, step, training.global_batch_size, model.sequence_length, model.vocabulary_size
-        )
+        shape = (training.global_batch_size, model.sequence_length)
+        samples = global_batch(training.seed, step, *shape, model.vocabulary_size)
+        masks = loss_masks(training.seed, step, *shape, training.loss_mask)
         self._samples.start_step()
         # Each virtual stage walks the micro batches on its own; what they are is noted once.
         iterators = [
-            own_batches(samples, self._case, self._device, self._samples if index == 0 else None)
+            own_batches(samples, masks, self._case, self._device, self._samples if index == 0 else None)
             for index in range(len(self._wrapped))
         ]
         outputs = get_forward_backward_func()(
-            forward_step_func=partial(forward_step, model),
+            forward_step_func=partial(forward_step, self._case, model),
             # The interleaved schedule asserts that it gets lists (megatron-core 0.16.1,
             # pipeline_parallel/schedules.py).
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
@@ -124,11 +141,13 @@ class _Run:
         updated, grad_norm, _ = self._optimizer.step()
         if not updated:
             raise FloatingPointError(f"step {step}: the optimizer skipped the update, a gradient is not finite")
-        return global_loss(outputs, microbatches), float(grad_norm)
+        self._schedule.step(training.global_batch_size)
+        return global_loss(outputs, microbatches, per_token=training.calculate_per_token_loss), float(grad_norm)
 
     def resume(self) -> None:
         """Save the training, tear model and optimizer down, build them anew, and load it."""
         directory = self._context.resume_checkpoint
+        self._gather_on_use(False)
         checkpoints.save_training(self._chunks, self._optimizer, directory)
         self._forget()
         gc.collect()
@@ -138,7 +157,8 @@ class _Run:
 
     def finish(self) -> None:
         """Report what was built, and save the weights if they are compared."""
-        observed = observe(self._case, self._chunks, self._optimizer, self._samples)
+        self._gather_on_use(False)
+        observed = observe(self._case, self._wrapped, self._optimizer, self._samples)
         if _is_reporting_rank():
             self._context.report_observed(observed)
         if self._context.save_final_weights:
@@ -154,6 +174,7 @@ class _Run:
         empty: list[Any] = []
         # The configuration refers to the optimizer, and the optimizer to the model.
         self._chunks, self._wrapped, self._optimizer, self._config = empty, empty, None, None
+        self._schedule = None
 
 
 def _is_reporting_rank() -> bool:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from megatron.core import parallel_state
@@ -9,8 +10,11 @@ from megatron.core import parallel_state
 from envbuild_smoke.drivers.samples import context_part, rank_micro_batches
 from envbuild_smoke.plan.models import Case, Model
 
-# One micro batch: tokens and labels, each of shape [micro batch, sequence], int64.
-MicroBatch = tuple[torch.Tensor, torch.Tensor]
+# One micro batch: tokens, labels (int64) and the mask of the loss (float32), each [micro batch, sequence].
+MicroBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# What Megatron's schedules take from a loss function: the loss and what is reported, or with the number of tokens
+# between them.
+Loss = tuple[torch.Tensor, dict[str, torch.Tensor]] | tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
 
 class SamplesRead:
@@ -52,18 +56,22 @@ class SamplesRead:
 
 
 def own_batches(
-    samples: torch.Tensor, case: Case, device: torch.device, read: "SamplesRead | None"
+    samples: torch.Tensor, masks: torch.Tensor, case: Case, device: torch.device, read: "SamplesRead | None"
 ) -> Iterator[MicroBatch]:
-    """Yield this rank's micro batches of the global batch `samples`, shape [batch, sequence + 1].
+    """Yield this rank's micro batches of the global batch `samples`, shape [batch, sequence + 1], and its `masks`.
 
     What is taken is noted in `read`, where that is given.
     """
     data_rank = parallel_state.get_data_parallel_rank()
-    for block in rank_micro_batches(samples, case.training.micro_batch_size, data_rank, case.layout.data):
+    blocks, own_masks = (
+        rank_micro_batches(whole, case.training.micro_batch_size, data_rank, case.layout.data)
+        for whole in (samples, masks)
+    )
+    for block, mask in zip(blocks, own_masks, strict=True):
         if read is not None:
             read.add(block)
         own = block.to(device)
-        yield own_part(own[:, :-1]), own_part(own[:, 1:])
+        yield own_part(own[:, :-1]), own_part(own[:, 1:]), own_part(mask.to(device))
 
 
 def own_part(tokens: torch.Tensor) -> torch.Tensor:
@@ -73,14 +81,16 @@ def own_part(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def forward_step(
-    model: Model, batches: Iterator[MicroBatch], chunk: torch.nn.Module
-) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor, dict[str, torch.Tensor]]]]:
+    case: Case, model: Model, batches: Iterator[MicroBatch], chunk: torch.nn.Module
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], Loss]]:
     """Run one micro batch through one chunk; the schedule calls this and then the returned loss function."""
-    tokens, labels = next(batches)
+    tokens, labels, mask = next(batches)
     everything = torch.arange(model.sequence_length, device=tokens.device).expand(len(tokens), -1)
     # No mask is given: causal attention is part of the layer spec.
     output = chunk(tokens, own_part(everything), None, labels=labels)
-    return output, mean_loss
+    training = case.training
+    plain = training.loss_mask == "none" and not training.calculate_per_token_loss
+    return output, mean_loss if plain else partial(masked_loss, mask)
 
 
 def mean_loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -97,13 +107,37 @@ def mean_loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch
     return mean / parallel_state.get_context_parallel_world_size(), {"loss": mean.detach().clone()}
 
 
-def global_loss(outputs: list[dict[str, torch.Tensor]], microbatches: int) -> float:
-    """Return the mean loss over the global batch on the last pipeline stage, 0.0 on other stages."""
+def masked_loss(
+    mask: torch.Tensor, token_losses: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the sum over the tokens that `mask` leaves, how many they are, and both for the report.
+
+    As Megatron-LM's pretrain_gpt.py: the schedule divides by the number of the micro batch, or, with
+    `calculate_per_token_loss`, `finalize_model_grads` by that of the global batch.
+    """
+    total, tokens = (token_losses.float() * mask).sum(), mask.sum()
+    return total, tokens.int(), {"loss": total.detach().clone(), "tokens": tokens}
+
+
+def global_loss(outputs: list[dict[str, torch.Tensor]], microbatches: int, *, per_token: bool) -> float:
+    """Return the mean loss over the global batch on the last pipeline stage, 0.0 on other stages.
+
+    It is the mean over all tokens, or the mean over the micro batches of the mean over their tokens.
+    """
     if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
         return 0.0
     # float64: the result does not depend on how the samples were spread over ranks, to all digits shown.
-    losses = [output["loss"].double() for output in outputs]
-    total = torch.stack(losses).sum() / microbatches
+    rows = [torch.stack([value.double() for value in output.values()]) for output in outputs]
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    if "tokens" in outputs[0]:
+        # The tokens of a micro batch may be spread over context-parallel ranks.
+        reported = torch.stack(rows)
+        torch.distributed.all_reduce(reported, group=parallel_state.get_context_parallel_group())
+        rows = [reported.sum(dim=0)] if per_token else [row[:1] / row[1] for row in reported]
+    if per_token:
+        (total,) = rows
+        torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        return float(total[0] / total[1])
+    total = torch.cat([row[:1] for row in rows]).sum() / microbatches
     torch.distributed.all_reduce(total, group=group)
     return float(total) / int(torch.distributed.get_world_size(group))

@@ -43,6 +43,7 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
         sequence_parallel=layout.sequence,
+        calculate_per_token_loss=case.training.calculate_per_token_loss,
         overlap_p2p_comm=settings.overlap_p2p_comm,
         # With two stages the next and the previous stage are one rank, and batched sends and receives take an
         # activation for a gradient without an error (megatron-core 0.15.3, 0.16.1, 0.19.2): the plan says what is used.

@@ -16,14 +16,16 @@ from envbuild_smoke.plan.models import Case
 _LOCAL_ATTENTION = (DotProductAttention, ContextParallelAttention)
 
 
-def observe(case: Case, chunks: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
+def observe(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
     """Return what model and optimizer are, after training; every rank calls this and gets the same.
+
+    `wrapped` are the chunks of the model inside of Megatron's DistributedDataParallel.
 
     Where ranks differ, in one name of several or in a number, the names are joined by commas and the largest number
     is given: one rank that is not as the others shows.
     """
     gathered: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, _own(case, chunks, optimizer, samples))
+    torch.distributed.all_gather_object(gathered, _own(case, wrapped, optimizer, samples))
     return {name: _joined([found[name] for found in gathered]) for name in gathered[0]}
 
 
@@ -39,7 +41,8 @@ def _joined(values: list[Any]) -> Any:
     return ",".join(sorted(names)) or values[0]
 
 
-def _own(case: Case, chunks: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
+def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
+    chunks = [chunk.module for chunk in wrapped]
     modules = [module for chunk in chunks for module in chunk.modules()]
     attentions = [
         module for chunk in chunks for name, module in chunk.named_modules() if name.endswith("core_attention")
@@ -53,6 +56,11 @@ def _own(case: Case, chunks: list[torch.nn.Module], optimizer: Any, samples: Sam
         "normalization": _normalization(modules),
         "optimizer": _classes(getattr(one, "optimizer", one) for one in inner),
         "distributed_optimizer": any(type(one).__name__ == "DistributedOptimizer" for one in inner),
+        "overlap_grad_reduce": any(chunk.ddp_config.overlap_grad_reduce for chunk in wrapped),
+        "overlap_param_gather": any(chunk.ddp_config.overlap_param_gather for chunk in wrapped),
+        "gradient_buckets": max(
+            len(buffer.buckets) for chunk in wrapped for buffer in chunk.buffers + chunk.expert_parallel_buffers
+        ),
         "hidden_dropout": _largest(modules, ("hidden_dropout", "embedding_dropout")),
         "attention_dropout": _largest(
             # Transformer Engine's attention has one module for each backend.

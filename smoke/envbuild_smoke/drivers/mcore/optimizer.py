@@ -1,5 +1,9 @@
-"""The optimizer of a case: Megatron's Adam, whole on every data-parallel rank or sharded over them."""
+"""The optimizer of a case: Megatron's Adam, whole on every data-parallel rank or sharded over them.
 
+Gradients are exchanged, and sharded weights gathered, at the end of a step or bucket by bucket meanwhile.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +13,7 @@ from megatron.core.distributed import (
     finalize_model_grads,
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import TransformerConfig
 
 from envbuild_smoke.plan.models import Case
@@ -22,13 +27,18 @@ def build_optimizer(
     config: TransformerConfig, case: Case, chunks: list[torch.nn.Module]
 ) -> tuple[list[torch.nn.Module], Any]:
     """Wrap the chunks for data parallelism and return them with Megatron's Adam over all of them."""
-    sharded = case.settings.distributed_optimizer
+    settings, training = case.settings, case.training
+    sharded = settings.distributed_optimizer
     wrapped = [
         DistributedDataParallel(
             config=config,
             # Gradients are summed in float32 whatever the precision, as Megatron's own scripts do.
             ddp_config=DistributedDataParallelConfig(
-                grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=sharded
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=settings.overlap_grad_reduce,
+                overlap_param_gather=settings.overlap_param_gather,
+                bucket_size=settings.bucket_size,
+                use_distributed_optimizer=sharded,
             ),
             module=chunk,
             # As Megatron-LM's get_model: the communication of later chunks overlaps with computing anyway.
@@ -39,18 +49,52 @@ def build_optimizer(
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
-            lr=case.training.learning_rate,
-            min_lr=case.training.learning_rate,
-            weight_decay=0.0,
+            lr=training.learning_rate,
+            min_lr=training.learning_rate,
+            # Of parameters that Megatron marks: the embedding and the output layer.
+            decoupled_lr=training.decoupled_lr,
+            decoupled_min_lr=training.decoupled_lr,
+            weight_decay=training.weight_decay,
             adam_eps=ADAM_EPSILON,
-            clip_grad=case.training.clip_grad_norm,
+            clip_grad=training.clip_grad_norm,
             bf16=config.bf16,
             params_dtype=config.params_dtype,
             use_distributed_optimizer=sharded,
+            overlap_param_gather=settings.overlap_param_gather,
         ),
         wrapped,
         use_gloo_process_groups=False,
     )
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
+    if settings.overlap_grad_reduce:
+        # As Megatron-LM's train() with its default, align_grad_reduce: pipeline stages reduce at the same time.
+        config.no_sync_func = _each_or_only([chunk.no_sync for chunk in wrapped])
+        config.grad_sync_func = _each_or_only([chunk.start_grad_sync for chunk in wrapped])
     return wrapped, optimizer
+
+
+def _each_or_only(functions: list[Callable[..., Any]]) -> "list[Callable[..., Any]] | Callable[..., Any]":
+    """Return them as the schedules of pipelines expect it: a list only where there are virtual stages."""
+    return functions if len(functions) > 1 else functions[0]
+
+
+def constant_schedule(case: Case, optimizer: Any) -> OptimizerParamScheduler:
+    """Return Megatron's scheduler: it gives each group of parameters its own learning rate and weight decay.
+
+    Without it every group would have those of the optimizer. Biases and norms have no weight decay.
+    """
+    training = case.training
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=training.learning_rate,
+        min_lr=0.0,
+        lr_warmup_steps=0,
+        lr_decay_steps=training.steps * training.global_batch_size,
+        lr_decay_style="constant",
+        start_wd=training.weight_decay,
+        end_wd=training.weight_decay,
+        wd_incr_steps=training.steps * training.global_batch_size,
+        wd_incr_style="constant",
+    )

@@ -1,0 +1,69 @@
+"""A small model for certification, in megatron-core's words."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from envbuild.catalog.fields import TomlModel
+
+# With a vocabulary of 1 every loss is 0, whatever is computed; this many leave something to compare.
+LEAST_VOCABULARY = 32
+Heads = Annotated[int, Field(gt=0, le=1024)]
+
+
+class LayerSpec(str, Enum):
+    """Whose layers a model is made of: megatron-core's own, or Transformer Engine's."""
+
+    LOCAL = "local"
+    TRANSFORMER_ENGINE = "transformer-engine"
+
+
+class Normalization(str, Enum):
+    """Which norm a model has."""
+
+    LAYER = "LayerNorm"
+    RMS = "RMSNorm"
+
+
+class Experts(TomlModel):
+    """A mixture of experts in the place of each layer's MLP."""
+
+    num_experts: Annotated[int, Field(ge=2, le=1024)]
+    router_topk: Annotated[int, Field(ge=2, le=1024, description="experts that take each token")]
+
+
+class MambaLayers(TomlModel):
+    """The Mamba layers of a hybrid model."""
+
+    hybrid_override_pattern: Annotated[str, StringConstraints(pattern=r"^[M*-]{1,1024}$")] = Field(
+        description="a letter for each layer: M for Mamba, * for attention, - for an MLP"
+    )
+    state_dim: Annotated[int, Field(gt=0, le=1024)]
+    head_dim: Annotated[int, Field(gt=0, le=1024)]
+    num_groups: Annotated[int, Field(gt=0, le=1024)]
+
+
+class ModelSpec(TomlModel):
+    """A small model for certification, in megatron-core's words."""
+
+    kind: Literal["gpt", "mamba-hybrid"]
+    num_layers: Annotated[int, Field(gt=0, le=1024)]
+    hidden_size: Annotated[int, Field(gt=0, le=65536)]
+    num_attention_heads: Heads
+    num_query_groups: Heads | None = Field(
+        default=None, description="groups that share keys and values; without it each head has its own"
+    )
+    sequence_length: Annotated[int, Field(gt=0, le=131072, description="tokens a sample")]
+    vocabulary_size: Annotated[int, Field(ge=LEAST_VOCABULARY, le=2**20)]
+    normalization: Normalization = Normalization.LAYER
+    layer_spec: LayerSpec = LayerSpec.LOCAL
+    moe: Experts | None = None
+    mamba: MambaLayers | None = Field(default=None, description="of kind mamba-hybrid, and only there")
+
+    @property
+    def query_groups(self) -> int:
+        """How many groups of heads share keys and values."""
+        return self.num_query_groups or self.num_attention_heads
