@@ -52,6 +52,20 @@ def test_release_that_came_after_the_commit_and_does_not_import_is_replaced(
     assert "[import:" in refused["why"]
 
 
+def test_diff_shows_what_a_lock_would_take_after_its_search(
+    nemo: Any, tip: Callable[..., str], wheel: Callable[..., None]
+) -> None:
+    wheel("helper", "1.0", module="gone = 1\n")
+    tip("import helper\nhelper.gone\n", "helper")
+    digest = result(nemo.run(*LOCK))["digest"]
+    wheel("helper", "2.0", LATER)
+    diff = nemo.run("lock", "--stack", "nemo", "--diff").stdout
+    assert "  deviation: helper nothing newer than 2025-03-21T12:00:00Z instead of any release: " in diff
+    assert "~ helper" not in diff
+    assert "~ helper 1.0 -> 2.0" in nemo.run("lock", "--stack", "nemo", "--diff", "--no-verify").stdout
+    assert lock_of(nemo, "nemo").digest == digest
+
+
 def test_package_that_is_imported_and_not_declared_is_added(
     nemo: Any, tip: Callable[..., str], wheel: Callable[..., None]
 ) -> None:
@@ -201,7 +215,7 @@ def test_of_two_ranges_that_exclude_each_other_the_upper_bound_gives_way(
 def test_of_a_release_that_never_was_the_nearest_later_one_comes_first(
     engine: Any, wheel: Callable[..., None], later: str, version: str
 ) -> None:
-    for release, module in (("1.12", ""), ("1.13", ""), ("2.0", later), ("2.1", "")):
+    for release, module in (("1.12", ""), ("1.13", ""), ("2.0", later), ("2.1", later)):
         wheel("transformer_engine", release, OLD, module=module)
     engine.run(*LOCK)
     lock = lock_of(engine, "nemo")

@@ -126,9 +126,8 @@ def command(
         _check(session, stack if "stack" in given else None, base, name)
         return
     _known_codes(session, allow)
-    _refuse_with(context, "--diff", given & {"verify"} if diff else set())
-    if diff and given <= {"diff", "base", "upgrade"}:
-        _diff_all(session, base, upgrade=upgrade)
+    if diff and given <= {"diff", "base", "upgrade", "verify"}:
+        _diff_all(session, base, upgrade=upgrade, verify=verify)
         return
     pins = _with_nemo(nemo, pins)
     selection = session.select_to_lock(stack, target, base)
@@ -140,21 +139,15 @@ def command(
     if diff:
         if base is None:
             selection = with_locked_base(selection, out or kept, session.project, session.reporter, target=target)
-        _diff(session, selection, request, out or kept, upgrade=upgrade)
+        _diff(session, selection, request, out or kept, upgrade=upgrade, verify=verify)
         return
-    verifier = _verifier(session) if (leaves_open(selection.stack) if verify is None else verify) else None
+    verifier = _verifier(session, selection, verify)
 
     def path_for(selection: Selection) -> Path:
         return out or lock_path(session.project, kept, selection.base_name)
 
     def options_for(selection: Selection) -> LockOptions:
-        return LockOptions(
-            path=path_for(selection),
-            upgrade=upgrade,
-            verify=verifier,
-            ready=functools.partial(verifier.require_place, selection) if verifier is not None else None,
-            named=bool(name or out),
-        )
+        return _options(selection, path_for(selection), verifier, upgrade=upgrade, named=bool(name or out))
 
     request = dataclasses.replace(request, base_named=base is not None)
     try:
@@ -198,7 +191,6 @@ def _consistent(torch_build: str | None, two_places: bool, *, check: bool, diff:
 _MODES = {
     "--all": "It makes the default lock of every stack on every base that it names; the option is for one lock.",
     "--check": "It compares existing locks with what they were made from: it resolves, installs and writes nothing.",
-    "--diff": "It writes no lock, and installs none to import its modules.",
 }
 
 
@@ -232,7 +224,10 @@ def _is_id(word: str, codes: list[str]) -> bool:
     return found is not None and found[1] in codes
 
 
-def _verifier(session: Session) -> Verifier:
+def _verifier(session: Session, selection: Selection, verify: bool | None) -> Verifier | None:
+    """What verifies a lock; None: it is not verified. By default locks are verified of which releases are open."""
+    if not (leaves_open(selection.stack) if verify is None else verify):
+        return None
     from envbuild.image.verification import verification_places  # slow to import
     from envbuild.sync.verify import Verifier
 
@@ -243,22 +238,44 @@ def _verifier(session: Session) -> Verifier:
     )
 
 
-def _diff(session: Session, selection: Selection, request: LockRequest, where: Path | str, *, upgrade: bool) -> None:
+def _options(
+    selection: Selection, path: Path, verifier: Verifier | None, *, upgrade: bool, named: bool = True
+) -> LockOptions:
+    return LockOptions(
+        path=path,
+        upgrade=upgrade,
+        verify=verifier,
+        ready=functools.partial(verifier.require_place, selection) if verifier is not None else None,
+        named=named,
+    )
+
+
+def _diff(
+    session: Session,
+    selection: Selection,
+    request: LockRequest,
+    where: Path | str,
+    *,
+    upgrade: bool,
+    verify: bool | None,
+) -> None:
     """Compare with the lock in a folder, or with the one of a name."""
     from envbuild.lock.diff import diff_lock, diff_own_or_shipped  # slow to import
 
-    if isinstance(where, Path):
-        difference = diff_lock(selection, where, request, session.context, upgrade=upgrade)
-    else:
-        path = lock_path(session.project, where, selection.base_name)
-        difference = diff_own_or_shipped(selection, path, request, session.context, upgrade=upgrade)
+    path = where if isinstance(where, Path) else lock_path(session.project, where, selection.base_name)
+    options = _options(selection, path, _verifier(session, selection, verify), upgrade=upgrade)
+    compare = diff_lock if isinstance(where, Path) else diff_own_or_shipped
+    difference = compare(selection, request, options, session.context)
     session.done(difference.as_json(), *difference.lines())
 
 
-def _diff_all(session: Session, base: str | None, *, upgrade: bool) -> None:
+def _diff_all(session: Session, base: str | None, *, upgrade: bool, verify: bool | None) -> None:
     from envbuild.lock.diff import diff_all  # slow to import
 
-    differences = diff_all(session.project, session.catalog, base, session.context, upgrade=upgrade)
+    def options_for(selection: Selection, path: Path) -> LockOptions:
+        return _options(selection, path, _verifier(session, selection, verify), upgrade=upgrade)
+
+    differences = diff_all(session.project, session.catalog, base, options_for, session.context)
     lines = [line for item in differences for line in (f"{shown(item.old.path)}:", *item.lines())]
     session.done({"locks": [item.as_json() for item in differences]}, *lines)
 

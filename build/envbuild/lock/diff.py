@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -15,10 +16,9 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.core.text import shown
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.request import LockInputs, LockRequest, request_of
-from envbuild.lock.lock import moved_branches
+from envbuild.lock.lock import LockOptions, lock_made_anew, moved_branches
 from envbuild.lock.lockdir import shipped_lock
-from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, LockDirectory, LockedComponent, read_lock
-from envbuild.lock.make import new_lock
+from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, Lock, LockDirectory, LockedComponent, read_lock
 from envbuild.lock.project_locks import committed
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)")
@@ -144,11 +144,11 @@ class LockDifference:
     """What resolving anew would change in a lock.
 
     Attributes:
-        new_digest: of the lock made anew, which is not kept.
+        new: the record of the lock made anew, which is not kept.
     """
 
     old: LockDirectory
-    new_digest: str
+    new: Lock
     changes: tuple[LockChange, ...]
     summary: str
 
@@ -157,7 +157,9 @@ class LockDifference:
         return {
             "path": str(self.old.path),
             "from": self.old.lock.digest,
-            "to": self.new_digest,
+            "to": self.new.digest,
+            "behind": list(self.new.behind),
+            "deviations": list(self.new.deviations),
             "changes": [
                 {"name": item.name, "from": item.old, "to": item.new, "why": item.why, "component": item.component}
                 for item in self.changes
@@ -166,46 +168,52 @@ class LockDifference:
 
     def lines(self) -> list[str]:
         """For people."""
-        return [self.summary, *[change.text() for change in self.changes]]
+        behind = [f"  not the tip: {text}" for text in self.new.behind]
+        deviations = [f"  deviation: {text}" for text in self.new.deviations]
+        return [self.summary, *behind, *deviations, *[change.text() for change in self.changes]]
 
 
-def diff_lock(
-    selection: Selection, path: Path, request: LockRequest, context: Context, *, upgrade: bool = False
-) -> LockDifference:
-    """Resolve a lock anew, and compare; nothing is written.
+def diff_lock(selection: Selection, request: LockRequest, options: LockOptions, context: Context) -> LockDifference:
+    """Make the lock of a path anew, and compare; nothing is written.
 
     Args:
-        upgrade: as of now, also where a branch moved and the other versions would stay.
+        options: with ``upgrade`` also where a branch moved and the other versions would stay.
     """
-    old = read_lock(path)
+    old = read_lock(options.path)
     repositories = Repositories(context.store, context.reporter)
     inputs = LockInputs.of(selection, request)
-    if not upgrade and moved_branches(old.lock, repositories, context.reporter):
+    if not options.upgrade and moved_branches(old.lock, repositories, context.reporter):
         inputs = inputs.moved_on(old)
-    with new_lock(inputs, old, repositories, context) as folder:
+    with lock_made_anew(inputs, old, options, repositories, context) as folder:
         new = read_lock(folder)
         changes = compare(old, new)
-        return LockDifference(old=old, new_digest=new.lock.digest, changes=changes, summary=summary(old, new, changes))
+        return LockDifference(old=old, new=new.lock, changes=changes, summary=summary(old, new, changes))
 
 
 def diff_own_or_shipped(
-    selection: Selection, path: Path, request: LockRequest, context: Context, *, upgrade: bool = False
+    selection: Selection, request: LockRequest, options: LockOptions, context: Context
 ) -> LockDifference:
-    """:func:`diff_lock` with the project's lock ``path``, else with the one of that name that comes with envbuild."""
+    """:func:`diff_lock` with the project's lock, else with the one of that name that comes with envbuild."""
+    path = options.path
     shipped = shipped_lock(path.parent.name, path.name)
     if not (path / RECORD_FILE).is_file() and shipped is not None:
         context.reporter.note(f"note: {shown(path)} does not exist: compared with the lock that comes with envbuild")
-        path = shipped
-    return diff_lock(selection, path, request, context, upgrade=upgrade)
+        options = replace(options, path=shipped)
+    return diff_lock(selection, request, options, context)
 
 
 def diff_all(
-    project_dir: Path, catalog: Catalog, base: str | None, context: Context, *, upgrade: bool = False
+    project_dir: Path,
+    catalog: Catalog,
+    base: str | None,
+    options_for: Callable[[Selection, Path], LockOptions],
+    context: Context,
 ) -> list[LockDifference]:
     """:func:`diff_lock` with each lock of a project, by its own request.
 
     Args:
         base: locks on this base alone; None: all.
+        options_for: the options for a lock and its path.
 
     Raises:
         ConfigurationError: there is no lock.
@@ -221,5 +229,5 @@ def diff_all(
     for path in paths:
         lock = read_lock(path).lock
         selection = select_to_lock(catalog, lock.stack, None, lock.base.name, HostDistribution.here())
-        found.append(diff_lock(selection, path, request_of(lock), context, upgrade=upgrade))
+        found.append(diff_lock(selection, request_of(lock), options_for(selection, path), context))
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,23 +95,43 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
         if reused is not None and _is_up_to_date(reused, inputs, repositories, context.reporter):
             _verified(reused, inputs, options)
             return LockResult(reused, built=False)
-        # Not sooner: apt and mmdebstrap are asked, 0.6 s of processor time, and what was verified once is known.
-        if options.ready is not None:
-            options.ready()
-        from envbuild.lock.search.search import (
-            SearchOptions,
-            searched_lock,
-        )  # slow to import, and mostly there is nothing to do
-
-        def accept(folder: Path) -> None:
-            _note(folder, *_verified(read_lock(folder), inputs, options))
-
         moved = inputs.moved_on(reused)
-        session = options.session(options.verify is not None) if options.session is not None else None
-        search = SearchOptions(older=options.older, session=session)
-        with searched_lock(moved, existing, accept, repositories, context, search) as folder:
+        with lock_made_anew(moved, existing, options, repositories, context) as folder:
             publish(folder, path)
     return LockResult(read_lock(path), built=True)
+
+
+@contextlib.contextmanager
+def lock_made_anew(
+    inputs: LockInputs,
+    existing: LockDirectory | None,
+    options: LockOptions,
+    repositories: Repositories,
+    context: Context,
+) -> Iterator[Path]:
+    """A lock that was searched for and verified as the options say, in a folder that goes at the end.
+
+    Args:
+        existing: one in whose place it is made.
+
+    Raises:
+        EnvbuildError: nothing that was tried passes.
+    """
+    # Not sooner: apt and mmdebstrap are asked, 0.6 s of processor time, and what was verified once is known.
+    if options.ready is not None:
+        options.ready()
+    from envbuild.lock.search.search import (
+        SearchOptions,
+        searched_lock,
+    )  # slow to import, and mostly there is nothing to do
+
+    def accept(folder: Path) -> None:
+        _note(folder, *_verified(read_lock(folder), inputs, options))
+
+    session = options.session(options.verify is not None) if options.session is not None else None
+    search = SearchOptions(older=options.older, session=session)
+    with searched_lock(inputs, existing, accept, repositories, context, search) as folder:
+        yield folder
 
 
 def _exclusive(path: Path, context: Context) -> contextlib.AbstractContextManager[None]:

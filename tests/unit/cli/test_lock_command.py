@@ -48,7 +48,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
         (("--all", "--name", "x"), 2, "--all does not go with --name, --stack"),
         (("--all", "--exact"), 2, "Take one of them: envbuild lock --all --json, or envbuild lock --stack s --exact"),
         (("--no-verify", "--check"), 2, "--check does not go with --no-verify"),
-        (("--verify", "--diff"), 2, "--diff does not go with --verify"),
         (("--out", "x", "--name", "x"), 2, "--out and --name exclude each other"),
         (("--as-of", "2999-01-01", "--no-verify"), 2, "is not over yet"),
         (("--as-of", "2025-2-1", "--no-verify"), 2, "is neither a date nor a commit"),

@@ -1,5 +1,7 @@
 """One version of packages that are released together."""
 
+import io
+import tarfile
 from types import SimpleNamespace
 
 import pytest
@@ -102,6 +104,28 @@ def table(name, version, size=100_000):
 
 
 @pytest.mark.parametrize(
+    ("backend", "wheels", "stub"),
+    [
+        ("wheel_stub.buildapi", [], True),
+        ("setuptools.build_meta", [], False),
+        ("", [], False),
+        ("wheel_stub.buildapi", [{"url": "lib-1.0-py3-none-any.whl"}], False),
+    ],
+)
+def test_sdist_that_downloads_its_wheel_from_another_index_is_refused(tmp_path, backend, wheels, stub):
+    text = f'[build-system]\nrequires = []\nbuild-backend = "{backend}"\n' if backend else ""
+    with tarfile.open(tmp_path / "lib.tar.gz", "w:gz") as tar:
+        entry = tarfile.TarInfo("lib-1.0/pyproject.toml")
+        entry.size = len(text)
+        tar.addfile(entry, io.BytesIO(text.encode()))
+    package = {"name": "lib", "version": "1.0", "wheels": wheels, "sdist": {"path": "lib.tar.gz", "size": 2179}}
+    plan = SimpleNamespace(project=SimpleNamespace(chosen={}), keep={})
+    resolution = SimpleNamespace(tables={"lib": package}, yanked={})
+    found = check_releases(plan, resolution, SimpleNamespace(folder=tmp_path, store=None))
+    assert [(item.code, item.packages) for item in found] == ([("placeholder", ("lib",))] if stub else [])
+
+
+@pytest.mark.parametrize(
     ("tables", "yanked", "keep", "codes"),
     [
         ([table(CORE, "2.7.0"), table(f"{CORE}-cu12", "2.7.0"), table("lib", "0.0.3")], {}, {}, []),
@@ -114,4 +138,4 @@ def table(name, version, size=100_000):
 def test_releases_that_are_refused(tables, yanked, keep, codes):
     plan = SimpleNamespace(project=SimpleNamespace(chosen={"lib": None, CORE: None}), keep=keep)
     resolution = SimpleNamespace(tables={part["name"]: part for part in tables}, yanked=yanked)
-    assert [finding.code for finding in check_releases(plan, resolution)] == codes
+    assert [finding.code for finding in check_releases(plan, resolution, None)] == codes

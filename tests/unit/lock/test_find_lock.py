@@ -210,11 +210,11 @@ def test_diff_without_a_lock_of_the_projects_own_compares_with_the_shipped_one(p
     seen = []
 
     @contextlib.contextmanager
-    def resolved(inputs, existing, repositories, context):
+    def resolved(inputs, existing, options, repositories, context):
         seen.append(existing)
         yield new
 
-    monkeypatch.setattr("envbuild.lock.diff.new_lock", resolved)
+    monkeypatch.setattr("envbuild.lock.diff.lock_made_anew", resolved)
     assert run(["lock", "--diff", *ARGUMENTS, "--json"]) == 0
     shown, output = capsys.readouterr()
     result = json.loads(shown)

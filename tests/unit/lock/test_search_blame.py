@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from envbuild.core.errors import BuildError, ResolutionError
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.search.blame import blame_of
 from envbuild.lock.search.search import summary
+from envbuild.lock.search.state import Blame
 
 DIRECT = ("nemo-toolkit", "nemo-run", "torch", "transformer-engine", "transformer-engine-torch", "nvidia-modelopt")
 NO_RELEASE = """\
@@ -37,6 +40,19 @@ error: No solution found when resolving dependencies
          And because nvidia-modelopt[torch]>=0.27.0,<=0.31.0 depends on torchprofile>=0.0.4 and your project depends on
          torch>=2.11, we can conclude that your project's requirements are unsatisfiable.
 """
+NOT_BUILT = """\
+error: Failed to build `flash-attn==2.4.2`
+  cause: The build backend returned an error
+  cause: Call to `setuptools.build_meta:__legacy__.get_requires_for_build_wheel` failed (exit status: 1)
+
+         [stderr]
+         ModuleNotFoundError: No module named 'torch'
+
+hint: `flash-attn` (v2.4.2) was included because `envbuild-x` (v0) depends on `nemo-run` (v0.3) which depends on
+`transformer-engine-torch>=1.9.dev0, <1.10.dev0` (v1.9.0) which depends on `flash-attn>=2.0.6, <=2.4.2`
+
+hint: This error likely indicates that `flash-attn@2.4.2` depends on `torch`, but doesn't declare it.
+"""
 
 
 @pytest.mark.parametrize(
@@ -46,6 +62,7 @@ error: No solution found when resolving dependencies
         (NO_VERSIONS, ("nemo-run",)),
         (GAP, ("transformer-engine",)),
         (CONTRADICTION, ("torch", "nvidia-modelopt")),
+        (NOT_BUILT, ("transformer-engine-torch", "nemo-run")),
         ("error: something else", ()),
     ],
 )
@@ -63,6 +80,31 @@ def test_refusal_is_about_the_packages_of_its_findings() -> None:
     moved = [CheckFinding(code="import", what="a fails on line 13", fix="x"), findings[1]]
     assert blame_of(LockRefusedError("refused", findings=moved), DIRECT).signature == blame.signature
     assert blame_of(LockRefusedError("refused", findings=findings[:1]), DIRECT).signature != blame.signature
+
+
+def test_package_that_cannot_be_built_is_named() -> None:
+    error = ResolutionError("cannot resolve", why=NOT_BUILT)
+    assert blame_of(error, DIRECT).unbuilt == "flash-attn"
+    assert summary(error) == "cannot resolve: Failed to build `flash-attn==2.4.2`"
+
+
+def test_what_blocks_is_the_first_failure_that_nothing_solves() -> None:
+    def resolution(text: str) -> Blame:
+        return blame_of(ResolutionError("cannot resolve", why=text), DIRECT)
+
+    def findings(code: str, package: str) -> Blame:
+        finding = CheckFinding(code=code, what=package, fix="x", packages=(package,))
+        return replace(blame_of(LockRefusedError("refused", findings=[finding]), DIRECT), resolved=True)
+
+    nothing_there, gap = resolution(NO_VERSIONS), resolution(GAP)
+    drift, failing = findings("api-drift", "a"), findings("import", "a")
+    assert gap.is_beyond(nothing_there)
+    # A move after which it does not resolve, or resolves no more, solved nothing.
+    assert not resolution(NO_RELEASE).is_beyond(gap)
+    assert not resolution("error: something else").is_beyond(gap)
+    assert (drift.is_beyond(gap), gap.is_beyond(drift)) == (True, False)
+    assert (failing.is_beyond(drift), drift.is_beyond(failing)) == (True, False)
+    assert (findings("import", "b").is_beyond(failing), failing.is_beyond(failing)) == (True, False)
 
 
 def test_error_may_name_its_packages_itself() -> None:

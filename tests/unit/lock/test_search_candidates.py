@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 
 from envbuild.catalog.stack import Component
 from envbuild.lock.components.models import Chosen, DecidedBy
+from envbuild.lock.inputs.deviation import Deviation, texts
 from envbuild.lock.search.candidates import Candidates
+from envbuild.lock.search.state import State
 
-RELEASES = ("0.0.0", "1.9.0", "1.10.0", "2.0.0")
+RELEASES = ("0.0.0", "1.9.0", "1.10.0", "1.11.0", "2.0.0")
 TE = "transformer-engine"
 
 
@@ -24,25 +27,62 @@ class Index(Candidates):
         found = [*SpecifierSet(f"{specifier},>=0.1".lstrip(",")).filter(RELEASES)]
         return {"version": found[0 if lowest else -1]} if found else None
 
+    def _asks_for_it(self, table: Mapping[str, Any]) -> bool:
+        return bool(self.without) and table["version"] != "2.0.0"
 
-@pytest.mark.parametrize(
-    ("specifier", "locked", "tried"),
-    [
-        # What upstream pins was never released, and only a placeholder is below it.
-        ("<1.9", "0.0.0", ["==1.9.*"]),
-        ("<1.9", None, ["==1.9.*"]),
-        ("==1.10.*", None, ["==2.0.*", "==1.9.*"]),
-        ("==1.11.*", None, ["==2.0.*", "==1.10.*", "==1.9.*"]),
-    ],
-)
-def test_the_nearest_releases(specifier: str, locked: str | None, tried: list[str]) -> None:
+
+def candidates(specifier: str, locked: str | None, *, without: str = "") -> Index:
     item = Chosen(
         name=TE, spec=Component(), asked=specifier, origin=DecidedBy.UPSTREAM, because="", specifier=specifier
     )
     steps: Any = SimpleNamespace(
         decided=SimpleNamespace(chosen={TE: item}, git_sources=SimpleNamespace(missing=())),
-        resolved=SimpleNamespace(resolution=SimpleNamespace(pins={TE: locked} if locked else {})),
+        resolved=SimpleNamespace(resolution=SimpleNamespace(pins={TE: locked} if locked else {}, tables={}))
+        if locked
+        else None,
     )
     context: Any = None
-    moves = [*Index(steps, "it fails", context).likely(TE)]
+    steps.decided.effective = SimpleNamespace(leads=())
+    return Index(steps, "it fails", context, without=without)
+
+
+@pytest.mark.parametrize(
+    ("specifier", "locked", "tried"),
+    [
+        # What upstream pins was never released, and only a placeholder is below it.
+        ("<1.9", "0.0.0", ["==1.9.*", "==1.10.*", "==1.11.*"]),
+        ("<1.9", None, ["==1.9.*", "==1.10.*", "==1.11.*"]),
+        ("==1.10.*", None, ["==1.11.*", "==2.0.*", "==1.9.*"]),
+        ("==1.12.*", None, ["==2.0.*", "==1.11.*", "==1.10.*", "==1.9.*"]),
+        # It is there, and fails.
+        ("==2.0.*", "2.0.0", ["==1.11.*", "==1.10.*", "==1.9.*"]),
+        ("==1.10.0", "1.10.0", ["==1.11.*", "==2.0.*", "==1.9.*"]),
+        (">=1.9", "2.0.0", []),
+    ],
+)
+def test_the_nearest_releases(specifier: str, locked: str | None, tried: list[str]) -> None:
+    moves = [*candidates(specifier, locked).likely(TE)]
     assert [[part.specifier for part in move] for move in moves] == [[text] for text in tried]
+
+
+def test_releases_that_ask_for_what_cannot_be_built_are_passed_over() -> None:
+    moves = [*candidates("<1.9", None, without="flash-attn").likely(TE)]
+    assert [(part.specifier, part.reason) for move in moves for part in move] == [
+        ("==2.0.*", "the index has no release <1.9; the nearest later one")
+    ]
+
+
+def test_what_is_taken_the_second_time_is_in_the_place_of_what_upstream_says() -> None:
+    def deviation(name: str, instead_of: str, by: str = "") -> Deviation:
+        return Deviation(package=name, instead_of=instead_of, specifier=f"!={instead_of}", declared_by=by, reason="w")
+
+    state = State().with_move((deviation(TE, "c0ffee"), deviation("te-torch", "c0ffee"), deviation("x", "<2", "one")))
+    state = state.with_move((deviation("x", "<3", "other"),)).with_move((deviation(TE, "==1.9.*"),))
+    assert texts(state.deviations.values()) == (
+        f"{TE} !===1.9.* instead of c0ffee: w",
+        "te-torch !=c0ffee instead of c0ffee: w",
+        "x !=<2 instead of <2: w",
+        "x !=<3 instead of <3: w",
+    )
+    family = (deviation(TE, "c0ffee"), deviation("te-torch", "c0ffee"))
+    assert texts(State().with_move(family).deviations.values()) == (f"{TE}, te-torch !=c0ffee instead of c0ffee: w",)

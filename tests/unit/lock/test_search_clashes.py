@@ -48,6 +48,11 @@ def test_both_declarations_are_found_and_no_conclusion() -> None:
         ("Because a==1 depends on x==2.* and b[c]>=1 depends on x[y]<2, we can conclude that", ["a", "b"]),
         ("Because a==1 depends on x>2 and b==1 depends on x<=2, we can conclude that", ["b", "a"]),
         ("Because a==1 depends on x>2 and b==1 depends on x<3, we can conclude that", []),
+        # What a dev release declares comes after what others do.
+        (
+            "Because a==1.dev3 depends on x<1 and a==1 depends on x<2 and b==1 depends on x>=2, we can",
+            ["a", "a", "b", "b"],
+        ),
         # One package, of which no version fits: its own versions do not contradict each other.
         ("Because a==1 depends on x<2 and a==2 depends on x>=2, we can conclude that", []),
         ("Because a==1 depends on b==1, we can conclude that c depends on b==2.", []),
@@ -72,3 +77,12 @@ def test_one_range_holds_in_the_place_of_the_other() -> None:
     # Which release of a component is taken is decided by its own candidates.
     steps.decided.chosen = {"packaging": SimpleNamespace()}
     assert [*Candidates(steps, "w", context).relaxed(blame.clashes[0])] == []
+
+
+def test_bounds_that_let_pre_releases_in_are_those_of_uv_and_not_of_the_packages() -> None:
+    text = "Because a==1 depends on x>=2.7.dev0,<2.8.dev0 and b==1 depends on x>=3.dev0,<5.dev0, we can conclude that"
+    assert [item.relaxed.range for item in clashes(text)] == ["==2.7.*", ">=3,<5"]
+    declared = "Because a==1 depends on x>=2.dev3,<2.8 and b==1 depends on x>=3.0.dev0, we can conclude that"
+    assert {item.relaxed.range for item in clashes(declared)} == {">=2.dev3,<2.8", ">=3.0.dev0"}
+    dev = "Because a==1.dev3 depends on x<1 and a==1 depends on x<2 and b==1 depends on x>=2, we can conclude that"
+    assert clashes(dev)[0].relaxed.range == "<2"

@@ -44,7 +44,7 @@ def check_lock(resolved: ResolvedPlan, context: LockContext) -> CheckResult:
             *run_checks(_check_input(plan, resolution, context)),
             *against_provided(plan, resolution, context),
             *(item.finding() for item in overridden if not item.meant),
-            *check_releases(plan, resolution),
+            *check_releases(plan, resolution, context),
             *check_api(plan.project, resolution.tables, context),
         ]
         allowed = refuse(findings, plan.inputs.request.allow, plan.inputs.title)

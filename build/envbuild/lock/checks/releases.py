@@ -10,15 +10,14 @@ from packaging.version import Version
 
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.components.families import FAMILIES
+from envbuild.lock.components.placeholders import is_empty, is_stub
+from envbuild.lock.context import WorkContext
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.uv.resolution import Resolution, package_files
-
-# A release with files smaller than this holds a name: transformer-engine 0.0.0 has 1,097 bytes, its core 0.0.0a0 1,158.
-SMALLEST_CONTENT = 4096
+from envbuild.lock.uv.resolution import Resolution
 
 
-def check_releases(plan: LockPlan, resolution: Resolution) -> list[CheckFinding]:
-    """Yanked releases and placeholders of components, and families of more than one version."""
+def check_releases(plan: LockPlan, resolution: Resolution, context: WorkContext) -> list[CheckFinding]:
+    """Yanked releases and placeholders of components, stubs of any package, and families of more than one version."""
     tables = resolution.tables
     findings = []
     for name in map(canonicalize_name, plan.project.chosen):
@@ -28,8 +27,12 @@ def check_releases(plan: LockPlan, resolution: Resolution) -> list[CheckFinding]
         # What a lock of the same moment has stays, though it was yanked since.
         if name in resolution.yanked and plan.keep.get(name) != version:
             findings.append(_yanked(name, version, resolution.yanked[name]))
-        elif _is_placeholder(table):
-            findings.append(_placeholder(name, version))
+        elif is_empty(table):
+            findings.append(_placeholder(name, version, "holds a name on the index and has no content"))
+    for package, table in tables.items():
+        if is_stub(table, context):
+            what = "has no content: its build downloads a wheel from another index, of which the lock has no hash"
+            findings.append(_placeholder(package, str(table["version"]), what))
     return [*findings, *_families(tables)]
 
 
@@ -42,15 +45,10 @@ def _yanked(name: str, version: str, reason: str) -> CheckFinding:
     )
 
 
-def _is_placeholder(table: Mapping[str, Any]) -> bool:
-    sizes = [file["size"] for file in package_files(table) if "size" in file]
-    return bool(sizes) and max(sizes) < SMALLEST_CONTENT and Version(table["version"]).release[:2] in ((0,), (0, 0))
-
-
-def _placeholder(name: str, version: str) -> CheckFinding:
+def _placeholder(name: str, version: str, what: str) -> CheckFinding:
     return CheckFinding(
         code="placeholder",
-        what=f"{name} {version} holds a name on the index and has no content",
+        what=f"{name} {version} {what}",
         fix=f"No release with content resolves with the rest. Pin one to see why: --pin {name}=VERSION",
         packages=(name,),
     )

@@ -24,7 +24,7 @@ from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.project_metadata import read_requirement
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.components.upstream import holds_on
-from envbuild.lock.context import LockContext, Repositories
+from envbuild.lock.context import LockContext, Repositories, WorkContext
 from envbuild.lock.uv.resolution import look_up
 
 
@@ -162,7 +162,7 @@ def declared_at_commit(item: Chosen, repositories: Repositories) -> Declared | N
     return None if found is None else Declared(by=item.at(), lines=tuple(found[0]), extras=tuple(found[1]))
 
 
-def declared_by_release(package: Mapping[str, Any], base: Base, context: LockContext) -> Declared | None:
+def declared_by_release(package: Mapping[str, Any], base: Base, context: WorkContext) -> Declared | None:
     """What a release declares: a wheel of it that the base can install, else its sdist; None: only a build would tell.
 
     Args:

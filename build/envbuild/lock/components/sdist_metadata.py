@@ -195,14 +195,14 @@ def compile_metadata(
 
     def read(package: Mapping[str, Any]) -> CompileMetadata:
         context.reporter.update(f"{package['name']} {package['version']}")
-        files, digest = _metadata_files(package, context)
+        files, digest = metadata_files(package, context)
         return read_metadata(package["name"], package["version"], files, cuda_major, digest)
 
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
         return tuple(pool.map(read, built))
 
 
-def _metadata_files(package: Mapping[str, Any], context: WorkContext) -> tuple[dict[str, bytes], str]:
+def metadata_files(package: Mapping[str, Any], context: WorkContext) -> tuple[dict[str, bytes], str]:
     """The files of an sdist that say what it declares, and the sdist's digest; kept in the store.
 
     An sdist has thousands of files: reading through it costs most of a lock that has everything else at hand.

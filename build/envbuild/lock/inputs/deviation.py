@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +33,20 @@ class Deviation:
         parts = [self.specifier, f"nothing newer than {self.until}" if self.until else ""]
         return ", ".join(filter(None, parts)) or "any release"
 
-    def text(self) -> str:
-        """One line for people and the record."""
+    def text(self, packages: str = "") -> str:
+        """One line for people and the record; for several packages that are taken alike, with their names."""
+        name = packages or self.package
         if self.added:
-            return f"{self.package} is added: {self.reason}"
-        return f"{self.package} {self.taken} instead of {self.instead_of}: {self.reason}"
+            return f"{name} is added: {self.reason}"
+        return f"{name} {self.taken} instead of {self.instead_of}: {self.reason}"
+
+
+def texts(deviations: Iterable[Deviation]) -> tuple[str, ...]:
+    """A line for each, and one for packages that are taken alike: Transformer Engine, its cores and its torch part."""
+    names: dict[Deviation, list[str]] = {}
+    for item in deviations:
+        names.setdefault(replace(item, package=""), []).append(item.package)
+    return tuple(item.text(", ".join(packages)) for item, packages in names.items())
 
 
 def replaced(deviations: Iterable[Deviation]) -> set[str]:

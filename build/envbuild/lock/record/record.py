@@ -23,6 +23,7 @@ from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
+from envbuild.lock.inputs.deviation import texts
 from envbuild.lock.lockfile import (
     BUILDS_FILE,
     PHASE_FILES,
@@ -84,7 +85,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         exempt={name: item.text() for name, item in plan.exempt.items() if name in pins},
         rewritten=tuple(line for item in project.metadata for line in item.rewritten),
         pyproject_digest=pyproject,
-        deviations=tuple(item.text() for item in plan.inputs.deviations),
+        deviations=texts(plan.inputs.deviations),
         behind=plan.inputs.behind,
         fallback_from=plan.inputs.request.fallback_from,
         preferred=_preferred(plan, pins),

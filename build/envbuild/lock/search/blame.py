@@ -24,6 +24,10 @@ _NOTHING_THERE = (
     re.compile(rf"{_NAME} was not found in the (?:package registry|provided package locations)"),
 )
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# A package that uv must build for its metadata, and cannot; its hint says who asked for it, from the project on.
+_NOT_BUILT = re.compile(rf"Failed to (?:download and )?build `{_NAME}(?: @ |==)")
+_INCLUDED = re.compile(r"was included because (.*?)(?:hint:|$)", re.DOTALL)
+_ASKED_FOR = re.compile(rf"depends on `{_NAME}(?=[`<>=!~\[ ])")
 # Numbers of versions, lines and times differ between two failures of one cause.
 _NUMBER = re.compile(r"\d+")
 
@@ -41,10 +45,23 @@ def blame_of(error: EnvbuildError, direct: Iterable[str]) -> Blame:
         return Blame(error=error, packages=tuple(packages), missing=tuple(missing), signature=text)
     named: tuple[str, ...] = tuple(canonicalize_name(name) for name in error.packages)
     found: tuple[Clash, ...] = ()
-    if not named and isinstance(error, ResolutionError) and NO_SOLUTION in error.why:
-        named, found = contradicting(error.why, direct), clashes(error.why)
-    signature = f"{type(error).__name__} {error.what} {' '.join([*named, *(item.kept.package for item in found)])}"
-    return Blame(error=error, packages=named, clashes=found, signature=signature)
+    unbuilt = ""
+    if not named and isinstance(error, ResolutionError):
+        if NO_SOLUTION in error.why:
+            named, found = contradicting(error.why, direct), clashes(error.why)
+        elif (match := _NOT_BUILT.search(error.why)) is not None:
+            unbuilt, named = canonicalize_name(match[1]), asking(error.why, direct)
+    about = [unbuilt, *named, *(item.kept.package for item in found)]
+    signature = " ".join([type(error).__name__, error.what, *filter(None, about)])
+    return Blame(error=error, packages=named, clashes=found, unbuilt=unbuilt, signature=signature)
+
+
+def asking(explanation: str, direct: Iterable[str]) -> tuple[str, ...]:
+    """The packages that the project itself names, among those that led to one which uv cannot build: the last first."""
+    match = _INCLUDED.search(" ".join(explanation.split()))
+    names = [canonicalize_name(name) for name in _ASKED_FOR.findall(match[1])] if match is not None else []
+    movable = {canonicalize_name(name) for name in direct}
+    return tuple(dict.fromkeys(name for name in reversed(names) if name in movable))
 
 
 def contradicting(explanation: str, direct: Iterable[str]) -> tuple[str, ...]:

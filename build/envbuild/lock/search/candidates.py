@@ -1,6 +1,7 @@
 """What may be taken of a package in the place of a pin that does not work, in the order in which it is tried.
 
-1. Of a release that upstream pins and the index does not have: the nearest later release, then the nearest earlier one.
+1. Of a release that upstream pins and that is not there, or fails: the nearest later lines of releases, then the
+   nearest earlier ones.
 2. Of a package that floats: what there was when the anchor's commit was made, with which its authors can have tried it.
 3. Of two declared ranges that exclude each other: the one without an upper bound, for both.
 4. The releases before the one that fails, line by line (2.10, then 2.9).
@@ -10,7 +11,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -19,10 +20,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from envbuild.catalog.base import Base
 from envbuild.core.errors import ResolutionError
+from envbuild.lock.components.declarations import declared_by_release
 from envbuild.lock.components.distributions import distribution_of
 from envbuild.lock.components.families import NO_PLACEHOLDER, family_of
 from envbuild.lock.components.models import Chosen, DecidedBy
+from envbuild.lock.components.placeholders import is_stub
 from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import WorkContext
 from envbuild.lock.inputs.as_of import timestamp
@@ -32,8 +36,12 @@ from envbuild.lock.search.clashes import Clash
 from envbuild.lock.search.state import Move
 from envbuild.lock.uv.resolution import look_up, upload_seconds
 
-# Lines of releases that are tried below the one that fails.
+# Lines of releases that are tried above the one that fails, and below it.
 MOST_LINES = 3
+# Lines that are passed over, since they ask for what cannot be built.
+MOST_PASSED_OVER = 8
+# Releases in a row that only download a wheel from another index.
+MOST_STUBS = 4
 # How long after the anchor's commit a release may have come out and still count as of its time.
 GRACE = timedelta(days=1)
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
@@ -47,12 +55,18 @@ class Candidates:
         steps: how far the attempt came.
         why: what failed, for the reasons of deviations.
         context: with a folder for questions to uv.
+        without: a package that uv cannot build: releases that ask for it are passed over. Empty: none.
     """
 
     steps: Steps
     why: str
     context: WorkContext
-    _found: dict[tuple[str, str, bool], dict[str, Any] | None] = field(default_factory=dict, init=False)
+    without: str = ""
+    _found: dict[tuple[str, str, bool, bool], dict[str, Any] | None] = field(default_factory=dict, init=False)
+
+    @property
+    def _base(self) -> Base:
+        return self.steps.inputs.selection.base
 
     def likely(self, package: str) -> Iterator[Move]:
         """What may be taken of a package: the nearest release, the one of the commit's time, or the first."""
@@ -68,12 +82,13 @@ class Candidates:
             return
         version = self._version(package)
         pinned = item.specifier if item is not None else self._forced(package)
-        limited = self._is_limited(item)
         if version is not None and EXACT.match(pinned) is None:
             yield from self._of_the_time(package, item, version)
-        elif _RELEASE.search(pinned) and not limited:
+        if self._is_limited(item):
+            return
+        if _RELEASE.search(pinned) and (version is None or pinned.startswith("==")):
             yield from self._nearest(package, item, pinned)
-        elif not limited:
+        elif version is None:
             yield from self._first(package)
 
     def earlier(self, package: str) -> Iterator[Move]:
@@ -142,30 +157,52 @@ class Candidates:
     def _nearest(self, package: str, item: Chosen | None, pinned: str) -> Iterator[Move]:
         """The releases nearest to one that is not there, or that fails: later ones first."""
         reason = self.why
-        if self._look(package, pinned) is None:
+        if self._version(package) is None and self._look(package, pinned) is None:
             reason = f"the index has no release {pinned}"
         exact, line = EXACT.match(pinned), _RELEASE.search(pinned)
         if exact is not None:
-            above, below, other = f">{exact[1]}", f"<{exact[1]}", f",!={exact[1]}"
+            above, below, other = f">{exact[1]}", exact[1], f",!={exact[1]}"
         elif line is not None:
             # ==2.7.* is left for 2.8, and <1.9 for 1.9.
             first = int(line[2]) + (not pinned.startswith("<"))
-            above, below, other = f">={line[1]}.{first}", f"<{line[1]}.{line[2]}", ""
+            above, below, other = f">={line[1]}.{first}", f"{line[1]}.{line[2]}", ""
         else:
             return
-        later = self._look(package, above, lowest=True)
-        if later is not None:
-            # 0.44.0rc5 is not there and 0.44.0 is: of the same line, what is not the pin.
-            same = other if exact is not None and _line(later) == _line(exact[1]) else ""
-            yield self._moved(package, item, pinned, f"=={_line(later)}.*{same}", f"{reason}; the nearest later one")
-        for _ in range(MOST_LINES):
-            earlier = self._look(package, below)
-            if earlier is None:
+        for lines, which in ((self._later(package, above), "later"), (self._earlier(package, below), "earlier")):
+            nearest = "the nearest"
+            for found in lines:
+                # 0.44.0rc5 is not there and 0.44.0 is: of the same line, what is not the pin.
+                same = other if exact is not None and found == _line(exact[1]) else ""
+                yield self._moved(package, item, pinned, f"=={found}.*{same}", f"{reason}; {nearest} {which} one")
+                nearest = "the next"
+
+    def _later(self, package: str, above: str) -> Iterator[str]:
+        """The lines of releases in a range, from the lowest on."""
+        return self._passing(package, above, lambda line: f">={_following(line)}", lowest=True)
+
+    def _earlier(self, package: str, below: str, limit: str = "") -> Iterator[str]:
+        """The lines of releases below a version, from the newest on."""
+        return self._passing(package, f"{limit}<{below}", lambda line: f"{limit}<{line}", lowest=False)
+
+    def _passing(self, package: str, where: str, rest: Callable[[str], str], *, lowest: bool) -> Iterator[str]:
+        """So many lines of releases, without those that ask for what cannot be built."""
+        given = 0
+        for _ in range(MOST_LINES + MOST_PASSED_OVER):
+            found = self._look_up(package, where, lowest=lowest)
+            if found is None or given == MOST_LINES:
                 return
-            yield self._moved(
-                package, item, pinned, f"=={_line(earlier)}.*{other}", f"{reason}; the nearest earlier one"
-            )
-            below, other = f"<{_line(earlier)}", ""
+            line = _line(str(found["version"]))
+            if not self._asks_for_it(found):
+                given += 1
+                yield line
+            where = rest(line)
+
+    def _asks_for_it(self, table: Mapping[str, Any]) -> bool:
+        """Whether a release asks for what cannot be built."""
+        if not self.without:
+            return False
+        declared = declared_by_release(table, self._base, self.context)
+        return declared is not None and bool(declared.of(self.without, self._base))
 
     def _moved(self, package: str, item: Chosen | None, pinned: str, specifier: str, reason: str) -> Move:
         if item is not None:
@@ -190,6 +227,8 @@ class Candidates:
 
     def _first(self, package: str) -> Iterator[Move]:
         """Its first release, though it is newer than the moment."""
+        if self._look(package, "") is not None:
+            return
         found = self._look_up(package, "", lowest=True, dated=False)
         times = upload_seconds(found) if found is not None else []
         if found is None or not times:
@@ -218,14 +257,10 @@ class Candidates:
 
     def _lines(self, package: str, item: Chosen | None, version: str) -> Iterator[Move]:
         limit = f"{item.specifier}," if item is not None and item.specifier else ""
-        below, reason = version, f"{self.why} with {version}; an earlier release"
+        reason = f"{self.why} with {version}; an earlier release"
         asked = item.asked if item is not None else "any release"
-        for _ in range(MOST_LINES):
-            earlier = self._look(package, f"{limit}<{_line(below)}")
-            if earlier is None:
-                return
-            yield self._moved(package, item, asked, f"=={_line(earlier)}.*", reason)
-            below = earlier
+        for line in self._earlier(package, _line(version), limit):
+            yield self._moved(package, item, asked, f"=={line}.*", reason)
 
     def _look(self, package: str, specifier: str, *, lowest: bool = False) -> str | None:
         found = self._look_up(package, specifier, lowest=lowest)
@@ -235,7 +270,7 @@ class Candidates:
         self, package: str, specifier: str, *, lowest: bool = False, dated: bool = True
     ) -> dict[str, Any] | None:
         """The newest or lowest release in a range as of the lock's moment; None: there is none."""
-        key = (package, specifier, lowest)
+        key = (package, specifier, lowest, dated)
         if key not in self._found:
             self._found[key] = self._asked(package, specifier, lowest=lowest, dated=dated)
         return self._found[key]
@@ -246,18 +281,28 @@ class Candidates:
         if dated and decided is not None:
             settings["exclude-newer"] = decided.as_of.text()
         # Placeholders hold a name on the index and have nothing in them.
-        limits = ",".join(filter(None, (specifier, NO_PLACEHOLDER if len(family_of(package)) > 1 else "")))
-        what = f"find {package} {limits or 'at all'}"
-        # That there is none is an answer; an index that cannot be reached ends the search.
-        try:
-            found = look_up({package: limits}, self.steps.inputs.selection.base, settings, what, context)
-        except ResolutionError:
-            return None
-        table = found.get(canonicalize_name(package))
-        return dict(table) if table is not None else None
+        limits = [*filter(None, (specifier, NO_PLACEHOLDER if len(family_of(package)) > 1 else ""))]
+        for _ in range(MOST_STUBS):
+            what = f"find {package} {','.join(limits) or 'at all'}"
+            # That there is none is an answer; an index that cannot be reached ends the search.
+            try:
+                found = look_up({package: ",".join(limits)}, self._base, settings, what, context)
+            except ResolutionError:
+                return None
+            table = found.get(canonicalize_name(package))
+            if table is None or not is_stub(table, context):
+                return dict(table) if table is not None else None
+            limits.append(f"!={table['version']}")
+        return None
 
 
 def _line(version: str) -> str:
     """The line of releases that a version belongs to: ``2.7`` of ``2.7.0.post1``."""
     release = Version(version).release
     return ".".join(map(str, [*release, 0][:2]))
+
+
+def _following(line: str) -> str:
+    """The least version above a line of releases."""
+    major, minor = line.split(".")
+    return f"{major}.{int(minor) + 1}"

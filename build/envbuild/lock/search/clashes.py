@@ -16,12 +16,16 @@ _CLAUSE = r"[<>=!~]=?[A-Za-z0-9.*+!-]*[A-Za-z0-9*]"
 _RANGE = rf"{_CLAUSE}(?:,{_CLAUSE})*"
 # `lightning>=2.2.2,<=2.4.0 depends on packaging>=20.0,<25.0`
 _DECLARED = re.compile(
-    rf"(?P<by>{_NAME})(?:\[[^]]*\])?(?:{_RANGE})? depends? on (?P<package>{_NAME})(?:\[[^]]*\])?(?P<range>{_RANGE})"
+    rf"(?P<by>{_NAME})(?:\[[^]]*\])?(?P<which>{_RANGE})? "
+    rf"depends? on (?P<package>{_NAME})(?:\[[^]]*\])?(?P<range>{_RANGE})"
 )
 # What uv concludes is declared by none: up to the next premise.
 _CONCLUSION = re.compile(
     r"we can conclude that .*?(?=Because |because |$)|we know from \(\d+\) that .*?(?= and |, we can conclude|$)"
 )
+# uv prints ==2.7.* as >=2.7.dev0,<2.8.dev0, and <3 as <3.dev0.
+_LINE = re.compile(r">=(?P<low>\d+(?:\.\d+)*)\.dev0, ?<(?P<high>\d+(?:\.\d+)*)\.dev0")
+_BELOW = re.compile(r"(<\d+(?:\.\d+)*)\.dev0(?![0-9.])")
 _UPPER_BOUNDS = ("<", "<=", "==", "~=")
 
 
@@ -60,14 +64,29 @@ def clashes(explanation: str) -> tuple[Clash, ...]:
 
 
 def _declarations(explanation: str) -> Iterator[Declaration]:
-    text = _CONCLUSION.sub("", " ".join(explanation.split()))
+    text = in_plain_ranges(_CONCLUSION.sub("", " ".join(explanation.split())))
+    found: list[tuple[Declaration, bool]] = []
     for match in _DECLARED.finditer(text):
         by, package = canonicalize_name(match["by"]), canonicalize_name(match["package"])
         try:
             SpecifierSet(match["range"])
         except InvalidSpecifier:
             continue
-        yield Declaration(by=by, package=package, range=match["range"])
+        of_dev_release = re.fullmatch(r"==[^,]*\.dev\d+", match["which"] or "") is not None
+        found.append((Declaration(by=by, package=package, range=match["range"]), of_dev_release))
+    # What a single dev release declares tells little of the package: lightning 2.3.0.dev20240318 of lightning<=2.4.0.
+    yield from (item for item, of_dev_release in sorted(found, key=lambda one: one[1]))
+
+
+def in_plain_ranges(explanation: str) -> str:
+    """An explanation with ranges as packages declare them, and not with bounds of uv, which let pre-releases in."""
+    return _BELOW.sub(r"\1", _LINE.sub(_as_line, explanation))
+
+
+def _as_line(match: re.Match[str]) -> str:
+    *parts, last = match["low"].split(".")
+    following = ".".join([*parts, str(int(last) + 1)])
+    return f"=={match['low']}.*" if match["high"] == following else f">={match['low']},<{match['high']}"
 
 
 def _overlap(one: str, other: str) -> bool:

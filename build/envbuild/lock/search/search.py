@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -16,11 +16,13 @@ from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, R
 from envbuild.git.refs import Commit
 from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.context import Repositories, WorkContext, work_folder
+from envbuild.lock.inputs.deviation import texts
 from envbuild.lock.inputs.request import LockInputs, may_deviate
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.make import Steps, new_lock
 from envbuild.lock.search.blame import blame_of
 from envbuild.lock.search.candidates import Candidates
+from envbuild.lock.search.clashes import in_plain_ranges
 from envbuild.lock.search.history import leading, older_commits
 from envbuild.lock.search.session import SearchSession
 from envbuild.lock.search.state import Blame, Move, State
@@ -29,12 +31,13 @@ from envbuild.lock.search.state import Blame, Move, State
 CURABLE = (ResolutionError, CheckRefusedError, BuildError)
 # The first reason of uv 0.13's explanation, which goes on for pages.
 _BECAUSE = re.compile(r"Because (.{1,200}?)(?:,? we can conclude| and because|$)", re.IGNORECASE)
+_NOT_BUILT = re.compile(r"error: (Failed to [^`]{1,40}`[^`]{1,200}`)")
 # At one commit: an attempt takes half a minute to two minutes, with its verification.
 MOST_ATTEMPTS = 10
 # Older commits that are tried.
 MOST_COMMITS = 10
 # For one failure, so many candidates of each package.
-MOST_CANDIDATES = 4
+MOST_CANDIDATES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,7 @@ def searched_lock(
         accept: tries a finished lock; raises what it is refused by.
 
     Raises:
-        EnvbuildError: nothing passes: the first failure, with what was tried.
+        EnvbuildError: nothing passes: the failure that blocks the branch's tip, with what was tried.
     """
     selection, session = inputs.selection, options.session
     context = session.begin(context) if session is not None else context
@@ -113,7 +116,7 @@ class Search:
         self._frames: list[_Frame] = []
         self._tried: set[tuple[object, ...]] = set()
         self._lines: list[str] = []
-        self._first: EnvbuildError | None = None
+        self._blocking: Blame | None = None
         self._commits: Iterator[State] | None = None
         self._attempts = 0
 
@@ -125,12 +128,13 @@ class Search:
         """
         if not may_deviate(self._inputs.selection, self._inputs.request) or _is_for_another_base(error, self._inputs):
             raise error
-        blame = blame_of(error, _direct(steps))
+        blame = replace(blame_of(error, _direct(steps)), resolved=steps.resolved is not None)
         self._tried.add(state.key)
         self._attempts += 1
         self._lines.append(f"{_words(state)}: {summary(error)}")
-        if self._first is None:
-            self._first = error
+        # Older commits may fail by something else: what counts is what blocks the tip.
+        if self._blocking is None or (self._commits is None and blame.is_beyond(self._blocking)):
+            self._blocking = blame
         # A move after which the same fails did not help: the next one is tried in its place.
         if not self._frames or self._frames[-1].blame.signature != blame.signature:
             self._frames.append(_Frame(state, blame, self._moves(blame, steps)))
@@ -145,13 +149,13 @@ class Search:
                 continue
             state = frame.state.with_move(move)
             if state.key not in self._tried:
-                for item in move:
-                    self._context.reporter.note(f"trying {item.text()}")
+                for text in texts(state.deviations[item.package, item.declared_by] for item in move):
+                    self._context.reporter.note(f"trying {text}")
                 return state
         return self._at_an_older_commit(steps)
 
     def _moves(self, blame: Blame, steps: Steps) -> Iterator[Move]:
-        candidates = Candidates(steps, summary(blame.error), self._context)
+        candidates = Candidates(steps, summary(blame.error), self._context, without=blame.unbuilt)
         yield from (candidates.missing(module) for module in blame.missing)
         yield from _in_turn(candidates.likely, blame.packages)
         yield from itertools.chain.from_iterable(map(candidates.relaxed, blame.clashes[:MOST_CANDIDATES]))
@@ -174,18 +178,19 @@ class Search:
         head = lead.head or lead.commit
         assert head is not None  # noqa: S101 - for the type checker: what leads is a commit
         repository = self._repositories.at(lead.git)
-        blocked = summary(self._first) if self._first is not None else ""
+        blocked = summary(self._blocking.error) if self._blocking is not None else ""
         for commit in older_commits(lead, repository):
             count = repository.commits_between(commit, head)
             behind = f"{lead.name} {commit.sha[:12]}, {_distance(commit, head, count)}"
             yield State(commits={lead.name: commit.sha}, behind=(f"{behind} of {head.name}; the tip fails: {blocked}",))
 
     def _nothing_left(self) -> EnvbuildError:
-        assert self._first is not None  # noqa: S101 - for the type checker: something failed
+        assert self._blocking is not None  # noqa: S101 - for the type checker: something failed
+        error = self._blocking.error
         if len(self._lines) == 1:
-            return self._first
+            return error
         lines = "\n".join(self._lines)
-        return self._first.with_context(why=f"{self._first.why}\nTried {len(self._lines)} times:\n{lines}")
+        return error.with_context(why=f"{error.why}\nTried {len(self._lines)} times:\n{lines}")
 
 
 def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str]) -> Iterator[Move]:
@@ -213,13 +218,15 @@ def summary(error: EnvbuildError) -> str:
     """A failure in one line: the first thing that is wrong."""
     if isinstance(error, LockRefusedError):
         return error.findings[0].what.splitlines()[0]
-    if isinstance(error, ResolutionError) and (match := _BECAUSE.search(" ".join(error.why.split()))):
-        return f"{error.what}: {match[1]}"
+    if isinstance(error, ResolutionError):
+        text = in_plain_ranges(" ".join(error.why.split()))
+        if match := _BECAUSE.search(text) or _NOT_BUILT.search(text):
+            return f"{error.what}: {match[1]}"
     return error.what
 
 
 def _words(state: State) -> str:
-    words = [*state.behind, *(item.text() for item in state.deviations.values())]
+    words = [*state.behind, *texts(state.deviations.values())]
     return "; ".join(words) or "upstream's pins"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from envbuild.core.errors import EnvbuildError
+from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.search.clashes import Clash
@@ -20,18 +21,23 @@ class State:
     """What one attempt takes.
 
     Attributes:
-        deviations: what is taken in the place of upstream's pins, by package.
+        deviations: what is taken in the place of upstream's pins, by package and by whose declaration is replaced.
         commits: older commits of their branches, by component.
         behind: how far these are behind, and what blocks the tips, for people.
     """
 
-    deviations: Mapping[str, Deviation] = field(default_factory=dict)
+    deviations: Mapping[tuple[str, str], Deviation] = field(default_factory=dict)
     commits: Mapping[str, str] = field(default_factory=dict)
     behind: tuple[str, ...] = ()
 
     def with_move(self, move: Move) -> State:
         """The state with these deviations, each in the place of an earlier one of its package."""
-        return replace(self, deviations={**self.deviations, **{item.package: item for item in move}})
+        moved = dict(self.deviations)
+        for item in move:
+            key = (item.package, item.declared_by)
+            # What upstream says, and not what was tried before.
+            moved[key] = replace(item, instead_of=moved[key].instead_of) if key in moved else item
+        return replace(self, deviations=moved)
 
     def of(self, inputs: LockInputs) -> LockInputs:
         """The inputs of an attempt."""
@@ -53,11 +59,35 @@ class Blame:
         packages: canonical names, the likeliest first.
         missing: modules that something imports and no package of the lock brings.
         clashes: declarations that exclude each other.
+        unbuilt: a package that something asks for, and that uv cannot build; empty: none.
         signature: the same for two failures with one cause.
+        resolved: the attempt resolved, and failed after that.
     """
 
     error: EnvbuildError
     packages: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     clashes: tuple[Clash, ...] = ()
+    unbuilt: str = ""
     signature: str = ""
+    resolved: bool = False
+
+    def is_beyond(self, other: Blame) -> bool:
+        """Whether this failure is of an attempt that no longer has another one: the other was solved on the way."""
+        if self._step != other._step:
+            return self._step > other._step
+        mine, others = self._findings, other._findings
+        if mine and others:
+            return others[0].id not in {item.id for item in mine}
+        # uv names one contradiction; that of a move may be another one about the same packages.
+        return bool(self.packages) and not {*self.packages} & {*other.packages}
+
+    @property
+    def _step(self) -> int:
+        """How far the attempt came: to the resolution, to the checks, to the installation or the imports."""
+        imported = not self._findings or {"import", "install"} & {item.code for item in self._findings}
+        return self.resolved + (self.resolved and bool(imported))
+
+    @property
+    def _findings(self) -> tuple[CheckFinding, ...]:
+        return self.error.findings if isinstance(self.error, LockRefusedError) else ()

@@ -1,0 +1,44 @@
+"""Releases without content: they hold a name on the index, or fetch a wheel from another index when they are built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.version import Version
+
+from envbuild.core import tomlread
+from envbuild.lock.components.project_metadata import PYPROJECT
+from envbuild.lock.components.sdist_metadata import metadata_files
+from envbuild.lock.context import WorkContext
+from envbuild.lock.uv.resolution import package_files
+
+# A release with smaller files holds a name: transformer-engine 0.0.0 has 1,097 bytes, its core 0.0.0a0 1,158.
+SMALLEST_CONTENT = 4096
+# Their build downloads a wheel from pypi.nvidia.com that no lock has a hash of: nvidia-modelopt 0.46.0rc1 (2,179
+# bytes), tensorrt-llm 1.4.0rc1 (209,280 bytes, for its README).
+STUB_BACKENDS = ("wheel_stub", "nvidia_stub")
+LARGEST_STUB = 1 << 19
+
+
+def is_empty(table: Mapping[str, Any]) -> bool:
+    """Whether a release, a ``[[package]]`` of uv.lock, only holds a name."""
+    sizes = [file["size"] for file in package_files(table) if "size" in file]
+    return bool(sizes) and max(sizes) < SMALLEST_CONTENT and Version(table["version"]).release[:2] in ((0,), (0, 0))
+
+
+def is_stub(table: Mapping[str, Any], context: WorkContext) -> bool:
+    """Whether a release is an sdist alone whose build downloads the package from another index.
+
+    Raises:
+        NetworkError: the sdist cannot be downloaded.
+    """
+    sdist = table.get("sdist", {})
+    if table.get("wheels") or not {"url", "path"} & sdist.keys() or sdist.get("size", 0) > LARGEST_STUB:
+        return False
+    files, _ = metadata_files(table, context)
+    try:
+        backend = tomlread.loads(files.get(PYPROJECT, b"").decode()).get("build-system", {}).get("build-backend", "")
+    except ValueError:
+        return False  # uv says what is wrong with it
+    return str(backend).partition(".")[0] in STUB_BACKENDS
