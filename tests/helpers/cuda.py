@@ -14,7 +14,8 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import MachineError
 from envbuild.core.progress import Reporter, SilentReporter
-from envbuild.lock.lockfile import Inputs, LockDirectory, LockedBase, LockedTorch
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.models import Inputs, LockedBase, LockedTorch
 from envbuild.store.local import LocalStore
 from envbuild.wheels.sources import WheelSources
 from envbuild.wheels.toolchain.toolchain import Toolchain, find_toolchain

@@ -8,7 +8,8 @@ from typing import Any
 
 from helpers.stack_files import BASE, GPU_BASE, write_stack
 
-from envbuild.lock.lockfile import Lock, read_lock
+from envbuild.lock.lockfile import read_lock
+from envbuild.lock.models import Lock
 
 FILES = ("main.txt", "compile.txt", "git.txt", "pyproject.toml", "stack.lock.toml")
 ANY = "py3-none-any"

@@ -13,7 +13,8 @@ from envbuild.core.progress import Reporter, SilentReporter
 from envbuild.lock import lockfile
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
-from envbuild.lock.lockfile import PHASE_FILES, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
+from envbuild.lock.lockfile import PHASE_FILES
+from envbuild.lock.models import SCHEMA, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
 from envbuild.store.local import LocalStore
 
 MAIN = """\
@@ -44,7 +45,7 @@ def make_lock(path: Path, main: str = MAIN, **changes: object) -> Lock:
         "megatron-core": LockedComponent(asked="==0.16.1", version="0.16.1", phase=Phase.MAIN),
     }
     fields: dict = {
-        "schema": lockfile.SCHEMA,
+        "schema": SCHEMA,
         "stack": "mcore",
         "digest": lockfile.content_digest(DIGEST, torch, components, phases),
         "source_date_epoch": 1700000000,

@@ -25,7 +25,7 @@ from helpers.upstreams import (
     project_files,
 )
 
-from envbuild.lock.lockfile import Lock
+from envbuild.lock.models import Lock
 
 
 def lock_of(tool: Any, name: str = "nemo") -> Lock:

@@ -18,7 +18,8 @@ from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.request import LockInputs, LockRequest, request_of
 from envbuild.lock.lock import LockOptions, lock_made_anew, moved_branches
 from envbuild.lock.lockdir import shipped_lock
-from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, Lock, LockDirectory, LockedComponent, read_lock
+from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, LockDirectory, read_lock
+from envbuild.lock.models import Lock, LockedComponent
 from envbuild.lock.project_locks import committed
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)")

@@ -23,7 +23,8 @@ from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.pins import GIT_PREFIX
 from envbuild.lock.inputs.request import LockInputs, LockRequest
 from envbuild.lock.lockdir import publish, refuse_to_replace, refuse_what_is_no_lock, tidy
-from envbuild.lock.lockfile import Lock, LockDirectory, read_lock
+from envbuild.lock.lockfile import LockDirectory, read_lock
+from envbuild.lock.models import Lock
 from envbuild.lock.verification import Verify
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from envbuild.core.progress import Reporter
 from envbuild.lock import lockfile
 from envbuild.lock.inputs.pins import checked_name
 from envbuild.lock.inputs.request import LockRequest, is_older, request_of, request_options
-from envbuild.lock.lockfile import PHASE_FILES, Lock, LockDirectory, read_lock
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, read_lock
+from envbuild.lock.models import Lock
 
 
 def lock_path(project_dir: Path, name: str, base: str) -> Path:

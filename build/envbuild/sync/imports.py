@@ -19,7 +19,7 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.exit_status import describe_status, innermost_calls, tail
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
-from envbuild.lock.lockfile import Lock
+from envbuild.lock.models import Lock
 from envbuild.sync.install_target import RunCommand
 from envbuild.wheels.architectures import dotted
 

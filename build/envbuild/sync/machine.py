@@ -6,7 +6,7 @@ import platform
 
 from envbuild.catalog.fields import MACHINES
 from envbuild.core.errors import MachineError
-from envbuild.lock.lockfile import Lock
+from envbuild.lock.models import Lock
 from envbuild.wheels.audit.binary import version_key
 
 

@@ -17,7 +17,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock.inputs.pins import foreign_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
 from envbuild.lock.lock import LockResult
-from envbuild.lock.lockfile import Inputs, LockedBase, LockedComponent
+from envbuild.lock.models import Inputs, LockedBase, LockedComponent
 from envbuild.lock.project_locks import check_one, committed, every_selection, lock_all
 
 URL = "https://x/lib"

@@ -6,7 +6,8 @@ from helpers.locks import make_lock
 
 from envbuild.catalog.stack import Phase
 from envbuild.lock.diff import compare, needed_by, summary
-from envbuild.lock.lockfile import LockedComponent, read_lock
+from envbuild.lock.lockfile import read_lock
+from envbuild.lock.models import LockedComponent
 
 MAIN = """\
 # Written by `envbuild lock`.

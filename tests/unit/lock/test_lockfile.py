@@ -9,7 +9,8 @@ from envbuild.catalog.stack import Phase
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.lock.lockdir import tidy
-from envbuild.lock.lockfile import LockedComponent, LockedTorch, content_digest, read_lock, read_pins
+from envbuild.lock.lockfile import content_digest, read_lock, read_pins
+from envbuild.lock.models import LockedComponent, LockedTorch
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock import lock as locking
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
-from envbuild.lock.lockfile import Inputs
+from envbuild.lock.models import Inputs
 from envbuild.store.local import LocalStore
 
 

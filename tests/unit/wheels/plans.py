@@ -10,7 +10,8 @@ from unit.wheels.test_key import PARTS
 
 from envbuild.catalog.recipe import WheelRecipe
 from envbuild.catalog.stack import Phase
-from envbuild.lock.lockfile import LockDirectory, LockedBase, LockedComponent
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.models import LockedBase, LockedComponent
 from envbuild.wheels.plan import WheelPlan
 from envbuild.wheels.sources import SourceOrigin
 

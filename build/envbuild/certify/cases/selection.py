@@ -10,7 +10,7 @@ from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.expansion import expand
 from envbuild.core.errors import CertificationCannotRunError, ConfigurationError, UsageError
-from envbuild.lock.lockfile import Lock
+from envbuild.lock.models import Lock
 
 # The drivers that the smoke runner has.
 DRIVERS = (Driver.MCORE,)

@@ -19,7 +19,8 @@ from envbuild.image.layers.groups import LayerPlan
 from envbuild.image.layers.policy import layer_policy
 from envbuild.image.layers.sandbox import BUILT, INSIDE, LOGS, PREFIX, VENV, InstallSandbox
 from envbuild.image.record import EnvironmentLayerRecord
-from envbuild.lock.lockfile import LockDirectory, LockedComponent
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.models import LockedComponent
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.rootfs.layer_writer import EPOCH, LayerWriter, plain_rights
 from envbuild.store.record import RECORD_FILE, dump

@@ -12,7 +12,8 @@ from packaging.utils import canonicalize_name
 from envbuild.core.errors import InternalError
 from envbuild.image.scan.models import LayerScan
 from envbuild.image.scan.packages import DebianPackage, PythonPackage
-from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, LockedBase, LockedComponent
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
+from envbuild.lock.models import LockedBase, LockedComponent
 from envbuild.lock.record.content import Package, locked_content
 from envbuild.wheels.cache.wheelhouse import Built
 

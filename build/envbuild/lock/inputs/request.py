@@ -12,7 +12,8 @@ from envbuild.catalog.stack import Stack
 from envbuild.core.digests import Json, digest_of
 from envbuild.lock.inputs.as_of import NOW
 from envbuild.lock.inputs.deviation import Deviation
-from envbuild.lock.lockfile import Lock, LockDirectory
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.models import Lock
 
 # Raised when a lock made from the same inputs would come out differently.
 FORMAT = 2

@@ -14,7 +14,8 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from envbuild.core import tomlread
-from envbuild.lock.lockfile import Lock, LockDirectory
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.models import Lock
 from envbuild.lock.uv.resolution import package_files
 
 # `name[extra]==1.0 ; marker`, `name @ git+URL@COMMIT`, `name @ https://FILE`.

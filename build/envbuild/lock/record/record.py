@@ -24,17 +24,8 @@ from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.deviation import texts
-from envbuild.lock.lockfile import (
-    BUILDS_FILE,
-    PHASE_FILES,
-    Inputs,
-    Lock,
-    LockedBase,
-    LockedComponent,
-    LockedPhase,
-    LockedTorch,
-    git_build_options,
-)
+from envbuild.lock.lockfile import BUILDS_FILE, PHASE_FILES, git_build_options
+from envbuild.lock.models import SCHEMA, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project
 from envbuild.lock.resolve.resolve import ResolvedPlan
@@ -64,7 +55,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
     base_digest = definition_digest(base)
     environment = selection.stack.variables_on(base.cuda_major)
     lock = Lock(
-        schema=lockfile.SCHEMA,
+        schema=SCHEMA,
         stack=selection.stack_name,
         digest=lockfile.content_digest(base_digest, torch, components, phases, environment),
         # Not the moment of locking: the same files locked again give the same image.

@@ -16,7 +16,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from envbuild.catalog.site import Site
 from envbuild.core.errors import NetworkError
 from envbuild.core.exit_status import mask
-from envbuild.lock.lockfile import Lock
+from envbuild.lock.models import Lock
 from envbuild.lock.uv.credentials import request_for
 
 PROBE_SECONDS = 10

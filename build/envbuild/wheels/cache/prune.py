@@ -12,7 +12,8 @@ from pathlib import Path
 from envbuild.core import locks
 from envbuild.core.errors import CheckRefusedError
 from envbuild.git.mirror import KIND as MIRRORS_KIND
-from envbuild.lock.lockfile import Lock, LockDirectory
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.models import Lock
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
 from envbuild.wheels.cache.entry import BUILDS_KIND, ENVIRONMENTS_KIND, KIND, read_kept

@@ -25,7 +25,8 @@ from envbuild.image.docker.export import export_dockerfile
 from envbuild.image.inputs import ImageInputs
 from envbuild.image.record import BaseConfig, BaseRecord
 from envbuild.lock import lockfile
-from envbuild.lock.lockfile import LockedComponent, LockedPhase, read_lock
+from envbuild.lock.lockfile import read_lock
+from envbuild.lock.models import LockedComponent, LockedPhase
 from envbuild.rootfs.layer_writer import LayerWriter
 from envbuild.store.local import LocalStore
 from envbuild.store.record import dump

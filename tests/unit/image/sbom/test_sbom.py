@@ -21,7 +21,8 @@ from envbuild.image.record import ImageRecord
 from envbuild.image.sbom.inventory import inventory
 from envbuild.image.sbom.referrers import attach
 from envbuild.image.sbom.write import reports_of
-from envbuild.lock.lockfile import LockedComponent, read_lock
+from envbuild.lock.lockfile import read_lock
+from envbuild.lock.models import LockedComponent
 from envbuild.oci.models import REF_NAME
 from envbuild.oci.write import retagged
 from envbuild.store.record import dump
@@ -47,7 +48,8 @@ def lock(tmp_path):
         ),
     }  # fmt: skip
     from envbuild.lock import lockfile
-    from envbuild.lock.lockfile import PHASE_FILES, LockedPhase, LockedTorch
+    from envbuild.lock.lockfile import PHASE_FILES
+    from envbuild.lock.models import LockedPhase, LockedTorch
 
     git = "".join(f"{name} @ git+https://git.example.org/a@{COMMIT}\n" for name in ("megatron-core", "elsewhere"))
     folder = tmp_path / "lock"
