@@ -14,7 +14,8 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.catalog import Selection
 from envbuild.cli.command import Command, command_line, flag_of, given_options
 from envbuild.cli.common import PathArgument, Session, output_options, selection_options
-from envbuild.core.digests import Json, short
+from envbuild.cli.print_lock import print_lock
+from envbuild.core.digests import short
 from envbuild.core.errors import BuildError, CheckRefusedError, ResolutionError, UsageError
 from envbuild.core.progress import PlainReporter, Reporter, SilentReporter
 from envbuild.core.text import shown
@@ -22,14 +23,12 @@ from envbuild.lock.bases import lock_on_fitting_base
 from envbuild.lock.checks.findings import CODES
 from envbuild.lock.inputs.pins import foreign_pins, parse_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest, leaves_open
-from envbuild.lock.lock import LockOptions, LockResult
+from envbuild.lock.lock import LockOptions
 from envbuild.lock.lockdir import lock_path, with_locked_base
-from envbuild.lock.lockfile import RECORD_FILE
 from envbuild.lock.next_command import with_next_command
 from envbuild.lock.project_locks import check_committed, lock_all
 
 if TYPE_CHECKING:
-    from envbuild.lock.verification import Verified
     from envbuild.sync.verify import Verifier
 
 
@@ -155,7 +154,7 @@ def command(
     except (CheckRefusedError, ResolutionError, BuildError) as error:
         place = ["--out", str(out)] if out else ["--name", kept] if kept != selection.stack_name else []
         raise with_next_command(error, selection, request, place, session.context.clock()) from error
-    _show(session, result, verifier.verified if verifier else None)
+    print_lock(session, result, verifier.verified if verifier else None)
 
 
 def _with_nemo(nemo: str | None, pins: dict[str, str]) -> dict[str, str]:
@@ -306,81 +305,3 @@ def _lock_all(session: Session, *, upgrade: bool) -> None:
             for lock, built in locks
         ],
     )
-
-
-def _show(session: Session, result: LockResult, verified: Verified | None) -> None:
-    lock, path = result.directory.lock, result.directory.path
-    count = sum(phase.packages for phase in lock.phases.values())
-    found = {"find-links": "found in find-links", "torch-index": "found on the index of torch builds"}
-    torch = (
-        "no torch"
-        if not lock.torch.version
-        else f"torch {lock.torch.version} ({found.get(lock.torch.found_in, 'the package index has it')})"
-    )
-    state = "locked" if result.built else "nothing to do: already locked"
-    title = f"{state} as of {lock.inputs.as_of}: {lock.stack} on {lock.base.name}"
-    lines = [f"{title}, {count} packages, {torch}, lock {short(lock.digest)}"]
-    lines += [f"  exempt from the as-of moment: {name} {why}" for name, why in lock.exempt.items()]
-    lines += [f"  not the tip: {text}" for text in lock.behind]
-    lines += [f"  deviation: {text}" for text in lock.deviations]
-    lines += [f"  old: {text}" for text in lock.held_back]
-    lines += _warnings(lock.warnings)
-    for name, item in lock.components.items():
-        at = f" at {item.commit[:12]}" if item.commit else ""
-        lines.append(f"  {name} {item.version}{at}  [{item.because}]")
-    session.done(
-        {
-            "built": result.built,
-            "path": str(path),
-            "stack": lock.stack,
-            "base": lock.base.name,
-            "digest": lock.digest,
-            "as_of": lock.inputs.as_of,
-            "exempt": dict(lock.exempt),
-            "deviations": list(lock.deviations),
-            "held_back": list(lock.held_back),
-            "behind": list(lock.behind),
-            "verified_in": lock.verified_in,
-            "warnings": list(lock.warnings),
-            "driver": lock.driver.value if lock.driver else None,
-            "torch": lock.torch.model_dump(mode="json"),
-            "components": {name: item.version for name, item in lock.components.items()},
-            "packages": {name: phase.packages for name, phase in lock.phases.items()},
-            "verified": _verified_json(verified) if verified else None,
-        },
-        *lines,
-        *(_verified(verified) if verified else []),
-        shown(path),
-    )
-
-
-# More warnings are only counted: the record has all of them.
-MOST_WARNINGS = 5
-
-
-def _warnings(warnings: tuple[str, ...]) -> list[str]:
-    """For people: the first of the findings that refuse nothing."""
-    lines = [f"  warning: {text}" for text in warnings[:MOST_WARNINGS]]
-    more = len(warnings) - len(lines)
-    return [*lines, f"  {more} more warnings in {RECORD_FILE}"] if more else lines
-
-
-def _verified(verified: Verified) -> list[str]:
-    """For people: what `--verify` found."""
-    return [
-        f"verified in: {verified.where}",
-        f"imported: {', '.join(verified.imported) or 'nothing'}",
-        *[f"not checked: {item}" for item in verified.not_checked],
-        *[f"let pass: {item.what}" for item in verified.findings],
-    ]
-
-
-def _verified_json(verified: Verified) -> dict[str, Json]:
-    return {
-        "where": verified.where,
-        "imported": list(verified.imported),
-        "not_checked": list(verified.not_checked),
-        "failed": [
-            {"code": item.code, "what": item.what, "packages": list(item.packages)} for item in verified.findings
-        ],
-    }

@@ -1,0 +1,93 @@
+"""What ``envbuild lock`` prints of a lock: for people the short story, with ``--json`` all of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from envbuild.cli.common import Session
+from envbuild.core.digests import Json, short
+from envbuild.core.text import shown
+from envbuild.lock.lock import LockResult
+from envbuild.lock.lockfile import RECORD_FILE
+
+if TYPE_CHECKING:
+    from envbuild.lock.verification import Verified
+
+
+def print_lock(session: Session, result: LockResult, verified: Verified | None) -> None:
+    """Print a lock that was made or found, and what its verification showed."""
+    lock, path = result.directory.lock, result.directory.path
+    count = sum(phase.packages for phase in lock.phases.values())
+    found = {"find-links": "found in find-links", "torch-index": "found on the index of torch builds"}
+    torch = (
+        "no torch"
+        if not lock.torch.version
+        else f"torch {lock.torch.version} ({found.get(lock.torch.found_in, 'the package index has it')})"
+    )
+    state = "locked" if result.built else "nothing to do: already locked"
+    title = f"{state} as of {lock.inputs.as_of}: {lock.stack} on {lock.base.name}"
+    lines = [f"{title}, {count} packages, {torch}, lock {short(lock.digest)}"]
+    lines += [f"  exempt from the as-of moment: {name} {why}" for name, why in lock.exempt.items()]
+    lines += [f"  not the tip: {text}" for text in lock.behind]
+    lines += [f"  deviation: {text}" for text in lock.deviations]
+    lines += [f"  old: {text}" for text in lock.held_back]
+    lines += _warnings(lock.warnings)
+    for name, item in lock.components.items():
+        at = f" at {item.commit[:12]}" if item.commit else ""
+        lines.append(f"  {name} {item.version}{at}  [{item.because}]")
+    session.done(
+        {
+            "built": result.built,
+            "path": str(path),
+            "stack": lock.stack,
+            "base": lock.base.name,
+            "digest": lock.digest,
+            "as_of": lock.inputs.as_of,
+            "exempt": dict(lock.exempt),
+            "deviations": list(lock.deviations),
+            "held_back": list(lock.held_back),
+            "behind": list(lock.behind),
+            "verified_in": lock.verified_in,
+            "warnings": list(lock.warnings),
+            "driver": lock.driver.value if lock.driver else None,
+            "torch": lock.torch.model_dump(mode="json"),
+            "components": {name: item.version for name, item in lock.components.items()},
+            "packages": {name: phase.packages for name, phase in lock.phases.items()},
+            "verified": _verified_json(verified) if verified else None,
+        },
+        *lines,
+        *(_verified(verified) if verified else []),
+        shown(path),
+    )
+
+
+# More warnings are only counted: the record has all of them.
+MOST_WARNINGS = 5
+
+
+def _warnings(warnings: tuple[str, ...]) -> list[str]:
+    """For people: the first of the findings that refuse nothing."""
+    lines = [f"  warning: {text}" for text in warnings[:MOST_WARNINGS]]
+    more = len(warnings) - len(lines)
+    return [*lines, f"  {more} more warnings in {RECORD_FILE}"] if more else lines
+
+
+def _verified(verified: Verified) -> list[str]:
+    """For people: what `--verify` found."""
+    return [
+        f"verified in: {verified.where}",
+        f"imported: {', '.join(verified.imported) or 'nothing'}",
+        *[f"not checked: {item}" for item in verified.not_checked],
+        *[f"let pass: {item.what}" for item in verified.findings],
+    ]
+
+
+def _verified_json(verified: Verified) -> dict[str, Json]:
+    return {
+        "where": verified.where,
+        "imported": list(verified.imported),
+        "not_checked": list(verified.not_checked),
+        "failed": [
+            {"code": item.code, "what": item.what, "packages": list(item.packages)} for item in verified.findings
+        ],
+    }
