@@ -149,6 +149,7 @@ class History:
             "days_behind": self._days_behind(lead),
             "verified": not missing,
             "verified_in": (printed["verified"] or {}).get("where", ""),
+            "stubbed": tuple((printed["verified"] or {}).get("stubbed", ())),
             "deviations": tuple(record.get("deviations", ())),
             "failure": f"not imported: {', '.join(missing)}" if missing else "",
         }

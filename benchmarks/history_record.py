@@ -42,6 +42,7 @@ class Result:
         days_behind: how much older the commit is than the branch's tip of that day.
         verified: the command succeeded, and the driver's entry point was imported.
         verified_in: the base, or the machine, that it was imported in.
+        stubbed: packages of which a stub was there, since their wheels were not built.
         step_seconds: of all attempts together, by kind of step.
         envbuild: the commit of envbuild.
     """
@@ -58,6 +59,7 @@ class Result:
     days_behind: int = 0
     verified: bool = False
     verified_in: str = ""
+    stubbed: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
     failure: str = ""
     step_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -68,7 +70,7 @@ class Result:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Result:
         known = {key: value[key] for key in cls.__dataclass_fields__ if key in value}
-        return cls(**{**known, "deviations": tuple(known.get("deviations", ()))})
+        return cls(**{**known, **{key: tuple(known.get(key, ())) for key in ("deviations", "stubbed")}})
 
 
 def days_between(older: str, newer: str) -> int:
@@ -109,7 +111,7 @@ def failure(log: str) -> str:
 
 
 def not_imported(driver: str, verified: Mapping[str, Any] | None) -> list[str]:
-    """The modules of the driver's entry point that were not imported."""
+    """The modules of the driver's entry point that were not imported; one that was with stubs counts as imported."""
     imported = set((verified or {}).get("imported", ()))
     return [module for module in ENTRY_POINTS[driver] if module not in imported]
 
@@ -165,11 +167,23 @@ def line(numbers: Mapping[str, Any]) -> str:
 
 def table(title: str, results: Sequence[Result], numbers: Mapping[str, Any]) -> str:
     """The record as Markdown."""
-    head = ("case", "verified in", "base", "version", "days behind", "deviations", "attempts", "seconds", "failure")
+    head = (
+        "case",
+        "verified in",
+        "stubs",
+        "base",
+        "version",
+        "days behind",
+        "deviations",
+        "attempts",
+        "seconds",
+        "failure",
+    )
     rows = [
         (
             item.name,
             item.verified_in if item.verified else "**failed**",
+            ", ".join(item.stubbed),
             item.base,
             f"{item.version} {item.commit[:12]}".strip(),
             str(item.days_behind) if item.digest else "",

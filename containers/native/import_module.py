@@ -32,6 +32,10 @@ NO_GPU = (
 )
 
 
+# Loaded by a .pth file where compiled modules are stubs.
+STUBS = "envbuild_extension_stubs"
+
+
 def gpu_is_here():
     """Whether the driver is there and shows a GPU."""
     try:
@@ -57,9 +61,18 @@ def needs_gpu(error):
     return ""
 
 
+def needs_code(error):
+    """Why the error is only that of a stub, which has no code; empty when it is not, and without stubs."""
+    stubs = sys.modules.get(STUBS)
+    return stubs.needs_code(error) if stubs else ""
+
+
 def placeholder(name):
     """Why the imported module is a placeholder without code; empty for a real one."""
     module = sys.modules.get(name)
+    stubs = sys.modules.get(STUBS)
+    if stubs and isinstance(module, stubs.StubModule):
+        return "a stub of a compiled module"
     if not isinstance(module, type(sys)):
         return f"an object of class {type(module).__name__} stands in its place"
     spec = module.__spec__
@@ -109,6 +122,7 @@ def main():
     except Exception as error:  # noqa: BLE001 - whatever a module raises is a result
         traceback.print_exc()
         result["needs_gpu"] = needs_gpu(error)
+        result["needs_code"] = needs_code(error)
         result["missing"] = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
         output, cause = hidden_cause(error, mark, sys.argv[3])
         if output:

@@ -16,6 +16,7 @@ from helpers.stack_files import BASE, write_base, write_stack
 
 from envbuild.lock.lockfile import read_lock
 
+LIB_IMPORTED = {"imported": ["lib"], "not_checked": [], "stubbed": [], "failed": []}
 BROKEN = "raise ImportError(f'no symbol in {__file__}')\n"
 
 
@@ -49,7 +50,7 @@ def test_a_lock_that_imports_is_published_and_stays_when_a_new_one_does_not(
     wheel("lib", "1.0")
     done = verify(own)
     where = done["verified"].pop("where")
-    assert (done["built"], done["verified"]) == (True, {"imported": ["lib"], "not_checked": [], "failed": []})
+    assert (done["built"], done["verified"]) == (True, LIB_IMPORTED)
     assert re.fullmatch(r"this machine \(glibc [\d.]+, Python 3\.11\.\d+\)", where)
     assert read_lock(place(own)).lock.allowed == ()
     before = state(own)
@@ -104,6 +105,28 @@ def test_modules_of_the_compile_phase_are_not_checked(
         "lib (lib): it needs kernels, of phase compile, which is not installed",
         "kernels (kernels): phase compile is not installed",
     ]
+
+
+def test_code_around_a_compiled_module_is_imported_with_a_stub_of_it(
+    own: Any, wheel: Callable[..., None], index: SimpleIndex, tmp_path: Path
+) -> None:
+    """`lib` imports with a stub of what `kernels` compiles; what is wrong with `lib` is found all the same."""
+    wheel("lib", "1.0", module="import kernels_ext\nNAMES = {kernels_ext.DType.kByte: 'byte'}\n")
+    pyproject = '[build-system]\nrequires = []\nbuild-backend = "no_such_backend"\n'
+    index.add(make_sdist(tmp_path, "kernels", "1.0", pyproject=pyproject), OLD)
+    (own.project / "envs/wheels").mkdir()
+    (own.project / "envs/wheels/kernels.toml").write_text('summary = "x"\nextension_module = "kernels_ext"\n')
+    components = {"lib": {"modules": ["lib"]}, "kernels": {"phase": "compile", "modules": ["kernels_ext"]}}
+    write_stack(own.project, "s", components, as_of="2025-02-01")
+    output = verify(own)["verified"]
+    assert (output["imported"], output["stubbed"]) == (["lib"], ["kernels"])
+    assert output["not_checked"] == ["kernels_ext (kernels): a placeholder: a stub of a compiled module"]
+    assert read_lock(place(own)).lock.stubbed == ("kernels",)
+    assert "stubs: kernels" in own.run("lock", "--stack", "s", "--verify").stdout
+    wheel("lib", "1.1", module="import kernels_ext\nimport undeclared\n")
+    own.env["UV_CACHE_DIR"] += "-new"
+    write_stack(own.project, "s", components | {"lib": {"modules": ["lib"], "version": ">=1.1"}}, as_of="2025-02-01")
+    assert "No module named 'undeclared'" in verify(own, status=5)["error"]["why"]
 
 
 def test_a_package_that_does_not_build_is_a_finding(own: Any, index: SimpleIndex, tmp_path: Path) -> None:

@@ -74,6 +74,11 @@ class WheelRecipe(TomlModel):
         default=(),
         description="how names of symbols begin that a library of another package of phase compile brings",
     )
+    extension_module: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")] | None = Field(
+        default=None,
+        description="the one module of a wheel that holds nothing else; `lock` verifies with a stub of it while the "
+        "wheel is not built",
+    )
     # An nvcc process of flash-attn or causal-conv1d takes 2 to 4 GB.
     job_memory_gib: Annotated[float, Field(gt=0, le=64)] = Field(
         default=4, description="memory of one compiler process at its peak, in GiB"

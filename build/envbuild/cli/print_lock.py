@@ -48,6 +48,7 @@ def print_lock(session: Session, result: LockResult, verified: Verified | None) 
             "held_back": list(lock.held_back),
             "behind": list(lock.behind),
             "verified_in": lock.verified_in,
+            "stubbed": list(lock.stubbed),
             "warnings": list(lock.warnings),
             "driver": lock.driver.value if lock.driver else None,
             "torch": lock.torch.model_dump(mode="json"),
@@ -76,6 +77,7 @@ def _verified(verified: Verified) -> list[str]:
     """For people: what `--verify` found."""
     return [
         f"verified in: {verified.where}",
+        *([f"compiled modules replaced by stubs: {', '.join(verified.stubbed)}"] if verified.stubbed else []),
         f"imported: {', '.join(verified.imported) or 'nothing'}",
         *[f"not checked: {item}" for item in verified.not_checked],
         *[f"let pass: {item.what}" for item in verified.findings],
@@ -87,6 +89,7 @@ def _verified_json(verified: Verified) -> dict[str, Json]:
         "where": verified.where,
         "imported": list(verified.imported),
         "not_checked": list(verified.not_checked),
+        "stubbed": list(verified.stubbed),
         "failed": [
             {"code": item.code, "what": item.what, "packages": list(item.packages)} for item in verified.findings
         ],

@@ -86,7 +86,7 @@ class RootfsPlace:
                 context=self.context,
             )
             versions = lock.packages()
-            names = [name for name in locked_content(lock, trial.phases) if name not in trial.leave_out]
+            names = [name for name in locked_content(lock, trial.phases) if name not in trial.scope.leave_out]
             packages = {name: versions[name] for name in names}
             box.tree.mkdir()
             maker.install(LayerPlan(name="bare", packages={}, key=""), logs)

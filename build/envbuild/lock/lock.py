@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +18,14 @@ from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
 from envbuild.lock import lockfile
-from envbuild.lock.checks.findings import CheckFinding, refuse
+from envbuild.lock.checks.findings import refuse
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.pins import GIT_PREFIX
 from envbuild.lock.inputs.request import LockInputs, LockRequest
 from envbuild.lock.lockdir import publish, refuse_to_replace, refuse_what_is_no_lock, tidy
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.lock.models import Lock
-from envbuild.lock.verification import Verify
+from envbuild.lock.verification import Verified, Verify
 
 if TYPE_CHECKING:
     from envbuild.lock.search.session import SearchSession
@@ -127,7 +127,7 @@ def lock_made_anew(
     )  # slow to import, and mostly there is nothing to do
 
     def accept(folder: Path) -> None:
-        _note(folder, *_verified(read_lock(folder), inputs, options))
+        _note(folder, _verified(read_lock(folder), inputs, options))
 
     session = options.session(options.verify is not None) if options.session is not None else None
     search = SearchOptions(older=options.older, session=session)
@@ -157,22 +157,21 @@ def _is_up_to_date(
     return not moved
 
 
-def _verified(
-    directory: LockDirectory, inputs: LockInputs, options: LockOptions
-) -> tuple[str, tuple[CheckFinding, ...]]:
-    """Where a lock was verified, and the findings that the request lets pass."""
+def _verified(directory: LockDirectory, inputs: LockInputs, options: LockOptions) -> Verified | None:
+    """What verification shows, with the findings that the request lets pass; None without one."""
     if options.verify is None:
-        return "", ()
+        return None
     found = options.verify(inputs.selection, directory)
-    return found.where, refuse(found.findings, inputs.request.allow, inputs.title)
+    return replace(found, findings=refuse(found.findings, inputs.request.allow, inputs.title))
 
 
-def _note(folder: Path, where: str, findings: tuple[CheckFinding, ...]) -> None:
+def _note(folder: Path, verified: Verified | None) -> None:
     """Write what verification showed into the record of a lock that is not published yet."""
-    if findings or where:
+    if verified is not None:
         lock = read_lock(folder).lock
-        allowed = (*lock.allowed, *[finding.line() for finding in findings])
-        noted = lockfile.sealed(lock.model_copy(update={"allowed": allowed, "verified_in": where}))
+        allowed = (*lock.allowed, *[finding.line() for finding in verified.findings])
+        update = {"allowed": allowed, "verified_in": verified.where, "stubbed": verified.stubbed}
+        noted = lockfile.sealed(lock.model_copy(update=update))
         with machine_errors(folder):
             (folder / lockfile.RECORD_FILE).write_text(lockfile.render(noted))
 

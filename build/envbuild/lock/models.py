@@ -143,6 +143,9 @@ class Lock(TomlModel):
     verified_in: str = Field(
         default="", description="where its modules were imported before it was published; empty: nowhere"
     )
+    stubbed: tuple[str, ...] = Field(
+        default=(), description="packages whose compiled modules were stubs then, since their wheels were not built"
+    )
 
     def variables(self, venv: str) -> dict[str, str]:
         """The variables that must be set in the environment at the path ``venv``."""

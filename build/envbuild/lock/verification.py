@@ -20,12 +20,14 @@ class Verified:
         imported: the modules that import.
         not_checked: the modules of which nothing is known, each with the reason.
         findings: what does not install or import.
+        stubbed: packages of which a stub was there instead of the compiled module, whose wheel is not built.
     """
 
     where: str
     imported: tuple[str, ...]
     not_checked: tuple[str, ...] = ()
     findings: tuple[CheckFinding, ...] = ()
+    stubbed: tuple[str, ...] = ()
 
 
 # Installs a lock somewhere and imports its modules.

@@ -216,6 +216,8 @@ def _judge(
     if missing and absent.brings(missing):
         phases = f", of phase {' or '.join(absent.phases)}" if absent.phases else ""
         reason = f"it needs {missing}{phases}, which is not installed"
+    elif report.get("needs_code"):
+        reason = f"it needs compiled code that is not built: {report['needs_code']}"
     elif report.get("needs_gpu"):
         reason = f"it needs a GPU, and there is none here: {report['needs_gpu']}"
     elif report.get("placeholder"):

@@ -31,7 +31,8 @@ class Trial:
 
     Attributes:
         wheels: wheels of the wheelhouse, by package.
-        leave_out: packages that are not installed.
+        leave_out: packages that are not there.
+        stubs: packages that are not built: the extension module by package, of which a stub is there.
     """
 
     lock: LockDirectory
@@ -39,12 +40,18 @@ class Trial:
     phases: tuple[str, ...]
     wheels: Mapping[str, Built] = field(default_factory=lambda: NO_BUILT)
     leave_out: frozenset[str] = frozenset()
+    stubs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def scope(self) -> InstallScope:
-        """The same for an installation on this machine."""
+        """What is installed, for an installation on this machine."""
         wheels = {name: str(item.wheel) for name, item in self.wheels.items()}
-        return InstallScope(phases=self.phases, wheels=wheels, leave_out=self.leave_out)
+        return InstallScope(phases=self.phases, wheels=wheels, leave_out=self.leave_out | self.stubs.keys())
+
+    @property
+    def import_scope(self) -> InstallScope:
+        """What is imported: the installed packages, and those with a stub."""
+        return InstallScope(phases=self.phases, leave_out=self.leave_out)
 
 
 @dataclass(frozen=True, kw_only=True)

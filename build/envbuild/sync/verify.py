@@ -17,7 +17,8 @@ from envbuild.core.files import remove_tree, write_atomic
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.verification import Verified
-from envbuild.sync import failure_packages
+from envbuild.sync import extension_stubs, failure_packages
+from envbuild.sync.extension_stubs import write_stubs
 from envbuild.sync.imports import FIX, PROBE, NotImported
 from envbuild.sync.installed_packages import InstalledPackages
 from envbuild.sync.modules import import_modules
@@ -80,11 +81,24 @@ class Verifier:
         return self.verified
 
     def _trial(self, selection: Selection, lock: LockDirectory) -> Trial:
-        """What is installed. Phase compile as a whole or not at all: on half of it modules fail that do without."""
+        """What is installed. Phase compile not where nothing can be had of what is built for it.
+
+        On half of Transformer Engine modules fail that do without it.
+        """
         unbuilt = buildable(lock)
         wheels = self.wheels_for(lock, selection) if unbuilt else NO_BUILT
-        if all(name in wheels for name in unbuilt):
-            return Trial(lock=lock, target=selection.target, phases=tuple(PHASE_FILES), wheels=wheels)
+        missing = frozenset(name for name in unbuilt if name not in wheels)
+        modules = {name: selection.catalog.wheel_recipe(name).extension_module for name in sorted(missing)}
+        stubs = {name: module for name, module in modules.items() if module}
+        if stubs or not missing:
+            return Trial(
+                lock=lock,
+                target=selection.target,
+                phases=tuple(PHASE_FILES),
+                wheels=wheels,
+                leave_out=missing - stubs.keys(),
+                stubs=stubs,
+            )
         # A build without isolation takes a compiler, as those of phase compile do.
         shared = frozenset(lock.shared_builds)
         return Trial(lock=lock, target=selection.target, phases=PHASES, leave_out=shared)
@@ -134,7 +148,8 @@ class Verifier:
         """The result, and whether it would be the same another time: a build may have failed for this machine."""
         try:
             with place.fill(trial, logs) as filled:
-                imports = import_modules(trial.lock, trial.scope, filled.probe, self.context.reporter)
+                write_stubs(trial.stubs, trial.lock.packages(), filled.site_packages)
+                imports = import_modules(trial.lock, trial.import_scope, filled.probe, self.context.reporter)
                 installed = InstalledPackages(filled.site_packages)
                 verified = Verified(
                     where=filled.where,
@@ -143,6 +158,7 @@ class Verifier:
                         f"{item.module} ({item.component}): {item.reason}" for item in imports.not_checked
                     ),
                     findings=tuple(_not_imported(item, installed, filled.venv) for item in imports.failed),
+                    stubbed=tuple(trial.stubs),
                 )
         except BuildError as error:
             return Verified(where=place.where, imported=(), findings=(_not_installed(error, trial.lock),)), False
@@ -150,7 +166,7 @@ class Verifier:
 
 
 def _key(place: Place, trial: Trial) -> str:
-    """What a result depends on: the lock, the place, the GPUs that modules are told of, the wheels, and the probe."""
+    """What a result depends on: lock, place, the GPUs that modules are told of, wheels, stubs, and the programs."""
     return digest_of(
         {
             "lock": trial.lock.lock.digest,
@@ -159,7 +175,8 @@ def _key(place: Place, trial: Trial) -> str:
             "phases": list(trial.phases),
             "wheels": {name: item.record.digest for name, item in trial.wheels.items()},
             "leave_out": [*sorted(trial.leave_out)],
-            "probe": sha256_file(data_root() / PROBE),
+            "stubs": dict(trial.stubs),
+            "programs": [sha256_file(data_root() / name) for name in (PROBE, extension_stubs.PROGRAM)],
         }
     )
 

@@ -48,6 +48,7 @@ def test_uv_lock_of_another_project():
         package("from-git", "2.11.0+c188b533", source={"git": "https://x/te?rev=main#c188"}),
         package("own", source={"editable": "."}),
         package("part", source={"directory": "3rdparty/part"}),
+        package("stub-elsewhere", source={"registry": "https://pypi.nvidia.com/"}),
         {"name": "dynamic", "source": {"registry": "https://x/simple"}},
         package("strange", "from-yesterday"),
         package("torch", "2.12.1"),

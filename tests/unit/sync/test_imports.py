@@ -5,28 +5,13 @@ import sys
 from dataclasses import replace
 
 import pytest
+from helpers.import_probe import here, probe_of
 
-from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Target
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.process import ProcessOptions, run
 from envbuild.core.progress import SilentReporter
 from envbuild.sync.driver_stub import make_stub
-from envbuild.sync.imports import PROBE, Absent, ImportProbe, check_environment, try_imports
-
-
-def here(argv, *, what, log, timeout_seconds=None):
-    return run(
-        argv,
-        what=what,
-        log=log,
-        check=False,
-        options=ProcessOptions(timeout_seconds=timeout_seconds, error=CheckRefusedError),
-    )
-
-
-def probe_of(tmp_path, python=sys.executable):
-    return ImportProbe(python=python, program=str(data_root() / PROBE), run=here, logs=tmp_path / "logs")
+from envbuild.sync.imports import Absent, check_environment, try_imports
 
 
 def check(modules, tmp_path, python=sys.executable, run=here, **more):

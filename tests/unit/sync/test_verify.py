@@ -1,17 +1,19 @@
 """Verification: the choice of a place, what is installed, and which results are kept."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
-from helpers.locks import make_lock
+from helpers.locks import DIGEST, make_lock
 
 from envbuild.catalog.context import Context
 from envbuild.catalog.models import Target
+from envbuild.catalog.recipe import WheelRecipe
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.lockfile import read_lock
+from envbuild.lock.lockfile import LockDirectory, LockedComponent, read_lock
 from envbuild.store.local import LocalStore
 from envbuild.sync.imports import MARK, ImportProbe
 from envbuild.sync.places import Filled
@@ -65,9 +67,15 @@ def broken(where, status=1):
 
 
 class Selected:
-    """As much of a selection as is read."""
+    """As much of a selection, and of its catalog, as is read."""
 
     target = Target(summary="x", device="cuda", sm=("90",), platform="linux/amd64")
+
+    def __init__(self, **extension_modules):
+        self.extension_modules, self.catalog = extension_modules, self
+
+    def wheel_recipe(self, package):
+        return WheelRecipe(summary="x", extension_module=self.extension_modules.get(package))
 
 
 @pytest.fixture
@@ -159,3 +167,36 @@ def test_a_command_is_refused_at_once_where_no_place_is_in_sight(verifier):
     with pytest.raises(MachineError) as caught:
         verifier(imported("a", problem="no bwrap"), imported("b", problem="old glibc")).require_place(Selected())
     assert caught.value.why == "a: no bwrap\nb: old glibc"
+
+
+class Wheel:
+    """As much of a built wheel as is read."""
+
+    wheel = "kernels.whl"
+    record = SimpleNamespace(digest="sha256:ab")
+
+
+def test_what_is_not_built_is_stubbed_or_left_out(verifier, tmp_path):
+    sdists = {name: LockedComponent(asked="x", version="1", phase="compile", sdist=DIGEST) for name in ("te", "ssm")}
+    torch = LockedComponent(asked="x", version="2.13.0+cpu", phase="main", modules=("torch",))
+    plain = make_lock(tmp_path / "lock", main="torch==2.13.0+cpu\nte==1\nssm==1\n")
+    compiled = plain.model_copy(update={"components": {"torch": torch, **sdists}})
+    lock = LockDirectory(tmp_path / "lock", compiled)
+    place, stubbing = imported("good"), Selected(te="te_torch")
+
+    def verify(selected, **built):
+        verify = verifier(place)
+        verify.wheels_for = lambda *_: built
+        return verify(selected, lock)
+
+    assert verify(stubbing).stubbed == ("te",)
+    (stubbed,) = place.trials
+    assert (stubbed.phases, stubbed.stubs) == (("main", "compile", "git"), {"te": "te_torch"})
+    assert (stubbed.scope.leave_out, stubbed.import_scope.leave_out) == ({"te", "ssm"}, {"ssm"})
+    assert verify(Selected()).stubbed == ()
+    assert (place.trials[1].phases, place.trials[1].stubs) == (("main", "git"), {})
+    # A result with the wheel is another one; that with the stub is kept all the same.
+    assert verify(stubbing, te=Wheel, ssm=Wheel).stubbed == ()
+    assert (place.trials[2].stubs, place.trials[2].scope.leave_out) == ({}, set())
+    assert verify(stubbing).stubbed == ("te",)
+    assert len(place.trials) == 3

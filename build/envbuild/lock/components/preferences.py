@@ -31,6 +31,9 @@ from envbuild.lock.inputs.request import NGC_TABLE
 from envbuild.lock.uv.resolution import look_up
 
 UV_LOCK = "uv.lock"
+# Of some versions there PyPI has only a stub, whose build fetches the wheel from there by means of wheel_stub: of
+# nvdlfw-inspect 0.2.1, which so does not install without build isolation. 0.2.2 is a wheel on PyPI.
+NVIDIA_INDEX = "https://pypi.nvidia.com"
 
 
 def upstream_preferences(leads: Sequence[Lead], base: Base, context: LockContext) -> dict[str, Preference]:
@@ -87,7 +90,7 @@ def _of_uv_lock(repository: GitRepository, commit: Commit, base: Base, context: 
 
 
 def read_uv_lock(content: Mapping[str, Any], base: Base) -> dict[str, str]:
-    """The versions that a uv.lock has for a base, by name; without those that it takes from its own tree.
+    """The versions that a uv.lock has for a base, by name; without those from its own tree, or NVIDIA's index.
 
     Of a package that is there once per marker, the one for the base; what comes from git with the release that its
     version is of.
@@ -98,6 +101,8 @@ def read_uv_lock(content: Mapping[str, Any], base: Base) -> dict[str, str]:
         name, markers = canonicalize_name(package["name"]), package.get("resolution-markers", [])
         in_tree = package["source"].keys() & {"directory", "editable", "virtual", "path"}
         if name in left_out or in_tree or "version" not in package:
+            continue
+        if package["source"].get("registry", "").startswith(NVIDIA_INDEX):
             continue
         if markers and not any(holds_on(marker, base) for marker in markers):
             continue
