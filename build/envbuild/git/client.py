@@ -42,6 +42,8 @@ OTHER_REPOSITORY = (
 
 _PROGRESS = re.compile(r"\d+% \(\d+/\d+\)|^remote: (Enumerating|Counting|Compressing|Total)\b")
 # git has no status of its own for it; upload-pack has used this text since partial clones exist.
+# A server without an object that it may fetch from its own (git-upload-pack does not).
+_PARTIAL = re.compile(r"could not fetch [0-9a-f]{40} from promisor remote")
 _FILTER_REFUSED = re.compile(r"filter '.*' not supported")
 
 
@@ -151,6 +153,13 @@ class GitClient:
     def _unreachable(self, folder: Path, what: str, cause: str) -> NetworkError:
         address = self.local(folder, ["ls-remote", "--get-url", REMOTE], "ask git for the address").strip()
         rewritten = f"git's settings (url.<base>.insteadOf) turn it into {address}." if address != self.url else ""
+        if _PARTIAL.search(cause):
+            return NetworkError(
+                f"cannot {what}: the repository is a partial clone, and lacks files",
+                why=mask("\n".join(filter(None, (f"The repository is {self.url}", rewritten, cause)))),
+                fix=f"Serve a whole one in its place: git clone --mirror {self.url}",
+                log=self.settings.log,
+            )
         return NetworkError(
             f"cannot {what}",
             why=mask("\n".join(filter(None, (f"The repository is {self.url}", rewritten, cause)))),

@@ -38,6 +38,8 @@ CONFIGURATION = {
     # core.hooksPath of the user's settings would run hooks here.
     "core.hooksPath": "/dev/null",
 }
+# git's own number for all of a history ("git fetch", --depth).
+WHOLE_HISTORY = "--depth=2147483647"
 FETCH = ("fetch", "--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance")
 # Files of a killed git that stop the next one or fill the disk.
 LEFTOVERS = ("*.lock", "refs/**/*.lock", "objects/**/*.lock", "objects/**/tmp_*", "objects/pack/*.keep")
@@ -143,7 +145,10 @@ class Mirror:
 
         def fetch(missing: set[str]) -> None:
             first = not self.local(["for-each-ref", "--count=1"], what).strip()
-            filtered = self._fetch([f"{commit}:{TIPS}/{commit}" for commit in sorted(missing)], what)
+            # Without it git 2.39 looks for the missing parents of a shallow repository in a partial mirror, by a git
+            # that looks for them too, and so on until the machine has no processes left.
+            more = (WHOLE_HISTORY,) if self.is_shallow() else ()
+            filtered = self._fetch([f"{commit}:{TIPS}/{commit}" for commit in sorted(missing)], what, more=more)
             # A server without uploadpack.allowFilter ignores the filter: git warns, and fetches everything.
             if filtered and first and not self._is_partial(min(missing)):
                 self._reporter.note(f"{self.url} has no partial fetches: whole histories came, which takes longer")
@@ -172,9 +177,15 @@ class Mirror:
                 with self._reporter.step(what):
                     fetch(missing)
 
-    def _fetch(self, refspecs: Sequence[str], what: str, options: Sequence[str] = ()) -> bool:
+    def is_shallow(self) -> bool:
+        """Whether old commits are missing: in the mirror, or in the local repository that it is of."""
+        address = self.local(["ls-remote", "--get-url", REMOTE], "ask git for the address").strip()
+        folder = Path(address.removeprefix("file://"))
+        return any((place / "shallow").is_file() for place in (self.path, folder, folder / ".git"))
+
+    def _fetch(self, refspecs: Sequence[str], what: str, options: Sequence[str] = (), more: Sequence[str] = ()) -> bool:
         """Fetch; False when the server refuses the filter. One without filters ignores it."""
-        arguments = [*options, *FETCH, "--recurse-submodules=no", "--stdin"]
+        arguments = [*options, *FETCH, *more, "--recurse-submodules=no", "--stdin"]
         if self._git.fetch(self.path, [*arguments, FILTER, REMOTE], what, refspecs):
             return True
         self._reporter.note(f"{self.url} refuses partial fetches: fetching whole histories, which takes longer")

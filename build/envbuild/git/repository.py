@@ -178,7 +178,7 @@ class GitRepository(TreeReader):
         names = dict.fromkeys([*refs.branches, *refs.tags])
         plain = name.removeprefix(_BRANCH).removeprefix(_TAG)
         near = difflib.get_close_matches(plain, names, NEAR_NAMES, cutoff=0.5)
-        fix = f"Similar names: {', '.join(near)}." if near else "`git ls-remote` lists all of them."
+        fix = f"Similar names: {', '.join(near)}." if near else f"`git ls-remote {self.url}` lists all of them."
         if name.isdecimal() and not GitRef(name).is_full_commit:
             fix += f" If a version was meant, write version:{name}."
         if _TOO_SHORT.fullmatch(name):
@@ -187,9 +187,14 @@ class GitRepository(TreeReader):
         return ConfigurationError(
             f"{self.url} has no {what} {name!r}",
             why=f"None of its {len(refs.branches)} branches and {len(refs.tags)} tags has that name"
-            + (", and no commit in their history." if what == "commit" else "."),
+            + (", and no commit in their history." + self._where_commits_go() if what == "commit" else "."),
             fix=fix,
         )
+
+    def _where_commits_go(self) -> str:
+        if self._mirror.is_shallow():
+            return " The repository is shallow: older commits are missing."
+        return " If it had it once, the branch was rewritten (a forced push)."
 
     def _first_parent(self, tip: str, branch: str, moment: datetime) -> str:
         walk = ["rev-list", "--first-parent", "--timestamp"]
@@ -199,9 +204,10 @@ class GitRepository(TreeReader):
         if found:
             return found[1]
         first = self._mirror.local([*walk, tip], what).splitlines()[-1].split()
+        shallow = self._where_commits_go() if self._mirror.is_shallow() else ""
         raise ConfigurationError(
             f"branch {branch} of {self.url} has no commit as old as {moment:%Y-%m-%d %H:%M:%S} UTC",
-            why=f"Its first commit, {first[1]}, is of {_utc(int(first[0])):%Y-%m-%d %H:%M:%S} UTC.",
+            why=f"Its first commit, {first[1]}, is of {_utc(int(first[0])):%Y-%m-%d %H:%M:%S} UTC.{shallow}",
             fix="Choose a later as-of date, or name a tag or commit.",
         )
 

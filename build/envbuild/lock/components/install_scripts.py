@@ -26,10 +26,18 @@ TAGS = {
     "CAUSAL_CONV1D_COMMIT": "causal-conv1d",
     "MAMBA_TAG": "mamba-ssm",
     "MAMBA_COMMIT": "mamba-ssm",
+    # Of NeMo before it had requirements/manifest.json.
+    "MCORE_TAG": "megatron-core",
+    "MCORE_COMMIT": "megatron-core",
+    "NEMO_RUN_TAG": "nemo-run",
+    "TE_TAG": "transformer-engine",
+    "TE_COMMIT": "transformer-engine",
 }
+# Of the others the stack's file says where they are.
 REPOSITORIES = {
     "causal-conv1d": "https://github.com/Dao-AILab/causal-conv1d",
     "mamba-ssm": "https://github.com/state-spaces/mamba",
+    "nemo-run": "https://github.com/NVIDIA-NeMo/Run",
 }
 NGC_IMAGE = re.compile(r"^nvcr\.io/nvidia/pytorch:(?P<release>\d\d\.\d\d)-py3$")
 

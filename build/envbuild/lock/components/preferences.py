@@ -25,7 +25,7 @@ from envbuild.git.refs import Commit
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.install_scripts import NGC_IMAGE, REPOSITORIES, SCRIPTS, read_installs, release_of
 from envbuild.lock.components.models import Chosen, Companion, Forced, Lead, Preference
-from envbuild.lock.components.upstream import MANIFEST, holds_on
+from envbuild.lock.components.upstream import MANIFEST, holds_on, packages_of
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.request import NGC_TABLE
 from envbuild.lock.uv.resolution import look_up
@@ -144,10 +144,11 @@ def script_companions(repository: GitRepository, commit: Commit, base: Base) -> 
     for file in SCRIPTS:
         text = repository.read_file(commit, file)
         for name, ref in (read_installs(text, base).refs if text is not None else {}).items():
-            bare = Companion(package=name, where=file)
             release = release_of(ref)
-            pinned = {"specifier": f"=={release}"} if release else {"git": REPOSITORIES[name], "ref": ref}
-            found.append(replace(bare, **pinned))
+            for package in packages_of(name):
+                bare = Companion(package=package, where=file)
+                pin = replace(bare, specifier=f"=={release}") if release else None
+                found.append(pin or replace(bare, git=REPOSITORIES.get(name), ref=ref))
     return found
 
 

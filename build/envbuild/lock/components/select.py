@@ -204,7 +204,11 @@ def _companion(
     try:
         commit = repositories.at(git).resolve(GitRef(companion.ref), as_of)
     except (ConfigurationError, NetworkError) as error:
-        raise error.about(canonicalize_name(name)) from None
+        named = error.with_context(
+            why=f"{because} names it for {name}.\n{error.why}",
+            fix=f"{error.fix}\nOr say which {name} to take instead: --pin {name}=REF --name NAME",
+        )
+        raise named.about(canonicalize_name(name)) from None
     if spec.release_file is None:
         return replace(chosen, git=git, commit=commit)
     # Upstream's Transformer Engine is pinned by commit, and only a build would tell what that commit requires.

@@ -99,11 +99,11 @@ def _manifest(repository: GitRepository, commit: Commit) -> list[Companion]:
         # {"vcs-dependencies": {"megatron-lm": {"repo": URL, "ref": COMMIT}, ...}}, as NeMo had it through 2.6.
         entries = jsonread.foreign(text)["vcs-dependencies"]
         return [
-            Companion(package=name, where=MANIFEST, git=str(entry["repo"]), ref=str(entry["ref"]))
+            Companion(package=name, where=MANIFEST, git=entry.get("repo"), ref=str(entry["ref"]))
             for raw, entry in entries.items()
             # Of what no stack knows, a pin counts only where it is one.
-            if canonicalize_name(raw) in PACKAGES or "ref" in entry
-            for name in _packages(raw)
+            if canonicalize_name(raw) in PACKAGES or (isinstance(entry, dict) and "ref" in entry)
+            for name in packages_of(raw)
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise not_understood(repository, commit, MANIFEST, error) from error
@@ -142,10 +142,13 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
         place, match = places.get(pinned.package), _GIT_URL.match(requirement.url or "")
         if match is not None:
             found += [
-                replace(pinned, package=name, git=match["url"], ref=match["ref"]) for name in _packages(pinned.package)
+                replace(pinned, package=name, git=match["url"], ref=match["ref"])
+                for name in packages_of(pinned.package)
             ]
         elif place is not None:
-            found += [replace(pinned, package=name, git=place.git, ref=place.ref) for name in _packages(pinned.package)]
+            found += [
+                replace(pinned, package=name, git=place.git, ref=place.ref) for name in packages_of(pinned.package)
+            ]
         elif requirement.specifier:
             found.append(replace(pinned, specifier=str(requirement.specifier)))
     return found
@@ -166,7 +169,7 @@ def sources(repository: GitRepository, commit: Commit) -> list[Companion]:
     return [
         Companion(package=name, where=SOURCES, git=entry.git, ref=entry.ref, marker=entry.marker)
         for entry in entries
-        for name in _packages(entry.package)
+        for name in packages_of(entry.package)
     ]
 
 
@@ -174,7 +177,7 @@ def _pinned_sources(settings: dict[str, Any]) -> list[UvSource]:
     return [item for item in read_sources(settings) if item.ref_kind in ("rev", "tag")]
 
 
-def _packages(name: str) -> tuple[str, ...]:
+def packages_of(name: str) -> tuple[str, ...]:
     """The packages that a repository of upstream's name holds."""
     canonical = canonicalize_name(name)
     return PACKAGES.get(canonical, (canonical,))
@@ -194,5 +197,6 @@ def not_understood(
     return ConfigurationError(
         f"cannot understand {file} of {repository.url} at {commit.sha[:12]}",
         why=f"{type(error).__name__}: {error}",
-        fix=fix or "Upstream changed the file's form. Pin the companions yourself: --pin megatron-core=REF.",
+        fix=fix
+        or "Upstream changed the file's form. Take a commit from before: envbuild lock --as-of DATE --name NAME.",
     )

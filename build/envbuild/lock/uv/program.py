@@ -28,6 +28,8 @@ _NETWORK = re.compile(
     re.IGNORECASE,
 )
 _GIT = re.compile(r"Git operation failed")
+# git's words for a commit that a server does not have.
+_NO_COMMIT = re.compile(r"not our ref ([0-9a-f]{40})")
 # The archive's name is in whatever uv writes of a Python that it could not download: of the connection, of a mirror
 # without it, of a file that is cut off.
 _NO_INTERPRETER = re.compile(
@@ -153,6 +155,14 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
         return _no_interpreter(output, what, log)
     # Before the network, too: what git says of a host that it cannot reach reads like an index that cannot be reached
     # (test_repository_that_cannot_be_fetched_is_a_network_error_about_git).
+    if _GIT.search(output) and (commit := _NO_COMMIT.search(output)):
+        return NetworkError(
+            f"cannot {what}: a git repository does not have commit {commit[1][:12]}",
+            why=f"Its branch was rewritten since (a forced push), or it is a mirror without old commits.\n{output}",
+            fix="Lock again, which takes what the repository has now (envbuild lock --stack STACK --upgrade), or let "
+            "git reach a repository that has it (url.<base>.insteadOf).",
+            log=log,
+        )
     if _GIT.search(output):
         return NetworkError(
             f"cannot {what}: uv cannot fetch from a git repository",
