@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +85,32 @@ def test_preference_for_a_yanked_release_of_a_component_is_dropped(
     upstreams("", '[[package]]\nname = "part"\nversion = "2.0"\nsource = { registry = "https://x/simple" }\n')
     nemo.run("lock", "--stack", "nemo", "--no-verify")
     assert lock_of(nemo, "nemo").components["part"].version == "3.0"
+
+
+def test_sdist_that_downloads_its_wheel_from_another_index_is_not_taken(
+    nemo: Any, upstreams: Callable[..., None], wheel: Callable[..., Any], index: SimpleIndex, tmp_path: Path
+) -> None:
+    """Megatron-Bridge's uv.lock has nvdlfw-inspect 0.2.1, of which a vendor's index has the wheel."""
+    files = {
+        "PKG-INFO": "Metadata-Version: 2.4\nName: lib\nVersion: 0.2.1\n",
+        "pyproject.toml": '[build-system]\nrequires = ["wheel-stub"]\nbuild-backend = "wheel_stub.buildapi"\n',
+    }
+    stub = tmp_path / "lib-0.2.1.tar.gz"
+    with tarfile.open(stub, "w:gz") as tar:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"lib-0.2.1/{name}")
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    index.add(stub, OLD)
+    wheel("lib", "0.2.2", OLD)
+    wheel("part", "1.0", OLD)
+    preferred = '[[package]]\nname = "lib"\nversion = "0.2.1"\nsource = { registry = "https://x/simple" }\n'
+    upstreams("", preferred)
+    nemo.run("lock", "--stack", "nemo", "--no-verify")
+    assert "lib==0.2.2" in (nemo.project / "lockfiles/nemo" / BASE / "main.txt").read_text()
+    upstreams('override-dependencies = ["lib==0.2.1"]', preferred)
+    refused = error(nemo.run("lock", "--stack", "nemo", "--no-verify", "--exact", "--name", "x", "--json", status=5))
+    assert "lib 0.2.1 has no content" in refused["why"]
 
 
 @pytest.mark.parametrize(

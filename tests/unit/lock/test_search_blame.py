@@ -62,6 +62,11 @@ hint: This error likely indicates that `flash-attn@2.4.2` depends on `torch`, bu
         (NO_VERSIONS, ("nemo-run",)),
         (GAP, ("transformer-engine",)),
         (CONTRADICTION, ("torch", "nvidia-modelopt")),
+        # Nothing that the project names: its first release may be newer than the moment.
+        (
+            "error: No solution found\n cause: Because there are no versions of optim and a==1 depends on optim",
+            ("optim",),
+        ),
         (NOT_BUILT, ("transformer-engine-torch", "nemo-run")),
         ("error: something else", ()),
     ],

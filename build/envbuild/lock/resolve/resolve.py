@@ -19,6 +19,7 @@ from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.components.git_sources import refuse_missing, settle, words_of
 from envbuild.lock.components.models import CompileMetadata, GitSources
+from envbuild.lock.components.placeholders import is_stub
 from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK, LockDirectory
@@ -28,6 +29,7 @@ from envbuild.lock.resolve.builds import build_constraints
 from envbuild.lock.resolve.conflicts import explain_pins
 from envbuild.lock.resolve.declarations import with_declarations
 from envbuild.lock.resolve.held_back import with_newer
+from envbuild.lock.uv.explanation import not_there
 from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.resolution import Packages, Resolution, resolve, throw_away
 
@@ -165,6 +167,7 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
         plan = replace(plan, torch=replace(plan.torch, not_these=(*plan.torch.not_these, build)))
         found = _once(plan, plan.keep, context)
     plan, found = _without_yanked(plan, found, context)
+    plan, found = _without_stubs(plan, found, context)
     newer, held_back = with_newer(plan, found, context)
     if newer is not plan:
         plan, found = newer, _once(newer, newer.keep, context)
@@ -198,9 +201,31 @@ def _without_yanked(plan: LockPlan, found: Resolution, context: LockContext) -> 
     }
     if not yanked:
         return plan, found
-    limits = {name: ",".join(filter(None, (plan.project.limits.get(name), text))) for name, text in yanked.items()}
-    plan = replace(plan, project=replace(plan.project, limits={**plan.project.limits, **limits}))
+    plan = _limited(plan, yanked)
     return plan, _once(plan, plan.keep, context)
+
+
+def _without_stubs(plan: LockPlan, found: Resolution, context: LockContext) -> tuple[LockPlan, Resolution]:
+    """Without sdists that download their wheel from another index, where other releases do.
+
+    Upstream's own locks prefer them: there the same version comes from that index.
+    """
+    stubs = {name: f"!={table['version']}" for name, table in found.tables.items() if is_stub(table, context)}
+    if not stubs:
+        return plan, found
+    other = _limited(plan, stubs)
+    try:
+        return other, _once(other, other.keep, context)
+    except ResolutionError:
+        # Something pins one: the check says which. A uv that fails leaves the uv.lock that is there.
+        _write(_text(plan, plan.keep), context)
+        return plan, found
+
+
+def _limited(plan: LockPlan, limits: Mapping[str, str]) -> LockPlan:
+    """The plan with more limits of what is taken of packages."""
+    both = {name: ",".join(filter(None, (plan.project.limits.get(name), text))) for name, text in limits.items()}
+    return replace(plan, project=replace(plan.project, limits={**plan.project.limits, **both}))
 
 
 def _text(plan: LockPlan, pins: Mapping[str, str]) -> str:
@@ -243,7 +268,9 @@ def _with_what_is_asked_for(
         try:
             found = _once(trial, trial.keep, context)
         except ResolutionError as other:
-            needed = {canonicalize_name(name) for name in _URL_REFUSED.findall(other.why)} & every.in_force.keys()
+            # Asked for where only the project may say from where, or of which the index has nothing.
+            refused = map(canonicalize_name, _URL_REFUSED.findall(other.why))
+            needed = {*refused, *not_there(other.why)} & every.in_force.keys()
             if needed <= asked:
                 raise
         else:

@@ -12,22 +12,14 @@ from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.search.clashes import Clash, clashes
 from envbuild.lock.search.state import Blame
+from envbuild.lock.uv.explanation import NAME, not_there
 from envbuild.lock.uv.resolution import NO_SOLUTION
 
-_NAME = r"([A-Za-z0-9][A-Za-z0-9._-]*?)"
-# uv 0.13's words for a package of which the index has nothing that is asked for.
-_NOTHING_THERE = (
-    re.compile(rf"there are no versions of {_NAME}(?:\[[^]]*\])?(?=[<>=!~ ,]|$)"),
-    re.compile(rf"there is no version of {_NAME}(?:\[[^]]*\])?(?=[<>=!~ ,]|$)"),
-    re.compile(rf"only {_NAME}(?:\[[^]]*\])?(?:[<>=!~][^ ]*)? is available"),
-    re.compile(rf"only the following versions of {_NAME} are available"),
-    re.compile(rf"{_NAME} was not found in the (?:package registry|provided package locations)"),
-)
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # A package that uv must build for its metadata, and cannot; its hint says who asked for it, from the project on.
-_NOT_BUILT = re.compile(rf"Failed to (?:download and )?build `{_NAME}(?: @ |==)")
+_NOT_BUILT = re.compile(rf"Failed to (?:download and )?build `{NAME}(?: @ |==)")
 _INCLUDED = re.compile(r"was included because (.*?)(?:hint:|$)", re.DOTALL)
-_ASKED_FOR = re.compile(rf"depends on `{_NAME}(?=[`<>=!~\[ ])")
+_ASKED_FOR = re.compile(rf"depends on `{NAME}(?=[`<>=!~\[ ])")
 # Numbers of versions, lines and times differ between two failures of one cause.
 _NUMBER = re.compile(r"\d+")
 
@@ -65,10 +57,10 @@ def asking(explanation: str, direct: Iterable[str]) -> tuple[str, ...]:
 
 
 def contradicting(explanation: str, direct: Iterable[str]) -> tuple[str, ...]:
-    """The packages of uv's explanation that the project itself names: those of which nothing is there come first."""
+    """The packages of uv's explanation of which nothing is there, then those that the project itself names."""
     text = " ".join(explanation.split())
     movable = {canonicalize_name(name) for name in direct}
-    gone = [canonicalize_name(name) for pattern in _NOTHING_THERE for name in pattern.findall(text)]
     counted = Counter(canonicalize_name(word.rstrip(".-")) for word in _WORD.findall(text))
     often = [name for name, _ in counted.most_common()]
-    return tuple(dict.fromkeys(name for name in (*gone, *often) if name in movable))
+    # Of a package that another one asks for the index may have nothing as of the moment: its first release is tried.
+    return tuple(dict.fromkeys([*not_there(explanation), *(name for name in often if name in movable)]))

@@ -1,0 +1,24 @@
+"""What uv's explanation says of packages: of which the index has nothing that is asked for."""
+
+from __future__ import annotations
+
+import re
+
+from packaging.utils import canonicalize_name
+
+NAME = r"([A-Za-z0-9][A-Za-z0-9._-]*?)"
+# uv 0.13's words for a package of which the index has nothing that is asked for.
+_NOTHING_THERE = (
+    re.compile(rf"there are no versions of {NAME}(?:\[[^]]*\])?(?=[<>=!~ ,]|$)"),
+    re.compile(rf"there is no version of {NAME}(?:\[[^]]*\])?(?=[<>=!~ ,]|$)"),
+    re.compile(rf"only {NAME}(?:\[[^]]*\])?(?:[<>=!~][^ ]*)? is available"),
+    re.compile(rf"only the following versions of {NAME} are available"),
+    re.compile(rf"{NAME} was not found in the (?:package registry|provided package locations)"),
+)
+
+
+def not_there(explanation: str) -> tuple[str, ...]:
+    """The packages of which there is no version, or none that is asked for."""
+    text = " ".join(explanation.split())
+    found = (canonicalize_name(name) for pattern in _NOTHING_THERE for name in pattern.findall(text))
+    return tuple(dict.fromkeys(found))
