@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from faults.cases import DECAYED, GATHERED, OVERLAPPED, PER_TOKEN, TWO_RATES
-from faults.kinds import Edit, Fault
+from faults.cases import CONTINUED, DECAYED, GATHERED, OVERLAPPED, PER_TOKEN, ROUTER_LOSSES, TWO_RATES
+from faults.kinds import Edit, Fault, Switch
 
 CORE = "megatron/core"
 BUFFERS = f"{CORE}/distributed/param_and_grad_buffer.py"
@@ -103,5 +103,29 @@ AXES = (
         ),
         case=PER_TOKEN,
         check="parity-grad-norm",
+    ),
+    axis_fault(
+        id="auxiliary-loss-scaled-by-tensor-parallel",
+        broken="the router's auxiliary loss counts once for each tensor-parallel rank",
+        plant=Edit(
+            file=f"{CORE}/transformer/moe/router.py",
+            changes=(
+                (
+                    "MoEAuxLossAutoScaler.apply(activation, aux_loss)\n",
+                    "MoEAuxLossAutoScaler.apply(activation, aux_loss * self.config.tensor_model_parallel_size)\n",
+                ),
+            ),
+        ),
+        case=ROUTER_LOSSES,
+        check="parity-grad-norm",
+    ),
+    Fault(
+        id="resharded-state-has-zeros",
+        where="process",
+        broken="an optimizer that is loaded in another layout has zeros in a part of its state",
+        plant=Switch(name="resharded-state-has-zeros"),
+        case=CONTINUED,
+        check="parity-loss",
+        quick=True,
     ),
 )

@@ -20,5 +20,7 @@ GATHERED = Case(row={"data": 2, "distributed_optimizer": True, "overlap_param_ga
 DECAYED = Case(row={"data": 2, "distributed_optimizer": True, "weight_decay": 0.1, "compare_weights": True})
 TWO_RATES = Case(row={"data": 2, "distributed_optimizer": True, "decoupled_lr": 5e-4})
 PER_TOKEN = Case(row={"data": 2, "loss_mask": "uneven", "calculate_per_token_loss": True})
+ROUTER_LOSSES = Case(kind="router-losses", row={"tensor": 2, "sequence": True})
+CONTINUED = Case(row={"tensor": 2, "resume_at": 2, "continue_in": {"pipeline": 2}})
 RESUMED = Case(row={"data": 2, "resume_at": 2})
 WEIGHTS = Case(row={"pipeline": 2, "compare_weights": True})

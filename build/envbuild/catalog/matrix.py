@@ -134,11 +134,16 @@ class Tolerance(Band):
 AXES_WITH_BANDS = tuple(name for name in Tolerance.model_fields if name not in Band.model_fields)
 
 
-class CaseSpec(TomlModel):
-    """The axes in which a case differs from the baseline."""
+class Dispatcher(str, Enum):
+    """How tokens reach their experts."""
 
-    model: Name
-    precision: Precision = Precision.FP32
+    ALLGATHER = "allgather"
+    ALLTOALL = "alltoall"
+
+
+class LayoutSpec(TomlModel):
+    """A layout, by the axes of :class:`CaseSpec`."""
+
     data: Size = 1
     tensor: Size = 1
     sequence: bool = False
@@ -146,6 +151,14 @@ class CaseSpec(TomlModel):
     virtual_pipeline: Size = 1
     context: Size = 1
     expert: Size = 1
+    expert_tensor: Size | None = None
+
+
+class CaseSpec(LayoutSpec):
+    """The axes in which a case differs from the baseline."""
+
+    model: Name
+    precision: Precision = Precision.FP32
     micro_batch_size: MicroSamples | None = None
     global_batch_size: Samples | None = None
     weight_decay: WeightDecay | None = None
@@ -161,7 +174,10 @@ class CaseSpec(TomlModel):
     overlap_param_gather: bool = False
     bucket_size: BucketSize | None = None
     recompute: Recompute = Recompute.NONE
+    parallel_output: bool = True
+    moe_token_dispatcher_type: Dispatcher | None = None
     resume_at: Step | None = None
+    continue_in: LayoutSpec | None = None
     compare_weights: bool = False
 
 
@@ -195,6 +211,9 @@ class CaseRow(TomlModel):
     virtual_pipeline: OneOrMore[Size] = Field(default=1, description="model chunks a pipeline stage")
     context: OneOrMore[Size] = 1
     expert: OneOrMore[Size] = Field(default=1, description="over the ranks of data x context")
+    expert_tensor: OneOrMore[Size] | None = Field(
+        default=None, description="ways that an expert is split, over the tensor-parallel ranks; without it tensor"
+    )
     micro_batch_size: OneOrMore[MicroSamples] | None = Field(
         default=None, description="in the place of the matrix's, where the case may differ in it from its baseline"
     )
@@ -216,8 +235,18 @@ class CaseRow(TomlModel):
         default=None, description="the most parameters of a gradient bucket; without it megatron-core's default"
     )
     recompute: OneOrMore[Recompute] = Recompute.NONE
+    parallel_output: OneOrMore[bool] = Field(
+        default=True, description="false: logits are gathered from the tensor-parallel ranks before the loss"
+    )
+    moe_token_dispatcher_type: OneOrMore[Dispatcher] | None = Field(
+        default=None, description="without it alltoall on GPUs and allgather on CPUs"
+    )
     resume_at: OneOrMore[Step] | None = Field(
         default=None, description="after this step everything is saved, torn down, built anew and loaded"
+    )
+    continue_in: OneOrMore[LayoutSpec] | None = Field(
+        default=None,
+        description="the layout that is built anew at resume_at, of as many processes; without it the same",
     )
     compare_weights: bool = Field(default=False, description="compare the final weights with the baseline's too")
     devices: tuple[Device, ...] | None = Field(

@@ -28,11 +28,26 @@ class Normalization(str, Enum):
     RMS = "RMSNorm"
 
 
+class LoadBalancing(str, Enum):
+    """What the router's auxiliary loss balances over: a micro batch or each sample.
+
+    megatron-core's global_aux_loss is not among them: the loss of a micro batch counts those before it on all
+    data-parallel ranks, and is another one with other ranks.
+    """
+
+    NONE = "none"
+    AUX_LOSS = "aux_loss"
+    SEQ_AUX_LOSS = "seq_aux_loss"
+
+
 class Experts(TomlModel):
     """A mixture of experts in the place of each layer's MLP."""
 
     num_experts: Annotated[int, Field(ge=2, le=1024)]
     router_topk: Annotated[int, Field(ge=2, le=1024, description="experts that take each token")]
+    router_load_balancing_type: LoadBalancing = LoadBalancing.NONE
+    aux_loss_coeff: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="of the auxiliary loss")
+    z_loss_coeff: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="of the router's z loss")
 
 
 class MambaLayers(TomlModel):

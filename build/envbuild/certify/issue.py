@@ -10,6 +10,8 @@ from typing import Any
 from envbuild import __version__
 from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MOMENT_FORMAT
+from envbuild.certify.cases.case import Capabilities
+from envbuild.certify.cases.coverage import Pair, coverage
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.sign import Signer, write_certificate
 from envbuild.certify.certificate.statement import (
@@ -173,11 +175,17 @@ def _failed_report(
             "digests": subject_digests(job.subject.name, job.subject.as_json()),
             "problems": tuple(problems),
             "findings": run.results.environment_findings,
+            "pairs": _pairs(job),
             "logs": logs_of(job, run.folder),
             "log": str(error.log),
             "log_end": end_of(error.log) if error.log else "",
         }
     )
+
+
+def _pairs(job: CertifyJob) -> tuple[Pair, ...]:
+    capabilities = Capabilities.of(job.request.selection, job.request.lock.packages())
+    return coverage(job.matrix, job.cases, capabilities)
 
 
 def issue_certificate(
@@ -224,7 +232,8 @@ def read_certification(
     reports = standing_reports(job.folder, job.certificate)
     if reports is None:
         logs = logs_of(job, folder or job.folder / "run")
-        reports = write_reports(job.folder, report_of(statement, name=job.subject.name, keyid=file.keyid, logs=logs))
+        details = {"name": job.subject.name, "keyid": file.keyid, "logs": logs, "pairs": _pairs(job)}
+        reports = write_reports(job.folder, report_of(statement, **details))
     return Certification(
         certificate=job.certificate,
         statement=statement,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.cases.case import Capabilities, Case
+from envbuild.certify.cases.coverage import Pair, coverage, lines_of
 from envbuild.certify.cases.expansion import expansion
 from envbuild.certify.cases.selection import chosen_cases, driver_of
 from envbuild.cli.common import Session
@@ -29,7 +30,9 @@ def print_cases(
     driver_of(selection, lock.lock if lock else None)
     packages = lock.packages() if lock else ()
     cases = chosen_cases(matrix, matrix_name, selection, only, packages)
-    left_out = () if only else expansion(matrix, matrix_name, Capabilities.of(selection, packages)).left_out
+    capabilities = Capabilities.of(selection, packages)
+    left_out = () if only else expansion(matrix, matrix_name, capabilities).left_out
+    pairs = coverage(matrix, cases, capabilities)
     reasons = dict.fromkeys(item.why for item in left_out)
     width = max(len(case.id) for case in cases)
     session.done(
@@ -38,9 +41,11 @@ def print_cases(
             "lock": lock.lock.digest if lock else None,
             "cases": [_case_json(case) for case in cases],
             "left_out": [{"id": item.id, "why": item.why} for item in left_out],
+            "pairs": [_pair_json(pair) for pair in pairs],
         },
         *[f"{case.id:<{width}}  {_processes(case)}" for case in cases],
         *[f"left out, {why}: {', '.join(item.id for item in left_out if item.why == why)}" for why in reasons],
+        *lines_of(pairs),
     )
 
 
@@ -66,3 +71,7 @@ def _case_json(case: Case) -> Json:
         "baseline": case.compared_with,
         "compares_weights": case.compare_weights,
     }
+
+
+def _pair_json(pair: Pair) -> Json:
+    return {"axes": list(pair.axes), "state": pair.state, "cases": list(pair.cases), "why": pair.why or None}

@@ -15,6 +15,8 @@ LayerSpec = Literal["local", "transformer-engine"]
 AttentionBackend = Literal["local", "auto", "flash", "fused", "unfused"]
 Recompute = Literal["none", "selective", "full"]
 LossMask = Literal["none", "uneven"]
+LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss"]
+Dispatcher = Literal["allgather", "alltoall"]
 Size = Annotated[int, at_least(1)]
 Positive = Annotated[float, POSITIVE]
 NotNegative = Annotated[float, NOT_NEGATIVE]
@@ -38,10 +40,17 @@ HybridPattern = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Moe:
-    """A mixture of experts in the place of each layer's MLP; `router_topk` experts take each token."""
+    """A mixture of experts in the place of each layer's MLP; `router_topk` experts take each token.
+
+    The losses of the router are added to the gradients, and not to the loss that is reported. Their names are
+    megatron-core's without `moe_`.
+    """
 
     num_experts: Size
     router_topk: Size
+    router_load_balancing_type: LoadBalancing = "none"
+    aux_loss_coeff: NotNegative = 0.0
+    z_loss_coeff: NotNegative = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +91,8 @@ class Model:
 class Layout:
     """How many ways each kind of parallelism splits the work; 1 means not at all.
 
-    `expert` shares the ranks of `data` and `context`, and takes none of its own.
+    `expert` shares the ranks of `data` and `context`, and takes none of its own. `expert_tensor` is how many ways an
+    expert is split, which takes the ranks of `tensor`; None is as many ways as `tensor`.
     """
 
     data: Size
@@ -92,6 +102,7 @@ class Layout:
     context: Size
     expert: Size
     sequence: bool
+    expert_tensor: Size | None = None
 
     @property
     def world_size(self) -> int:
@@ -134,6 +145,8 @@ class Settings:
     """Settings of megatron-core; a baseline has the plain ones, a case may differ from it in them.
 
     `bucket_size` is the most parameters of a gradient bucket; None is megatron-core's default, 40 million or more.
+    Without `parallel_output`, logits are gathered from the tensor-parallel ranks before the loss.
+    `moe_token_dispatcher_type` is None where it is the device's usual one.
     """
 
     overlap_p2p_comm: bool
@@ -144,6 +157,8 @@ class Settings:
     overlap_param_gather: bool
     bucket_size: Size | None
     recompute: Recompute
+    parallel_output: bool = True
+    moe_token_dispatcher_type: Dispatcher | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +168,7 @@ class Case:
     Attributes:
         baseline: None for a baseline, else the case whose initial weights are loaded.
         resume_at: after this step weights and optimizer are saved, all is torn down, built anew and loaded.
+        continue_in: the layout that is built anew, of as many ranks; None for the same.
         compare_weights: the final weights are compared with the baseline's final weights.
         estimated_seconds: how long it is likely to take, for scheduling; None when unknown.
     """
@@ -170,6 +186,7 @@ class Case:
     compare_weights: bool
     estimated_seconds: Positive | None
     time_limit_seconds: Positive
+    continue_in: Layout | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

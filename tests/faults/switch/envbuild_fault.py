@@ -234,9 +234,26 @@ def _load(original):
         loaded = original(*arguments, **options)
         if in_force("other-weights-on-one-rank") and rank() == 1:
             _change_tensors(loaded)
+        case = now["case"]
+        if in_force("resharded-state-has-zeros") and case.continue_in is not None and "optimizer" in loaded:
+            _zero_a_part(loaded["optimizer"])
         return loaded
 
     return load
+
+
+def _zero_a_part(value):
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() and value.ndim:
+            value.data[: (len(value) + 1) // 2] = 0
+    elif isinstance(value, dict):
+        for item in value.values():
+            _zero_a_part(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _zero_a_part(item)
 
 
 def _change_tensors(value):

@@ -53,6 +53,11 @@ def case(capabilities: Capabilities = CPU, /, **row: object) -> Case:
             ("data", "overlap_grad_reduce", "bucket_size"),
         ),
         (
+            {"tensor": 2, "parallel_output": False, "resume_at": 2, "continue_in": {"data": 2}},
+            "gpt-fp32-tp2-gathered-resume2-in-dp2",
+            ("tensor", "parallel_output", "resume_at", "continue_in"),
+        ),
+        (
             {"data": 2, "tensor": 2, "pipeline": 2, "virtual_pipeline": 2, "recompute": "selective"},
             "gpt-fp32-dp2-tp2-pp2-vp2-rc-selective",
             ("data", "tensor", "pipeline", "virtual_pipeline", "recompute"),

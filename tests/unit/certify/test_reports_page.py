@@ -14,6 +14,7 @@ from helpers.reports import EVIL, KEYID, REPORTS, failed, full, large, venv
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envbuild.certify.cases.coverage import Pair
 from envbuild.certify.report.charts import (
     BOTTOM,
     HEIGHT,
@@ -155,8 +156,12 @@ def test_many_lines_are_a_band_and_the_worst_have_their_names():
     found = overviews(page_html(full()))
     words, legend, lines = found[0]
     words = html.unescape(words)
-    assert legend == ["the other 37 cases: at most 4.2e-08", "dp2-gb4: at most 4.4e-08", "pp4-mb1: at most 4.3e-08"]
-    assert words.startswith("how far the loss of every step of 39 cases is from the baseline's, relative; ")
+    assert legend == [
+        "the other 41 cases: at most 7.3e-08",
+        "pp2-resume2-in-tp2: at most 7.5e-08",
+        "dp2-tp2-do-resume2-in-tp2-pp2: at most 7.4e-08",
+    ]
+    assert words.startswith("how far the loss of every step of 43 cases is from the baseline's, relative; ")
     assert words.endswith("; ".join([*legend[1:], legend[0], "band 1e-05"]))
     assert [style for style, _ in lines] == ["band", "line-0", "line-1"]
     # No chart has more lines than styles that differ.
@@ -309,3 +314,15 @@ def test_difference_is_unknown_without_a_number_and_from_zero():
 )
 def test_sizes_are_shown_in_binary_units(value, text):
     assert bytes_text(value) == text
+
+
+def test_grid_shows_which_pairs_of_axes_are_covered():
+    pairs = (
+        Pair(axes=("data", "tensor"), cases=("gpt-fp32-dp2-tp2",)),
+        Pair(axes=("expert", "mamba"), why="a rule <b>"),
+    )
+    text = page_html(full().model_copy(update={"pairs": pairs}))
+    # Once for each order of the two axes.
+    assert text.count(': gpt-fp32-dp2-tp2">1</td>') == text.count(': a rule &lt;b&gt;">x</td>') == 2
+    assert "pairs of axes: 1 covered, 1 impossible, 0 not covered" in text
+    assert "Pairs of axes" not in page_html(full())

@@ -69,6 +69,8 @@ def messages(row: ResolvedRow) -> list[str]:
         ("gpt", {"data": 2, "overlap_grad_reduce": True, "bucket_size": 1000, "loss_mask": "uneven"}),
         ("moe", {"data": 4, "expert": 4, "distributed_optimizer": True}),
         ("moe", {"tensor": 2, "sequence": True, "recompute": "selective"}),
+        ("moe", {"tensor": 2, "sequence": True, "expert_tensor": 1, "router_load_balancing_type": "seq_aux_loss"}),
+        ("gpt", {"data": 2, "tensor": 2, "resume_at": 2, "continue_in": {"data": 4}}),
         ("te", {"context": 4, "precision": "bf16", "attention_backend": "fused"}),
         ("te", {"attention_backend": "unfused"}),
         ("te", {"precision": "bf16", "attention_backend": "flash"}),
@@ -139,12 +141,6 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
         (
             "gpt",
             CPU,
-            {"context": 2, "loss_mask": "uneven"},
-            "loss_mask = uneven with context > 1 needs calculate_per_token_loss",
-        ),
-        (
-            "gpt",
-            CPU,
             {"micro_batch_size": 4, "loss_mask": "uneven"},
             "loss_mask = uneven with another micro_batch_size needs calculate_per_token_loss",
         ),
@@ -154,6 +150,34 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
         ("moe", CPU, {"data": 4, "expert": 4, "num_experts": 6}, "num_experts 6 must be a multiple of expert = 4"),
         ("moe", CPU, {"router_topk": 5}, "router_topk 5 must be at most num_experts 4"),
         ("moe", CPU, {"tensor": 2}, "tensor > 1 with experts needs sequence"),
+        ("gpt", CPU, {"expert_tensor": 1}, "expert_tensor needs a model with experts (moe)"),
+        ("gpt", CPU, {"moe_token_dispatcher_type": "alltoall"}, "moe_token_dispatcher_type needs a model with experts"),
+        (
+            "moe",
+            CPU,
+            {"tensor": 2, "sequence": True, "expert_tensor": 4},
+            "data x context x tensor = 2 must be a multiple of expert x expert_tensor = 4",
+        ),
+        (
+            "moe",
+            CPU,
+            {"router_load_balancing_type": "aux_loss", "micro_batch_size": 1},
+            "router_load_balancing_type = aux_loss needs the matrix's micro_batch_size",
+        ),
+        # -- continued in another layout
+        ("gpt", CPU, {"tensor": 2, "continue_in": {"pipeline": 2}}, "continue_in: it needs resume_at"),
+        (
+            "gpt",
+            CPU,
+            {"tensor": 2, "resume_at": 2, "continue_in": {"pipeline": 4}},
+            "continue_in: it has 4 processes and must have as many as the layout that is saved, 2",
+        ),
+        (
+            "gpt",
+            CPU,
+            {"tensor": 3, "num_layers": 4, "resume_at": 2, "continue_in": {"pipeline": 3}},
+            "continue_in: num_layers 4 must be a multiple of pipeline x virtual_pipeline = 3",
+        ),
         # -- Mamba layers
         ("mamba", H200, {"num_layers": 4}, "has 8 letters and must have one for each of num_layers 4"),
         ("mamba", H200, {"head_dim": 24}, "2 x hidden_size = 256 must be a multiple of mamba.head_dim 24"),
@@ -175,6 +199,7 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
         ("mamba", H200, {"precision": "fp8", "state_dim": 3}, "/ tensor = 552 must be a multiple of 16 for fp8"),
         # -- what it runs on
         ("te", CPU, {}, "layer_spec transformer-engine needs device cuda"),
+        ("moe", CPU, {"moe_token_dispatcher_type": "alltoall"}, "= alltoall needs device cuda"),
         ("te", A100, {"precision": "fp8"}, "precision = fp8 needs GPUs of SM 89 or newer; the target has SM 80"),
     ],
 )

@@ -9,7 +9,17 @@ from functools import cached_property
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import AttentionBackend, Band, CaseSpec, Matrix, Precision, Recompute, Training
+from envbuild.catalog.matrix import (
+    AttentionBackend,
+    Band,
+    CaseSpec,
+    Dispatcher,
+    LayoutSpec,
+    Matrix,
+    Precision,
+    Recompute,
+    Training,
+)
 from envbuild.catalog.model_spec import LayerSpec, ModelSpec
 
 
@@ -45,6 +55,11 @@ class Layout:
     virtual_pipeline: int = 1
     context: int = 1
     expert: int = 1
+    expert_tensor: int | None = None
+
+    @classmethod
+    def of(cls, spec: LayoutSpec) -> Layout:
+        return cls(**{name: getattr(spec, name) for name in cls.__dataclass_fields__})
 
     @property
     def world_size(self) -> int:
@@ -64,13 +79,16 @@ class Layout:
             ("ep", self.expert),
         )
         # True as a number is 1: a size counts from 2 on, and sp, which is on or off, from 1 on.
-        words = (word if word == "sp" else f"{word}{size}" for word, size in sizes if size > (word != "sp"))
+        words = [word if word == "sp" else f"{word}{size}" for word, size in sizes if size > (word != "sp")]
+        # As many as tensor without it: also 1 is another layout.
+        words += [f"etp{self.expert_tensor}"] if self.expert_tensor is not None else []
         return "-".join(words) or "baseline"
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The names of the axes that split something."""
-        return tuple(name for name, size in vars(self).items() if size > (name != "sequence"))
+        split = [name for name, size in vars(self).items() if name != "expert_tensor" and size > (name != "sequence")]
+        return (*split, *(("expert_tensor",) if self.expert_tensor is not None else ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +102,8 @@ class Settings:
     overlap_param_gather: bool
     bucket_size: int | None
     recompute: Recompute
+    parallel_output: bool
+    moe_token_dispatcher_type: Dispatcher | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +121,7 @@ class Case:
     training: Training
     settings: Settings
     resume_at: int | None
+    continue_in: Layout | None
     compare_weights: bool
     words: tuple[tuple[str, str], ...] = ()
     separate: str = ""
@@ -205,10 +226,11 @@ class ResolvedRow:
         case = Case(
             model=spec.model,
             precision=spec.precision,
-            layout=Layout(**{name: getattr(spec, name) for name in Layout.__dataclass_fields__}),
+            layout=Layout.of(spec),
             training=self.training,
             settings=Settings(**settings),
             resume_at=spec.resume_at,
+            continue_in=Layout.of(spec.continue_in) if spec.continue_in else None,
             compare_weights=False,
             words=tuple(self._words()),
             separate="-".join(self._separate()),
@@ -230,6 +252,7 @@ class ResolvedRow:
 
     def _words(self) -> list[tuple[str, str]]:
         spec, micro_batch_size = self.spec, self.training.micro_batch_size
+        dispatcher, continued = spec.moe_token_dispatcher_type, spec.continue_in
         possible = [
             (micro_batch_size != self.matrix_training.micro_batch_size, "micro_batch_size", f"mb{micro_batch_size}"),
             (spec.distributed_optimizer, "distributed_optimizer", "do"),
@@ -242,6 +265,9 @@ class ResolvedRow:
                 "attention_backend",
                 f"attn-{self.attention_backend.value}",
             ),
+            (not spec.parallel_output, "parallel_output", "gathered"),
+            (dispatcher is not None, "moe_token_dispatcher_type", dispatcher.value if dispatcher else ""),
             (spec.resume_at is not None, "resume_at", f"resume{spec.resume_at}"),
+            (continued is not None, "continue_in", f"in-{Layout.of(continued).label}" if continued else ""),
         ]
         return [(axis, word) for differs, axis, word in possible if differs]

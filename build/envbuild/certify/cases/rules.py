@@ -6,11 +6,12 @@ They exist here alone: the smoke runner trains the plan that was made by them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import AttentionBackend, LossMask, Precision, Recompute
-from envbuild.catalog.model_spec import LayerSpec, Normalization
-from envbuild.certify.cases.case import ResolvedRow
+from envbuild.catalog.matrix import AttentionBackend, Dispatcher, LayoutSpec, LossMask, Precision, Recompute
+from envbuild.catalog.model_spec import LayerSpec, LoadBalancing, Normalization
+from envbuild.certify.cases.case import Layout, ResolvedRow
 
 # Qwen2.5-7B cut to hidden size 128 has 28 heads of 4, for which no attention backend exists; 224 and 3584 work.
 HEAD_SIZE_MULTIPLE = 8
@@ -31,7 +32,26 @@ def broken_rules(row: ResolvedRow) -> list[str]:
     """The rules of layouts and settings that a row breaks, each with the values that it allows."""
     sizes = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes)
     needs = (_layout_needs, _overlap_needs, _training_needs, _setting_needs)
-    return [rule for source in (*sizes, *needs) for rule in source(row)]
+    found = [rule for source in (*sizes, *needs) for rule in source(row)]
+    return found + [f"continue_in: {rule}" for rule in _continued(row)]
+
+
+def _continued(row: ResolvedRow) -> list[str]:
+    """The rules that the layout breaks in which a case continues."""
+    spec, layout = row.spec, row.spec.continue_in
+    if layout is None:
+        return []
+    found = [] if spec.resume_at is not None else ["it needs resume_at"]
+    before, after = Layout.of(spec).world_size, Layout.of(layout).world_size
+    if before != after:
+        found.append(f"it has {after} processes and must have as many as the layout that is saved, {before}")
+    changes: dict[str, object] = {name: getattr(layout, name) for name in LayoutSpec.model_fields}
+    changes["continue_in"] = None
+    if layout.data * layout.context == 1:
+        # One rank has the whole state of an optimizer that was sharded, and its only bucket.
+        changes |= dict.fromkeys(("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"), False)
+        changes["bucket_size"] = None
+    return found + broken_rules(replace(row, spec=spec.model_copy(update=changes)))
 
 
 def missing_capabilities(row: ResolvedRow) -> list[str]:
@@ -84,10 +104,18 @@ def _expert_sizes(row: ResolvedRow) -> Iterator[str]:
     if experts is None:
         if spec.expert > 1:
             yield f"expert = {spec.expert} needs a model with experts (moe)"
+        for name in ("expert_tensor", "moe_token_dispatcher_type"):
+            if getattr(spec, name) is not None:
+                yield f"{name} needs a model with experts (moe)"
         return
     # Experts are spread over the ranks that otherwise hold the same weights.
     yield from _multiple("data x context =", spec.data * spec.context, "expert =", spec.expert)
     yield from _multiple("num_experts", experts.num_experts, "expert =", spec.expert)
+    if spec.expert_tensor is not None:
+        ranks = spec.data * spec.context * spec.tensor
+        yield from _multiple(
+            "data x context x tensor =", ranks, "expert x expert_tensor =", spec.expert * spec.expert_tensor
+        )
     if experts.router_topk > experts.num_experts:
         yield f"router_topk {experts.router_topk} must be at most num_experts {experts.num_experts}"
     if spec.tensor > 1 and not spec.sequence:
@@ -187,17 +215,15 @@ def _overlap_needs(row: ResolvedRow) -> Iterator[str]:
 
 
 def _training_needs(row: ResolvedRow) -> Iterator[str]:
-    """Settings of the training in which megatron-core computes something else under a layout."""
+    """Trainings that are other ones with another micro batch size."""
     training = row.training
+    moe = row.model.moe
+    other_micro_batch = training.micro_batch_size != row.matrix_training.micro_batch_size
+    if moe is not None and moe.router_load_balancing_type is LoadBalancing.AUX_LOSS and other_micro_batch:
+        yield "router_load_balancing_type = aux_loss needs the matrix's micro_batch_size (it balances each micro batch)"
     if training.loss_mask is LossMask.NONE or training.calculate_per_token_loss:
         return
-    # https://github.com/NVIDIA/Megatron-LM/pull/7513: with 0.15.3 and 0.16.1 (CPU) the grad norm is off by 4%.
-    if row.spec.context > 1:
-        yield (
-            "loss_mask = uneven with context > 1 needs calculate_per_token_loss (megatron-core divides the loss of "
-            "each rank by its own tokens: it trains, and it is wrong)"
-        )
-    if training.micro_batch_size != row.matrix_training.micro_batch_size:
+    if other_micro_batch:
         yield (
             "loss_mask = uneven with another micro_batch_size needs calculate_per_token_loss (the mean over each micro "
             "batch's tokens is another loss)"
@@ -230,6 +256,8 @@ def _capability_needs(row: ResolvedRow) -> Iterator[str]:
         if capabilities.device is not Device.CUDA:
             yield "layer_spec transformer-engine needs device cuda"
         packages.append("transformer-engine")
+    if spec.moe_token_dispatcher_type is Dispatcher.ALLTOALL and capabilities.device is not Device.CUDA:
+        yield "moe_token_dispatcher_type = alltoall needs device cuda (torch.cuda.Stream requires CUDA support)"
     if row.model.mamba is not None:
         packages.append("mamba-ssm")
     if row.attention_backend is AttentionBackend.FLASH:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import ConfigDict, Field, JsonValue
 
 from envbuild.catalog.fields import TomlModel
+from envbuild.certify.cases.coverage import Pair
 from envbuild.certify.certificate.statement import Certificate, Measured
 from envbuild.certify.models import CaseVerdict, Finding, Problem
 
@@ -32,6 +33,7 @@ class Report(TomlModel):
     whole_matrix: bool
     cases: tuple[CaseVerdict, ...] = ()
     problems: tuple[Problem, ...] = Field(default=(), description="of the run as a whole")
+    pairs: tuple[Pair, ...] = Field(default=(), description="of axes, and the cases that use both")
     findings: tuple[Finding, ...] = ()
     measured: Measured
     plan_digest: str
@@ -49,15 +51,13 @@ class Report(TomlModel):
         return tuple(case for case in self.cases if not case.passed)
 
 
-def report_of(certificate: Certificate, *, name: str, keyid: str | None, logs: dict[str, tuple[str, ...]]) -> Report:
-    """The report of a certification that passed."""
+def report_of(certificate: Certificate, **details: object) -> Report:
+    """The report of a certification that passed; ``details`` are the fields that its certificate does not have."""
     predicate = certificate.predicate
     shared = {
         field: getattr(predicate, field) for field in type(predicate).model_fields if field in Report.model_fields
     }
-    return Report.model_validate(
-        {**shared, "passed": True, "name": name, "digests": certificate.digests(), "keyid": keyid, "logs": logs}
-    )
+    return Report.model_validate({**shared, "passed": True, "digests": certificate.digests(), **details})
 
 
 def environment_of(report: Report, key: str) -> dict[str, JsonValue]:

@@ -142,6 +142,7 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
             "batch_p2p_comm": not case.settings.overlap_p2p_comm,
         },
         "resume_at": case.resume_at,
+        "continue_in": dict(vars(case.continue_in)) if case.continue_in else None,
         "compare_weights": case.compare_weights,
         "estimated_seconds": None,
         "time_limit_seconds": matrix.time_limit_seconds,

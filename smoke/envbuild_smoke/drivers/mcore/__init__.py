@@ -9,6 +9,7 @@ import gc
 import math
 import time
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ with warnings.catch_warnings():
     from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
     from envbuild_smoke.drivers.mcore.observed_config import observe
     from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, constant_schedule
-    from envbuild_smoke.drivers.mcore.processes import joined, set_up_parallelism
+    from envbuild_smoke.drivers.mcore.processes import forget_parallelism, joined, set_up_parallelism
 
 from envbuild_smoke.drivers.samples import global_batch, loss_masks
 from envbuild_smoke.rank_context import RankContext
@@ -145,12 +146,16 @@ class _Run:
         return global_loss(outputs, microbatches, per_token=training.calculate_per_token_loss), float(grad_norm)
 
     def resume(self) -> None:
-        """Save the training, tear model and optimizer down, build them anew, and load it."""
+        """Save the training, tear model and optimizer down, build them anew, maybe in another layout, and load it."""
         directory = self._context.resume_checkpoint
         self._gather_on_use(False)
         checkpoints.save_training(self._chunks, self._optimizer, directory)
         self._forget()
         gc.collect()
+        if self._case.continue_in is not None:
+            self._case = replace(self._case, layout=self._case.continue_in)
+            forget_parallelism()
+            set_up_parallelism(self._case.layout, self._case.training.seed, self._device)
         self._build()
         self._build_optimizer()
         checkpoints.load_training(self._chunks, self._optimizer, directory)

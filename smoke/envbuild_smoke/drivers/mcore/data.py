@@ -21,16 +21,17 @@ class SamplesRead:
     """Keeps a digest of every sample this rank reads, to report in the end what the whole case has read."""
 
     def __init__(self) -> None:
-        self._steps: list[list[bytes]] = []
+        # Of each step the data-parallel rank that this rank was, which another layout may change, and its samples.
+        self._steps: list[tuple[int, list[bytes]]] = []
 
     def start_step(self) -> None:
         """What is read from now on belongs to a new step."""
-        self._steps.append([])
+        self._steps.append((parallel_state.get_data_parallel_rank(), []))
 
     def add(self, block: torch.Tensor) -> None:
         """Note a micro batch, shape [micro batch, sequence + 1]."""
         # Of each sample, not of the micro batch: then another micro batch size is the same data.
-        self._steps[-1] += [hashlib.sha256(row.tobytes()).digest() for row in block.cpu().numpy()]
+        self._steps[-1][1].extend(hashlib.sha256(row.tobytes()).digest() for row in block.cpu().numpy())
 
     def digest(self, micro_batch_size: int) -> str:
         """Return "sha256:..." of all samples of the run, in the order of the global batches; called by every rank.
@@ -38,20 +39,20 @@ class SamplesRead:
         It is the same for every layout of one training. Ranks that are to read the same samples and do not
         make it another one, too.
         """
-        gathered: list[tuple[int, list[list[bytes]]]] = [(0, [])] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(gathered, (parallel_state.get_data_parallel_rank(), self._steps))
-        # Reversed: of the ranks with one data-parallel rank the first stands for all, and the loop at the end adds
-        # those that differ.
-        by_data_rank = dict(reversed(gathered))
+        gathered: list[list[tuple[int, list[bytes]]]] = [[]] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(gathered, self._steps)
         total = hashlib.sha256()
-        for step in range(len(self._steps)):
-            shares = [by_data_rank[data_rank][step] for data_rank in sorted(by_data_rank)]
+        for ranks in zip(*gathered, strict=True):
+            # Reversed: of the ranks with one data-parallel rank the first stands for all, and the loop at the end adds
+            # those that differ.
+            by_data_rank = dict(reversed(ranks))
+            shares = [by_data_rank[data_rank] for data_rank in sorted(by_data_rank)]
             for first in range(0, len(shares[0]), micro_batch_size):
                 for share in shares:
                     total.update(b"".join(share[first : first + micro_batch_size]))
-        for data_rank, steps in gathered:
-            if steps != by_data_rank[data_rank]:
-                total.update(repr(steps).encode())
+            for data_rank, samples in ranks:
+                if samples != by_data_rank[data_rank]:
+                    total.update(repr((data_rank, samples)).encode())
         return f"sha256:{total.hexdigest()}"
 
 

@@ -42,6 +42,7 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
         sequence_parallel=layout.sequence,
         calculate_per_token_loss=case.training.calculate_per_token_loss,
         overlap_p2p_comm=settings.overlap_p2p_comm,
@@ -66,7 +67,7 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         apply_rope_fusion=False,
         persist_layer_norm=False,
         **_mlp_options(model),
-        **_expert_options(model, device),
+        **_expert_options(case, model, device),
         **_mamba_options(model),
         **_recompute_options(case),
         **_fp8_options(case, device),
@@ -86,7 +87,7 @@ def is_gated(model: Model) -> bool:
     return model.kind == "gpt" and model.normalization == "RMSNorm"
 
 
-def _expert_options(model: Model, device: torch.device) -> dict[str, Any]:
+def _expert_options(case: Case, model: Model, device: torch.device) -> dict[str, Any]:
     """Return options under which every layout routes each token to the same experts and drops none."""
     if model.moe is None:
         return {}
@@ -95,12 +96,14 @@ def _expert_options(model: Model, device: torch.device) -> dict[str, Any]:
         "moe_router_topk": model.moe.router_topk,
         # Scores that are close decide differently after a rounding error; in float32 they seldom are that close.
         "moe_router_dtype": "fp32",
-        # The balancing loss is a mean over the tokens of a rank, so it depends on the layout.
-        "moe_router_load_balancing_type": "none",
-        "moe_aux_loss_coeff": 0.0,
+        "moe_router_load_balancing_type": model.moe.router_load_balancing_type,
+        "moe_aux_loss_coeff": model.moe.aux_loss_coeff,
+        # None, and not 0, leaves it out.
+        "moe_z_loss_coeff": model.moe.z_loss_coeff or None,
         "moe_expert_capacity_factor": None,
         # The other one is what trains at scale, but it is made of CUDA streams.
-        "moe_token_dispatcher_type": "alltoall" if device.type == "cuda" else "allgather",
+        "moe_token_dispatcher_type": case.settings.moe_token_dispatcher_type
+        or ("alltoall" if device.type == "cuda" else "allgather"),
         "moe_grouped_gemm": False,
         "moe_permute_fusion": False,
         # A router with a single expert for each token would otherwise always answer 1 and learn nothing.
@@ -154,6 +157,7 @@ def build_chunks(config: TransformerConfig, case: Case, model: Model, device: to
             "pre_process": parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage_or_none),
             "post_process": parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage_or_none),
         }
+        ends["parallel_output"] = case.settings.parallel_output
         make = _mamba_chunk if model.kind == "mamba-hybrid" else _gpt_chunk
         chunk = make(config, model, stage_or_none, ends).to(device)
         chunks.append(Float16Module(config, chunk) if config.bf16 else chunk)

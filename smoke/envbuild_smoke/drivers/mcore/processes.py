@@ -106,6 +106,7 @@ def set_up_parallelism(layout: Layout, seed: int, device: torch.device) -> None:
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
         # Checkpoints of this format need none, and the optimizer is built without them too.
         create_gloo_process_groups=False,
     )
@@ -113,13 +114,18 @@ def set_up_parallelism(layout: Layout, seed: int, device: torch.device) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
 
 
-def _clean_up(on_cuda: bool) -> None:
+def forget_parallelism() -> None:
+    """Forget Megatron's process groups and random states: others may be set up."""
     parallel_state.destroy_model_parallel()
     for module, fresh in _FRESH.items():
         for name in _state(module).keys() - fresh.keys():
             delattr(module, name)
         for name, value in fresh.items():
             setattr(module, name, copy.copy(value) if isinstance(value, dict | list) else value)
+
+
+def _clean_up(on_cuda: bool) -> None:
+    forget_parallelism()
     rerun_state_machine.destroy_rerun_state_machine()
     # An lru_cache on the method: it keeps the module, and tensors of the last case's device and length.
     RotaryEmbedding.forward.cache_clear()

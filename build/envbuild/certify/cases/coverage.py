@@ -1,0 +1,186 @@
+"""Which pairs of axes a matrix has a case for: faults often need two of them at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from envbuild.catalog.matrix import CaseSpec, LayoutSpec, LossMask, Matrix, Precision, Training
+from envbuild.catalog.model_spec import Experts, LayerSpec, LoadBalancing, MambaLayers, ModelSpec, Normalization
+from envbuild.certify.cases.case import Capabilities, Case, ResolvedRow
+from envbuild.certify.cases.rules import broken_rules, missing_capabilities
+
+# The least that a row needs to use an axis.
+_ROWS: Mapping[str, Mapping[str, Any]] = {
+    "data": {"data": 2},
+    "tensor": {"tensor": 2},
+    "sequence": {"tensor": 2, "sequence": True},
+    "pipeline": {"pipeline": 2},
+    "virtual_pipeline": {"pipeline": 2, "virtual_pipeline": 2},
+    "context": {"context": 2},
+    "expert": {"data": 2, "expert": 2},
+    "expert_tensor": {"tensor": 2, "sequence": True, "expert_tensor": 1},
+    "distributed_optimizer": {"data": 2, "distributed_optimizer": True},
+    "overlap_grad_reduce": {"data": 2, "overlap_grad_reduce": True},
+    "overlap_param_gather": {
+        "data": 2,
+        "distributed_optimizer": True,
+        "overlap_grad_reduce": True,
+        "overlap_param_gather": True,
+    },
+    "bucket_size": {"data": 2, "overlap_grad_reduce": True, "bucket_size": 1000},
+    "recompute": {"recompute": "selective"},
+    "parallel_output": {"tensor": 2, "parallel_output": False},
+    "moe_token_dispatcher_type": {"data": 2, "expert": 2, "moe_token_dispatcher_type": "alltoall"},
+    "resume_at": {"resume_at": 1},
+    "continue_in": {"resume_at": 1, "continue_in": {}},
+    "weight_decay": {"weight_decay": 0.1},
+    "decoupled_lr": {"decoupled_lr": 1e-4},
+    "loss_mask": {"loss_mask": "uneven"},
+    "calculate_per_token_loss": {"calculate_per_token_loss": True},
+    "bf16": {"precision": "bf16"},
+    "fp8": {"precision": "fp8"},
+}
+# What a model has; a matrix without such a model has no case for it.
+_MODELS = ("num_query_groups", "moe", "aux_loss", "z_loss", "mamba", "transformer-engine")
+AXES = (*_ROWS, *_MODELS)
+_OF_EXPERTS = ("expert", "expert_tensor", "moe_token_dispatcher_type")
+_TRAINING = Training(steps=2, micro_batch_size=2, global_batch_size=16, learning_rate=1e-3, clip_grad_norm=1.0, seed=1)
+State = Literal["covered", "impossible", "not covered"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two axes, and what a matrix has for both at once.
+
+    Attributes:
+        cases: the IDs of the cases that use both.
+        why: why no case can; empty where one could.
+    """
+
+    axes: tuple[str, str]
+    cases: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def state(self) -> State:
+        if self.cases:
+            return "covered"
+        return "impossible" if self.why else "not covered"
+
+
+def axes_of(case: Case, model: ModelSpec) -> frozenset[str]:
+    """The axes of the grid that a case uses, its baseline's included."""
+    training = case.training
+    own = {
+        *case.axes,
+        "weight_decay" if training.weight_decay else "",
+        "decoupled_lr" if training.decoupled_lr else "",
+        "loss_mask" if training.loss_mask is not LossMask.NONE else "",
+        "calculate_per_token_loss" if training.calculate_per_token_loss else "",
+        case.precision.value if case.precision is not Precision.FP32 else "",
+        *_features(model),
+    }
+    return frozenset(own & set(AXES))
+
+
+def _features(model: ModelSpec) -> Iterator[str]:
+    if model.query_groups != model.num_attention_heads:
+        yield "num_query_groups"
+    if model.moe is not None:
+        yield "moe"
+        if model.moe.router_load_balancing_type is not LoadBalancing.NONE:
+            yield "aux_loss"
+        if model.moe.z_loss_coeff:
+            yield "z_loss"
+    if model.mamba is not None:
+        yield "mamba"
+    if model.layer_spec is LayerSpec.TRANSFORMER_ENGINE:
+        yield "transformer-engine"
+
+
+def coverage(matrix: Matrix, cases: Sequence[Case], capabilities: Capabilities) -> tuple[Pair, ...]:
+    """Each pair of axes: the cases that use both, the rule that forbids it, or neither.
+
+    A baseline covers nothing: it is compared with nothing.
+    """
+    used = {case.id: axes_of(case, matrix.models[case.model]) for case in cases if not case.is_baseline}
+    pairs = []
+    for pair in itertools.combinations(AXES, 2):
+        found = tuple(name for name, axes in used.items() if axes.issuperset(pair))
+        pairs.append(Pair(axes=pair, cases=found, why="" if found else _forbidden(pair, capabilities)))
+    return tuple(pairs)
+
+
+def _forbidden(pair: tuple[str, str], capabilities: Capabilities) -> str:
+    """The rules that every row with both axes breaks, of the one that breaks the fewest; empty if one can run."""
+    if {"moe", "aux_loss", "z_loss", *_OF_EXPERTS} & set(pair) and "mamba" in pair:
+        return "a model of kind mamba-hybrid has no moe here"
+    model = _model(pair)
+    reasons: list[list[str]] = []
+    for spec in _least_rows(pair, model):
+        row = ResolvedRow(spec=spec, model=model, matrix_training=_TRAINING, capabilities=capabilities)
+        reasons.append([*broken_rules(row), *missing_capabilities(row)])
+    fewest: list[str] = min(reasons, key=len)
+    return "; ".join(fewest)
+
+
+def _model(pair: tuple[str, str]) -> ModelSpec:
+    """A model that has what the axes need and is large enough for all of them."""
+    axes = set(pair)
+    mamba = MambaLayers(hybrid_override_pattern="M*M-M*M-", state_dim=16, head_dim=16, num_groups=4)
+    losses = {
+        "router_load_balancing_type": LoadBalancing.AUX_LOSS if "aux_loss" in axes else LoadBalancing.NONE,
+        "z_loss_coeff": 1e-3 if "z_loss" in axes else 0.0,
+    }
+    has_experts = axes & {"moe", "aux_loss", "z_loss", *_OF_EXPERTS}
+    engine = axes & {"mamba", "fp8", "transformer-engine"}
+    return ModelSpec(
+        kind="mamba-hybrid" if "mamba" in axes else "gpt",
+        num_layers=8,
+        hidden_size=128,
+        num_attention_heads=4,
+        num_query_groups=2 if "num_query_groups" in axes else None,
+        sequence_length=64,
+        vocabulary_size=512,
+        normalization=Normalization.RMS,
+        layer_spec=LayerSpec.TRANSFORMER_ENGINE if engine else LayerSpec.LOCAL,
+        moe=Experts(num_experts=4, router_topk=2, **losses) if has_experts else None,  # type: ignore[arg-type]
+        mamba=mamba if "mamba" in axes else None,
+    )
+
+
+def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[CaseSpec]:
+    """Rows that use both axes and hardly more than they need."""
+    values: dict[str, Any] = {"model": "m"}
+    for axis in pair:
+        for name, value in _ROWS.get(axis, {}).items():
+            values[name] = max(values[name], value) if isinstance(values.get(name), int) else value
+    # Optimizers are sharded over data-parallel ranks, Transformer Engine splits contexts in 16 bits alone, and experts
+    # take tensor parallel with sequence parallel alone.
+    data = {values.get("data", 1), 2} if "continue_in" in pair else {values.get("data", 1)}
+    engine = model.layer_spec is LayerSpec.TRANSFORMER_ENGINE
+    precisions = {values.get("precision", "fp32"), *(("bf16",) if engine and "fp8" not in pair else ())}
+    sequences = {values.get("sequence", False), *((True,) if values.get("tensor", 1) > 1 else ())}
+    for choice in itertools.product(data, precisions, sequences):
+        own = dict(zip(("data", "precision", "sequence"), choice, strict=True))
+        row = CaseSpec.model_validate({**values, **own})
+        if row.continue_in is None:
+            yield row
+            continue
+        processes = row.data * row.tensor * row.pipeline * row.context
+        for name in ("data", "pipeline"):
+            yield row.model_copy(update={"continue_in": LayoutSpec.model_validate({name: processes})})
+
+
+def lines_of(pairs: Sequence[Pair]) -> list[str]:
+    """The grid as text: how many pairs there are of each kind, and those that no case covers."""
+    counts = {state: sum(pair.state == state for pair in pairs) for state in ("covered", "impossible", "not covered")}
+    lines = [f"pairs of axes: {', '.join(f'{count} {state}' for state, count in counts.items())}"]
+    for axis in AXES:
+        others = [pair.axes[1] for pair in pairs if pair.axes[0] == axis and pair.state == "not covered"]
+        if others:
+            lines.append(f"not covered, {axis} with: {', '.join(others)}")
+    return lines

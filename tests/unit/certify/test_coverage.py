@@ -1,0 +1,66 @@
+"""The grid of axis pairs: covered by a case, impossible by a rule, or neither."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.matrices import six_layouts
+from helpers.rows import CAPABILITIES
+
+from envbuild.catalog.matrix import CaseRow
+from envbuild.certify.cases.coverage import AXES, Pair, coverage, lines_of
+from envbuild.certify.cases.expansion import expand
+
+CPU, _, H200, _ = CAPABILITIES
+SIX = six_layouts()
+
+
+def pairs_of(*rows: dict, capabilities=CPU) -> dict[tuple[str, str], Pair]:
+    cases = tuple(CaseRow.model_validate({"model": "gpt"} | row) for row in ({}, *rows))
+    matrix = SIX.model_copy(update={"cases": cases})
+    return {pair.axes: pair for pair in coverage(matrix, expand(matrix, "m", capabilities), capabilities)}
+
+
+def test_every_pair_is_there_once():
+    assert len(pairs_of()) == len(AXES) * (len(AXES) - 1) // 2
+
+
+def test_pair_is_covered_by_the_cases_that_use_both():
+    pairs = pairs_of({"data": 2, "tensor": 2}, {"data": 2, "tensor": 2, "pipeline": 2}, {"data": 2})
+    assert pairs["data", "tensor"].cases == ("gpt-fp32-dp2-tp2", "gpt-fp32-dp2-tp2-pp2")
+    # All cases train with weight decay, and so does their baseline, which covers nothing.
+    assert pairs["data", "weight_decay"].state == "covered"
+    assert pairs["resume_at", "weight_decay"].state == "not covered"
+
+
+@pytest.mark.parametrize(
+    ("axes", "why"),
+    [
+        (("virtual_pipeline", "mamba"), "virtual_pipeline > 1 needs a model of kind gpt"),
+        (("expert", "mamba"), "a model of kind mamba-hybrid has no moe here"),
+        (("recompute", "fp8"), "layer_spec transformer-engine needs device cuda"),
+    ],
+)
+def test_pair_is_impossible_by_a_rule(axes, why):
+    pair = pairs_of()[axes]
+    assert pair.state == "impossible"
+    assert why in pair.why
+
+
+@pytest.mark.parametrize("axes", [("tensor", "moe"), ("virtual_pipeline", "moe"), ("continue_in", "num_query_groups")])
+def test_pair_that_could_run_is_not_covered(axes):
+    """Also where no model of the matrix has it: another one could."""
+    assert pairs_of()[axes].state == "not covered"
+
+
+def test_what_a_gpu_can_do_is_not_impossible_there():
+    axes = ("context", "transformer-engine")
+    assert pairs_of()[axes].state == "impossible"
+    engine = SIX.models["gpt"].model_copy(update={"layer_spec": "transformer-engine"})
+    matrix = SIX.model_copy(update={"models": {"gpt": engine}})
+    assert {pair.axes: pair for pair in coverage(matrix, (), H200)}[axes].state == "not covered"
+
+
+def test_lines_count_the_pairs_and_name_those_that_are_not_covered():
+    lines = lines_of(tuple(pairs_of({"data": 2, "tensor": 2}).values()))
+    assert lines[0].startswith("pairs of axes: 3 covered, ")
+    assert any(line.startswith("not covered, tensor with: sequence, ") for line in lines)
