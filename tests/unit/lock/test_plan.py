@@ -13,7 +13,8 @@ from envbuild.catalog.context import utc_now
 from envbuild.catalog.stack import Stack
 from envbuild.core.errors import UsageError
 from envbuild.git.refs import CommitKind
-from envbuild.lock.components.decide import as_of_moment, branch_bound, decide_components
+from envbuild.lock.components.as_of_moment import as_of_moment, branch_bound
+from envbuild.lock.components.decide import decide_components
 from envbuild.lock.components.select import choose_anchor
 from envbuild.lock.inputs.pins import parse_pins
 from envbuild.lock.inputs.request import LockInputs, LockRequest

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.base import Base
-from envbuild.catalog.catalog import Selection
-from envbuild.catalog.stack import Component, Driver, Stack
+from envbuild.catalog.stack import Driver, Stack
 from envbuild.core.errors import UsageError
-from envbuild.git.refs import Commit, CommitKind, GitRef
+from envbuild.lock.components.as_of_moment import as_of_moment, branch_bound, own_dates
 from envbuild.lock.components.declarations import Declarations
 from envbuild.lock.components.extras import with_former_extras
 from envbuild.lock.components.families import with_one_version
 from envbuild.lock.components.git_sources import GitSourceReader, forced_sources, marked, with_upstreams_phases
 from envbuild.lock.components.models import Chosen, Exemption, GitSources, Lead, Preference
 from envbuild.lock.components.preferences import upstream_preferences
-from envbuild.lock.components.releases import Releases, find_release, release_has_folder, uploaded_at
+from envbuild.lock.components.releases import Releases, release_has_folder
 from envbuild.lock.components.select import (
     choose,
     choose_anchor,
@@ -36,104 +33,11 @@ from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf, Bound
 from envbuild.lock.inputs.deviation import replaced
-from envbuild.lock.inputs.pins import Ref, VersionRef, parse_pins, parse_ref, unknown_pin
+from envbuild.lock.inputs.pins import Ref, parse_pins, unknown_pin
 from envbuild.lock.inputs.request import LockInputs
 
 NEMO_TOOLKIT = "nemo-toolkit"
 STACKS_FILE = "the stack's file"
-
-
-def branch_bound(selection: Selection, asked: str | None, pins: Mapping[str, Ref], repositories: Repositories) -> Bound:
-    """Up to when branches count, as far as that is known before the anchor is; None: their tips, or not known yet.
-
-    Args:
-        asked: text after ``--as-of``; None for the stack's own.
-    """
-    stack = selection.stack
-    text = asked or (as_of.NOW if stack.anchor in pins else stack.as_of)
-    if text in (as_of.NOW, as_of.RELEASE):
-        return None
-    return as_of.parse_date(text) or _as_of_commit(text, selection, repositories).committed_at
-
-
-def _as_of_commit(text: str, selection: Selection, repositories: Repositories) -> Commit:
-    """The commit of the anchor's repository that ``--as-of`` names."""
-    ref, spec = parse_ref(text), _anchor_spec(text, selection)
-    if not isinstance(ref, GitRef) or spec.git is None:
-        raise UsageError(
-            f"--as-of {text} is neither a date nor a commit of {selection.stack.anchor}",
-            why="It takes a date (YYYY-MM-DD), 'now', 'release', or a commit of the anchor's repository.",
-            fix="Correct it.",
-        )
-    commit = repositories.at(spec.git).resolve(ref)
-    if commit.kind is CommitKind.BRANCH:
-        raise UsageError(
-            f"--as-of {text} is a branch, which moves",
-            why=f"It is at {commit.sha[:12]} now, and a lock as of it would be another one tomorrow.",
-            fix=f"Name the commit: --as-of {commit.sha[:12]}, a date, 'release' or 'now'.",
-        )
-    return commit
-
-
-def _anchor_spec(text: str, selection: Selection) -> Component:
-    if selection.stack.anchor is None:
-        raise UsageError(
-            f"--as-of {text} is not a date, and stack {selection.stack_name} has no anchor for anything else",
-            why="'release' and commits count from the date of the stack's anchor.",
-            fix="Write a date as YYYY-MM-DD, or 'now'.",
-        )
-    return selection.stack.components[selection.stack.anchor]
-
-
-def as_of_moment(
-    selection: Selection,
-    asked: str | None,
-    pins: Mapping[str, Ref],
-    anchor: Chosen | None,
-    context: LockContext,
-) -> AsOf:
-    """The as-of moment, once the anchor is decided.
-
-    Args:
-        asked: text after ``--as-of``; None for the stack's own.
-    """
-    text = asked or _default_as_of(selection, pins, anchor)
-    if text == as_of.NOW:
-        return as_of.now(context.clock)
-    if (day := as_of.parse_date(text)) is not None:
-        return as_of.on_day(day, context.clock)
-    if anchor is None or text != as_of.RELEASE:
-        commit = _as_of_commit(text, selection, context.repositories)
-        reason = f"the date of {selection.stack.anchor} {commit.sha[:12]}"
-        return AsOf(asked=text, moment=commit.committed_at, reason=reason)
-    title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
-    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection.base, context)
-    return as_of.after_release(title, released, timedelta(days=selection.stack.margin_days), context.clock)
-
-
-def _default_as_of(selection: Selection, pins: Mapping[str, Ref], anchor: Chosen | None) -> str:
-    """``now`` for a branch; for a tag, a commit or a version that the user pinned, its release."""
-    if anchor is None or anchor.name not in pins:
-        return selection.stack.as_of
-    ref = pins[anchor.name]
-    if anchor.commit is not None:
-        return as_of.NOW if anchor.commit.kind is CommitKind.BRANCH else as_of.RELEASE
-    return as_of.RELEASE if isinstance(ref, VersionRef) or anchor.specifier.startswith("==") else as_of.NOW
-
-
-def _uploaded(anchor: Chosen, base: Base, context: LockContext) -> datetime:
-    """When the anchor's release was uploaded to the index."""
-    with context.reporter.step(f"find the date of {anchor.name} {anchor.specifier}"):
-        return uploaded_at(find_release(anchor, base, {}, context))
-
-
-def own_dates(stack: Stack) -> dict[str, str]:
-    """The as-of dates of their own that components have."""
-    return {
-        name: as_of.timestamp(as_of.end_of(day))
-        for name, spec in stack.every_component().items()
-        if spec.as_of and (day := as_of.parse_date(spec.as_of))
-    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from envbuild.core import tomlread
 from envbuild.core.background import run_in_background
 from envbuild.core.errors import NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
-from envbuild.lock.components.decide import own_dates
+from envbuild.lock.components.as_of_moment import own_dates
 from envbuild.lock.components.git_metadata import metadata_of_commit, stated_metadata
 from envbuild.lock.components.models import CompileMetadata
 from envbuild.lock.components.project_metadata import needed_of_environment
