@@ -138,7 +138,7 @@ def test_sdist_other_than_the_one_that_was_read_is_refused(resolving, tmp_path):
         name="kernels", version="1.0", sdist_digest="sha256:read", requires_dist=(), provides_extra=(),
         build_requires=(), rewritten=(),
     )  # fmt: skip
-    package = {"name": "kernels", "version": "1.0", "sdist": {"hash": "sha256:other"}}
+    package = {"name": "kernels", "version": "1.0", "source": {}, "sdist": {"hash": "sha256:other"}}
     found = replace(RESOLUTION, uv_lock={"package": [package]})
     with pytest.raises(ResolutionError, match=r"another sdist of kernels 1\.0") as caught:
         resolving(begun_with(tmp_path, "true", lambda: found), metadata=(read,))
