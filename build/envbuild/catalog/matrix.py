@@ -175,6 +175,7 @@ class CaseSpec(LayoutSpec):
     bucket_size: BucketSize | None = None
     recompute: Recompute = Recompute.NONE
     parallel_output: bool = True
+    num_distributed_optimizer_instances: Size = 1
     moe_token_dispatcher_type: Dispatcher | None = None
     resume_at: Step | None = None
     continue_in: LayoutSpec | None = None
@@ -237,6 +238,9 @@ class CaseRow(TomlModel):
     recompute: OneOrMore[Recompute] = Recompute.NONE
     parallel_output: OneOrMore[bool] = Field(
         default=True, description="false: logits are gathered from the tensor-parallel ranks before the loss"
+    )
+    num_distributed_optimizer_instances: OneOrMore[Size] = Field(
+        default=1, description="how often the state of the sharded optimizer is there, each time over fewer ranks"
     )
     moe_token_dispatcher_type: OneOrMore[Dispatcher] | None = Field(
         default=None, description="without it alltoall on GPUs and allgather on CPUs"

@@ -146,6 +146,7 @@ class Settings:
 
     `bucket_size` is the most parameters of a gradient bucket; None is megatron-core's default, 40 million or more.
     Without `parallel_output`, logits are gathered from the tensor-parallel ranks before the loss.
+    The state of the optimizer is there `num_distributed_optimizer_instances` times, each time sharded.
     `moe_token_dispatcher_type` is None where it is the device's usual one.
     """
 
@@ -158,6 +159,7 @@ class Settings:
     bucket_size: Size | None
     recompute: Recompute
     parallel_output: bool = True
+    num_distributed_optimizer_instances: Size = 1
     moe_token_dispatcher_type: Dispatcher | None = None
 
 

@@ -87,6 +87,7 @@ def test_plan_of_a_case():
             "bucket_size": None,
             "recompute": "none",
             "parallel_output": True,
+            "num_distributed_optimizer_instances": 1,
             "moe_token_dispatcher_type": None,
         },
         "resume_at": None,

@@ -137,6 +137,24 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
             {"data": 2, "overlap_grad_reduce": True, "overlap_param_gather": True},
             "overlap_param_gather needs distributed_optimizer and overlap_grad_reduce",
         ),
+        (
+            "gpt",
+            CPU,
+            {"data": 4, "num_distributed_optimizer_instances": 2},
+            "num_distributed_optimizer_instances > 1 needs distributed_optimizer",
+        ),
+        (
+            "gpt",
+            CPU,
+            {"data": 2, "distributed_optimizer": True, "num_distributed_optimizer_instances": 4},
+            "data x context = 2 must be a multiple of num_distributed_optimizer_instances = 4",
+        ),
+        (
+            "gpt",
+            CPU,
+            {"data": 2, "distributed_optimizer": True, "num_distributed_optimizer_instances": 2},
+            "num_distributed_optimizer_instances > 1 needs device cuda (torch.cuda.Stream requires CUDA support)",
+        ),
         ("gpt", CPU, {"data": 2, "bucket_size": 9}, "bucket_size needs overlap_grad_reduce"),
         (
             "gpt",

@@ -103,6 +103,7 @@ class Settings:
     bucket_size: int | None
     recompute: Recompute
     parallel_output: bool
+    num_distributed_optimizer_instances: int
     moe_token_dispatcher_type: Dispatcher | None
 
 
@@ -252,10 +253,12 @@ class ResolvedRow:
 
     def _words(self) -> list[tuple[str, str]]:
         spec, micro_batch_size = self.spec, self.training.micro_batch_size
+        instances = spec.num_distributed_optimizer_instances
         dispatcher, continued = spec.moe_token_dispatcher_type, spec.continue_in
         possible = [
             (micro_batch_size != self.matrix_training.micro_batch_size, "micro_batch_size", f"mb{micro_batch_size}"),
             (spec.distributed_optimizer, "distributed_optimizer", "do"),
+            (instances > 1, "num_distributed_optimizer_instances", f"oi{instances}"),
             (spec.overlap_grad_reduce, "overlap_grad_reduce", "ogr"),
             (spec.overlap_param_gather, "overlap_param_gather", "opg"),
             (spec.bucket_size is not None, "bucket_size", f"bk{spec.bucket_size}"),

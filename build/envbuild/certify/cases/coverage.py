@@ -31,6 +31,11 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {
         "overlap_param_gather": True,
     },
     "bucket_size": {"data": 2, "overlap_grad_reduce": True, "bucket_size": 1000},
+    "num_distributed_optimizer_instances": {
+        "data": 2,
+        "distributed_optimizer": True,
+        "num_distributed_optimizer_instances": 2,
+    },
     "recompute": {"recompute": "selective"},
     "parallel_output": {"tensor": 2, "parallel_output": False},
     "moe_token_dispatcher_type": {"data": 2, "expert": 2, "moe_token_dispatcher_type": "alltoall"},

@@ -50,7 +50,7 @@ def _continued(row: ResolvedRow) -> list[str]:
     if layout.data * layout.context == 1:
         # One rank has the whole state of an optimizer that was sharded, and its only bucket.
         changes |= dict.fromkeys(("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"), False)
-        changes["bucket_size"] = None
+        changes |= {"bucket_size": None, "num_distributed_optimizer_instances": 1}
     return found + broken_rules(replace(row, spec=spec.model_copy(update=changes)))
 
 
@@ -210,6 +210,12 @@ def _overlap_needs(row: ResolvedRow) -> Iterator[str]:
         yield "overlap_grad_reduce needs data x context > 1 (there is nothing to reduce)"
     if spec.overlap_param_gather and not (spec.distributed_optimizer and spec.overlap_grad_reduce):
         yield "overlap_param_gather needs distributed_optimizer and overlap_grad_reduce"
+    instances = spec.num_distributed_optimizer_instances
+    if instances > 1 and not spec.distributed_optimizer:
+        yield "num_distributed_optimizer_instances > 1 needs distributed_optimizer"
+    yield from _multiple(
+        "data x context =", spec.data * spec.context, "num_distributed_optimizer_instances =", instances
+    )
     if spec.bucket_size is not None and not spec.overlap_grad_reduce:
         yield "bucket_size needs overlap_grad_reduce (megatron-core makes one bucket without it)"
 
@@ -251,24 +257,38 @@ def _setting_needs(row: ResolvedRow) -> Iterator[str]:
 
 def _capability_needs(row: ResolvedRow) -> Iterator[str]:
     spec, capabilities = row.spec, row.capabilities
-    packages = []
-    if row.model.layer_spec is LayerSpec.TRANSFORMER_ENGINE:
-        if capabilities.device is not Device.CUDA:
-            yield "layer_spec transformer-engine needs device cuda"
-        packages.append("transformer-engine")
-    if spec.moe_token_dispatcher_type is Dispatcher.ALLTOALL and capabilities.device is not Device.CUDA:
-        yield "moe_token_dispatcher_type = alltoall needs device cuda (torch.cuda.Stream requires CUDA support)"
-    if row.model.mamba is not None:
-        packages.append("mamba-ssm")
-    if row.attention_backend is AttentionBackend.FLASH:
-        packages.append("flash-attn")
-    for package in packages:
+    if capabilities.device is not Device.CUDA:
+        yield from _needs_of_cuda(row)
+    for package in _packages(row):
         if package not in capabilities.packages:
             yield f"it needs the package {package}, which the environment does not have"
     # CUDA writes "90a" for code of one generation alone and "100f" for that of a family.
     older = [sm for sm in capabilities.sm if int(sm.rstrip("af")) < FP8_LEAST_SM]
     if spec.precision is Precision.FP8 and older:
         yield f"precision = fp8 needs GPUs of SM {FP8_LEAST_SM} or newer; the target has SM {', '.join(older)}"
+
+
+def _needs_of_cuda(row: ResolvedRow) -> Iterator[str]:
+    # What megatron-core raises where it makes a stream of its own.
+    streams = "torch.cuda.Stream requires CUDA support"
+    if row.model.layer_spec is LayerSpec.TRANSFORMER_ENGINE:
+        yield "layer_spec transformer-engine needs device cuda"
+    if row.spec.num_distributed_optimizer_instances > 1:
+        yield f"num_distributed_optimizer_instances > 1 needs device cuda ({streams})"
+    if row.spec.moe_token_dispatcher_type is Dispatcher.ALLTOALL:
+        yield f"moe_token_dispatcher_type = alltoall needs device cuda ({streams})"
+
+
+def _packages(row: ResolvedRow) -> Iterator[str]:
+    if row.model.layer_spec is LayerSpec.TRANSFORMER_ENGINE:
+        yield "transformer-engine"
+    if row.model.mamba is not None:
+        yield "mamba-ssm"
+    if row.attention_backend is AttentionBackend.FLASH:
+        yield "flash-attn"
+    # megatron-core 0.16.1 raises an ImportError without it.
+    if row.spec.num_distributed_optimizer_instances > 1:
+        yield "einops"
 
 
 def _multiple(name: str, value: int, by: str, divisor: int) -> Iterator[str]:

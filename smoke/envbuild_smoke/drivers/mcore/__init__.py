@@ -43,7 +43,7 @@ def train(context: RankContext) -> None:
     """
     case = context.case
     with joined(context) as device:
-        set_up_parallelism(case.layout, case.training.seed, device)
+        set_up_parallelism(case, device)
         run = _Run(context, device)
         run.start()
         for step in range(1, case.training.steps + 1):
@@ -155,7 +155,7 @@ class _Run:
         if self._case.continue_in is not None:
             self._case = replace(self._case, layout=self._case.continue_in)
             forget_parallelism()
-            set_up_parallelism(self._case.layout, self._case.training.seed, self._device)
+            set_up_parallelism(self._case, self._device)
         self._build()
         self._build_optimizer()
         checkpoints.load_training(self._chunks, self._optimizer, directory)

@@ -39,6 +39,7 @@ def build_optimizer(
                 overlap_param_gather=settings.overlap_param_gather,
                 bucket_size=settings.bucket_size,
                 use_distributed_optimizer=sharded,
+                num_distributed_optimizer_instances=settings.num_distributed_optimizer_instances,
             ),
             module=chunk,
             # As Megatron-LM's get_model: the communication of later chunks overlaps with computing anyway.

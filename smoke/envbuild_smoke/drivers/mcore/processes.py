@@ -20,7 +20,7 @@ from megatron.core import parallel_state, rerun_state_machine, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.tensor_parallel import random as parallel_random
 
-from envbuild_smoke.plan.models import Layout
+from envbuild_smoke.plan.models import Case
 from envbuild_smoke.rank_context import RankContext
 
 # Variables that megatron-core sets to choose an attention backend; it refuses to change one that is set.
@@ -96,10 +96,11 @@ def _shut_down_at_once() -> None:
             list(pool.map(lambda group: group.shutdown(), groups))
 
 
-def set_up_parallelism(layout: Layout, seed: int, device: torch.device) -> None:
+def set_up_parallelism(case: Case, device: torch.device) -> None:
     """Make Megatron's process groups and seed every random state, as in a fresh process."""
     # warn_only: torch raises for operations that have no deterministic kernel.
     torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
+    layout = case.layout
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
@@ -107,11 +108,12 @@ def set_up_parallelism(layout: Layout, seed: int, device: torch.device) -> None:
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
+        num_distributed_optimizer_instances=case.settings.num_distributed_optimizer_instances,
         # Checkpoints of this format need none, and the optimizer is built without them too.
         create_gloo_process_groups=False,
     )
-    torch.manual_seed(seed)
-    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    torch.manual_seed(case.training.seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(case.training.seed)
 
 
 def forget_parallelism() -> None:
