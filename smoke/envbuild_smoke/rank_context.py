@@ -70,6 +70,10 @@ class RankContext:
         """Report what was really built (as in schemas/result.schema.json); one rank does this."""
         self._report(observed=observed)
 
+    def report_reference(self, compared: dict[str, Any]) -> None:
+        """Report how a baseline compares with the reference (as in schemas/result.schema.json); its one rank does."""
+        self._report(reference=compared)
+
     def _report(self, **fields: Any) -> None:
         """Append a line to metrics.jsonl, distinguished by its keys, in one write: several ranks may report."""
         # CLOCK_MONOTONIC is one clock for all processes of a machine: the runner subtracts its own times from these.

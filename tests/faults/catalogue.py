@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from faults.axes import AXES
+from faults.baselines import BASELINES
 from faults.cases import DATA, PIPELINE
 from faults.kinds import Corruption, Fault, Switch
 from faults.library import LIBRARY
@@ -166,7 +167,7 @@ RUNS = (
     ),
 )
 
-FAULTS = (*LIBRARY, *AXES, *PROCESS, *WHEELS, *RUNS)
+FAULTS = (*LIBRARY, *AXES, *BASELINES, *PROCESS, *WHEELS, *RUNS)
 
 
 def fault_named(name: str) -> Fault:

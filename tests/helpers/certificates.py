@@ -32,6 +32,15 @@ def steps_of(count: int = 8, *, loss: float = 1.0, norm: float = 1.0) -> list[di
     ]  # fmt: skip
 
 
+REFERENCE = {
+    "not_compared": "", "tensors": 126,
+    "largest_relative_difference": {
+        "loss": 3e-8, "grad_norm": 3e-7, "activations": 2.5e-7, "gradients": 6e-7, "weights": 1.6e-6
+    },
+    "tolerance": {"loss": 1e-6, "grad_norm": 1e-4, "activations": 1e-5, "gradients": 1e-5, "weights": 2e-5},
+}  # fmt: skip
+
+
 def case_of(case_id: str, **changes: Any) -> dict[str, Any]:
     """A case that passed, as the JSON of a verdict."""
     prefix, _, layout = case_id.rpartition("-fp32-") if "-fp32-" in case_id else case_id.rpartition("-bf16-")
@@ -43,7 +52,8 @@ def case_of(case_id: str, **changes: Any) -> dict[str, Any]:
         "passed": True, "problems": [], "seconds": 4.2, "devices": [0] if is_baseline else [0, 1],
         "largest_relative_difference": none if is_baseline else {"loss": 2.5e-7, "grad_norm": 1.9e-6, "weights": None},
         "tolerance": none if is_baseline else {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-4},
-        "steps": steps_of(), "observed": {"attention": "DotProductAttention"}, "reused": None, **changes,
+        "steps": steps_of(), "observed": {"attention": "DotProductAttention"}, "reused": None,
+        "reference": REFERENCE if is_baseline else None, **changes,
     }  # fmt: skip
 
 

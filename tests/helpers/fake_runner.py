@@ -63,6 +63,14 @@ def observed_of(case, model):
     }  # fmt: skip
 
 
+def reference_of(steps):
+    """A comparison with the reference in which everything agrees."""
+    tensors = [{"name": "decoder.layers.0.mlp.linear_fc1.weight", "relative_difference": 1e-7}]
+    numbers = [{"loss": step["loss"], "grad_norm": step["grad_norm"]} for step in steps]
+    kinds = dict.fromkeys(("activations", "gradients", "weights"), tensors)
+    return {"reason": None, "samples": None, "steps": numbers, **kinds, "seconds": 0.5}
+
+
 def case_line(plan, case, repeat=1, factor=1.0):
     """A case that completed; ``factor`` multiplies its losses."""
     numbers = range(1, case["training"]["steps"] + 1)
@@ -81,6 +89,7 @@ def case_line(plan, case, repeat=1, factor=1.0):
         "seconds": 1.5, "startup_seconds": 0.5, "started_seconds": 2.0, "devices": [*range(case["world_size"])],
         "fresh_processes": 0, "weights": weights if case["compare_weights"] else None,
         "observed": observed_of(case, plan["models"][case["model"]]), "failure": None, "logs": [],
+        "reference": reference_of(steps) if case["compare_reference"] else None,
     }  # fmt: skip
 
 

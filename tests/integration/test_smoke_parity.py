@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from helpers.smoke_plans import Document, case_document, plan_document, read_results
 
+from envbuild.certify.judge.reference import compare_reference
+from envbuild.certify.judge.results import CaseResult
+
 SMOKE = Path(__file__).resolve().parents[2] / "smoke"
 BASELINE = "gpt-fp32-baseline"
 # Sizes that keep some twenty cases under a minute.
@@ -62,7 +65,7 @@ SAME_DIGITS = ("gpt-fp32-resume2", "gpt-fp32-rc-full", "gpt-fp32-rc-selective", 
 # The same training once more, to compare two runs digit by digit.
 AGAIN = case("gpt-fp32-again", baseline=None)
 BASELINES = [
-    *(case(f"{model}-fp32-baseline", baseline=None) for model in MODELS),
+    *(case(f"{model}-fp32-baseline", baseline=None, compare_reference=True) for model in MODELS),
     AGAIN,
     case("gpt-fp32-again-mb4", baseline=None, micro_batch_size=4),
 ]
@@ -147,6 +150,27 @@ def test_layout_reproduces_the_baseline(parity: Run, name: str) -> None:
     baseline = next(case["baseline"] for case in CASES if case["id"] == name)
     for number, relative in (("loss", LOSS_RELATIVE), ("grad_norm", GRAD_NORM_RELATIVE)):
         assert parity.numbers(name, number) == pytest.approx(parity.numbers(baseline, number), rel=relative, abs=0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_baseline_agrees_with_the_reference(parity: Run, model: str) -> None:
+    baseline = parity.cases[f"{model}-fp32-baseline"]
+    result = CaseResult.model_validate({name: baseline[name] for name in CaseResult.model_fields})
+    planned, own = {"precision": "fp32", "compare_reference": True}, {"layer_spec": "local", "moe": None}
+    verdict, problems = compare_reference(planned, own, result)
+    assert verdict is not None
+    assert (problems, verdict.not_compared) == ([], "")
+    compared = {kind: {item["name"] for item in baseline["reference"][kind]} for kind in ("gradients", "weights")}
+    # Tensors of 4 layers, the embeddings and the last norm: with their biases, without, and with a router.
+    tensors = {"gpt": 4 * 12 + 4, "gqa": 4 * 6 + 2, "moe": 4 * (4 + 1 + 4 * 2) + 2}[model]
+    assert compared["gradients"] == compared["weights"]
+    assert len(compared["weights"]) == tensors
+    activations = [item["name"] for item in baseline["reference"]["activations"]]
+    router = ["decoder.layers.0.mlp.router"] if model == "moe" else []
+    layer = ("input_layernorm", "self_attention.linear_qkv", "self_attention.core_attention", "pre_mlp_layernorm")
+    first = ["embedding", *(f"decoder.layers.0.{part}" for part in layer), *router, "decoder.layers.0"]
+    assert activations[: len(first)] == first
+    assert activations[-1] == "decoder.final_layernorm"
 
 
 @pytest.mark.parametrize("name", [*SAME_DIGITS, AGAIN["id"]])

@@ -29,6 +29,8 @@ Check = Literal[
     "bandwidth",
     "transport",
     "repeats",
+    "reference",
+    "samples",
 ]
 CHECKS: tuple[str, ...] = get_args(Check)
 
@@ -60,6 +62,30 @@ class Numbers(TomlModel):
     weights: float | None = None
 
 
+class ReferenceNumbers(TomlModel):
+    """One number for each thing of a baseline that is compared with the reference; None where it was not."""
+
+    loss: float | None = None
+    grad_norm: float | None = None
+    activations: float | None = None
+    gradients: float | None = None
+    weights: float | None = None
+
+
+class ReferenceVerdict(TomlModel):
+    """How a baseline compares with the reference, a model that shares no code with the library.
+
+    Attributes:
+        not_compared: why it could not be compared; empty where it was.
+        tensors: how many tensors were compared.
+    """
+
+    not_compared: str = ""
+    tensors: int = Field(default=0, ge=0)
+    largest_relative_difference: ReferenceNumbers = ReferenceNumbers()
+    tolerance: ReferenceNumbers = ReferenceNumbers()
+
+
 class Step(TomlModel):
     """What one training step measured; None for a number that is not finite."""
 
@@ -81,7 +107,8 @@ class Reused(TomlModel):
 class CaseVerdict(TomlModel):
     """The judgement of one repeat of a case, with its numbers.
 
-    A baseline has no ``baseline``, no differences and no tolerance.
+    A baseline has no ``baseline``, no differences and no tolerance; it has ``reference``, None in certificates of
+    judges before 7.
     """
 
     id: str
@@ -96,3 +123,4 @@ class CaseVerdict(TomlModel):
     steps: tuple[Step, ...]
     observed: dict[str, JsonValue] | None = None
     reused: Reused | None = None
+    reference: ReferenceVerdict | None = None

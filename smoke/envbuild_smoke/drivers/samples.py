@@ -1,6 +1,8 @@
 """The training data: the same samples in the same order on every layout, drawn from the seed."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 
@@ -54,3 +56,19 @@ def context_part(tokens: torch.Tensor, rank: int, ways: int) -> torch.Tensor:
         return tokens.contiguous()
     pieces = tokens.chunk(2 * ways, dim=1)
     return torch.cat((pieces[rank], pieces[2 * ways - 1 - rank]), dim=1).contiguous()
+
+
+def sample_digests(samples: torch.Tensor) -> list[bytes]:
+    """Return the SHA-256 of each sample, shape [samples, sequence + 1]."""
+    return [hashlib.sha256(row.tobytes()).digest() for row in samples.cpu().numpy()]
+
+
+def order_problem(read: Sequence[Sequence[bytes]], planned: Sequence[Sequence[bytes]]) -> str | None:
+    """Return how the samples of a training, step by step, are not the planned ones; None where they are."""
+    for step, (own, expected) in enumerate(zip(read, planned, strict=False), 1):
+        if list(own) != list(expected):
+            # Of the whole training: a sampler that shuffles takes them from other steps.
+            same = sorted(chain.from_iterable(read)) == sorted(chain.from_iterable(planned))
+            what = "the planned samples in another order" if same else "other samples than the planned ones"
+            return f"step {step} read {what}"
+    return None if len(read) == len(planned) else f"{len(read)} steps read samples, {len(planned)} were planned"

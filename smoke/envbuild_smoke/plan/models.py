@@ -172,6 +172,7 @@ class Case:
         resume_at: after this step weights and optimizer are saved, all is torn down, built anew and loaded.
         continue_in: the layout that is built anew, of as many ranks; None for the same.
         compare_weights: the final weights are compared with the baseline's final weights.
+        compare_reference: the case, of one rank, is compared with the reference (`envbuild_smoke.reference`).
         estimated_seconds: how long it is likely to take, for scheduling; None when unknown.
     """
 
@@ -186,6 +187,7 @@ class Case:
     settings: Settings
     resume_at: Size | None
     compare_weights: bool
+    compare_reference: bool
     estimated_seconds: Positive | None
     time_limit_seconds: Positive
     continue_in: Layout | None = None

@@ -29,6 +29,7 @@ class CaseRun:
         self._emit = emit
         self._steps: list[dict[str, Any]] = []
         self._observed: dict[str, Any] | None = None
+        self._reference: dict[str, Any] | None = None
         self._read = 0
 
     def update(self, now: float) -> bool:
@@ -66,6 +67,7 @@ class CaseRun:
             devices=device_ids,
             fresh_processes=self.task_run.fresh,
             observed=observed if self._observed or status == "completed" else None,
+            reference=self._reference,
             failure=cause,
             logs=tuple(task.log_name(rank) for rank, log in enumerate(task.logs) if log.exists()),
         )
@@ -82,6 +84,8 @@ class CaseRun:
                 self._emit({"event": "weights-saved", "case": self._case.id, "repeat": self._repeat})
             elif "observed" in content:
                 self._observed = content["observed"]
+            elif "reference" in content:
+                self._reference = content["reference"]
             else:
                 self._steps.append(content)
                 shown = {name: content[name] for name in ("step", "loss", "grad_norm")}

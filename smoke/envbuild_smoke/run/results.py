@@ -41,8 +41,9 @@ class CaseResult:
 
     `startup_seconds` passed until its first step began, None if none did. `fresh_processes` counts the rank
     processes that did not live before. `observed` is what the driver read from what it had built, `weights`
-    how the final weights differ from the baseline's. `restarted` is why it was started a second time, through no
-    fault of its ranks; all else is about the second time then.
+    how the final weights differ from the baseline's, `reference` how a baseline compares with the reference.
+    `restarted` is why it was started a second time, through no fault of its ranks; all else is about the second time
+    then.
     """
 
     case: str
@@ -56,6 +57,7 @@ class CaseResult:
     fresh_processes: int = 0
     weights: dict[str, Any] | None = None
     observed: dict[str, Any] | None = None
+    reference: dict[str, Any] | None = None
     failure: Failure | None = None
     logs: tuple[str, ...] = ()
     restarted: str | None = None

@@ -228,6 +228,15 @@ def _samples(original):
     return global_batch
 
 
+@replaces("envbuild_smoke.drivers.mcore.data", "own_batches")
+def _order(original):
+    def own_batches(samples, *arguments, **options):
+        backwards = in_force("samples-in-another-order")
+        return original(samples.flip(0) if backwards else samples, *arguments, **options)
+
+    return own_batches
+
+
 @replaces("megatron.core.dist_checkpointing.serialization", "load")
 def _load(original):
     def load(*arguments, **options):

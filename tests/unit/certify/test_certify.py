@@ -227,7 +227,7 @@ def test_one_line_a_case():
     )
     within = "loss within 1.0e-08, grad norm within 2.0e-07, weights within 3.0e-06"
     assert reporter.notes == [
-        "  baseline  gpt-fp32-baseline: loss 6.00000",
+        "  baseline  gpt-fp32-baseline: loss 6.00000; reference: not compared",
         f"  agrees    gpt-fp32-dp2 (1 of 2 repeats): {within}",
         "  FAILED    gpt-fp32-dp2 (repeat 2): parity-loss: step 1: loss ... (and 1 more)",
         "  reused    gpt-fp32-tp2: passed on 2026-01-01T00:00:00Z",

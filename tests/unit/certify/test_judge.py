@@ -8,7 +8,8 @@ from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, pla
 
 from envbuild.certify.cases.case import tolerance_of
 from envbuild.certify.judge.config_checks import observed_problems
-from envbuild.certify.judge.judge import judge, relative_difference
+from envbuild.certify.judge.judge import judge
+from envbuild.certify.judge.numbers import relative_difference
 from envbuild.certify.models import Numbers
 
 # One micro batch a rank with data = 2.
@@ -365,9 +366,11 @@ def test_repeats_on_the_cpu_must_have_the_same_digits_and_on_gpus_not(failed):
 
 
 def test_baseline_that_learns_nothing_is_no_baseline(failed, plan, lines):
+    agreeing = line(lines, BASELINE)["reference"]
     for case in CASES:
         for entry in line(lines, case.id)["steps"]:
             entry["loss"] = entry["grad_norm"] = 1.0
+        line(lines, case.id)["reference"] = {**agreeing, "steps": [{"loss": 1.0, "grad_norm": 1.0}] * STEPS}
     assert failed(plan, lines) == {
         case.id: [("baseline", "its loss is 1.0 at every step: nothing was trained")]
         for case in CASES

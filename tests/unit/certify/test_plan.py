@@ -93,6 +93,7 @@ def test_plan_of_a_case():
         "resume_at": None,
         "continue_in": None,
         "compare_weights": False,
+        "compare_reference": False,
         "estimated_seconds": None,
         "time_limit_seconds": MATRIX.time_limit_seconds,
     }

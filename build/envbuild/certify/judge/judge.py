@@ -13,6 +13,8 @@ from typing import Any
 from envbuild.catalog.matrix import Matrix
 from envbuild.certify.cases.case import Case, same_arithmetic, tolerance_of
 from envbuild.certify.judge.config_checks import bandwidth_problems, environment_problems, observed_problems
+from envbuild.certify.judge.numbers import off_by, relative_difference
+from envbuild.certify.judge.reference import compare_reference
 from envbuild.certify.judge.results import CaseResult, Results, Weights
 from envbuild.certify.models import CaseVerdict, Check, Numbers, Problem, Step
 
@@ -82,10 +84,11 @@ class _Judge:
         if problems := self._incomplete(case, result):
             return _judged(verdict, problems)
         if case.is_baseline:
-            return _judged(
-                verdict,
-                [*self._configuration(case, result, None), *self._repeated(case, result), *_untrained(result.steps)],
-            )
+            planned = self._planned[case.id]
+            reference, problems = compare_reference(planned, self._models[planned["model"]], result)
+            problems += [*self._configuration(case, result, None), *self._repeated(case, result)]
+            verdict = verdict.model_copy(update={"reference": reference})
+            return _judged(verdict, [*problems, *_untrained(result.steps)])
         baseline = self._results.of(case.baseline_id, repeat)
         if baseline is None or self._incomplete(case, baseline):
             text = f"its baseline {case.baseline_id} did not complete, so there is nothing to compare with"
@@ -164,13 +167,6 @@ def _failure(result: CaseResult) -> Problem:
     return Problem(check=check, text=f"{result.status}: {reason}{where}")
 
 
-def relative_difference(expected: float, found: float) -> float:
-    """``|found - expected| / |expected|``; infinite when only the expected value is zero."""
-    if expected == found:
-        return 0.0
-    return abs(found - expected) / abs(expected) if expected else math.inf
-
-
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
@@ -216,10 +212,7 @@ class _Comparison:
                 difference = relative_difference(expected, found)
                 self._largest[name] = max(self._largest[name], difference)
                 if not difference <= limit:  # also where it is NaN
-                    text = (
-                        f"step {mine.step}: {name} expected {expected:.8g}, found {found:.8g}: off by "
-                        f"{difference:.2e} relative, allowed {limit:g}"
-                    )
+                    text = f"step {mine.step}: {name} {off_by(expected, found, limit)}"
                     self.problems.append(Problem(check=check, text=text))
 
     def _compare_bits(self, steps: Sequence[Step], baseline: Sequence[Step]) -> None:

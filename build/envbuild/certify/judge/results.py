@@ -42,6 +42,32 @@ class Weights(TomlModel):
     unexpected: tuple[str, ...] = ()
 
 
+class TensorDifference(TomlModel):
+    """How far a tensor is from the reference's; None for a difference that is not finite."""
+
+    name: str
+    relative_difference: float | None
+
+
+class ReferenceStep(TomlModel):
+    """A step of the reference; None for a number that is not finite."""
+
+    loss: float | None
+    grad_norm: float | None
+
+
+class Reference(TomlModel):
+    """How a baseline compares with the reference; tensors are in the order of computation."""
+
+    reason: str | None
+    samples: str | None
+    steps: tuple[ReferenceStep, ...]
+    activations: tuple[TensorDifference, ...]
+    gradients: tuple[TensorDifference, ...]
+    weights: tuple[TensorDifference, ...]
+    seconds: float
+
+
 class CaseResult(TomlModel):
     """What the runner reports of one repeat of a case."""
 
@@ -54,6 +80,7 @@ class CaseResult(TomlModel):
     devices: tuple[str | int, ...] = ()
     weights: Weights | None = None
     observed: Mapping[str, Any] | None = None
+    reference: Reference | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +159,7 @@ def _read(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: s
         raise _Refused(SMOKE, f"The plan is for runner {smoke_digest}; it ran with {used}.")
     _check_image(run["image"], plan["subject"])
     found = [
-        CaseResult.model_validate({name: record[name] for name in CaseResult.model_fields})
+        CaseResult.model_validate({name: record[name] for name in CaseResult.model_fields if name in record})
         for record in records
         if record["type"] == "case"
     ]

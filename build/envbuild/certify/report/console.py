@@ -7,6 +7,7 @@ from pathlib import Path
 
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import CaseVerdict, Problem
+from envbuild.certify.report.describe import describe_reference
 from envbuild.certify.run.watcher import brief, repeat_suffix
 from envbuild.core.errors import CertificationFailedError, FailedRun
 from envbuild.core.progress import Reporter
@@ -46,7 +47,7 @@ def _show_passed(passed: Sequence[CaseVerdict], repeats: int, reporter: Reporter
         reporter.note(f"  reused    {name}: passed on {first.reused.from_}")
     elif first.baseline is None:
         numbers = " ".join(f"{step.loss:.5f}" for step in first.steps if step.loss is not None)
-        reporter.note(f"  baseline  {name}: loss {numbers}")
+        reporter.note(f"  baseline  {name}: loss {numbers}; reference: {describe_reference(first.reference)}")
     else:
         differences = [verdict.largest_relative_difference for verdict in passed]
         loss = max(found.loss or 0.0 for found in differences)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from envbuild.certify.certificate.statement import MeasuredBandwidth
-from envbuild.certify.judge.judge import relative_difference
+from envbuild.certify.judge.numbers import relative_difference
 from envbuild.certify.models import CaseVerdict
 from envbuild.certify.report.charts import Chart, Point, Scales, Series, ShadedBand, bytes_text, draw
 

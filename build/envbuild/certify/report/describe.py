@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from envbuild.catalog.fields import TomlModel
 from envbuild.certify.certificate.statement import Certificate, Measured, Predicate
-from envbuild.certify.models import CaseVerdict, Numbers
+from envbuild.certify.models import CaseVerdict, Numbers, ReferenceNumbers, ReferenceVerdict
 from envbuild.core.text import printable
 
 COLUMNS = ("case", "repeat", "loss", "grad norm", "weights", "from")
@@ -34,6 +35,8 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
     width = max(len(name) for name, _ in facts)
     # Names and messages come from where the cases ran: as control characters they could repaint the terminal.
     text = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
+    baselines = [case for case in predicate.cases if case.baseline is None]
+    text += ["", *(f"{case.id} and the reference: {describe_reference(case.reference)}" for case in baselines)]
     return [printable(line) for line in text]
 
 
@@ -81,7 +84,18 @@ def _row(case: CaseVerdict) -> tuple[str, ...]:
     return (case.id, str(case.repeat), *numbers, f"reused from {case.reused.from_}" if case.reused else "this run")
 
 
-def difference(found: Numbers, allowed: Numbers, name: str) -> str:
+def describe_reference(reference: ReferenceVerdict | None) -> str:
+    """How a baseline compares with the reference: ``loss 3e-08 of 1e-06, ...``, or why it was not compared."""
+    if reference is None:
+        return "not compared"
+    if reference.not_compared:
+        return f"not compared: {reference.not_compared}"
+    found, allowed = reference.largest_relative_difference, reference.tolerance
+    numbers = (f"{name.replace('_', ' ')} {difference(found, allowed, name)}" for name in ReferenceNumbers.model_fields)
+    return ", ".join(numbers)
+
+
+def difference(found: TomlModel, allowed: TomlModel, name: str) -> str:
     """``1.2e-07 of 1e-05``: how far off, and how far was allowed."""
     value, limit = getattr(found, name), getattr(allowed, name)
     if value is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from envbuild.certify.models import CaseVerdict
 from envbuild.certify.report.charts import Chart
 from envbuild.certify.report.curves import CURVES, Against, overview, own_charts, relative
+from envbuild.certify.report.describe import describe_reference
 from envbuild.certify.report.model import Report
 
 NUMBERS = (*CURVES, ("weights", "weights"))
@@ -46,6 +47,11 @@ class CaseView:
     @property
     def verdict(self) -> CaseVerdict:
         return self.shown.case
+
+    @property
+    def reference(self) -> str:
+        """How a baseline compares with the reference; empty for other cases."""
+        return describe_reference(self.verdict.reference) if self.verdict.baseline is None else ""
 
     @property
     def status(self) -> str:

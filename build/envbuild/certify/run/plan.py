@@ -16,7 +16,7 @@ from envbuild.launch.executors import Where
 
 PLAN_SCHEMA = "envbuild.plan/3"
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 6
+JUDGE_VERSION = 7
 # How long a case takes or may take; they do not change what it computes.
 TIMES = ("estimated_seconds", "time_limit_seconds")
 
@@ -144,6 +144,7 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
         "resume_at": case.resume_at,
         "continue_in": dict(vars(case.continue_in)) if case.continue_in else None,
         "compare_weights": case.compare_weights,
+        "compare_reference": case.is_baseline,
         "estimated_seconds": None,
         "time_limit_seconds": matrix.time_limit_seconds,
     }

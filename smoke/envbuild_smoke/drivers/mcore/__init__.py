@@ -28,6 +28,7 @@ with warnings.catch_warnings():
     from envbuild_smoke.drivers.mcore.observed_config import observe
     from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, constant_schedule
     from envbuild_smoke.drivers.mcore.processes import forget_parallelism, joined, set_up_parallelism
+    from envbuild_smoke.drivers.mcore.reference_run import ReferenceRun
 
 from envbuild_smoke.drivers.samples import global_batch, loss_masks
 from envbuild_smoke.rank_context import RankContext
@@ -63,6 +64,7 @@ class _Run:
         self._case = context.case
         self._device = device
         self._samples = SamplesRead()
+        self._reference: ReferenceRun | None = None
         self._build()
 
     def _build(self) -> None:
@@ -87,6 +89,8 @@ class _Run:
             checkpoints.save_weights(self._chunks, self._context.checkpoint)
             if torch.distributed.get_rank() == 0:
                 self._context.report_weights_saved()
+        if self._case.compare_reference:
+            self._reference = ReferenceRun(self._case, self._context.model, self._chunks[0])
         self._build_optimizer()
 
     def _gather_on_use(self, wanted: bool, *, gather_now: bool = True) -> None:
@@ -139,6 +143,9 @@ class _Run:
             micro_batch_size=training.micro_batch_size,
             forward_only=False,
         )
+        # The optimizer clips them in place.
+        if self._reference is not None:
+            self._reference.gradients()
         updated, grad_norm, _ = self._optimizer.step()
         if not updated:
             raise FloatingPointError(f"step {step}: the optimizer skipped the update, a gradient is not finite")
@@ -166,6 +173,8 @@ class _Run:
         observed = observe(self._case, self._wrapped, self._optimizer, self._samples)
         if _is_reporting_rank():
             self._context.report_observed(observed)
+        if self._reference is not None:
+            self._context.report_reference(self._reference.result(self._samples.steps))
         if self._context.save_final_weights:
             checkpoints.save_weights(self._chunks, self._context.final_checkpoint)
         self._forget()
@@ -179,7 +188,7 @@ class _Run:
         empty: list[Any] = []
         # The configuration refers to the optimizer, and the optimizer to the model.
         self._chunks, self._wrapped, self._optimizer, self._config = empty, empty, None, None
-        self._schedule = None
+        self._schedule, self._reference = None, None
 
 
 def _is_reporting_rank() -> bool:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from megatron.core import parallel_state
 
-from envbuild_smoke.drivers.samples import context_part, rank_micro_batches
+from envbuild_smoke.drivers.samples import context_part, rank_micro_batches, sample_digests
 from envbuild_smoke.plan.models import Case, Model
 
 # One micro batch: tokens, labels (int64) and the mask of the loss (float32), each [micro batch, sequence].
@@ -31,7 +31,12 @@ class SamplesRead:
     def add(self, block: torch.Tensor) -> None:
         """Note a micro batch, shape [micro batch, sequence + 1]."""
         # Of each sample, not of the micro batch: then another micro batch size is the same data.
-        self._steps[-1][1].extend(hashlib.sha256(row.tobytes()).digest() for row in block.cpu().numpy())
+        self._steps[-1][1].extend(sample_digests(block))
+
+    @property
+    def steps(self) -> list[list[bytes]]:
+        """The digest of each sample that this rank has read, step by step."""
+        return [samples for _, samples in self._steps]
 
     def digest(self, micro_batch_size: int) -> str:
         """Return "sha256:..." of all samples of the run, in the order of the global batches; called by every rank.

@@ -1,0 +1,158 @@
+"""A baseline next to the reference: what it is, what it computed, and the reference's training from its weights."""
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from envbuild_smoke.drivers.mcore.model import is_gated
+from envbuild_smoke.drivers.mcore.optimizer import ADAM_EPSILON
+from envbuild_smoke.drivers.samples import global_batch, loss_masks, order_problem, rank_micro_batches, sample_digests
+from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.reference.compare import compare
+from envbuild_smoke.reference.config import (
+    ExpertsConfig,
+    MambaConfig,
+    ModelConfig,
+    NotComparedError,
+    OptimizerConfig,
+    Positions,
+)
+from envbuild_smoke.reference.model import MicroBatch
+from envbuild_smoke.reference.names import reference_name
+from envbuild_smoke.reference.training import Trained, train
+
+# The modules whose outputs are compared, where a model has them.
+_PARTS = r"\.(input_layernorm|self_attention\.(linear_qkv|core_attention)|pre_mlp_layernorm|mlp\.router|norm)"
+_ACTIVATIONS = re.compile(rf"embedding|decoder\.final_layernorm|decoder\.layers\.\d+({_PARTS})?")
+
+
+class ReferenceRun:
+    """Notes what a baseline of one rank computes, then trains the reference and compares.
+
+    Made before the first step, with the model as it starts; `gradients` is called in the first step, before clipping.
+    """
+
+    def __init__(self, case: Case, model: Model, chunk: torch.nn.Module) -> None:
+        self._case, self._model, self._chunk = case, model, chunk
+        self._initial = self._parameters()
+        self._trained = Trained()
+        self._hooks = [
+            module.register_forward_hook(self._noting(name))
+            for name, module in ((reference_name(own), module) for own, module in chunk.named_modules())
+            # What a fused layer holds itself is a module that does nothing.
+            if _ACTIVATIONS.fullmatch(name) and type(module).__name__ != "IdentityOp"
+        ]
+
+    def gradients(self) -> None:
+        """Keep the gradients of the first step; later ones are not compared."""
+        if self._trained.gradients:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        named = ((name, parameter.main_grad) for name, parameter in self._chunk.named_parameters())
+        self._trained.gradients.update((reference_name(name), gradient.detach().clone()) for name, gradient in named)
+
+    def result(self, read: Sequence[Sequence[bytes]]) -> dict[str, Any]:
+        """Train the reference and return the comparison, as in schemas/result.schema.json.
+
+        `read` are the digests of the samples that the baseline has read, step by step.
+        """
+        began = time.monotonic()
+        answer: dict[str, Any] = {"reason": None, "samples": None, "steps": []}
+        answer.update({name: [] for name in ("activations", "gradients", "weights")})
+        planned = [sample_digests(samples) for samples in self._samples()]
+        answer["samples"] = order_problem(read, planned)
+        # Other samples make other numbers, which would be taken for a wrong model.
+        if answer["samples"] is None:
+            self._trained.weights.update(self._parameters())
+            try:
+                reference = train(
+                    model_config(self._model), optimizer_config(self._case), self._initial, self._micro_batches()
+                )
+                answer.update(compare(self._trained, reference))
+            except NotComparedError as error:
+                answer["reason"] = str(error)
+        answer["seconds"] = round(time.monotonic() - began, 3)
+        return answer
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return {reference_name(name): value.detach().clone() for name, value in self._chunk.named_parameters()}
+
+    def _noting(self, name: str) -> Any:
+        def note(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+            value = output[0] if isinstance(output, tuple) else output
+            if name not in self._trained.activations:
+                # Megatron has the sequence first; the router has all tokens in one dimension.
+                whole = value.detach().reshape(self._model.sequence_length, self._case.training.micro_batch_size, -1)
+                self._trained.activations[name] = whole.transpose(0, 1).clone()
+
+        return note
+
+    def _samples(self) -> Iterator[torch.Tensor]:
+        training, model = self._case.training, self._model
+        for step in range(1, training.steps + 1):
+            size = training.global_batch_size
+            yield global_batch(training.seed, step, size, model.sequence_length, model.vocabulary_size)
+
+    def _micro_batches(self) -> Iterator[list[MicroBatch]]:
+        device, training = next(self._chunk.parameters()).device, self._case.training
+        for step, samples in enumerate(self._samples(), 1):
+            shape = (training.global_batch_size, self._model.sequence_length)
+            masks = loss_masks(training.seed, step, *shape, training.loss_mask)
+            blocks, own_masks = (
+                rank_micro_batches(whole.to(device), training.micro_batch_size, 0, 1) for whole in (samples, masks)
+            )
+            yield [
+                MicroBatch(tokens=block[:, :-1], labels=block[:, 1:], loss_mask=mask)
+                for block, mask in zip(blocks, own_masks, strict=True)
+            ]
+
+
+def model_config(model: Model) -> ModelConfig:
+    """Return what the plan's model is, for the reference; from the plan alone, not from what the library built."""
+    gated, mamba, moe = is_gated(model), model.mamba, model.moe
+    positions: Positions = "none" if mamba is not None else "rotary" if gated else "learned"
+    bias = not gated and moe is None
+    experts = None
+    if moe is not None:
+        kind, coefficient = moe.router_load_balancing_type, moe.aux_loss_coeff
+        experts = ExpertsConfig(
+            count=moe.num_experts,
+            top_k=moe.router_topk,
+            softmax_first=moe.router_topk == 1,
+            auxiliary=coefficient if kind == "aux_loss" else 0.0,
+            sequence_auxiliary=coefficient if kind == "seq_aux_loss" else 0.0,
+            z=moe.z_loss_coeff,
+        )
+    layers = None
+    if mamba is not None:
+        layers = MambaConfig(state_size=mamba.state_dim, head_size=mamba.head_dim, groups=mamba.num_groups)
+    return ModelConfig(
+        layers="T" * model.num_layers if mamba is None else mamba.hybrid_override_pattern,
+        hidden_size=model.hidden_size,
+        heads=model.num_attention_heads,
+        query_groups=model.num_query_groups,
+        normalization=model.normalization,
+        positions=positions,
+        gated=gated,
+        bias=bias,
+        qkv_bias=bias,
+        experts=experts,
+        mamba=layers,
+    )
+
+
+def optimizer_config(case: Case) -> OptimizerConfig:
+    """Return how the plan's case trains, for the reference."""
+    training = case.training
+    return OptimizerConfig(
+        learning_rate=training.learning_rate,
+        embedding_learning_rate=training.decoupled_lr,
+        epsilon=ADAM_EPSILON,
+        weight_decay=training.weight_decay,
+        clip_norm=training.clip_grad_norm,
+        per_token_loss=training.calculate_per_token_loss,
+    )

@@ -1,0 +1,80 @@
+"""What a reference computes: plain values, none of a library's."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Positions = Literal["learned", "rotary", "none"]
+
+
+class NotComparedError(Exception):
+    """The reference cannot compute this model, or cannot read its weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """A mixture of experts in the place of the MLP; `top_k` of `count` take each token.
+
+    `softmax_first` takes the softmax over all experts and not over those that were chosen. The others are the
+    coefficients of the auxiliary losses: of a micro batch, of a sequence, and of the router's logits.
+    """
+
+    count: int
+    top_k: int
+    softmax_first: bool = False
+    auxiliary: float = 0.0
+    sequence_auxiliary: float = 0.0
+    z: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaConfig:
+    """The sizes of a Mamba layer; `norm_epsilon` is that of the norm inside of it."""
+
+    state_size: int
+    head_size: int
+    groups: int
+    norm_epsilon: float = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder. `layers` has a letter for each: T (attention and MLP), * (attention), - (MLP), M (Mamba).
+
+    `gated` is an MLP with SiLU and a gate; otherwise it has GELU. `bias` is on all linear layers but those of experts
+    and Mamba, `qkv_bias` on the projection to queries, keys and values. With `tied` the output has the weights of the
+    token embedding.
+    """
+
+    layers: str
+    hidden_size: int
+    heads: int
+    query_groups: int
+    normalization: Literal["LayerNorm", "RMSNorm"]
+    norm_epsilon: float = 1e-5
+    positions: Positions
+    rotary_base: float = 10000.0
+    gated: bool
+    bias: bool
+    qkv_bias: bool
+    tied: bool = True
+    experts: "ExpertsConfig | None" = None
+    mamba: "MambaConfig | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Adam with decoupled weight decay, on gradients clipped to the norm `clip_norm`.
+
+    Tensors of one dimension (biases, norms) have no weight decay. The token embedding and the output have
+    `embedding_learning_rate` where it is not None. With `per_token_loss` the gradient is that of the mean over all
+    tokens of a step; otherwise of the mean over its micro batches.
+    """
+
+    learning_rate: float
+    embedding_learning_rate: "float | None" = None
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float
+    per_token_loss: bool = False

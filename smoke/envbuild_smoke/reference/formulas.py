@@ -1,0 +1,146 @@
+"""The formulas of the layers. Tensors have the shape [batch, sequence, ...]; `same` is `may_attend`'s."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from envbuild_smoke.reference.config import ExpertsConfig, MambaConfig
+
+
+def layer_norm(values: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """Ba et al. 2016, "Layer Normalization" (arXiv 1607.06450), equations 3 and 4; epsilon as in torch.nn.LayerNorm."""
+    centred = values - values.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight + bias
+
+
+def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Zhang & Sennrich 2019, "Root Mean Square Layer Normalization" (arXiv 1910.07467), equation 4."""
+    return values / (values.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight
+
+
+def may_attend(length: int, segments: "Tensor | None", device: torch.device) -> Tensor:
+    """Return which token (row) sees which (column), shape [1 or batch, sequence, sequence].
+
+    Those before it and itself (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.3); of packed sequences
+    (`segments`, [batch, sequence], numbers the sequence of each token) those of its own (Krell et al. 2021, arXiv
+    2107.02027, section 3.2.2).
+    """
+    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()[None]
+    return causal if segments is None else causal & (segments[:, :, None] == segments[:, None, :])
+
+
+def positions_of(length: int, segments: "Tensor | None", device: torch.device) -> Tensor:
+    """Return the position of each token in its own sequence, shape [1 or batch, sequence]."""
+    # A token sees the tokens before it in its sequence, and itself.
+    return may_attend(length, segments, device).sum(-1) - 1
+
+
+def rotate(values: Tensor, positions: Tensor, base: float) -> Tensor:
+    """Rotary positions of `values`, shape [batch, sequence, heads, head size].
+
+    Su et al. 2021, "RoFormer" (arXiv 2104.09864), equation 34, with the pairs (i, i + half) in the place of
+    (2i, 2i + 1), as in GPT-NeoX (Black et al. 2022, arXiv 2204.06745) and Llama.
+    """
+    half = values.size(-1) // 2
+    frequencies = base ** (-torch.arange(half, dtype=values.dtype, device=values.device) / half)
+    angles = (positions.to(values.dtype)[..., None] * frequencies)[:, :, None, :]
+    first, second = values[..., :half], values[..., half:]
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+def attention(queries: Tensor, keys: Tensor, values: Tensor, same: Tensor) -> Tensor:
+    """Return the context, [batch, sequence, heads x head size], of [batch, sequence, heads, head size].
+
+    Vaswani et al. 2017 (arXiv 1706.03762), equation 1. Neighbouring heads share keys and values where there are fewer
+    of those: Ainslie et al. 2023, "GQA" (arXiv 2305.13245), section 2.2.
+    """
+    share = queries.size(2) // keys.size(2)
+    keys, values = (part.repeat_interleave(share, dim=2) for part in (keys, values))
+    scores = torch.einsum("bihd,bjhd->bhij", queries, keys) / math.sqrt(queries.size(-1))
+    weights = scores.masked_fill(~same[:, None], -math.inf).softmax(-1)
+    return torch.einsum("bhij,bjhd->bihd", weights, values).flatten(2)
+
+
+def silu(values: Tensor) -> Tensor:
+    """The sigmoid-weighted linear unit: Elfwing et al. 2017 (arXiv 1702.03118), section 2."""
+    return values * torch.sigmoid(values)
+
+
+def activate(values: Tensor, gated: bool) -> Tensor:
+    """GELU, Hendrycks & Gimpel 2016 (arXiv 1606.08415), section 2; gated, SwiGLU: Shazeer 2020 (arXiv 2002.05202).
+
+    The first half of the gated values is the gate (section 2, equation 6).
+    """
+    if not gated:
+        return values * 0.5 * (1 + torch.erf(values / math.sqrt(2)))
+    gate, linear = values.chunk(2, dim=-1)
+    return silu(gate) * linear
+
+
+def route(logits: Tensor, experts: ExpertsConfig) -> tuple[Tensor, Tensor]:
+    """Return how much each expert counts for each token, 0 where it was not chosen, and the auxiliary losses' sum.
+
+    `logits` has the shape [batch, sequence, experts]. Shazeer et al. 2017 (arXiv 1701.06538), equations 3 and 5
+    without noise; softmax first: Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961), equation 1.
+    """
+    chosen = torch.zeros_like(logits).scatter(-1, logits.topk(experts.top_k, dim=-1).indices, 1.0)
+    scores = logits.softmax(-1)
+    weights = scores * chosen if experts.softmax_first else logits.masked_fill(chosen == 0, -math.inf).softmax(-1)
+    # Fedus et al. 2021, equations 4 to 6, for top-k: f, the part of the tokens that an expert takes, is divided by k.
+    # It is constant in the gradient.
+    part, probability = chosen.detach() / experts.top_k, scores
+    whole = (part.mean((0, 1)) * probability.mean((0, 1))).sum()
+    # The same for each sequence by itself: DeepSeek-V3 (arXiv 2412.19437), equations 17 to 20, with softmax scores.
+    sequences = (part.mean(1) * probability.mean(1)).sum(-1).mean()
+    # Zoph et al. 2022, "ST-MoE" (arXiv 2202.08906), equation 5.
+    z = logits.logsumexp(-1).square().mean()
+    balance = experts.auxiliary * whole + experts.sequence_auxiliary * sequences
+    return weights, experts.count * balance + experts.z * z
+
+
+def causal_convolution(values: Tensor, weight: Tensor, bias: Tensor, same: Tensor) -> Tensor:
+    """Each channel of `values` by itself, over the token and those before it; `weight` has shape [channels, 1, width].
+
+    Gu & Dao 2023, "Mamba" (arXiv 2312.00752), section 3.4 and figure 3.
+    """
+    width, length = weight.size(-1), values.size(1)
+    total = bias.expand_as(values)
+    for back in range(min(width, length)):
+        # Of another packed sequence nothing is taken.
+        inside = same.diagonal(-back, 1, 2)[..., None].to(values.dtype)
+        moved = values[:, : length - back] * inside * weight[:, 0, width - 1 - back]
+        total = total + torch.nn.functional.pad(moved, (0, 0, back, 0))
+    return total
+
+
+def state_space(inputs: Tensor, steps: Tensor, decay: Tensor, pair: tuple[Tensor, Tensor], same: Tensor) -> Tensor:
+    """The selective state space model in its quadratic form, of `inputs` [batch, sequence, heads, head size].
+
+    Dao & Gu 2024, "Transformers are SSMs" (arXiv 2405.21060), equations 1 and 6 (the matrix M) and listing 1's L, with
+    the discretization of Mamba-2, exp(step x decay) and step x B. `steps` has shape [batch, sequence, heads], `decay`
+    [heads]; `pair` is B and C, each [batch, sequence, groups, state size], shared by neighbouring heads.
+    """
+    share = inputs.size(2) // pair[0].size(2)
+    enter, leave = (part.repeat_interleave(share, dim=2) for part in pair)
+    total = (steps * decay).cumsum(1).transpose(1, 2)
+    between = (total[..., :, None] - total[..., None, :]).masked_fill(~same[:, None], -math.inf).exp()
+    weights = torch.einsum("bihn,bjhn->bhij", leave, enter) * between
+    return torch.einsum("bhij,bjh,bjhp->bihp", weights, steps, inputs)
+
+
+def gated_group_norm(values: Tensor, gate: Tensor, weight: Tensor, mamba: MambaConfig) -> Tensor:
+    """The norm of a Mamba-2 block: gated first, then RMSNorm by group; Dao & Gu 2024, section 7.1 and figure 6."""
+    gated = values * silu(gate)
+    grouped = gated.unflatten(-1, (mamba.groups, -1))
+    ones = torch.ones_like(grouped[0, 0, 0])
+    return rms_norm(grouped, ones, mamba.norm_epsilon).flatten(-2) * weight
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the negative log-likelihood of each label, [batch, sequence].
+
+    Goodfellow et al. 2016, "Deep Learning", section 6.2.2.3.
+    """
+    return logits.logsumexp(-1) - logits.gather(-1, labels[..., None])[..., 0]

@@ -1,0 +1,239 @@
+"""Checks of the reference's formulas with torch itself, run by the Python of a stack: name them as arguments."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import torch
+
+from envbuild_smoke.reference import formulas
+from envbuild_smoke.reference.config import (
+    ExpertsConfig,
+    MambaConfig,
+    ModelConfig,
+    NotComparedError,
+    OptimizerConfig,
+)
+from envbuild_smoke.reference.model import MicroBatch, ReferenceModel
+from envbuild_smoke.reference.training import train
+
+torch.manual_seed(1)
+torch.set_default_dtype(torch.float64)
+HIDDEN, LENGTH, VOCABULARY, HEADS, GROUPS, STATE = 32, 12, 64, 8, 2, 4
+MAMBA = MambaConfig(state_size=STATE, head_size=2 * HIDDEN // HEADS, groups=GROUPS)
+ADAM = OptimizerConfig(learning_rate=1e-2, clip_norm=1e9)
+
+
+def config(layers="T", **changes):
+    values = {"normalization": "RMSNorm", "positions": "rotary", "gated": True, "bias": False, "qkv_bias": False}
+    sizes = {"hidden_size": HIDDEN, "heads": 4, "query_groups": 2}
+    return ModelConfig(layers=layers, **{**sizes, **values, **changes})
+
+
+def weights_of(model, **shapes):
+    """Random weights under every name that a model reads: found by asking for them."""
+    names = {"embedding.word_embeddings.weight": (VOCABULARY, HIDDEN), "decoder.final_layernorm.weight": (HIDDEN,)}
+    for index, kind in enumerate(model.layers):
+        layer = f"decoder.layers.{index}"
+        if kind in "T*":
+            names[f"{layer}.input_layernorm.weight"] = (HIDDEN,)
+            names[f"{layer}.self_attention.linear_qkv.weight"] = (2 * HIDDEN, HIDDEN)
+            names[f"{layer}.self_attention.linear_proj.weight"] = (HIDDEN, HIDDEN)
+        if kind in "T-":
+            names[f"{layer}.pre_mlp_layernorm.weight"] = (HIDDEN,)
+            count = model.experts.count if model.experts else 0
+            parts = [f"mlp.experts.local_experts.{expert}" for expert in range(count)] or ["mlp"]
+            for part in parts:
+                names[f"{layer}.{part}.linear_fc1.weight"] = (8 * HIDDEN, HIDDEN)
+                names[f"{layer}.{part}.linear_fc2.weight"] = (HIDDEN, 4 * HIDDEN)
+            if count:
+                names[f"{layer}.mlp.router.weight"] = (count, HIDDEN)
+        if kind == "M":
+            inner, mixed = 2 * HIDDEN, 2 * HIDDEN + 2 * GROUPS * STATE
+            own = {"in_proj.weight": (inner + mixed + HEADS, HIDDEN), "conv1d.weight": (mixed, 1, 4),
+                   "conv1d.bias": (mixed,), "A_log": (HEADS,), "D": (HEADS,), "dt_bias": (HEADS,),
+                   "norm.weight": (inner,), "out_proj.weight": (HIDDEN, inner)}  # fmt: skip
+            names[f"{layer}.norm.weight"] = (HIDDEN,)
+            names |= {f"{layer}.mixer.{name}": shape for name, shape in own.items()}
+    return {name: torch.randn(shape) * 0.2 + (len(shape) == 1) for name, shape in {**names, **shapes}.items()}
+
+
+def batch(samples=3, **more):
+    tokens = torch.randint(VOCABULARY, (samples, LENGTH + 1))
+    return MicroBatch(tokens=tokens[:, :-1], labels=tokens[:, 1:], **more)
+
+
+def formulas_are_torchs():
+    values, weight, bias = torch.randn(2, 5, HIDDEN), torch.randn(HIDDEN), torch.randn(HIDDEN)
+    close(
+        formulas.layer_norm(values, weight, bias, 1e-3),
+        torch.nn.functional.layer_norm(values, (HIDDEN,), weight, bias, 1e-3),
+    )
+    close(formulas.rms_norm(values, weight, 1e-3), torch.nn.functional.rms_norm(values, (HIDDEN,), weight, 1e-3))
+    close(formulas.activate(values, gated=False), torch.nn.functional.gelu(values))
+    gate, linear = values.chunk(2, -1)
+    close(formulas.activate(values, gated=True), torch.nn.functional.silu(gate) * linear)
+    parts = [torch.randn(2, LENGTH, heads, 8) for heads in (4, 2, 2)]
+    torchs = [part.transpose(1, 2) for part in parts]
+    expected = torch.nn.functional.scaled_dot_product_attention(*torchs, is_causal=True, enable_gqa=True)
+    found = formulas.attention(*parts, formulas.may_attend(LENGTH, None, values.device))
+    close(found, expected.transpose(1, 2).flatten(2))
+    labels = torch.randint(HIDDEN, (2, 5))
+    expected = torch.nn.functional.cross_entropy(values.flatten(0, 1), labels.flatten(), reduction="none")
+    close(formulas.cross_entropy(values, labels).flatten(), expected)
+    weight, bias = torch.randn(HIDDEN, 1, 4), torch.randn(HIDDEN)
+    expected = torch.nn.functional.conv1d(values.transpose(1, 2), weight, bias, padding=3, groups=HIDDEN)[..., :5]
+    same = formulas.may_attend(5, None, values.device)
+    close(formulas.causal_convolution(values, weight, bias, same), expected.transpose(1, 2))
+
+
+def rotation_depends_on_the_distance():
+    query, key = torch.randn(2, 8)
+
+    def score(first, second):
+        at = torch.tensor([[first, second]])
+        turned = formulas.rotate(torch.stack((query, key))[None, :, None], at, 10000.0)[0, :, 0]
+        return float(turned[0] @ turned[1])
+
+    assert math.isclose(score(9, 4), score(105, 100), rel_tol=1e-9)
+    assert not math.isclose(score(9, 4), score(9, 5), rel_tol=1e-3)
+    # Of the first pair, (0, 4), by one radian a position.
+    turned = formulas.rotate(torch.eye(8)[0][None, None, None], torch.tensor([[1]]), 10000.0).flatten()
+    close(turned[[0, 4]], torch.tensor([math.cos(1), math.sin(1)]))
+
+
+def state_space_is_its_recurrence():
+    """h <- exp(dt A) h + dt B x; y = C h, token by token (Gu & Dao 2023, equation 2)."""
+    inputs, steps = torch.randn(2, LENGTH, HEADS, 4), torch.rand(2, LENGTH, HEADS)
+    decay, enter, leave = (
+        -torch.rand(HEADS),
+        torch.randn(2, LENGTH, GROUPS, STATE),
+        torch.randn(2, LENGTH, GROUPS, STATE),
+    )
+    found = formulas.state_space(inputs, steps, decay, (enter, leave), formulas.may_attend(LENGTH, None, inputs.device))
+    state = torch.zeros(2, HEADS, 4, STATE)
+    for at in range(LENGTH):
+        own_enter, own_leave = (part[:, at].repeat_interleave(HEADS // GROUPS, 1) for part in (enter, leave))
+        kept = state * (steps[:, at] * decay).exp()[..., None, None]
+        state = kept + steps[:, at, :, None, None] * inputs[:, at, :, :, None] * own_enter[:, :, None]
+        close(found[:, at], (state * own_leave[:, :, None]).sum(-1))
+
+
+def packed_sequences_are_separate_ones():
+    model = config("TM*-", mamba=MAMBA)
+    weights = weights_of(model)
+    whole, first = batch(1), 5
+    segments = (torch.arange(LENGTH) >= first).long()[None]
+    together = MicroBatch(tokens=whole.tokens, labels=whole.labels, segments=segments)
+    found, _ = ReferenceModel(model, weights).losses(together)
+    for part in (slice(0, first), slice(first, None)):
+        alone = MicroBatch(tokens=whole.tokens[:, part], labels=whole.labels[:, part])
+        close(found[:, part], ReferenceModel(model, weights).losses(alone)[0])
+
+
+def optimizer_is_torchs():
+    model = config("T", tied=False)
+    weights = weights_of(model, **{"output_layer.weight": (VOCABULARY, HIDDEN)})
+    optimizer = OptimizerConfig(
+        learning_rate=1e-2, embedding_learning_rate=3e-2, epsilon=1e-5, weight_decay=0.1, clip_norm=0.5
+    )
+    steps = [[batch(), batch()] for _ in range(3)]
+    found = train(model, optimizer, weights, steps)
+    own = {name: torch.nn.Parameter(weight.clone()) for name, weight in weights.items()}
+    groups = [
+        {
+            "params": [weight],
+            "weight_decay": 0.1 if weight.dim() > 1 else 0.0,
+            "lr": 3e-2 if name in ("embedding.word_embeddings.weight", "output_layer.weight") else 1e-2,
+        }
+        for name, weight in own.items()
+    ]
+    adam = torch.optim.AdamW(groups, eps=1e-5)
+    for step, (loss, norm) in zip(steps, found.steps, strict=True):
+        adam.zero_grad()
+        mean = sum(ReferenceModel(model, own).losses(part)[0].mean() for part in step) / 2
+        mean.backward()
+        close(
+            torch.tensor([loss, norm]), torch.stack([mean.detach(), torch.nn.utils.clip_grad_norm_(own.values(), 0.5)])
+        )
+        assert norm > 0.5
+        adam.step()
+    for name, weight in own.items():
+        close(found.weights[name], weight.detach())
+
+
+def auxiliary_losses_are_of_a_micro_batch():
+    logits = torch.randn(2, 3, 4)
+    experts = ExpertsConfig(count=4, top_k=2, auxiliary=0.1, sequence_auxiliary=0.01, z=0.001)
+    weights, found = formulas.route(logits, experts)
+    scores, chosen = logits.softmax(-1), weights > 0
+    assert (chosen.sum(-1) == 2).all()
+    close(weights.sum(-1), torch.ones(2, 3))
+
+    def balance(which):
+        part, mean = chosen[which].double().flatten(0, -2).mean(0) / 2, scores[which].flatten(0, -2).mean(0)
+        return 4 * float((part * mean).sum())
+
+    expected = 0.1 * balance(slice(None)) + 0.01 * (balance(0) + balance(1)) / 2
+    close(found, torch.tensor(expected) + 0.001 * logits.logsumexp(-1).square().mean())
+    # They are in the gradients and not in the loss, and joining micro batches would change them.
+    model = config("T", gated=True, experts=experts)
+    own, parts = weights_of(model), [batch(1), batch(1)]
+    trained = train(model, ADAM, own, [parts])
+    leaves = {name: weight.clone().requires_grad_() for name, weight in own.items()}
+    both = [ReferenceModel(model, leaves).losses(part) for part in parts]
+    (sum(tokens.mean() + auxiliary for tokens, auxiliary in both) / 2).backward()
+    close(trained.gradients["decoder.layers.0.mlp.router.weight"], leaves["decoder.layers.0.mlp.router.weight"].grad)
+    close(torch.tensor(trained.steps[0][0]), sum(tokens.mean() for tokens, _ in both).detach() / 2)
+
+
+def masks_weigh_tokens():
+    model = config("T")
+    weights, mask = weights_of(model), torch.ones(1, LENGTH)
+    mask[:, 3:] = 0
+    parts = [batch(1, loss_mask=mask), batch(1)]
+    tokens = [ReferenceModel(model, weights).losses(part)[0] for part in parts]
+    means = float((tokens[0][:, :3].mean() + tokens[1].mean()) / 2)
+    whole = float((tokens[0][:, :3].sum() + tokens[1].sum()) / (3 + LENGTH))
+    for per_token, expected in ((False, means), (True, whole)):
+        optimizer = OptimizerConfig(learning_rate=1e-2, clip_norm=1.0, per_token_loss=per_token)
+        assert math.isclose(train(model, optimizer, weights, [parts]).steps[0][0], expected, rel_tol=1e-12)
+    experts = config("T", experts=ExpertsConfig(count=4, top_k=2, z=0.1))
+    words = "the weight of router losses is not defined where tokens are masked and counted"
+    assert refusal(experts, weights_of(experts), [[batch(1, loss_mask=mask)]], optimizer) == words
+
+
+def tensors_that_do_not_fit_are_not_compared():
+    model = config("TM", mamba=MAMBA)
+    weights = weights_of(model)
+    train(model, ADAM, weights, [[batch()]])
+    lacking = {name: weight for name, weight in weights.items() if name != "decoder.layers.0.mlp.linear_fc2.weight"}
+    surplus = {**weights, "decoder.layers.0.mlp.shared_experts.linear_fc1.weight": torch.randn(4, 4)}
+    unknown = config("M")
+    for own, used, words in (
+        (lacking, model, "no decoder.layers.0.mlp.linear_fc2.weight"),
+        (surplus, model, "that the model has not: decoder.layers.0.mlp.shared_experts.linear_fc1.weight"),
+        (weights_of(unknown), unknown, "Mamba layers of unknown sizes"),
+    ):
+        assert words in refusal(used, own)
+
+
+def refusal(model, weights, steps=None, optimizer=ADAM):
+    try:
+        train(model, optimizer, weights, steps or [[batch()]])
+    except NotComparedError as error:
+        return str(error)
+    return ""
+
+
+def nothing_of_megatron_is_loaded():
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("megatron", "transformer_engine")]
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

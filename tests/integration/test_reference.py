@@ -1,0 +1,32 @@
+"""The reference's formulas against torch's own, and against other forms of themselves, with the torch of a stack."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+CHECKS = TESTS / "helpers" / "reference_checks.py"
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "formulas_are_torchs",
+        "rotation_depends_on_the_distance",
+        "state_space_is_its_recurrence",
+        "packed_sequences_are_separate_ones",
+        "optimizer_is_torchs",
+        "auxiliary_losses_are_of_a_micro_batch",
+        "masks_weigh_tokens",
+        "tensors_that_do_not_fit_are_not_compared",
+        "nothing_of_megatron_is_loaded",
+    ],
+)
+def test_reference(stack_python: Path, check: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent / "smoke"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([stack_python, CHECKS, check], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,115 @@
+"""The judge holds baselines against the reference, and names the first tensor that is off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from unit.certify.plans import BASELINE, CASES, MATRIX, line, lines_of, plan_of, read
+
+from envbuild.certify.judge.judge import judge
+from envbuild.certify.judge.reference import band_of
+from envbuild.certify.models import CaseVerdict
+
+FIRST, SECOND = "decoder.layers.0.input_layernorm", "decoder.layers.0"
+GPT = {"layer_spec": "local", "moe": None}
+
+
+def tensors(*differences: float | None) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "relative_difference": value} for name, value in zip((FIRST, SECOND), differences, strict=True)
+    ]
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Judges the baseline, whose comparison with the reference is changed."""
+
+    def verdict(changes: dict[str, Any] | None) -> CaseVerdict:
+        plan = plan_of()
+        lines = lines_of(plan)
+        found = line(lines, BASELINE)
+        found["reference"] = None if changes is None else {**found["reference"], **changes}
+        results = read(tmp_path / "results.jsonl", plan, lines)
+        return next(item for item in judge(CASES, MATRIX, results, plan) if item.id == BASELINE)
+
+    return verdict
+
+
+def test_baseline_that_agrees_passes_with_its_numbers_and_bands(judged):
+    found = judged({"activations": tensors(2e-7, 9e-6)})
+    assert (found.passed, found.reference.not_compared, found.reference.tensors) == (True, "", 4)
+    assert found.reference.largest_relative_difference.activations == 9e-6
+    assert found.reference.largest_relative_difference.loss == 0
+    assert found.reference.tolerance == band_of({"precision": "fp32"}, GPT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"activations": tensors(2e-2, 1e-1), "weights": tensors(0.5, 0.5)},
+            f"{FIRST} (activation of the first micro batch) differs from the reference by 2.00e-02",
+        ),
+        ({"gradients": tensors(0.25, 0.5)}, f"{FIRST} (gradient of the first step) differs from the reference by"),
+        ({"weights": tensors(1e-7, None)}, f"{SECOND} (final weight) differs from the reference by inf relative"),
+        ({"weights": []}, "the comparison with the reference is incomplete"),
+        ({"steps": []}, "the comparison with the reference is incomplete"),
+        (None, "it was to be compared with the reference, and the runner reported no comparison"),
+    ],
+)
+def test_baseline_that_is_off_fails_with_the_first_tensor(judged, changes, text):
+    found = judged(changes)
+    assert not found.passed
+    assert found.problems[0].check == "reference"
+    assert found.problems[0].text.startswith(text)
+
+
+def test_text_counts_the_tensors_that_are_off(judged):
+    (problem,) = judged({"gradients": tensors(1e-7, 0.25)}).problems
+    assert problem.text.startswith(f"{SECOND} (gradient of the first step)")
+    assert problem.text.endswith("it is the first of 1 that do, of 2")
+
+
+def test_problems_are_in_the_order_of_computation(judged):
+    steps = [{"loss": 6.0, "grad_norm": None}] * MATRIX.training.steps
+    found = judged({"gradients": tensors(1.0, 1.0), "steps": steps, "weights": tensors(1.0, 1.0)})
+    texts = [problem.text for problem in found.problems]
+    starts = ("step 1: loss of the reference: expected 6, found 6.375", f"{FIRST} (gradient", "step 1: grad_norm")
+    assert [text.startswith(start) for text, start in zip(texts, starts, strict=False)] == [True, True, True]
+    assert texts[3].startswith(f"{FIRST} (final weight)")
+    # A number that is not finite is not in JSON.
+    assert found.reference.largest_relative_difference.grad_norm is None
+
+
+def test_other_samples_are_not_taken_for_a_wrong_model(judged):
+    found = judged({"samples": "step 1 read the planned samples in another order", "steps": [], "weights": []})
+    assert [(problem.check, problem.text) for problem in found.problems] == [
+        (
+            "samples",
+            "step 1 read the planned samples in another order, so nothing was compared with the reference",
+        )
+    ]
+
+
+def test_what_the_reference_cannot_read_is_not_compared_and_says_so(judged):
+    found = judged({"reason": "the checkpoint has no output_layer.weight", "steps": [], "gradients": []})
+    assert (found.passed, found.reference.not_compared) == (True, "the checkpoint has no output_layer.weight")
+    assert set(found.reference.largest_relative_difference.model_dump().values()) == {None}
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "activations", "gradients", "weights"])
+def test_bands_widen_with_the_rounding_of_the_arithmetic(name):
+    local, engine = GPT, {**GPT, "layer_spec": "transformer-engine"}
+    bands = [
+        band_of({"precision": "fp32"}, local),
+        # Transformer Engine multiplies in TF32.
+        band_of({"precision": "fp32"}, engine),
+        band_of({"precision": "bf16"}, local),
+        band_of({"precision": "fp8"}, engine),
+    ]
+    values = [getattr(band, name) for band in bands]
+    assert values == sorted(set(values))
+    experts = {**GPT, "moe": {"num_experts": 4, "router_topk": 2}}
+    assert band_of({"precision": "fp32"}, experts) == bands[0]
+    assert getattr(band_of({"precision": "bf16"}, experts), name) >= values[2]
