@@ -51,6 +51,7 @@ def test_releases(text, releases):
             {"mamba-ssm": COMMIT, "causal-conv1d": "v1.2.2.post1"},
         ),
         ("ARG MAMBA_TAG=v2.2.0", {"mamba-ssm": "v2.2.0"}),
+        (f"ARG TE_COMMIT={COMMIT}\nRUN git checkout ${{TE_COMMIT}}", {"transformer-engine": COMMIT}),
         ('ENV MAMBA_COMMIT="abc1234" # why', {"mamba-ssm": "abc1234"}),
         ("MAMBA_TAG=${MAMBA_TAG:-v2.2.0}", {"mamba-ssm": "v2.2.0"}),
         ("T=v2.2.0\nexport MAMBA_TAG=${T}", {"mamba-ssm": "v2.2.0"}),
