@@ -37,8 +37,6 @@ from envbuild.lock.uv.resolution import Packages, Resolution, resolve, throw_awa
 # Releases that ask for an address are refused too (astral-sh/uv#1808, #5070).
 _URL_REFUSED = re.compile(r"Package `([^`]+)`\s+was\s+included\s+as\s+a\s+URL\s+dependency")
 
-_UNKNOWN = re.compile(r"([A-Za-z0-9._-]+)\s+was\s+not\s+found\s+in\s+the\s+package\s+registry")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedPlan:
@@ -285,8 +283,7 @@ def _with_what_is_asked_for(
 def _explain_refused(error: ResolutionError, sources: GitSources) -> ResolutionError:
     """The error with what to do about a package that uv refuses to take from elsewhere, or does not find."""
     refused = list(dict.fromkeys(map(canonicalize_name, _URL_REFUSED.findall(error.why))))
-    unknown = {canonicalize_name(name) for name in _UNKNOWN.findall(error.why)}
-    missing = {item.name: item for item in sources.missing if item.name in {*refused, *unknown}}
+    missing = {item.name: item for item in sources.missing if item.name in {*refused, *not_there(error.why)}}
     if not refused and not missing:
         return error
     names = ", ".join(dict.fromkeys([*refused, *missing]))

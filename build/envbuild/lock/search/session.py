@@ -25,6 +25,7 @@ from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
+from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs, LockRequest
 from envbuild.lock.make import Steps
 from envbuild.lock.project.pyproject import render_project
@@ -144,6 +145,8 @@ class SearchSession:
                 "inputs": plan.inputs.digest,
                 "project": render_project(plan.project, pins=plan.keep, source=plan.torch),
                 "preferred": dict(plan.preferred),
+                # A source that cannot be had is in no project: with it and with a release the project is the same.
+                "replaced": [*sorted(replaced(plan.inputs.deviations))],
             }
         )
         return self.folder / f"{short(key)}.json"
