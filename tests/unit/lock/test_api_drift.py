@@ -51,10 +51,10 @@ def packages(tmp_path):
     }
 
 
-def project(commit=None, **spec):
+def project(commit=None, pinned_by="", **spec):
     chosen = {
         "app": SimpleNamespace(spec=Component(uses=("lib",), **spec), commit=commit, git="https://x/app"),
-        "lib": SimpleNamespace(spec=Component(), commit=None),
+        "lib": SimpleNamespace(name="lib", spec=Component(), commit=None, pinned_by=pinned_by),
     }
     return Project(name="s", base=BASE, torch_build="index", as_of="2026-01-02T00:00:00Z", chosen=chosen)
 
@@ -119,6 +119,22 @@ def test_component_that_another_uses_is_reached_through_it(packages, work, tmp_p
     packages["top"]["wheels"] = []
     (finding,) = check_api(whole, packages, work)
     assert not finding.warning
+
+
+@pytest.mark.parametrize(
+    ("code", "pinned_by", "warning"),
+    [
+        ("import lib.core\n\ndef use():\n    return lib.core.gone()\n\nuse()\n", "app", True),
+        ("import lib.core\n\ndef use():\n    return lib.core.gone()\n\nuse()\n", "other", False),
+        # That would fail for upstream, too: then it is not what upstream has.
+        (ASKS, "app", False),
+    ],
+)
+def test_what_upstreams_own_commit_lacks_when_called_warns(packages, work, tmp_path, code, pinned_by, warning):
+    packages["app"]["wheels"] = [wheel(tmp_path, "app", {"app/__init__.py": code}, "1.1")]
+    (finding,) = check(packages, work, pinned_by=pinned_by)
+    assert finding.warning is warning
+    assert ("(upstream's own: app pins this commit of lib)" in finding.what) is warning
 
 
 def test_component_without_a_wheel_for_the_base_is_not_checked(packages, work):

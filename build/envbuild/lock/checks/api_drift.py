@@ -22,7 +22,7 @@ from envbuild.core.digests import canonical_json, digest_of, sha256_file
 from envbuild.core.errors import EnvbuildError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
-from envbuild.drift import Comparison, Finding, Pair, Weight, find_drift_apart, read_finding, write_wheel
+from envbuild.drift import Comparison, Finding, Moment, Pair, Weight, find_drift_apart, read_finding, write_wheel
 from envbuild.drift.sources import extensions_of
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.components.distributions import is_brought
@@ -60,21 +60,33 @@ def check_api(project: Project, packages: Packages, context: LockContext) -> Ite
             for finding in findings:
                 if finding.weight is not Weight.PASSES:
                     absent = [module for module in finding.optional if not is_brought(module, locked)]
-                    yield _check_finding(finding, name, used, absent)
+                    harmless = _harmless(finding, name, project.chosen.get(used), absent)
+                    yield _check_finding(finding, name, used, harmless)
 
 
-def _check_finding(finding: Finding, consumer: str, provider: str, absent: Sequence[str]) -> CheckFinding:
+def _harmless(finding: Finding, consumer: str, provider: Chosen | None, absent: Sequence[str]) -> str:
+    """Why a finding only warns; empty where it refuses."""
+    if finding.weight is Weight.WARNS:
+        return finding.reason
+    if absent:
+        return f"runs only with {absent[0]}, which no package of the lock brings"
+    # Megatron-Bridge of January 2026 calls get_pipeline_model_parallel_decoder_start for models with an
+    # encoder, which the Megatron-LM of its submodule does not have. Another commit would be worse tested, not better.
+    if provider is not None and provider.pinned_by == consumer and finding.at is Moment.FUNCTION:
+        return f"upstream's own: {consumer} pins this commit of {provider.name}"
+    return ""
+
+
+def _check_finding(finding: Finding, consumer: str, provider: str, harmless: str) -> CheckFinding:
     what = f"{finding.consumer}, {finding.file}:{finding.line}: {finding.detail}"
-    warning = finding.weight is Weight.WARNS or bool(absent)
-    reason = f"runs only with {absent[0]}, which no package of the lock brings" if absent else finding.reason
     return CheckFinding(
         code=CODE,
-        what=f"{what} ({reason})" if warning else what,
+        what=f"{what} ({harmless})" if harmless else what,
         fix=f"Choose another version of {provider} or {consumer}; if the stack is not for that part of {consumer}, "
         "name its file or folder under unused.",
         # Upstream pins what a branch uses: the provider is what may be taken in another version.
         packages=(canonicalize_name(provider), canonicalize_name(consumer)),
-        warning=warning,
+        warning=bool(harmless),
         subject=f"{consumer} {finding.file} {finding.name}",
     )
 

@@ -39,6 +39,7 @@ class Chosen:
         overrides: upstream puts it over what packages declare of it.
         head: the tip of its branch, where an older commit of the branch is taken.
         version: the release of the specifier that is taken, where it is one with those of other packages.
+        pinned_by: the component whose upstream pins this very commit.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Chosen:
     overrides: bool = False
     head: Commit | None = None
     version: str = ""
+    pinned_by: str = ""
 
     @property
     def range(self) -> SpecifierSet:

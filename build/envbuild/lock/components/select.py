@@ -210,7 +210,7 @@ def _companion(
         )
         raise named.about(canonicalize_name(name)) from None
     if spec.release_file is None:
-        return replace(chosen, git=git, commit=commit)
+        return replace(chosen, git=git, commit=commit, pinned_by=by.chosen.name)
     # Upstream's Transformer Engine is pinned by commit, and only a build would tell what that commit requires.
     version = _version_in(spec.release_file, repositories.at(git), commit, name)
     return replace(
