@@ -17,7 +17,7 @@ DEFAULT = {"loss_relative": 1e-3, "grad_norm_relative": 1e-2, "weights_relative"
 def test_row_with_lists_is_a_case_for_each_combination():
     row = CaseRow(model="gpt", tensor=(1, 2), precision=(Precision.FP32, Precision.BF16), compare_weights=True)
     found = [(spec.precision.value, spec.tensor, spec.compare_weights) for spec in row.specs()]
-    assert found == [("fp32", 1, True), ("fp32", 2, True), ("bf16", 1, True), ("bf16", 2, True)]
+    assert found == [("fp32", 1, True), ("bf16", 1, True), ("fp32", 2, True), ("bf16", 2, True)]
 
 
 def test_rows_have_all_axes_of_cases():
