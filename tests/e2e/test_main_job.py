@@ -32,6 +32,7 @@ CERTIFY = ("certify", *STACK)
 MAIN_JOB = (LOCK, IMAGE, CERTIFY)
 CASES = [
     "gpt-fp32-baseline",
+    "gpt-fp32-baseline-dlr0.0005-mask-uneven-ptl",
     "gpt-fp32-baseline-gb4",
     "moe-fp32-baseline",
     "gpt-fp32-dp2",
@@ -40,6 +41,8 @@ CASES = [
     "gpt-fp32-pp2-vp2",
     "gpt-fp32-tp2-pp2",
     "gpt-fp32-dp2-do",
+    "gpt-fp32-dp2-do-ogr-opg-bk20000",
+    "gpt-fp32-dp2-pp2-dlr0.0005-mask-uneven-ptl",
     "gpt-fp32-resume3",
     "gpt-fp32-dp2-gb4",
     "moe-fp32-dp2-ep2",

@@ -41,7 +41,7 @@ def test_history_that_was_rewritten(nemo: Any, upstream: Upstream, tmp_path: Pat
     assert "branch main moved" in error(nemo.run("lock", "--check", "--json", status=5))["why"]
     nemo.env["UV_CACHE_DIR"] = str(tmp_path / "uv")  # which has it in no other test's place
     refused = error(nemo.run("sync", "--into", "venv", "--json", status=10))
-    assert f"does not have commit {gone[:12]}" in refused["what"]
+    assert f"does not have commit {gone[:12]}" in refused["what"], refused["why"]
     assert "forced push" in refused["why"]
     assert "envbuild lock --stack STACK --upgrade" in refused["fix"]
     shutil.rmtree(nemo.cache)

@@ -28,8 +28,10 @@ _NETWORK = re.compile(
     re.IGNORECASE,
 )
 _GIT = re.compile(r"Git operation failed")
-# git's words for a commit that a server does not have.
-_NO_COMMIT = re.compile(r"not our ref ([0-9a-f]{40})")
+# git's words for a commit that a server does not have, and uv's for which. Server and client write to one stream, and
+# may write into each other's lines.
+_NO_COMMIT = re.compile(r"not our ref|unadvertised object")
+_COMMIT = re.compile(r"failed to fetch commit `([0-9a-f]{12})")
 # The archive's name is in whatever uv writes of a Python that it could not download: of the connection, of a mirror
 # without it, of a file that is cut off.
 _NO_INTERPRETER = re.compile(
@@ -155,9 +157,9 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
         return _no_interpreter(output, what, log)
     # Before the network, too: what git says of a host that it cannot reach reads like an index that cannot be reached
     # (test_repository_that_cannot_be_fetched_is_a_network_error_about_git).
-    if _GIT.search(output) and (commit := _NO_COMMIT.search(output)):
+    if _GIT.search(output) and _NO_COMMIT.search(output) and (commit := _COMMIT.search(output)):
         return NetworkError(
-            f"cannot {what}: a git repository does not have commit {commit[1][:12]}",
+            f"cannot {what}: a git repository does not have commit {commit[1]}",
             why=f"Its branch was rewritten since (a forced push), or it is a mirror without old commits.\n{output}",
             fix="Lock again, which takes what the repository has now (envbuild lock --stack STACK --upgrade), or let "
             "git reach a repository that has it (url.<base>.insteadOf).",
