@@ -42,3 +42,8 @@ def digest_of(value: Json) -> str:
 def short(digest: str) -> str:
     """The first 12 hex digits of a digest, for people."""
     return digest.removeprefix("sha256:")[:12]
+
+
+def digest_of_code(*folders: Path) -> str:
+    """The digest of the Python files in folders and below: other code may find other things."""
+    return digest_of([[file.name, sha256_file(file)] for folder in folders for file in sorted(folder.rglob("*.py"))])

@@ -17,7 +17,7 @@ from envbuild.core.files import remove_tree, write_atomic
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.verification import Verified
-from envbuild.sync import extension_stubs, failure_packages
+from envbuild.sync import extension_stubs, failure_packages, installed_packages
 from envbuild.sync.extension_stubs import write_stubs
 from envbuild.sync.imports import FIX, PROBE, NotImported
 from envbuild.sync.installed_packages import InstalledPackages
@@ -166,7 +166,7 @@ class Verifier:
 
 
 def _key(place: Place, trial: Trial) -> str:
-    """What a result depends on: lock, place, the GPUs that modules are told of, wheels, stubs, and the programs."""
+    """What a result depends on: lock, place, the GPUs that modules are told of, wheels, stubs, and the code."""
     return digest_of(
         {
             "lock": trial.lock.lock.digest,
@@ -177,6 +177,7 @@ def _key(place: Place, trial: Trial) -> str:
             "leave_out": [*sorted(trial.leave_out)],
             "stubs": dict(trial.stubs),
             "programs": [sha256_file(data_root() / name) for name in (PROBE, extension_stubs.PROGRAM)],
+            "findings": [sha256_file(Path(str(item.__file__))) for item in (failure_packages, installed_packages)],
         }
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,6 +65,20 @@ def candidates(specifier: str, locked: str | None, *, without: str = "") -> Inde
 def test_the_nearest_releases(specifier: str, locked: str | None, tried: list[str]) -> None:
     moves = [*candidates(specifier, locked).likely(TE)]
     assert [[part.specifier for part in move] for move in moves] == [[text] for text in tried]
+
+
+@pytest.mark.parametrize("package", [TE, f"{TE}-torch", f"{TE}-cu12"])
+def test_a_family_moves_together(package: str) -> None:
+    found = candidates("==2.0.*", "2.0.0")
+    chosen = found.steps.decided.chosen  # type: ignore[union-attr]
+    chosen[f"{TE}-torch"] = replace(chosen[TE], name=f"{TE}-torch")  # type: ignore[index]
+    # A core is no component: an extra of another one asks for it.
+    found.steps.resolved.resolution.pins[f"{TE}-cu12"] = "2.0.0"  # type: ignore[union-attr, index]
+    moves = [*found.likely(package), *found.earlier(package)]
+    assert [part.specifier for part in moves[0]] == ["==1.11.*", "==1.11.*"]
+    assert {tuple(sorted(part.package for part in move)) for move in moves} == {(TE, f"{TE}-torch")}
+    until = found._until(TE, "any release", datetime(2025, 3, 2, tzinfo=timezone.utc), "why")
+    assert [part.package for part in until] == [TE, f"{TE}-cu12", f"{TE}-torch"]
 
 
 def test_releases_that_ask_for_what_cannot_be_built_are_passed_over() -> None:

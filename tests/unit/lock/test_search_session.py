@@ -3,9 +3,14 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
 from envbuild.core.progress import SilentReporter
+from envbuild.lock.inputs.request import LockRequest
+from envbuild.lock.search import session
 from envbuild.lock.search.session import SearchSession
 from envbuild.store.local import LocalStore
 
@@ -16,10 +21,30 @@ def test_searches_for_the_same_begin_and_end_while_others_do(tmp_path: Path) -> 
     context = Context(store=store, site=load_site({"HOME": str(tmp_path)}), reporter=reporter)
 
     def search(_: int) -> None:
-        session = SearchSession(folder=store.root / "searches" / "same", context=context, verifies=False)
-        session.begin(context)
-        session.end()
+        found = SearchSession(folder=store.root / "searches" / "same", context=context, verifies=False)
+        found.begin(context)
+        found.end()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(search, range(100)))
     assert not (store.root / "searches" / "same").exists()
+
+
+def test_other_code_searches_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reporter = SilentReporter()
+    store = LocalStore(tmp_path / "store", reporter)
+    context = Context(store=store, site=load_site({"HOME": str(tmp_path)}), reporter=reporter)
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "search.py").write_text("one = 1\n")
+    selection = Selection(Catalog.open(tmp_path), "nemo", "ubuntu2404-cu130", "h200")
+
+    def folder() -> Path:
+        return SearchSession.of(selection, LockRequest(), context, verifies=True).folder
+
+    own = folder()
+    assert folder() == own
+    monkeypatch.setattr(session.envbuild, "__file__", str(code / "__init__.py"))
+    other = folder()
+    (code / "search.py").write_text("one = 2\n")
+    assert len({own, other, folder()}) == 3

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild import drift
 from envbuild.core.background import run_in_background
-from envbuild.core.digests import canonical_json, digest_of, sha256_file
+from envbuild.core.digests import canonical_json, digest_of, digest_of_code
 from envbuild.core.errors import EnvbuildError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
@@ -264,5 +264,4 @@ class _Comparisons:
 @cache
 def _code_digest() -> str:
     """The digest of the check itself: another way of reading finds other things."""
-    folder = Path(drift.__file__).parent
-    return digest_of({file.name: sha256_file(file) for file in sorted(folder.glob("*.py"))})
+    return digest_of_code(Path(drift.__file__).parent)

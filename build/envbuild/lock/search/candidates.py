@@ -77,7 +77,7 @@ class Candidates:
                 reason = f"{source.error.what}; a release of the index"
                 yield (Deviation(package=package, instead_of=source.place, reason=reason),)
                 return
-        item = self._component(package)
+        package, item = self._component(package)
         if not self._may_move(item):
             return
         version = self._version(package)
@@ -93,7 +93,8 @@ class Candidates:
 
     def earlier(self, package: str) -> Iterator[Move]:
         """The lines of releases before the one that was locked."""
-        item, version = self._component(package), self._version(package)
+        package, item = self._component(package)
+        version = self._version(package)
         if item is not None and version is None and self._is_limited(item):
             version = self._look(package, item.specifier)
         if version is not None and self._may_move(item):
@@ -109,7 +110,7 @@ class Candidates:
     def relaxed(self, clash: Clash) -> Iterator[Move]:
         """One of two declared ranges in the place of the other; not of a component, whose version means more."""
         kept, relaxed = clash.kept, clash.relaxed
-        if self._component(kept.package) is not None or self.steps.decided is None:
+        if self._component(kept.package)[1] is not None or self.steps.decided is None:
             return
         yield (
             Deviation(
@@ -121,9 +122,12 @@ class Candidates:
             ),
         )
 
-    def _component(self, package: str) -> Chosen | None:
+    def _component(self, package: str) -> tuple[str, Chosen | None]:
+        """The component that a package is, else one that has one version with it (of Transformer Engine's core)."""
         chosen = self.steps.decided.chosen if self.steps.decided is not None else {}
-        return next((item for name, item in chosen.items() if canonicalize_name(name) == package), None)
+        named: dict[str, Chosen] = {canonicalize_name(name): item for name, item in chosen.items()}
+        name = next((name for name in (package, *named) if name in named and name in family_of(package)), package)
+        return name, named.get(name)
 
     def _may_move(self, item: Chosen | None) -> bool:
         """Whether a release of it may be another: no commit, no pin, and nothing in the stack's file decides it."""
@@ -236,7 +240,7 @@ class Candidates:
         # uv's exclude-newer takes what was uploaded before the moment; the times here have whole seconds.
         until = datetime.fromtimestamp(max(times), timezone.utc) + timedelta(seconds=1)
         reason = f"the index had no release of it yet; {found['version']} is the first"
-        yield (Deviation(package=package, instead_of="any release", until=timestamp(until), reason=reason),)
+        yield self._until(package, "any release", until, reason)
 
     def _of_the_time(self, package: str, item: Chosen | None, version: str) -> Iterator[Move]:
         """What there was when the anchor's commit was made."""
@@ -253,7 +257,17 @@ class Candidates:
             return
         reason = f"{self.why} with {version}; until then the authors of {leads[0].chosen.at()} can have tried it"
         asked = item.asked if item is not None else "any release"
-        yield (Deviation(package=package, instead_of=asked, until=timestamp(until), reason=reason),)
+        yield self._until(package, asked, until, reason)
+
+    def _until(self, package: str, asked: str, until: datetime, reason: str) -> Move:
+        """Nothing newer than a moment, of a package and of those that have one version with it."""
+        decided, resolved = self.steps.decided, self.steps.resolved
+        there: set[str] = {canonicalize_name(name) for name in decided.chosen} if decided is not None else set()
+        there |= {*resolved.resolution.pins} if resolved is not None else set()
+        return tuple(
+            Deviation(package=name, instead_of=asked, until=timestamp(until), reason=reason)
+            for name in (package, *sorted((family_of(package) & there) - {package}))
+        )
 
     def _lines(self, package: str, item: Chosen | None, version: str) -> Iterator[Move]:
         limit = f"{item.specifier}," if item is not None and item.specifier else ""

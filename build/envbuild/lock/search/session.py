@@ -17,11 +17,11 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from pydantic import TypeAdapter
 
-from envbuild import __version__
+import envbuild
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.context import Context
 from envbuild.core import locks
-from envbuild.core.digests import digest_of, short
+from envbuild.core.digests import digest_of, digest_of_code, short
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
@@ -63,7 +63,8 @@ class SearchSession:
                 "bases": [definition_digest(selection.catalog.base(name)) for name in _bases(selection)],
                 "request": LockInputs.of(selection, request).digest,
                 "verifies": verifies,
-                "envbuild": __version__,
+                # All of it: what fails in an attempt, and what a failure is about, later code may see otherwise.
+                "envbuild": digest_of_code(Path(envbuild.__file__).parent),
                 "uv": uv_version(),
             }
         )
