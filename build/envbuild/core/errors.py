@@ -34,6 +34,8 @@ class EnvbuildError(Exception):
 
     # The packages that it is about, as far as that is known: another version of one of them may cure it.
     packages: Sequence[str] = ()
+    # What upstream's tree at a commit names cannot be had or read: at another commit that may be otherwise.
+    of_upstream: bool = False
 
     def __init__(self, what: str, *, why: str = "", fix: str = "", log: Path | None = None, reason: str = "") -> None:
         super().__init__(what)
@@ -58,6 +60,11 @@ class EnvbuildError(Exception):
     def about(self, *packages: str) -> Self:
         """The same error, which names the packages that it is about."""
         self.packages = packages
+        return self
+
+    def at_upstream(self) -> Self:
+        """The same error, as one that another commit of upstream's may not have."""
+        self.of_upstream = True
         return self
 
     def as_json(self) -> dict[str, Json]:

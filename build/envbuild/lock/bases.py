@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
-from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, ResolutionError
-from envbuild.lock.inputs.request import LockInputs, LockRequest, may_deviate
+from envbuild.core.errors import CheckRefusedError, EnvbuildError
+from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable, may_deviate
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockdir import lock_on_base
 
@@ -53,8 +53,9 @@ def lock_on_fitting_base(
 
     try:
         result = _on_one_base(selection, request, path_for, options_with_session, context)
-    except (CheckRefusedError, ResolutionError, BuildError):
-        _end(sessions)
+    except EnvbuildError as error:
+        if is_curable(error):
+            _end(sessions)
         raise
     _end(sessions)
     return result
@@ -123,7 +124,9 @@ def _tried(
     """The lock, or the failure that another base may not have."""
     try:
         return lock_stack(selection, request, options, context)
-    except (CheckRefusedError, ResolutionError, BuildError) as error:
+    except EnvbuildError as error:
+        if not is_curable(error):
+            raise
         return error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection
@@ -13,6 +13,7 @@ from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.checks.api_drift import reading_ahead
 from envbuild.lock.checks.check import check_lock
 from envbuild.lock.components.decide import Decided, decide_components
+from envbuild.lock.components.models import Chosen
 from envbuild.lock.context import LockContext, Repositories, work_folder
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.request import LockInputs
@@ -29,11 +30,13 @@ class Steps:
     """How far a lock came that was not made: what its steps found until one of them failed.
 
     Attributes:
+        leading: the components whose upstreams decide the others.
         recall: called once there is a plan; raises what the same plan is known to fail by.
     """
 
     inputs: LockInputs
     recall: Callable[[Steps], None] | None = None
+    leading: list[Chosen] = field(default_factory=list)
     decided: Decided | None = None
     plan: LockPlan | None = None
     resolved: ResolvedPlan | None = None
@@ -76,7 +79,7 @@ def new_lock(
 
 def _make(inputs: LockInputs, context: LockContext, steps: Steps) -> None:
     """The steps of a lock: its files are written into the context's folder."""
-    decided = steps.decided = decide_components(inputs, context)
+    decided = steps.decided = decide_components(inputs, context, steps.leading)
     plan = steps.plan = make_plan(inputs, decided, context)
     if steps.recall is not None:
         steps.recall(steps)

@@ -96,7 +96,7 @@ def test_branches_of_companions_are_as_of_the_moment_of_the_anchor(tmp_path, as_
     dep = FakeRepository(DEP)
     repositories = FakeRepositories(FakeRepository(NEMO, kind=CommitKind.TAG if pins else CommitKind.BRANCH), dep)
     inputs = LockInputs.of(chosen, LockRequest(pins=pins, as_of=as_of))
-    decide_components(inputs, lock_context(tmp_path, repositories))
+    decide_components(inputs, lock_context(tmp_path, repositories), [])
     assert dep.resolved == [("main", bound)]
 
 

@@ -41,6 +41,15 @@ STACKS_FILE = "the stack's file"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Leading:
+    """A stack as it holds for the anchor that was chosen, and the components whose upstreams decide the companions."""
+
+    stack: Stack
+    components: tuple[Chosen, ...]
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class EffectiveStack:
     """A stack as it holds for the anchor that was chosen.
 
@@ -59,15 +68,15 @@ class EffectiveStack:
         return self.stack.driver
 
 
-def effective_stack(
+def leading_components(
     stack: Stack,
     anchor: Chosen | None,
     pins: Mapping[str, Ref],
     as_of: Bound,
     releases: Releases,
     commits: Mapping[str, str],
-) -> EffectiveStack:
-    """Decide whether the stack's takeover holds, and read what belongs to the components that lead.
+) -> Leading:
+    """Decide whether the stack's takeover holds, and which components lead.
 
     Args:
         releases: what is known of a lead that is a release.
@@ -77,12 +86,11 @@ def effective_stack(
         UsageError: a component that only the takeover brings is pinned, and it does not hold.
     """
     if anchor is None:
-        return EffectiveStack(stack=stack, leads=(), because=STACKS_FILE)
+        return Leading(stack=stack, components=(), because=STACKS_FILE)
     repositories = releases.context.repositories
-    own = lead(anchor, releases)
     takeover = stack.takeover
     if takeover is None:
-        return EffectiveStack(stack=stack, leads=(own,), because=STACKS_FILE)
+        return Leading(stack=stack, components=(anchor,), because=STACKS_FILE)
     if anchor.commit is not None and anchor.git is not None:
         has_code = has_folder(repositories.at(anchor.git), anchor.commit, takeover.without)
     else:
@@ -94,14 +102,13 @@ def effective_stack(
                 why=f"The stack has it only where the anchor has no {takeover.without}, and this one has.",
                 fix="Leave the pin out, or choose another anchor.",
             )
-        return EffectiveStack(stack=stack, leads=(own,), because=f"{anchor.at()} has {takeover.without}")
+        return Leading(stack=stack, components=(anchor,), because=f"{anchor.at()} has {takeover.without}")
     taken = stack.taken_over()
     spec = taken.components[takeover.lead]
     choice = own_choice(takeover.lead, spec, pins.get(takeover.lead), repositories, as_of)
     choice = earlier(choice, commits, repositories)
-    other = lead(choice, releases)
     because = f"{anchor.at()} has no {takeover.without}: {takeover.reason}"
-    return EffectiveStack(stack=taken, leads=(other, own), because=because)
+    return Leading(stack=taken, components=(choice, anchor), because=because)
 
 
 def commit_without_llm(chosen: Mapping[str, Chosen], driver: Driver, repositories: Repositories) -> str:
@@ -146,8 +153,11 @@ class Decided:
     preferences: Mapping[str, Preference]
 
 
-def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
+def decide_components(inputs: LockInputs, context: LockContext, leading: list[Chosen]) -> Decided:
     """Decide every component and the as-of moment.
+
+    Args:
+        leading: filled with the components that lead, before anything of their upstreams is read.
 
     Raises:
         ConfigurationError: a ref does not exist, or cannot be used.
@@ -173,7 +183,10 @@ def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
         undecided=frozenset(stack.undecided() - set(pins)),
         context=context,
     )
-    effective = effective_stack(stack, anchor, pins, bound, releases, inputs.commits)
+    led = leading_components(stack, anchor, pins, bound, releases, inputs.commits)
+    leading[:] = led.components
+    leads = tuple(lead(item, releases) for item in led.components)
+    effective = EffectiveStack(stack=led.stack, leads=leads, because=led.because)
     chosen = choose(effective.stack, pins, effective.leads, context.repositories, bound, base)
     chosen = with_upstreams_phases(chosen, context.repositories)
     chosen, exempt = hold_to_cuda(chosen, inputs, moment, context)

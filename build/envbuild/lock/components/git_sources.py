@@ -175,7 +175,7 @@ class GitSourceReader:
                 f"cannot understand pyproject.toml of {source.text}",
                 why=f"{_where(by)} takes it from there. {error}",
                 fix=f"Say which to take instead: --pin {source.package}=REF",
-            ) from error
+            ).at_upstream() from error
         except (CheckRefusedError, ConfigurationError, NetworkError) as error:
             if source.package in self.pins:
                 raise

@@ -62,9 +62,12 @@ def lead(chosen: Chosen, releases: Releases) -> Lead:
     context = releases.context
     with context.reporter.step(f"read upstream's pins at {chosen.at()}"):
         repository = context.repositories.at(chosen.git)
-        found = companions(repository, chosen.commit, releases.base)
-        for item in script_companions(repository, chosen.commit, releases.base):
-            found.setdefault(item.package, item)
+        try:
+            found = companions(repository, chosen.commit, releases.base)
+            for item in script_companions(repository, chosen.commit, releases.base):
+                found.setdefault(item.package, item)
+        except ConfigurationError as error:
+            raise error.about(canonicalize_name(chosen.name)) from None
         return Lead(chosen=chosen, companions=found)
 
 
@@ -200,7 +203,7 @@ def _companion(
             f"{because} names commit {companion.ref} of {name}, and its repository is not known",
             why=f"Neither {companion.where} nor [components.{name}] says where it is.",
             fix=f"Add git = URL to [components.{name}] of the stack, or pin a version: --pin {name}=VERSION",
-        )
+        ).at_upstream()
     try:
         commit = repositories.at(git).resolve(GitRef(companion.ref), as_of)
     except (ConfigurationError, NetworkError) as error:
@@ -208,7 +211,7 @@ def _companion(
             why=f"{because} names it for {name}.\n{error.why}",
             fix=f"{error.fix}\nOr say which {name} to take instead: --pin {name}=REF --name NAME",
         )
-        raise named.about(canonicalize_name(name)) from None
+        raise named.about(canonicalize_name(name), canonicalize_name(by.chosen.name)).at_upstream() from None
     if spec.release_file is None:
         return replace(chosen, git=git, commit=commit, pinned_by=by.chosen.name)
     # Upstream's Transformer Engine is pinned by commit, and only a build would tell what that commit requires.
@@ -230,7 +233,7 @@ def _version_in(file: str, repository: GitRepository, commit: Commit, name: str)
             why=f"{file} holds the version ([components.{name}], release_file), and "
             + (f"says {text[:60]!r} there." if text else "is not there."),
             fix=f"Say which: --pin {name}=VERSION, or correct release_file in the stack's file.",
-        ) from error
+        ).at_upstream() from error
 
 
 def releases_like(version: Version) -> str:

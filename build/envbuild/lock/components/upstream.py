@@ -199,4 +199,4 @@ def not_understood(
         why=f"{type(error).__name__}: {error}",
         fix=fix
         or "Upstream changed the file's form. Take a commit from before: envbuild lock --as-of DATE --name NAME.",
-    )
+    ).at_upstream()

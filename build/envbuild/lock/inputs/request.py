@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.stack import Stack
 from envbuild.core.digests import Json, digest_of
+from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, ResolutionError
 from envbuild.lock.inputs.as_of import NOW
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.lockfile import LockDirectory
@@ -99,6 +100,14 @@ def leaves_open(stack: Stack) -> bool:
 def may_deviate(selection: Selection, request: LockRequest) -> bool:
     """Whether a lock may take other releases than upstream's: the stack leaves some open, and the user allows it."""
     return leaves_open(selection.stack) and not request.exact
+
+
+def is_curable(error: EnvbuildError) -> bool:
+    """Whether other versions, or an older commit of upstream's, may cure a failure.
+
+    Others (no network, no permission, a wrong option) end a search.
+    """
+    return error.of_upstream or isinstance(error, (ResolutionError, CheckRefusedError, BuildError))
 
 
 def request_of(lock: Lock) -> LockRequest:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from packaging.utils import canonicalize_name
+
+from envbuild.core.errors import EnvbuildError
 from envbuild.git.refs import Commit, CommitKind
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.install_scripts import SCRIPTS
@@ -27,14 +30,18 @@ DECIDING_PATHS = (
 MOST_CHANGES = 40
 
 
-def leading(steps: Steps) -> Chosen | None:
-    """The component whose branch leads, where its tip is followed; None: nothing to go back on."""
-    leads = steps.decided.effective.leads if steps.decided is not None else ()
-    for item in leads:
-        commit = item.chosen.commit
-        if commit is not None and commit.kind is CommitKind.BRANCH and item.chosen.git is not None:
-            return item.chosen
-    return None
+def leading(steps: Steps, error: EnvbuildError) -> Chosen | None:
+    """The component whose branch leads, where its tip is followed; None: nothing to go back on.
+
+    Of several that one whose upstream a failure is about, else the first.
+    """
+    followed = [
+        item
+        for item in steps.leading
+        if item.commit is not None and item.commit.kind is CommitKind.BRANCH and item.git is not None
+    ]
+    named = [item for item in followed if canonicalize_name(item.name) in error.packages]
+    return next(iter([*named, *followed]), None)
 
 
 def older_commits(lead: Chosen, repository: GitRepository) -> Iterator[Commit]:

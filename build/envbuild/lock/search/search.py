@@ -12,12 +12,12 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.context import Context
-from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, ResolutionError
+from envbuild.core.errors import CheckRefusedError, EnvbuildError, ResolutionError
 from envbuild.git.refs import Commit
 from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.context import Repositories, WorkContext, work_folder
 from envbuild.lock.inputs.deviation import texts
-from envbuild.lock.inputs.request import LockInputs, may_deviate
+from envbuild.lock.inputs.request import LockInputs, is_curable, may_deviate
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.make import Steps, new_lock
 from envbuild.lock.search.blame import blame_of
@@ -27,8 +27,6 @@ from envbuild.lock.search.history import leading, older_commits
 from envbuild.lock.search.session import SearchSession
 from envbuild.lock.search.state import Blame, Move, State
 
-# Failures that other versions may cure. Others (no network, no permission, a wrong option) end the search.
-CURABLE = (ResolutionError, CheckRefusedError, BuildError)
 # The first reason of uv 0.13's explanation, which goes on for pages.
 _BECAUSE = re.compile(r"Because (.{1,200}?)(?:,? we can conclude| and because|$)", re.IGNORECASE)
 _NOT_BUILT = re.compile(r"error: (Failed to [^`]{1,40}`[^`]{1,200}`)")
@@ -81,7 +79,9 @@ def searched_lock(
                 try:
                     folder = attempt.enter_context(new_lock(steps.inputs, existing, repositories, context, steps))
                     accept(folder)
-                except CURABLE as error:
+                except EnvbuildError as error:
+                    if not is_curable(error):
+                        raise
                     failure = error
                     if session is not None:
                         session.keep(steps, error)
@@ -138,9 +138,9 @@ class Search:
         # A move after which the same fails did not help: the next one is tried in its place.
         if not self._frames or self._frames[-1].blame.signature != blame.signature:
             self._frames.append(_Frame(state, blame, self._moves(blame, steps)))
-        return self._next(steps)
+        return self._next(steps, error)
 
-    def _next(self, steps: Steps) -> State:
+    def _next(self, steps: Steps, error: EnvbuildError) -> State:
         while self._frames and self._attempts < MOST_ATTEMPTS:
             frame = self._frames[-1]
             move = next(frame.moves, None)
@@ -152,7 +152,7 @@ class Search:
                 for text in texts(state.deviations[item.package, item.declared_by] for item in move):
                     self._context.reporter.note(f"trying {text}")
                 return state
-        return self._at_an_older_commit(steps)
+        return self._at_an_older_commit(steps, error)
 
     def _moves(self, blame: Blame, steps: Steps) -> Iterator[Move]:
         candidates = Candidates(steps, summary(blame.error), self._context, without=blame.unbuilt)
@@ -161,9 +161,9 @@ class Search:
         yield from itertools.chain.from_iterable(map(candidates.relaxed, blame.clashes[:MOST_CANDIDATES]))
         yield from _in_turn(candidates.earlier, blame.packages)
 
-    def _at_an_older_commit(self, steps: Steps) -> State:
+    def _at_an_older_commit(self, steps: Steps, error: EnvbuildError) -> State:
         if self._commits is None:
-            self._commits = itertools.islice(self._older_states(steps), MOST_COMMITS)
+            self._commits = itertools.islice(self._older_states(steps, error), MOST_COMMITS)
         self._frames, self._attempts = [], 0
         state = next(self._commits, None)
         if state is None:
@@ -171,8 +171,8 @@ class Search:
         self._context.reporter.note(f"nothing works at the tip; trying {'; '.join(state.behind)}")
         return state
 
-    def _older_states(self, steps: Steps) -> Iterator[State]:
-        lead = leading(steps) if self._older else None
+    def _older_states(self, steps: Steps, error: EnvbuildError) -> Iterator[State]:
+        lead = leading(steps, error) if self._older else None
         if lead is None or lead.git is None:
             return
         head = lead.head or lead.commit

@@ -164,7 +164,7 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
             fix="Lock again, which takes what the repository has now (envbuild lock --stack STACK --upgrade), or let "
             "git reach a repository that has it (url.<base>.insteadOf).",
             log=log,
-        )
+        ).at_upstream()
     if _GIT.search(output):
         return NetworkError(
             f"cannot {what}: uv cannot fetch from a git repository",
@@ -172,7 +172,7 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
             fix="See whether the `git fetch` that it names above works here. What git needs to reach the repository is "
             "set in git itself: rewriting (url.<base>.insteadOf), http.proxy, http.sslCAInfo, credential.helper.",
             log=log,
-        )
+        ).at_upstream()
     if _NETWORK.search(output):
         return NetworkError(
             f"cannot {what}: a package index or a file on it cannot be reached",
