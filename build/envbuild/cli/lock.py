@@ -233,6 +233,7 @@ def _verifier(session: Session, selection: Selection, verify: bool | None) -> Ve
     return Verifier(
         session.context,
         places_for=lambda selection: verification_places(selection, session.context),
+        without=command_line(click.get_current_context(), "--no-verify", without={"verify"}),
         wheels_for=session.built_wheels,
     )
 

@@ -44,12 +44,14 @@ class Verifier:
 
     Attributes:
         places_for: the places where a lock of a selection can be verified, the best first.
+        without: the command that locks without a verification.
         wheels_for: the wheels of the wheelhouse that fit a lock.
         verified: the last result; None before.
     """
 
     context: Context
     places_for: Callable[[Selection], Sequence[Place]]
+    without: str
     wheels_for: Callable[[LockDirectory, Selection], Mapping[str, Built]] = lambda _lock, _selection: NO_BUILT
     verified: Verified | None = field(default=None, init=False)
     # Why a place cannot be had, by what names it: a place is tried once.
@@ -67,7 +69,7 @@ class Verifier:
             if not problem:
                 return
             problems.append(f"{place.where}: {problem}")
-        raise _no_place(problems)
+        raise _no_place(problems, self.without)
 
     def __call__(self, selection: Selection, lock: LockDirectory) -> Verified:
         """What became of it: a finding for each module that does not import, and for what does not install.
@@ -117,7 +119,7 @@ class Verifier:
             if not problem:
                 return self._tried(place, trial, _key(place, trial))
             problems.append(f"{place.where}: {problem}")
-        raise _no_place(problems)
+        raise _no_place(problems, self.without)
 
     def _tried(self, place: Place, trial: Trial, key: str) -> Verified:
         """The result of a place; kept in the store if it would be the same another time."""
@@ -182,13 +184,13 @@ def _key(place: Place, trial: Trial) -> str:
     )
 
 
-def _no_place(problems: Sequence[str]) -> MachineError:
+def _no_place(problems: Sequence[str], without: str) -> MachineError:
     return MachineError(
         "the lock cannot be verified on this machine",
         why="\n".join(problems),
         fix="Have one of these places (a base is made with mmdebstrap and bubblewrap, as `envbuild image` does; "
         "ENVBUILD_APT_MIRROR names a mirror that has its distribution), or lock without a verification, which "
-        "the record says: --no-verify",
+        f"the record says:\n{without}",
     )
 
 

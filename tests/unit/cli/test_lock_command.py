@@ -12,6 +12,7 @@ from helpers.lock_runs import error
 from helpers.stack_files import BASE, GPU_BASE, write_base, write_stack, write_target
 
 from envbuild.cli.lock import command, pin_texts
+from envbuild.image import verification
 from envbuild.lock.uv import program
 
 LOCK = ("lock", "--stack", "s", "--json")
@@ -111,3 +112,11 @@ def test_a_machine_that_cannot_verify_is_refused_before_anything_is_resolved(pro
 )
 def test_words_of_pins(word: str, ref: str) -> None:
     assert pin_texts(click.Context(command), command.params[0], (word,)) == {"lib": ref}
+
+
+def test_where_nothing_can_be_verified_the_command_that_locks_is_given(
+    project: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "verification_places", lambda *_: ())
+    refused = error(project.run(*LOCK, "--pin", "dep=2", "--name", "x", "--verify", status=11))
+    assert refused["fix"].endswith("\nenvbuild lock --stack s --pin dep=2 --name x --json --no-verify")
