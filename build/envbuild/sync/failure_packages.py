@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -33,6 +34,12 @@ _MODULES = (
 _PATH = re.compile(rf"[\w./+-]*(?:{'|'.join(FOLDERS)})[\w./+-]+")
 # `huggingface-hub>=0.34.0`, `NumPy 2.3`, `numba version 0.61`
 _VERSIONED = re.compile(r"\b([A-Za-z][\w.-]*?)(?:\[[\w,-]*\])? ?(?:(?:[<>!=~]=?=?|version) ?)?v?\d+\.", re.ASCII)
+# An error's line, and that of a build system whose command failed: the command's own error is above it.
+_ERROR = re.compile(r"\b\w*(?:Error|Exception|error): ")
+_COMMAND_FAILED = re.compile(r"CalledProcessError|\bcommand .* failed\b", re.IGNORECASE)
+# Of a path in the sandbox or in a place of builds only the last part says something.
+_FOLDERS = re.compile(r"(?:/[\w.+@-]+)*/(?:envbuild|tmp|builds-v\d+)/(?:[\w.+@-]+/)*")
+MOST_CHARACTERS = 240
 # What uv puts a package's name into: `foo==1.0`, `foo @ git+https://...`, `foo` (v1.0)
 _UV_PACKAGE = re.compile(r"`([A-Za-z0-9][\w.-]*)(?:\[[^\]`]*\])?(?: ?(?:==|@)[^`]*)?`")
 
@@ -71,10 +78,12 @@ def of_installation(output: str, locked: Collection[str]) -> tuple[str, ...]:
 
 
 def cause_of_installation(output: str) -> str:
-    """One line: what uv could not do, and the last line that the tool below it printed."""
+    """One line: what uv could not do, and the last error that the tool below it printed, else its last line."""
     lines = [line.strip(" \u00d7├╰─▶│") for line in _uv_failure(output).splitlines()]
     lines = [line for line in lines if line]
-    return "; ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or tail(output, lines=1).strip()
+    errors = [line for line in lines[1:] if _ERROR.search(line) and not _COMMAND_FAILED.search(line)]
+    found = "; ".join(dict.fromkeys([*lines[:1], *(errors or lines)[-1:]])) or tail(output, lines=1).strip()
+    return textwrap.shorten(_FOLDERS.sub("", found), MOST_CHARACTERS, placeholder=" ...")
 
 
 def _uv_failure(output: str) -> str:

@@ -234,11 +234,39 @@ DOWNLOAD = """\
   ╰─▶ The build backend returned an error
       hint: `pesq` (v0.0.4) was included because `nemo-toolkit[asr]` depends on it
 """
+# As poetry prints it, whose build script runs a compiler.
+COMMAND = """\
+  \u00d7 Failed to build `nvidia-resiliency-ext @ git+https://x/ext@4ab`
+  ├─▶ The build backend returned an error
+  ╰─▶ Call to `poetry.core.masonry.api.build_wheel` failed (exit status: 1)
+      [stderr]
+      Traceback (most recent call last):
+        File "/run/envbuild/uv/builds-v0/.tmpLwc/src/build.py", line 76, in get_cuda_path
+      FileNotFoundError: CUDA installation not found in /usr/local/cuda or $CUDA_PATH
+      subprocess.CalledProcessError: Command '['/run/envbuild/uv/builds-v0/.tmpLwc/bin/python', 'build.py', '--inplace']' \
+returned non-zero exit status 1.
+"""
+NO_ERROR = """\
+  \u00d7 Failed to build `pesq==0.0.4`
+      subprocess.CalledProcessError: Command '['/run/envbuild/uv/bin/python', 'build.py']' returned non-zero exit status 1.
+"""
 
 
 @pytest.mark.parametrize(
     ("output", "packages", "cause"),
     [
+        (
+            COMMAND,
+            ("nvidia-resiliency-ext",),
+            "Failed to build `nvidia-resiliency-ext @ git+https://x/ext@4ab`; FileNotFoundError: CUDA installation not "
+            "found in /usr/local/cuda or $CUDA_PATH",
+        ),
+        (
+            NO_ERROR,
+            ("pesq",),
+            "Failed to build `pesq==0.0.4`; subprocess.CalledProcessError: Command '['python', 'build.py']' returned "
+            "non-zero exit status 1.",
+        ),
         (
             BUILD,
             ("megatron-core", "torch"),
