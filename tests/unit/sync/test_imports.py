@@ -191,6 +191,35 @@ def test_a_module_that_loads_the_driver_is_imported_with_a_stub_of_it(tmp_path, 
         assert list(reasons(found)) == ([] if imported else ["core"])
 
 
+TRITON = """
+class Driver:
+    def __init__(self): self.active = None
+    def set_active(self, driver): self.active = driver
+driver = Driver()
+"""
+KERNEL = """
+import triton.runtime
+active = triton.runtime.driver.active
+if active is None:
+    raise RuntimeError('0 active drivers ([]). There should only be one.')
+measure = active.get_benchmarker()
+"""
+
+
+@pytest.mark.parametrize(("more", "imported"), [("", ("kernel",)), ("active.get_current_target()", ())])
+def test_a_kernel_is_defined_with_a_stub_of_the_driver(tmp_path, python_with, more, imported):
+    python = python_with(kernel=f"{KERNEL}{more}\n", triton__runtime=TRITON)
+    make_stub(here, tmp_path / "driver", str(tmp_path / "driver"), tmp_path / "log")
+
+    def run_with_stub(argv, **more):
+        return here(["env", f"LD_LIBRARY_PATH={tmp_path}/driver", *argv], **more)
+
+    probe = replace(probe_of(tmp_path, python), run_with_stub=run_with_stub)
+    found = try_imports({"a": ("kernel",)}, probe, SilentReporter())
+    assert (found.imported, found.failed) == (imported, ())
+    assert list(reasons(found)) == ([] if imported else ["kernel"])
+
+
 def test_stub_of_the_driver_loads_and_has_no_gpu(tmp_path):
     assert make_stub(here, tmp_path / "driver", str(tmp_path / "driver"), tmp_path / "log")
     library = ctypes.CDLL(str(tmp_path / "driver/libcuda.so.1"))
