@@ -21,10 +21,10 @@ def tree(nemo: Any, upstream: Upstream) -> Callable[..., None]:
     requirements = {"setuptools": SETUPTOOLS, "other": {"reason": "a", "version": "<2"}}
     write_stack(nemo.project, "nemo", components, anchor="nemo-toolkit", as_of="now", requirements=requirements)
 
-    def commit(settings: str = "") -> None:
+    def commit(settings: str = "", **more: str) -> None:
         files = project_files("nemo-toolkit", "2.3.0", "nemo", ())
         files["pyproject.toml"] = f"{files['pyproject.toml']}[tool.uv]\n{settings}\n"
-        upstream.nemo.commit("main", "2025-03-20T12:00:00Z", files)
+        upstream.nemo.commit("main", "2025-03-20T12:00:00Z", files | more)
 
     return commit
 
@@ -55,6 +55,24 @@ def test_what_upstream_forces_gives_way(nemo: Any, tree: Callable[..., None], wh
     assert lock.components["run"].version == "0.11"
     assert lock.held_back == ()
     assert lock.deviations == ("deep any release instead of ==1.0: it holds run back at 0.4 of 2024-06-01",)
+
+
+@pytest.mark.parametrize(("uploaded", "taken"), [("2024-03-01T00:00:00Z", "0.11"), (OLDER, "0.4")])
+def test_what_upstreams_own_uv_lock_went_back_to(
+    nemo: Any, tree: Callable[..., None], wheel: Callable[..., None], uploaded: str, taken: str
+) -> None:
+    """As nemo-run 0.4.0 in Megatron-Bridge's of 2026, 16 months after its release."""
+    wheel("run", "0.4", uploaded)
+    wheel("run", "0.11", OLD)
+    wheel("other", "1.0", OLD)
+    source = 'source = { registry = "https://pypi.org/simple" }'
+    tree(**{"uv.lock": f'version = 1\n[[package]]\nname = "run"\nversion = "0.4"\n{source}\n'})
+    nemo.run(*LOCK)
+    lock = lock_of(nemo, "nemo")
+    assert lock.components["run"].version == taken
+    assert [text.partition(":")[0] for text in lock.deviations] == (
+        ["run >0.4 instead of ==0.4"] if taken == "0.11" else []
+    )
 
 
 def test_old_release_that_is_the_newest_is_no_fallback(

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from envbuild.core.errors import ResolutionError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.components.models import Chosen, DecidedBy
+from envbuild.lock.components.models import Chosen, DecidedBy, Preference
 from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.deviation import Deviation
@@ -26,8 +26,9 @@ from envbuild.lock.resolve.declarations import releases_as_of
 from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_away, upload_seconds
 
-# A component this much older than the commit that leads was not what its authors worked with.
-OLD = timedelta(days=90)
+# A component this much older than the commit that leads was not what its authors worked with; of what their own uv.lock
+# names, where uv went back in the same way, one that is this much older.
+OLD, OLD_AND_LOCKED = timedelta(days=90), timedelta(days=365)
 # So many packages are named as being in the way.
 MOST_NAMED = 3
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -59,13 +60,17 @@ def held_back(plan: LockPlan, found: Resolution, context: LockContext) -> list[H
     uploads: dict[str, datetime] = {}
     for name, item in released.items():
         table = tables.get(canonicalize_name(name))
-        if table is not None and _is_open(plan, item, str(table.get("version"))) and (times := upload_seconds(table)):
+        if table is not None and _is_open(plan, item) and (times := upload_seconds(table)):
             uploads[name] = datetime.fromtimestamp(min(times), timezone.utc)
     if not uploads:
         return []
     dates = [lead.chosen.commit.committed_at for lead in plan.effective.leads if lead.chosen.commit is not None]
-    limit = (max(dates) if dates else plan.as_of.moment) - OLD
-    old = {name: uploaded for name, uploaded in uploads.items() if uploaded < limit}
+    now = max(dates) if dates else plan.as_of.moment
+    old = {
+        name: uploaded
+        for name, uploaded in uploads.items()
+        if uploaded < now - (OLD_AND_LOCKED if _preferred(plan, name, found) else OLD)
+    }
     if not old:
         return []
     wanted = {name: plan.project.chosen[name].wanted for name in old}
@@ -82,17 +87,37 @@ def held_back(plan: LockPlan, found: Resolution, context: LockContext) -> list[H
     return [item for item in items if Version(item.newest) > Version(item.version)]
 
 
-def _is_open(plan: LockPlan, item: Chosen, version: str) -> bool:
-    """Whether nothing decides the release: no pin, no range but the base's, no preference that was followed."""
+def _is_open(plan: LockPlan, item: Chosen) -> bool:
+    """Whether nothing decides the release: no pin, and no range but the base's."""
     name = canonicalize_name(item.name)
-    preference = plan.preferences.get(name)
     if item.name in plan.project.base.provides or name in plan.keep:
         return False
     if item.origin not in (DecidedBy.STACK, DecidedBy.DECLARED) or item.spec.version or EXACT.match(item.wanted):
         return False
-    if any(deviation.package == name for deviation in plan.inputs.deviations):
-        return False
-    return preference is None or preference.version != version
+    return not any(deviation.package == name for deviation in plan.inputs.deviations)
+
+
+def _preferred(plan: LockPlan, name: str, found: Resolution) -> Preference | None:
+    """The preference that was followed; None: there is none, or another version was taken."""
+    preference = plan.preferences.get(canonicalize_name(name))
+    version = found.pins.get(canonicalize_name(name))
+    return preference if preference is not None and preference.version == version else None
+
+
+def _unlike(plan: LockPlan, preference: Preference, item: HeldBack) -> LockPlan:
+    """A plan that follows a preference no more, and says so."""
+    name = canonicalize_name(item.name)
+    deviation = Deviation(
+        package=name,
+        instead_of=f"=={item.version}",
+        specifier=f">{item.version}",
+        reason=f"{preference.because} has {item.version} of {item.uploaded}, and the rest resolves with a newer one",
+    )
+    return replace(
+        plan,
+        inputs=replace(plan.inputs, deviations=(*plan.inputs.deviations, deviation)),
+        preferences={key: text for key, text in plan.preferences.items() if key != name},
+    )
 
 
 def with_newer(plan: LockPlan, found: Resolution, context: LockContext) -> tuple[LockPlan, tuple[str, ...]]:
@@ -110,7 +135,8 @@ def with_newer(plan: LockPlan, found: Resolution, context: LockContext) -> tuple
             lines.append(f"{item.name} {item.version} ({item.uploaded}), not {item.newest}: held back by {in_the_way}")
             context.reporter.note(f"note: {lines[-1]}")
         else:
-            plan = newer
+            preference = _preferred(plan, item.name, found)
+            plan = _unlike(newer, preference, item) if preference is not None else newer
     return plan, tuple(lines)
 
 
