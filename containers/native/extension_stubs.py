@@ -4,6 +4,7 @@ Runs in the environment under test (Python 3.10 and later), so it imports nothin
 """
 
 import importlib.machinery
+import sys
 import types
 
 # What the users of an extension module do with its names where nothing of it is called.
@@ -47,6 +48,10 @@ class StubModule(types.ModuleType):
     """A module in which every name is a stub."""
 
     def __getattr__(self, name):
+        if name == "__all__":
+            # `from ext import *`, of which others import names again: the importing module asks here (PEP 562).
+            sys._getframe(1).f_globals.setdefault("__getattr__", lambda name: getattr(self, name))
+            return [name for name in self.__dict__ if not name.startswith("_")]
         if name.startswith("__"):
             raise AttributeError(name)
         content = {"__module__": self.__name__, "stub_members": {}, "__int__": value_of, "__index__": value_of}

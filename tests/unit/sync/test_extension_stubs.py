@@ -38,6 +38,9 @@ IMPORTED = {
     "classes": "import kernels_ext as ext\n"
     "class Overlap(ext.CommOverlap): pass\n"
     "def reduce(overlap: ext.CommOverlap | None = None, kind=ext.Kind.RING): pass\n",
+    # As transformer_engine.pytorch.cpp_extensions does, and its users.
+    "every": "from kernels_ext import *\n",
+    "from_every": "import every as tex\nfrom every import FP8TensorMeta\ndef cast(kind=tex.DType.kByte): pass\n",
     "guarded": "import kernels_ext as ext\ntry:\n    ext.cudnn_version()\nexcept RuntimeError:\n    pass\n",
     "others": "import _ctypes\nassert _ctypes.__file__.endswith('.so')\nassert callable(_ctypes.dlopen)\n",
 }
