@@ -7,6 +7,7 @@ import sys
 
 import torch
 
+from envbuild_smoke.drivers.samples import document_lengths, document_numbers, packed_part
 from envbuild_smoke.reference import formulas
 from envbuild_smoke.reference.config import (
     ExpertsConfig,
@@ -130,6 +131,23 @@ def packed_sequences_are_separate_ones():
     for part in (slice(0, first), slice(first, None)):
         alone = MicroBatch(tokens=whole.tokens[:, part], labels=whole.labels[:, part])
         close(found[:, part], ReferenceModel(model, weights).losses(alone)[0])
+
+
+def packed_samples_are_split_by_document():
+    numbers = document_numbers(1, 1, 4, 64, packed=True)
+    assert numbers.shape == (4, 64)
+    assert (numbers[:, 0] == 0).all()
+    assert (numbers[:, -1] > 0).all()
+    assert (numbers.diff() >= 0).all()
+    assert document_numbers(1, 2, 4, 64, packed=True).ne(numbers).any()
+    assert not document_numbers(1, 1, 4, 64, packed=False).any()
+    lengths = document_lengths(numbers)
+    assert sum(lengths) == 4 * 64
+    assert all(length % 4 == 0 for length in lengths)
+    parts = [packed_part(lengths, rank, 2) for rank in range(2)]
+    assert sorted(torch.cat(parts).tolist()) == list(range(4 * 64))
+    # Of each document the first rank has the first and the last quarter.
+    assert packed_part([8, 4], 0, 2).tolist() == [0, 1, 6, 7, 8, 11]
 
 
 def optimizer_is_torchs():

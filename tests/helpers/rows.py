@@ -40,6 +40,8 @@ ANY: dict[str, dict[str, st.SearchStrategy]] = {
         "continue_in": st.sampled_from([None, {"data": 2}, {"tensor": 2}, {"pipeline": 2}]),
         "recompute": st.sampled_from(Recompute),
         "resume_at": st.sampled_from([1, 4, 5, 9]),
+        "packed": st.booleans(),
+        "moe_grouped_gemm": st.booleans(),
         "compare_weights": st.booleans(),
     },
     "model": {

@@ -19,6 +19,7 @@ CHECKS = TESTS / "helpers" / "reference_checks.py"
         "rotation_depends_on_the_distance",
         "state_space_is_its_recurrence",
         "packed_sequences_are_separate_ones",
+        "packed_samples_are_split_by_document",
         "optimizer_is_torchs",
         "auxiliary_losses_are_of_a_micro_batch",
         "masks_weigh_tokens",

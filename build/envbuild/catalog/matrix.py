@@ -38,6 +38,14 @@ class LossMask(str, Enum):
     UNEVEN = "uneven"
 
 
+class Fp8Recipe(str, Enum):
+    """How the scales of fp8 are found: from earlier micro batches, or of the values themselves, a tensor or a block."""
+
+    DELAYED = "delayed"
+    TENSORWISE = "tensorwise"
+    BLOCKWISE = "blockwise"
+
+
 class AttentionBackend(str, Enum):
     """Which attention a case computes with: megatron-core's own, or one of Transformer Engine's."""
 
@@ -75,6 +83,7 @@ class Training(TomlModel):
     calculate_per_token_loss: bool = Field(
         default=False, description="the mean over the tokens of the global batch, and not over its micro batches"
     )
+    packed: bool = Field(default=False, description="each sample is several documents, with attention inside of each")
     seed: Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -165,6 +174,8 @@ class CaseSpec(LayoutSpec):
     decoupled_lr: LearningRate | None = None
     loss_mask: LossMask | None = None
     calculate_per_token_loss: bool | None = None
+    packed: bool | None = None
+    fp8_recipe: Fp8Recipe | None = None
     # With its default, megatron-core 0.16.1 trains PP 2 x virtual 2 to other losses than the baseline; with True, and
     # batch_p2p_comm off, to the same digits (CPU, gloo).
     overlap_p2p_comm: bool | None = None
@@ -177,6 +188,7 @@ class CaseSpec(LayoutSpec):
     parallel_output: bool = True
     num_distributed_optimizer_instances: Size = 1
     moe_token_dispatcher_type: Dispatcher | None = None
+    moe_grouped_gemm: bool = False
     resume_at: Step | None = None
     continue_in: LayoutSpec | None = None
     compare_weights: bool = False
@@ -223,6 +235,11 @@ class CaseRow(TomlModel):
     decoupled_lr: OneOrMore[LearningRate] | None = Field(default=None, description=OWN_BASELINE)
     loss_mask: OneOrMore[LossMask] | None = Field(default=None, description=OWN_BASELINE)
     calculate_per_token_loss: OneOrMore[bool] | None = Field(default=None, description=OWN_BASELINE)
+    packed: OneOrMore[bool] | None = Field(default=None, description=OWN_BASELINE)
+    fp8_recipe: OneOrMore[Fp8Recipe] | None = Field(
+        default=None,
+        description="without it blockwise or tensorwise, as the GPU can; such cases have their own baseline",
+    )
     overlap_p2p_comm: OneOrMore[bool] | None = Field(
         default=None, description="megatron-core's flag; without it the setting that is right for the layout"
     )
@@ -245,6 +262,7 @@ class CaseRow(TomlModel):
     moe_token_dispatcher_type: OneOrMore[Dispatcher] | None = Field(
         default=None, description="without it alltoall on GPUs and allgather on CPUs"
     )
+    moe_grouped_gemm: OneOrMore[bool] = Field(default=False, description="the experts of a rank in one matrix product")
     resume_at: OneOrMore[Step] | None = Field(
         default=None, description="after this step everything is saved, torn down, built anew and loaded"
     )

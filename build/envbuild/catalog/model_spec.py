@@ -74,6 +74,7 @@ class ModelSpec(TomlModel):
     sequence_length: Annotated[int, Field(gt=0, le=131072, description="tokens a sample")]
     vocabulary_size: Annotated[int, Field(ge=LEAST_VOCABULARY, le=2**20)]
     normalization: Normalization = Normalization.LAYER
+    norm_epsilon: Annotated[float, Field(gt=0, le=0.1)] = 1e-5
     layer_spec: LayerSpec = LayerSpec.LOCAL
     moe: Experts | None = None
     mamba: MambaLayers | None = Field(default=None, description="of kind mamba-hybrid, and only there")

@@ -8,6 +8,9 @@ import torch
 
 from envbuild_smoke.plan.models import LossMask
 
+# Of a packed sample, each a multiple of this part of it; the rules of layouts have the number too.
+DOCUMENT_PARTS = 16
+
 
 def global_batch(seed: int, step: int, batch_size: int, sequence_length: int, vocabulary_size: int) -> torch.Tensor:
     """Return the samples of a step, shape [batch_size, sequence_length + 1], int64, the same on every rank.
@@ -34,6 +37,38 @@ def loss_masks(seed: int, step: int, batch_size: int, sequence_length: int, kind
         prompts = torch.randint(3 * sequence_length // 4 + 1, (batch_size, 1), generator=generator)
         masks[torch.arange(sequence_length) < prompts] = 0.0
     return masks
+
+
+def document_numbers(seed: int, step: int, batch_size: int, sequence_length: int, packed: bool) -> torch.Tensor:
+    """Return which document of its sample each token belongs to, shape [batch_size, sequence_length], int64.
+
+    Packed samples have two documents or more, of lengths that are multiples of a sixteenth of the sample.
+    """
+    numbers = torch.zeros(batch_size, sequence_length, dtype=torch.int64)
+    if packed:
+        # Other seeds than those of the samples and of the masks.
+        generator = torch.Generator(device="cpu").manual_seed(2**62 + seed * 1_000_003 + step)
+        starts = torch.rand(batch_size, DOCUMENT_PARTS, generator=generator) < 0.15
+        starts[:, 0] = False
+        certain = torch.randint(1, DOCUMENT_PARTS, (batch_size, 1), generator=generator)
+        parts = starts.scatter(1, certain, True).cumsum(dim=1)
+        numbers = parts.repeat_interleave(sequence_length // DOCUMENT_PARTS, dim=1)
+    return numbers
+
+
+def document_lengths(numbers: torch.Tensor) -> list[int]:
+    """Return the lengths of the documents of a micro batch, sample after sample, from their `document_numbers`."""
+    return [int(length) for row in numbers for length in row.unique_consecutive(return_counts=True)[1]]
+
+
+def packed_part(lengths: Sequence[int], rank: int, ways: int) -> torch.Tensor:
+    """Return which tokens of packed documents context-parallel rank `rank` has: its `context_part` of each."""
+    first = 0
+    parts = []
+    for length in lengths:
+        parts.append(context_part(torch.arange(first, first + length)[None], rank, ways)[0])
+        first += length
+    return torch.cat(parts)
 
 
 def rank_micro_batches(samples: torch.Tensor, size: int, rank: int, ways: int) -> Iterator[torch.Tensor]:

@@ -17,6 +17,7 @@ Recompute = Literal["none", "selective", "full"]
 LossMask = Literal["none", "uneven"]
 LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss"]
 Dispatcher = Literal["allgather", "alltoall"]
+Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
 Size = Annotated[int, at_least(1)]
 Positive = Annotated[float, POSITIVE]
 NotNegative = Annotated[float, NOT_NEGATIVE]
@@ -85,6 +86,7 @@ class Model:
     layer_spec: LayerSpec
     moe: Moe | None
     mamba: Mamba | None
+    norm_epsilon: Positive = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,7 @@ class Training:
         weight_decay: of Adam, decoupled; biases and norms have none.
         decoupled_lr: the learning rate of the embeddings and the output layer; None where it is `learning_rate`.
         loss_mask: "uneven" leaves a prefix of each sample out of the loss, each of another length.
+        packed: each sample is several documents, of which attention sees one at a time.
         calculate_per_token_loss: the loss is the mean over the tokens of the global batch; otherwise the mean over
             its micro batches of the mean over their tokens.
     """
@@ -134,6 +137,7 @@ class Training:
     loss_mask: LossMask
     calculate_per_token_loss: bool
     seed: Annotated[int, at_least(0)]
+    packed: bool = False
 
     def microbatches(self, layout: Layout) -> int:
         """Return the number of micro batches each data-parallel rank runs in a step."""
@@ -147,7 +151,8 @@ class Settings:
     `bucket_size` is the most parameters of a gradient bucket; None is megatron-core's default, 40 million or more.
     Without `parallel_output`, logits are gathered from the tensor-parallel ranks before the loss.
     The state of the optimizer is there `num_distributed_optimizer_instances` times, each time sharded.
-    `moe_token_dispatcher_type` is None where it is the device's usual one.
+    `moe_token_dispatcher_type` is None where it is the device's usual one; `fp8_recipe` likewise, and without fp8.
+    With `moe_grouped_gemm` the experts of a rank are one matrix product.
     """
 
     overlap_p2p_comm: bool
@@ -161,6 +166,8 @@ class Settings:
     parallel_output: bool = True
     num_distributed_optimizer_instances: Size = 1
     moe_token_dispatcher_type: Dispatcher | None = None
+    moe_grouped_gemm: bool = False
+    fp8_recipe: Fp8Recipe | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

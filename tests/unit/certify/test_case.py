@@ -94,6 +94,8 @@ def test_id_of_layouts_and_attention_on_gpus():
     assert made.id == "gpt-bf16-tp2-cp2-attn-fused"
     assert made.axes == ("tensor", "context", "attention_backend")
     assert case(H200, tensor=2, attention_backend="auto").id == "gpt-fp32-tp2"
+    assert case(H200, precision="bf16", packed=True).id == "gpt-bf16-baseline-packed"
+    assert case(H200, precision="fp8", fp8_recipe="delayed").id == "gpt-fp8-baseline-delayed"
     labels = Layout(data=2, tensor=2, sequence=True, pipeline=2, virtual_pipeline=2, context=2, expert=2)
     assert (labels.label, labels.world_size) == ("dp2-tp2-sp-pp2-vp2-cp2-ep2", 16)
 

@@ -89,6 +89,8 @@ def test_plan_of_a_case():
             "parallel_output": True,
             "num_distributed_optimizer_instances": 1,
             "moe_token_dispatcher_type": None,
+            "moe_grouped_gemm": False,
+            "fp8_recipe": None,
         },
         "resume_at": None,
         "continue_in": None,

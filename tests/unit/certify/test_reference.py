@@ -12,7 +12,7 @@ from envbuild.certify.judge.reference import band_of
 from envbuild.certify.models import CaseVerdict
 
 FIRST, SECOND = "decoder.layers.0.input_layernorm", "decoder.layers.0"
-GPT = {"layer_spec": "local", "moe": None}
+GPT = {"layer_spec": "local", "moe": None, "mamba": None}
 
 
 def tensors(*differences: float | None) -> list[dict[str, Any]]:
@@ -110,6 +110,8 @@ def test_bands_widen_with_the_rounding_of_the_arithmetic(name):
     ]
     values = [getattr(band, name) for band in bands]
     assert values == sorted(set(values))
+    # Triton's kernels multiply in TF32 too.
+    assert band_of({"precision": "fp32"}, {**GPT, "mamba": {"num_groups": 4}}) == bands[1]
     experts = {**GPT, "moe": {"num_experts": 4, "router_topk": 2}}
     assert band_of({"precision": "fp32"}, experts) == bands[0]
     assert getattr(band_of({"precision": "bf16"}, experts), name) >= values[2]

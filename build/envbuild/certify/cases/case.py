@@ -14,6 +14,7 @@ from envbuild.catalog.matrix import (
     Band,
     CaseSpec,
     Dispatcher,
+    Fp8Recipe,
     LayoutSpec,
     Matrix,
     Precision,
@@ -105,6 +106,8 @@ class Settings:
     parallel_output: bool
     num_distributed_optimizer_instances: int
     moe_token_dispatcher_type: Dispatcher | None
+    moe_grouped_gemm: bool
+    fp8_recipe: Fp8Recipe | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +251,10 @@ class ResolvedRow:
             "decoupled_lr": f"dlr{own.decoupled_lr:g}" if own.decoupled_lr else "",
             "loss_mask": f"mask-{own.loss_mask.value}",
             "calculate_per_token_loss": "ptl" if own.calculate_per_token_loss else "mbl",
+            "packed": "packed" if own.packed else "whole",
         }
-        return [word for name, word in words.items() if getattr(own, name) != getattr(usual, name)]
+        found = [word for name, word in words.items() if getattr(own, name) != getattr(usual, name)]
+        return [*found, *([self.spec.fp8_recipe.value] if self.spec.fp8_recipe else [])]
 
     def _words(self) -> list[tuple[str, str]]:
         spec, micro_batch_size = self.spec, self.training.micro_batch_size
@@ -270,6 +275,7 @@ class ResolvedRow:
             ),
             (not spec.parallel_output, "parallel_output", "gathered"),
             (dispatcher is not None, "moe_token_dispatcher_type", dispatcher.value if dispatcher else ""),
+            (spec.moe_grouped_gemm, "moe_grouped_gemm", "grouped"),
             (spec.resume_at is not None, "resume_at", f"resume{spec.resume_at}"),
             (continued is not None, "continue_in", f"in-{Layout.of(continued).label}" if continued else ""),
         ]

@@ -39,19 +39,22 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {
     "recompute": {"recompute": "selective"},
     "parallel_output": {"tensor": 2, "parallel_output": False},
     "moe_token_dispatcher_type": {"data": 2, "expert": 2, "moe_token_dispatcher_type": "alltoall"},
+    "moe_grouped_gemm": {"moe_grouped_gemm": True},
     "resume_at": {"resume_at": 1},
     "continue_in": {"resume_at": 1, "continue_in": {}},
     "weight_decay": {"weight_decay": 0.1},
     "decoupled_lr": {"decoupled_lr": 1e-4},
     "loss_mask": {"loss_mask": "uneven"},
     "calculate_per_token_loss": {"calculate_per_token_loss": True},
+    "packed": {"packed": True},
     "bf16": {"precision": "bf16"},
     "fp8": {"precision": "fp8"},
+    "fp8_recipe": {"precision": "fp8", "fp8_recipe": "tensorwise"},
 }
 # What a model has; a matrix without such a model has no case for it.
-_MODELS = ("num_query_groups", "moe", "aux_loss", "z_loss", "mamba", "transformer-engine")
+_MODELS = ("norm_epsilon", "num_query_groups", "moe", "aux_loss", "z_loss", "mamba", "transformer-engine")
 AXES = (*_ROWS, *_MODELS)
-_OF_EXPERTS = ("expert", "expert_tensor", "moe_token_dispatcher_type")
+_OF_EXPERTS = ("expert", "expert_tensor", "moe_token_dispatcher_type", "moe_grouped_gemm")
 _TRAINING = Training(steps=2, micro_batch_size=2, global_batch_size=16, learning_rate=1e-3, clip_grad_norm=1.0, seed=1)
 State = Literal["covered", "impossible", "not covered"]
 
@@ -85,6 +88,8 @@ def axes_of(case: Case, model: ModelSpec) -> frozenset[str]:
         "decoupled_lr" if training.decoupled_lr else "",
         "loss_mask" if training.loss_mask is not LossMask.NONE else "",
         "calculate_per_token_loss" if training.calculate_per_token_loss else "",
+        "packed" if training.packed else "",
+        "fp8_recipe" if case.settings.fp8_recipe else "",
         case.precision.value if case.precision is not Precision.FP32 else "",
         *_features(model),
     }
@@ -92,6 +97,8 @@ def axes_of(case: Case, model: ModelSpec) -> frozenset[str]:
 
 
 def _features(model: ModelSpec) -> Iterator[str]:
+    if model.norm_epsilon != ModelSpec.model_fields["norm_epsilon"].default:
+        yield "norm_epsilon"
     if model.query_groups != model.num_attention_heads:
         yield "num_query_groups"
     if model.moe is not None:
@@ -141,7 +148,7 @@ def _model(pair: tuple[str, str]) -> ModelSpec:
         "z_loss_coeff": 1e-3 if "z_loss" in axes else 0.0,
     }
     has_experts = axes & {"moe", "aux_loss", "z_loss", *_OF_EXPERTS}
-    engine = axes & {"mamba", "fp8", "transformer-engine"}
+    engine = axes & {"mamba", "fp8", "fp8_recipe", "moe_grouped_gemm", "packed", "transformer-engine"}
     return ModelSpec(
         kind="mamba-hybrid" if "mamba" in axes else "gpt",
         num_layers=8,
@@ -167,7 +174,7 @@ def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[CaseSpec]:
     # take tensor parallel with sequence parallel alone.
     data = {values.get("data", 1), 2} if "continue_in" in pair else {values.get("data", 1)}
     engine = model.layer_spec is LayerSpec.TRANSFORMER_ENGINE
-    precisions = {values.get("precision", "fp32"), *(("bf16",) if engine and "fp8" not in pair else ())}
+    precisions = {values.get("precision", "fp32"), *(("bf16",) if engine and values.get("precision") != "fp8" else ())}
     sequences = {values.get("sequence", False), *((True,) if values.get("tensor", 1) > 1 else ())}
     for choice in itertools.product(data, precisions, sequences):
         own = dict(zip(("data", "precision", "sequence"), choice, strict=True))

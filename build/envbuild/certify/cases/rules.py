@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import AttentionBackend, Dispatcher, LayoutSpec, LossMask, Precision, Recompute
+from envbuild.catalog.matrix import AttentionBackend, Dispatcher, Fp8Recipe, LayoutSpec, LossMask, Precision, Recompute
 from envbuild.catalog.model_spec import LayerSpec, LoadBalancing, Normalization
 from envbuild.certify.cases.case import Layout, ResolvedRow
 
@@ -20,6 +20,10 @@ HEAD_SIZE_MULTIPLE = 8
 FP8_MULTIPLE = 16
 # Ada (SM 89) is the first generation whose tensor cores take fp8.
 FP8_LEAST_SM = 89
+# Transformer Engine has fp8 with a scale for each block from Hopper on.
+BLOCKWISE_LEAST_SM = 90
+# A packed sample has documents of a multiple of a sixteenth of it, as smoke's drivers/samples.py cuts them.
+DOCUMENT_PARTS = 16
 # With one or no entry on a tensor-parallel rank there is nothing to compare.
 LEAST_VOCABULARY_PER_RANK = 2
 # A Mamba layer is twice as wide inside, as megatron-core makes it.
@@ -31,7 +35,7 @@ LARGEST_LISTED = 64
 def broken_rules(row: ResolvedRow) -> list[str]:
     """The rules of layouts and settings that a row breaks, each with the values that it allows."""
     sizes = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes)
-    needs = (_layout_needs, _overlap_needs, _training_needs, _setting_needs)
+    needs = (_layout_needs, _overlap_needs, _training_needs, _setting_needs, _local_needs)
     found = [rule for source in (*sizes, *needs) for rule in source(row)]
     return found + [f"continue_in: {rule}" for rule in _continued(row)]
 
@@ -83,6 +87,10 @@ def _sizes(row: ResolvedRow) -> Iterator[str]:
             f"hidden_size / num_attention_heads is {hidden // heads} and must be a multiple of {HEAD_SIZE_MULTIPLE} "
             "(no attention backend takes others)"
         )
+    if row.training.packed:
+        # Of each document a context-parallel rank has two pieces, as of a whole sequence.
+        parts = DOCUMENT_PARTS * (2 * spec.context if spec.context > 1 else 1)
+        yield from _multiple("sequence_length", sequence, "the parts of packed documents =", parts)
     least = LEAST_VOCABULARY_PER_RANK * spec.tensor
     if model.vocabulary_size < least:
         yield (
@@ -104,8 +112,8 @@ def _expert_sizes(row: ResolvedRow) -> Iterator[str]:
     if experts is None:
         if spec.expert > 1:
             yield f"expert = {spec.expert} needs a model with experts (moe)"
-        for name in ("expert_tensor", "moe_token_dispatcher_type"):
-            if getattr(spec, name) is not None:
+        for name in ("expert_tensor", "moe_token_dispatcher_type", "moe_grouped_gemm"):
+            if getattr(spec, name):
                 yield f"{name} needs a model with experts (moe)"
         return
     # Experts are spread over the ranks that otherwise hold the same weights.
@@ -227,6 +235,10 @@ def _training_needs(row: ResolvedRow) -> Iterator[str]:
     other_micro_batch = training.micro_batch_size != row.matrix_training.micro_batch_size
     if moe is not None and moe.router_load_balancing_type is LoadBalancing.AUX_LOSS and other_micro_batch:
         yield "router_load_balancing_type = aux_loss needs the matrix's micro_batch_size (it balances each micro batch)"
+    if training.packed and row.model.mamba is not None:
+        yield "packed needs a model of kind gpt (not every megatron-core resets a Mamba layer's state)"
+    if training.packed and moe is not None and moe.router_load_balancing_type is LoadBalancing.SEQ_AUX_LOSS:
+        yield "packed needs another router_load_balancing_type than seq_aux_loss (a micro batch is one sequence)"
     if training.loss_mask is LossMask.NONE or training.calculate_per_token_loss:
         return
     if other_micro_batch:
@@ -247,12 +259,29 @@ def _setting_needs(row: ResolvedRow) -> Iterator[str]:
         yield f"attention_backend = {backend.value} needs precision bf16 or fp8 (its kernels have no fp32)"
     if spec.context > 1 and not local and (fp32 or backend is AttentionBackend.UNFUSED):
         yield "context > 1 needs precision bf16 or fp8 and an attention_backend other than unfused"
-    if spec.precision is Precision.FP8 and local:
-        yield "precision = fp8 needs layer_spec transformer-engine"
-    if row.model.mamba is not None and local:
-        yield "a model of kind mamba-hybrid needs layer_spec transformer-engine"
+    if spec.fp8_recipe is not None and spec.precision is not Precision.FP8:
+        yield f"fp8_recipe = {spec.fp8_recipe.value} needs precision fp8"
     if spec.resume_at is not None and spec.resume_at >= row.training.steps:
         yield f"resume_at {spec.resume_at} must be less than steps {row.training.steps}"
+
+
+def _local_needs(row: ResolvedRow) -> Iterator[str]:
+    """What megatron-core's own layers do not have."""
+    spec, packed = row.spec, row.training.packed
+    if row.model.layer_spec is not LayerSpec.LOCAL:
+        if packed and (spec.precision is Precision.FP32 or row.attention_backend is AttentionBackend.UNFUSED):
+            yield "packed needs precision bf16 or fp8 and an attention_backend other than unfused"
+        return
+    if spec.precision is Precision.FP8:
+        yield "precision = fp8 needs layer_spec transformer-engine"
+    if packed:
+        why = "megatron-core: Packed sequence is not supported by DotProductAttention"
+        yield f"packed needs layer_spec transformer-engine ({why})"
+    # Before 0.17 they are there with the package grouped_gemm, which no index has for a recent torch.
+    if spec.moe_grouped_gemm:
+        yield "moe_grouped_gemm needs layer_spec transformer-engine (megatron-core: Grouped GEMM is not available)"
+    if row.model.mamba is not None and spec.context > 1:
+        yield "context > 1 with a model of kind mamba-hybrid needs layer_spec transformer-engine"
 
 
 def _capability_needs(row: ResolvedRow) -> Iterator[str]:
@@ -266,6 +295,10 @@ def _capability_needs(row: ResolvedRow) -> Iterator[str]:
     older = [sm for sm in capabilities.sm if int(sm.rstrip("af")) < FP8_LEAST_SM]
     if spec.precision is Precision.FP8 and older:
         yield f"precision = fp8 needs GPUs of SM {FP8_LEAST_SM} or newer; the target has SM {', '.join(older)}"
+    older = [sm for sm in capabilities.sm if int(sm.rstrip("af")) < BLOCKWISE_LEAST_SM]
+    if spec.fp8_recipe is Fp8Recipe.BLOCKWISE and older:
+        found = ", ".join(older)
+        yield f"fp8_recipe = blockwise needs GPUs of SM {BLOCKWISE_LEAST_SM} or newer; the target has SM {found}"
 
 
 def _needs_of_cuda(row: ResolvedRow) -> Iterator[str]:
@@ -273,6 +306,8 @@ def _needs_of_cuda(row: ResolvedRow) -> Iterator[str]:
     streams = "torch.cuda.Stream requires CUDA support"
     if row.model.layer_spec is LayerSpec.TRANSFORMER_ENGINE:
         yield "layer_spec transformer-engine needs device cuda"
+    elif row.model.mamba is not None:
+        yield "a model of kind mamba-hybrid needs device cuda (mamba-ssm's kernels are Triton's)"
     if row.spec.num_distributed_optimizer_instances > 1:
         yield f"num_distributed_optimizer_instances > 1 needs device cuda ({streams})"
     if row.spec.moe_token_dispatcher_type is Dispatcher.ALLTOALL:

@@ -17,8 +17,8 @@ bf16 with experts  2.5e-5   2.1e-3     1.2e-1       1.2e-1     8.1e-2
 
 A band is at least twice what was observed, in fp32 ten times: other processors sum in other orders. Where scores of a
 router are closer than bf16 can tell, a token goes to another expert than in float64, which changes all that the two
-experts have of it. Not measured yet: TF32, with which Transformer Engine multiplies fp32 matrices (10 bits of mantissa,
-three more than bf16: the bands of bf16 divided by 4), and fp8 (e4m3 has 3 bits: four times those of bf16).
+experts have of it. Not measured yet: TF32, with which Transformer Engine and Triton multiply fp32 matrices (10 bits of
+mantissa, three more than bf16: the bands of bf16 divided by 4), and fp8 (e4m3 has 3 bits: four times those of bf16).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _KINDS = {
 def band_of(case: Mapping[str, Any], model: Mapping[str, Any]) -> ReferenceNumbers:
     """How far a planned case of a model may be from the reference."""
     precision = case["precision"]
-    if precision == "fp32" and model["layer_spec"] == "local":
+    if precision == "fp32" and model["layer_spec"] == "local" and model["mamba"] is None:
         return _FP32
     band = {"fp32": _TF32, "bf16": _BF16, "fp8": _FP8}[precision]
     if model["moe"] is None:

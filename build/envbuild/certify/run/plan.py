@@ -120,6 +120,7 @@ def _model_json(model: ModelSpec) -> Json:
         "sequence_length": model.sequence_length,
         "vocabulary_size": model.vocabulary_size,
         "normalization": model.normalization.value,
+        "norm_epsilon": model.norm_epsilon,
         "layer_spec": model.layer_spec.value,
         "moe": model.moe.model_dump(mode="json") if model.moe else None,
         "mamba": model.mamba.model_dump(mode="json") if model.mamba else None,

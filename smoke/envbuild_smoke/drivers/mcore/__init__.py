@@ -30,7 +30,7 @@ with warnings.catch_warnings():
     from envbuild_smoke.drivers.mcore.processes import forget_parallelism, joined, set_up_parallelism
     from envbuild_smoke.drivers.mcore.reference_run import ReferenceRun
 
-from envbuild_smoke.drivers.samples import global_batch, loss_masks
+from envbuild_smoke.drivers.samples import global_batch
 from envbuild_smoke.rank_context import RankContext
 
 __all__ = ["compare_weights", "measure_bandwidth", "train"]
@@ -125,22 +125,22 @@ class _Run:
         # Every rank draws the whole batch and takes its part: no samples have to be sent.
         shape = (training.global_batch_size, model.sequence_length)
         samples = global_batch(training.seed, step, *shape, model.vocabulary_size)
-        masks = loss_masks(training.seed, step, *shape, training.loss_mask)
         self._samples.start_step()
         # Each virtual stage walks the micro batches on its own; what they are is noted once.
         iterators = [
-            own_batches(samples, masks, self._case, self._device, self._samples if index == 0 else None)
+            own_batches(samples, step, self._case, self._device, self._samples if index == 0 else None)
             for index in range(len(self._wrapped))
         ]
         outputs = get_forward_backward_func()(
-            forward_step_func=partial(forward_step, self._case, model),
+            forward_step_func=partial(forward_step, self._case),
             # The interleaved schedule asserts that it gets lists (megatron-core 0.16.1,
             # pipeline_parallel/schedules.py).
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self._wrapped if len(self._wrapped) > 1 else self._wrapped[0],
             num_microbatches=microbatches,
-            seq_length=model.sequence_length,
-            micro_batch_size=training.micro_batch_size,
+            # Stages send each other tensors of this shape; packed documents are one sequence.
+            seq_length=model.sequence_length * (training.micro_batch_size if training.packed else 1),
+            micro_batch_size=1 if training.packed else training.micro_batch_size,
             forward_only=False,
         )
         # The optimizer clips them in place.

@@ -2,19 +2,41 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
 
-from envbuild_smoke.drivers.samples import context_part, rank_micro_batches, sample_digests
-from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.drivers.samples import (
+    context_part,
+    document_lengths,
+    document_numbers,
+    loss_masks,
+    packed_part,
+    rank_micro_batches,
+    sample_digests,
+)
+from envbuild_smoke.plan.models import Case
 
-# One micro batch: tokens, labels (int64) and the mask of the loss (float32), each [micro batch, sequence].
-MicroBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # What Megatron's schedules take from a loss function: the loss and what is reported, or with the number of tokens
 # between them.
 Loss = tuple[torch.Tensor, dict[str, torch.Tensor]] | tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """A rank's part of a micro batch, each tensor of shape [micro batch, sequence / context].
+
+    Where documents are packed it is one long sequence, [1, micro batch x sequence / context].
+    """
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    mask: torch.Tensor
+    positions: torch.Tensor
+    packed: "PackedSeqParams | None" = None
 
 
 class SamplesRead:
@@ -62,22 +84,53 @@ class SamplesRead:
 
 
 def own_batches(
-    samples: torch.Tensor, masks: torch.Tensor, case: Case, device: torch.device, read: "SamplesRead | None"
+    samples: torch.Tensor, step: int, case: Case, device: torch.device, read: "SamplesRead | None"
 ) -> Iterator[MicroBatch]:
-    """Yield this rank's micro batches of the global batch `samples`, shape [batch, sequence + 1], and its `masks`.
+    """Yield this rank's micro batches of a step's global batch `samples`, shape [batch, sequence + 1].
 
     What is taken is noted in `read`, where that is given.
     """
-    data_rank = parallel_state.get_data_parallel_rank()
-    blocks, own_masks = (
-        rank_micro_batches(whole, case.training.micro_batch_size, data_rank, case.layout.data)
-        for whole in (samples, masks)
+    data_rank, training = parallel_state.get_data_parallel_rank(), case.training
+    shape = (len(samples), samples.size(1) - 1)
+    masks = loss_masks(training.seed, step, *shape, training.loss_mask)
+    documents = document_numbers(training.seed, step, *shape, training.packed)
+    shares = (
+        rank_micro_batches(whole, training.micro_batch_size, data_rank, case.layout.data)
+        for whole in (samples, masks, documents)
     )
-    for block, mask in zip(blocks, own_masks, strict=True):
+    for block, mask, numbers in zip(*shares, strict=True):
         if read is not None:
             read.add(block)
-        own = block.to(device)
-        yield own_part(own[:, :-1]), own_part(own[:, 1:]), own_part(mask.to(device))
+        tensors = [part.to(device) for part in (block[:, :-1], block[:, 1:], mask)]
+        yield _packed(tensors, document_lengths(numbers)) if training.packed else _whole(tensors)
+
+
+def _whole(tensors: list[torch.Tensor]) -> MicroBatch:
+    everything = torch.arange(tensors[0].size(1), device=tensors[0].device).expand(len(tensors[0]), -1)
+    tokens, labels, mask = map(own_part, tensors)
+    return MicroBatch(tokens=tokens, labels=labels, mask=mask, positions=own_part(everything))
+
+
+def _packed(tensors: list[torch.Tensor], lengths: list[int]) -> MicroBatch:
+    """Return samples as documents in a row, as Megatron-LM's get_batch with thd: each is split over context ranks."""
+    device = tensors[0].device
+    rank, ways = parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()
+    own = packed_part(lengths, rank, ways).to(device)
+    positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
+    tokens, labels, mask, positions = (tensor.reshape(1, -1)[:, own] for tensor in (*tensors, positions))
+    ends = torch.tensor([0, *lengths], device=device).cumsum(dim=0).int()
+    longest = max(lengths)
+    packed = PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=ends,
+        cu_seqlens_kv=ends,
+        # Transformer Engine's context parallelism wants these, which are the same without padding.
+        cu_seqlens_q_padded=ends,
+        cu_seqlens_kv_padded=ends,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )
+    return MicroBatch(tokens=tokens, labels=labels, mask=mask, positions=positions, packed=packed)
 
 
 def own_part(tokens: torch.Tensor) -> torch.Tensor:
@@ -87,16 +140,17 @@ def own_part(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def forward_step(
-    case: Case, model: Model, batches: Iterator[MicroBatch], chunk: torch.nn.Module
+    case: Case, batches: Iterator[MicroBatch], chunk: torch.nn.Module
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], Loss]]:
     """Run one micro batch through one chunk; the schedule calls this and then the returned loss function."""
-    tokens, labels, mask = next(batches)
-    everything = torch.arange(model.sequence_length, device=tokens.device).expand(len(tokens), -1)
+    batch = next(batches)
+    # Not every model takes them.
+    options = {} if batch.packed is None else {"packed_seq_params": batch.packed}
     # No mask is given: causal attention is part of the layer spec.
-    output = chunk(tokens, own_part(everything), None, labels=labels)
+    output = chunk(batch.tokens, batch.positions, None, labels=batch.labels, **options)
     training = case.training
     plain = training.loss_mask == "none" and not training.calculate_per_token_loss
-    return output, mean_loss if plain else partial(masked_loss, mask)
+    return output, mean_loss if plain else partial(masked_loss, batch.mask)
 
 
 def mean_loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -1,22 +1,17 @@
 """The model of a case: its configuration, its layers, and this rank's part of it."""
 
-from dataclasses import replace
+import importlib.util
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import (
-    get_gpt_layer_local_spec,
-    get_gpt_layer_with_transformer_engine_spec,
-)
-from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
-from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention
+from envbuild_smoke.drivers.mcore.layers import gpt_layer_spec, mamba_stack_spec
 from envbuild_smoke.plan.models import Case, Model
 
 # megatron-core 0.16.1 asks whether this is None, and binds it only where Transformer Engine is installed.
@@ -37,6 +32,7 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         num_attention_heads=model.num_attention_heads,
         num_query_groups=model.num_query_groups,
         normalization=model.normalization,
+        layernorm_epsilon=model.norm_epsilon,
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
@@ -104,7 +100,7 @@ def _expert_options(case: Case, model: Model, device: torch.device) -> dict[str,
         # The other one is what trains at scale, but it is made of CUDA streams.
         "moe_token_dispatcher_type": case.settings.moe_token_dispatcher_type
         or ("alltoall" if device.type == "cuda" else "allgather"),
-        "moe_grouped_gemm": False,
+        "moe_grouped_gemm": case.settings.moe_grouped_gemm,
         "moe_permute_fusion": False,
         # A router with a single expert for each token would otherwise always answer 1 and learn nothing.
         "moe_router_pre_softmax": model.moe.router_topk == 1,
@@ -119,6 +115,8 @@ def _mamba_options(model: Model) -> dict[str, Any]:
         "mamba_state_dim": model.mamba.state_dim,
         "mamba_head_dim": model.mamba.head_dim,
         "mamba_num_groups": model.mamba.num_groups,
+        # mamba-ssm's fused kernels call causal-conv1d, which it does not require.
+        "use_mamba_mem_eff_path": importlib.util.find_spec("causal_conv1d") is not None,
     }
 
 
@@ -131,10 +129,10 @@ def _recompute_options(case: Case) -> dict[str, Any]:
 
 
 def _fp8_options(case: Case, device: torch.device) -> dict[str, Any]:
-    """Return options of fp8 training, whose scales are those of the very values that are quantized.
+    """Return options of fp8 training, whose scales are, unless the case says otherwise, those of the values themselves.
 
     With delayed scaling a scale depends on the micro batches that came before on this rank, and the first
-    one's gradients, not scaled at all, are too small for the format: no two layouts would agree. With one scale
+    one's gradients, not scaled at all, are too small for the format: no two layouts agree. With one scale
     for a tensor, tensor parallel ranks have other scales than the whole has, and grad norms are off by 3% (two
     H200s); with a scale for each block of 128, a part has the scales of the whole. Transformer Engine has those
     from SM 90 and CUDA 12.9 on.
@@ -142,9 +140,9 @@ def _fp8_options(case: Case, device: torch.device) -> dict[str, Any]:
     if case.precision != "fp8":
         return {}
     cuda = tuple(int(part) for part in (torch.version.cuda or "0.0").split(".")[:2])
-    if torch.cuda.get_device_capability(device) >= (9, 0) and cuda >= (12, 9):
-        return {"fp8": "e4m3", "fp8_recipe": "blockwise", "fp8_param": False}
-    return {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param": False}
+    blocks = torch.cuda.get_device_capability(device) >= (9, 0) and cuda >= (12, 9)
+    recipe = case.settings.fp8_recipe or ("blockwise" if blocks else "tensorwise")
+    return {"fp8": "e4m3" if recipe == "blockwise" else "hybrid", "fp8_recipe": recipe, "fp8_param": False}
 
 
 def build_chunks(config: TransformerConfig, case: Case, model: Model, device: torch.device) -> list[torch.nn.Module]:
@@ -167,7 +165,7 @@ def build_chunks(config: TransformerConfig, case: Case, model: Model, device: to
 def _gpt_chunk(config: TransformerConfig, model: Model, stage: "int | None", ends: dict[str, bool]) -> torch.nn.Module:
     return GPTModel(
         config=config,
-        transformer_layer_spec=_layer_spec(config, model, stage),
+        transformer_layer_spec=gpt_layer_spec(config, model, stage),
         vocab_size=model.vocabulary_size,
         max_sequence_length=model.sequence_length,
         # Tied embeddings make first and last stage exchange gradients, one more thing to get right.
@@ -181,57 +179,17 @@ def _gpt_chunk(config: TransformerConfig, model: Model, stage: "int | None", end
 def _mamba_chunk(
     config: TransformerConfig, model: Model, stage: "int | None", ends: dict[str, bool]
 ) -> torch.nn.Module:
-    # These import mamba_ssm and Transformer Engine, which a stack without such models need not have.
+    # It imports mamba_ssm, which a stack without such models need not have.
     from megatron.core.models.mamba import MambaModel
-    from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
 
     if stage is not None or model.mamba is None:
         raise ValueError("a Mamba hybrid model has no virtual pipeline stages, and needs the sizes of its Mamba layers")
     return MambaModel(
         config=config,
-        mamba_stack_spec=mamba_stack_spec,
+        mamba_stack_spec=mamba_stack_spec(model),
         vocab_size=model.vocabulary_size,
         max_sequence_length=model.sequence_length,
         hybrid_override_pattern=model.mamba.hybrid_override_pattern,
         share_embeddings_and_output_weights=True,
         **ends,
     )
-
-
-def _layer_spec(
-    config: TransformerConfig, model: Model, stage: "int | None"
-) -> "ModuleSpec | TransformerBlockSubmodules":
-    experts = None if model.moe is None else model.moe.num_experts
-    if model.layer_spec == "transformer-engine":
-        return get_gpt_layer_with_transformer_engine_spec(num_experts=experts, moe_grouped_gemm=False)
-    spec = get_gpt_layer_local_spec(num_experts=experts, moe_grouped_gemm=False, normalization=model.normalization)
-    norm = RMSNorm if model.normalization == "RMSNorm" else LayerNorm
-    spec.submodules = replace(spec.submodules, input_layernorm=norm, pre_mlp_layernorm=norm)
-    if config.context_parallel_size > 1:
-        attention = spec.submodules.self_attention
-        attention.submodules = replace(attention.submodules, core_attention=ContextParallelAttention)
-    # Left to itself, the norm after the last layer is Transformer Engine's or Apex's where they are installed.
-    return TransformerBlockSubmodules(
-        layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=stage), layer_norm=norm
-    )
-
-
-class RMSNorm(torch.nn.RMSNorm):  # type: ignore[misc]
-    """torch's RMSNorm under sequence parallelism, which Megatron's own wrapper of it refuses.
-
-    Each tensor-parallel rank normalizes its part of the sequence, so the gradients of the weight have to be
-    summed over them. The mark on the weight makes Megatron do that.
-    """
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_options: Any) -> None:
-        super().__init__(hidden_size, eps=eps)
-        self.weight.sequence_parallel = config.sequence_parallel
-
-
-class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
-    """torch's LayerNorm under sequence parallelism, as `RMSNorm`."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_options: Any) -> None:
-        super().__init__(hidden_size, eps=eps)
-        self.weight.sequence_parallel = config.sequence_parallel
-        self.bias.sequence_parallel = config.sequence_parallel

@@ -9,7 +9,14 @@ import torch
 
 from envbuild_smoke.drivers.mcore.model import is_gated
 from envbuild_smoke.drivers.mcore.optimizer import ADAM_EPSILON
-from envbuild_smoke.drivers.samples import global_batch, loss_masks, order_problem, rank_micro_batches, sample_digests
+from envbuild_smoke.drivers.samples import (
+    document_numbers,
+    global_batch,
+    loss_masks,
+    order_problem,
+    rank_micro_batches,
+    sample_digests,
+)
 from envbuild_smoke.plan.models import Case, Model
 from envbuild_smoke.reference.compare import compare
 from envbuild_smoke.reference.config import (
@@ -85,9 +92,12 @@ class ReferenceRun:
         def note(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
             value = output[0] if isinstance(output, tuple) else output
             if name not in self._trained.activations:
-                # Megatron has the sequence first; the router has all tokens in one dimension.
-                whole = value.detach().reshape(self._model.sequence_length, self._case.training.micro_batch_size, -1)
-                self._trained.activations[name] = whole.transpose(0, 1).clone()
+                # Megatron has the sequence first, but for packed samples, which are one sequence; the router has all
+                # tokens in one dimension.
+                training, length = self._case.training, self._model.sequence_length
+                shape = (length, training.micro_batch_size)
+                whole = value.detach().reshape(*(reversed(shape) if training.packed else shape), -1)
+                self._trained.activations[name] = (whole if training.packed else whole.transpose(0, 1)).clone()
 
         return note
 
@@ -102,12 +112,19 @@ class ReferenceRun:
         for step, samples in enumerate(self._samples(), 1):
             shape = (training.global_batch_size, self._model.sequence_length)
             masks = loss_masks(training.seed, step, *shape, training.loss_mask)
-            blocks, own_masks = (
-                rank_micro_batches(whole.to(device), training.micro_batch_size, 0, 1) for whole in (samples, masks)
+            documents = document_numbers(training.seed, step, *shape, training.packed)
+            shares = (
+                rank_micro_batches(whole.to(device), training.micro_batch_size, 0, 1)
+                for whole in (samples, masks, documents)
             )
             yield [
-                MicroBatch(tokens=block[:, :-1], labels=block[:, 1:], loss_mask=mask)
-                for block, mask in zip(blocks, own_masks, strict=True)
+                MicroBatch(
+                    tokens=block[:, :-1],
+                    labels=block[:, 1:],
+                    loss_mask=mask,
+                    segments=numbers if training.packed else None,
+                )
+                for block, mask, numbers in zip(*shares, strict=True)
             ]
 
 
@@ -136,6 +153,7 @@ def model_config(model: Model) -> ModelConfig:
         heads=model.num_attention_heads,
         query_groups=model.num_query_groups,
         normalization=model.normalization,
+        norm_epsilon=model.norm_epsilon,
         positions=positions,
         gated=gated,
         bias=bias,
