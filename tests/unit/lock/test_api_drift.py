@@ -4,6 +4,7 @@ import json
 import zipfile
 from concurrent.futures import Future
 from dataclasses import asdict
+from datetime import datetime, timezone
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +16,10 @@ from envbuild.catalog.stack import Component
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import NetworkError
 from envbuild.drift import Finding, FindingKind, Moment, Severity, read_finding
+from envbuild.git.refs import Commit, CommitKind
 from envbuild.lock.checks import api_drift
 from envbuild.lock.checks.api_drift import check_api
+from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.pyproject import Project
 from envbuild.lock.uv.resolution import Packages
@@ -51,10 +54,18 @@ def packages(tmp_path):
     }
 
 
-def project(commit=None, pinned_by="", **spec):
+def project(commit=None, pinned_by="", release_of=None, **spec):
     chosen = {
         "app": SimpleNamespace(spec=Component(uses=("lib",), **spec), commit=commit, git="https://x/app"),
-        "lib": SimpleNamespace(name="lib", spec=Component(), commit=None, pinned_by=pinned_by),
+        "lib": Chosen(
+            name="lib",
+            spec=Component(),
+            asked="1.0",
+            origin=DecidedBy.UPSTREAM,
+            because="b",
+            pinned_by=pinned_by,
+            release_of=release_of,
+        ),
     }
     return Project(name="s", base=BASE, torch_build="index", as_of="2026-01-02T00:00:00Z", chosen=chosen)
 
@@ -135,6 +146,29 @@ def test_what_upstreams_own_commit_lacks_when_called_warns(packages, work, tmp_p
     (finding,) = check(packages, work, pinned_by=pinned_by)
     assert finding.warning is warning
     assert ("(upstream's own: app pins this commit of lib)" in finding.what) is warning
+
+
+@pytest.mark.parametrize(
+    ("code", "at_commit", "warning"),
+    [
+        ("import lib.core\n\ndef use():\n    return lib.core.gone()\n\nuse()\n", "", True),
+        ("import lib.core\n\ndef use():\n    return lib.core.gone()\n\nuse()\n", "def gone(): pass\n", False),
+        (ASKS, "", False),
+    ],
+)
+def test_what_the_pinned_commit_lacks_like_the_release_warns(
+    packages, work, tmp_path, monkeypatch, code, at_commit, warning
+):
+    """As Transformer Engine, of which upstream pins commits and a release is taken."""
+    packages["app"]["wheels"] = [wheel(tmp_path, "app", {"app/__init__.py": code}, "1.1")]
+    file = wheel(tmp_path, "lib", {"lib/__init__.py": "", "lib/core/__init__.py": at_commit}, "0.9")
+    monkeypatch.setattr(api_drift._Sources, "_at_commit", lambda sources, item: tmp_path / file["path"])
+    commit = Commit(
+        sha="c" * 40, committed_at=datetime(2025, 1, 1, tzinfo=timezone.utc), kind=CommitKind.COMMIT, name="c"
+    )
+    (finding,) = check(packages, work, release_of=("https://x/lib", commit))
+    assert finding.warning is warning
+    assert ("(the commit of lib that upstream pins lacks it, too)" in finding.what) is warning
 
 
 def test_component_without_a_wheel_for_the_base_is_not_checked(packages, work):

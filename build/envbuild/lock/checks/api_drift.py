@@ -57,10 +57,13 @@ def check_api(project: Project, packages: Packages, context: LockContext) -> Ite
                     context.reporter.note(f"  not checked: {' and '.join(unread)} cannot be read without being built")
                     continue
                 findings = comparisons.of((name, used))
+                theirs = _upstreams_own(findings, (name, used), project, packages, context)
             for finding in findings:
                 if finding.weight is not Weight.PASSES:
                     absent = [module for module in finding.optional if not is_brought(module, locked)]
                     harmless = _harmless(finding, name, project.chosen.get(used), absent)
+                    if not harmless and _place(finding) in theirs:
+                        harmless = f"the commit of {used} that upstream pins lacks it, too"
                     yield _check_finding(finding, name, used, harmless)
 
 
@@ -75,6 +78,28 @@ def _harmless(finding: Finding, consumer: str, provider: Chosen | None, absent: 
     if provider is not None and provider.pinned_by == consumer and finding.at is Moment.FUNCTION:
         return f"upstream's own: {consumer} pins this commit of {provider.name}"
     return ""
+
+
+def _upstreams_own(
+    findings: Sequence[Finding], pair: Pair, project: Project, packages: Packages, context: LockContext
+) -> set[tuple[str, ...]]:
+    """The places of findings that there are with the commit, too, in whose place upstream's pin has a release.
+
+    NeMo of April 2025 pins a Transformer Engine without the Float8CurrentScaling that its Megatron-LM calls for one kind
+    of FP8. What fails when it is imported counts all the same: it would keep the stack from starting.
+    """
+    provider = project.chosen[pair[1]]
+    called = [item for item in findings if item.weight is Weight.REFUSES and item.at is Moment.FUNCTION]
+    if not called or provider.release_of is None:
+        return set()
+    git, commit = provider.release_of
+    pinned = replace(project, chosen={**project.chosen, pair[1]: replace(provider, git=git, commit=commit)})
+    found = _Comparisons(pinned, packages, context).of(pair)
+    return {_place(item) for item in found if item.at is Moment.FUNCTION}
+
+
+def _place(finding: Finding) -> tuple[str, ...]:
+    return finding.file, str(finding.line), finding.name
 
 
 def _check_finding(finding: Finding, consumer: str, provider: str, harmless: str) -> CheckFinding:

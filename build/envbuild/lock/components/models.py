@@ -40,6 +40,7 @@ class Chosen:
         head: the tip of its branch, where an older commit of the branch is taken.
         version: the release of the specifier that is taken, where it is one with those of other packages.
         pinned_by: the component whose upstream pins this very commit.
+        release_of: the repository and the commit that upstream pins, where a release is taken in its place.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Chosen:
     head: Commit | None = None
     version: str = ""
     pinned_by: str = ""
+    release_of: tuple[str, Commit] | None = None
 
     @property
     def range(self) -> SpecifierSet:

@@ -219,6 +219,7 @@ def _companion(
     return replace(
         chosen,
         specifier=releases_like(version),
+        release_of=(git, commit),
         because=f"{because}; {spec.release_file} at that commit says {version}, so a release of that",
     )
 
