@@ -85,8 +85,8 @@ def _upstreams_own(
 ) -> set[tuple[str, ...]]:
     """The places of findings that there are with the commit, too, in whose place upstream's pin has a release.
 
-    NeMo of April 2025 pins a Transformer Engine without the Float8CurrentScaling that its Megatron-LM calls for one kind
-    of FP8. What fails when it is imported counts all the same: it would keep the stack from starting.
+    NeMo of April 2025 pins a Transformer Engine without the Float8CurrentScaling that its Megatron-LM calls for one
+    kind of FP8. What fails when it is imported counts all the same: it would keep the stack from starting.
     """
     provider = project.chosen[pair[1]]
     called = [item for item in findings if item.weight is Weight.REFUSES and item.at is Moment.FUNCTION]
