@@ -21,6 +21,7 @@ from envbuild.lock.lockdir import shipped_lock
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.lock.project.plan import LockPlan, make_plan
 from envbuild.lock.record.record import write_lock
+from envbuild.lock.resolve.builds import to_compile
 from envbuild.lock.resolve.declarations import finding_files
 from envbuild.lock.resolve.resolve import ResolvedPlan, resolve_plan
 
@@ -79,6 +80,18 @@ def new_lock(
 
 def _make(inputs: LockInputs, context: LockContext, steps: Steps) -> None:
     """The steps of a lock: its files are written into the context's folder."""
+    resolved = _resolved(inputs, context, steps)
+    # Only a resolution shows what is asked for, and of which releases there are no wheels.
+    while more := to_compile(resolved.plan, resolved.resolution, context.repositories) - inputs.compiled:
+        stays = {**inputs.stays, **resolved.resolution.pins}
+        inputs = replace(inputs, compiled=inputs.compiled | more, stays=stays)
+        context.reporter.note(f"note: {', '.join(sorted(more))} must be compiled: resolving with phase compile for it")
+        resolved = _resolved(inputs, context, steps)
+    checked = check_lock(resolved, context)
+    write_lock(resolved, checked, context)
+
+
+def _resolved(inputs: LockInputs, context: LockContext, steps: Steps) -> ResolvedPlan:
     decided = steps.decided = decide_components(inputs, context, steps.leading)
     plan = steps.plan = make_plan(inputs, decided, context)
     if steps.recall is not None:
@@ -87,8 +100,7 @@ def _make(inputs: LockInputs, context: LockContext, steps: Steps) -> None:
         resolved = steps.resolved = resolve_plan(plan, files, context)
         # check_lock compares the same pairs: it should find them in the store, and not begin them a second time.
         api_read.result()
-    checked = check_lock(resolved, context)
-    write_lock(resolved, checked, context)
+    return resolved
 
 
 def _shipped(selection: Selection) -> LockDirectory | None:

@@ -2,6 +2,7 @@
 
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.fake_git import TIP, FakeRepositories, FakeRepository
@@ -21,6 +22,7 @@ from envbuild.lock.components.git_sources import (
 )
 from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, DecidedBy, Lead
 from envbuild.lock.inputs.pins import VersionRef
+from envbuild.lock.resolve.builds import to_compile
 
 CORE, OPTIM, OTHER = "https://x/core", "https://x/optim", "https://x/other"
 SHA = "b" * 40
@@ -114,12 +116,38 @@ def test_what_builds_in_the_environment_is_as_upstream_has_it():
     kernels = FakeRepository(OTHER, {"pyproject.toml": project("", build=["setuptools<80,>=61", "torch"])})
     repositories = FakeRepositories(core(settings), kernels)
     chosen = {"core": component(), "kernels": component("kernels", OTHER), "optim": component("optim", OPTIM)}
-    phases = {name: item.phase.value for name, item in with_upstreams_phases(chosen, repositories).items()}
+    phases = {name: item.phase.value for name, item in with_upstreams_phases(chosen, (), repositories).items()}
     assert phases == {"core": "main", "kernels": "compile", "optim": "main"}
+    # Of the index, too, once a resolution shows that there is no wheel of it.
+    del chosen["kernels"]
+    added = with_upstreams_phases(chosen, {"kernels", "unlisted"}, repositories)
+    assert {*added} == {"core", "optim", "kernels"}
+    assert (added["kernels"].phase.value, added["kernels"].specifier) == ("compile", "")
+    assert "no-build-isolation-package of core" in added["kernels"].because
     # Taken by another one, its build's limit of setuptools does not hold for the environment.
     source = f'kernels = {{ git = "{OTHER}" }}\n[tool.uv]\nno-build-isolation-package = ["kernels"]\n'
     (item,) = take(core(project(source, needs=["kernels"])), kernels).candidates
     assert (item.chosen.phase.value, item.build_requires) == ("compile", ("setuptools>=61", "torch"))
+
+
+@pytest.mark.parametrize(
+    ("table", "compiled"),
+    [
+        ({"source": {"registry": "x"}, "sdist": {}}, True),
+        ({"source": {"registry": "x"}, "wheels": [{"url": "https://x/kernels-1.0-cp313-cp313-win_amd64.whl"}]}, True),
+        ({"source": {"registry": "x"}, "wheels": [{"url": "https://x/kernels-1.0-py3-none-any.whl"}]}, False),
+        ({"source": {"git": "x"}}, False),
+        (None, False),
+    ],
+)
+def test_what_of_the_index_must_be_compiled(table, compiled):
+    core_of = core('[tool.uv]\nno-build-isolation-package = ["kernels"]\n')
+    chosen = {"core": component()}
+    plan = SimpleNamespace(project=SimpleNamespace(base=BASE, chosen=chosen, every=chosen))
+    resolution = SimpleNamespace(tables={"kernels": table} if table else {})
+    assert to_compile(plan, resolution, FakeRepositories(core_of)) == ({"kernels"} if compiled else set())
+    plan.project.every = {**chosen, "kernels": component("kernels", OTHER)}
+    assert to_compile(plan, resolution, FakeRepositories(core_of)) == set()
 
 
 def test_the_stacks_own_and_what_is_ruled_are_not_taken():

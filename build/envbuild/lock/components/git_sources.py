@@ -242,23 +242,44 @@ def forced_sources(leads: Sequence[Lead], base: Base, repositories: Repositories
     return found
 
 
-def with_upstreams_phases(chosen: Mapping[str, Chosen], repositories: Repositories) -> dict[str, Chosen]:
-    """The components; those from git that the tree of one builds without isolation are of phase compile.
+def without_isolation(chosen: Mapping[str, Chosen], repositories: Repositories) -> dict[str, Chosen]:
+    """The packages that trees of components build in the environment itself, each with the first that says so.
 
     Raises:
         ConfigurationError: a pyproject.toml cannot be understood.
     """
-    found, names = dict(chosen), set[str]()
+    found: dict[str, Chosen] = {}
     for item in chosen.values():
         if item.commit is None or item.git is None:
             continue
         try:
-            names |= built_without_isolation(uv_settings(pyproject_of(item, repositories)))
+            names = built_without_isolation(uv_settings(pyproject_of(item, repositories)))
         except ValueError as error:
             raise not_understood(repositories.at(item.git), item.commit, PYPROJECT, error) from error
+        for name in names:
+            found.setdefault(name, item)
+    return found
+
+
+def with_upstreams_phases(
+    chosen: Mapping[str, Chosen], compiled: Collection[str], repositories: Repositories
+) -> dict[str, Chosen]:
+    """The components; those from git that the tree of one builds without isolation are of phase compile.
+
+    Args:
+        compiled: packages of the index to which that applies, too: they become components.
+
+    Raises:
+        ConfigurationError: a pyproject.toml cannot be understood.
+    """
+    found, by = dict(chosen), without_isolation(chosen, repositories)
     for name, item in chosen.items():
-        if item.commit is not None and canonicalize_name(name) in names:
+        if item.commit is not None and canonicalize_name(name) in by:
             found[name] = replace(item, spec=item.spec.model_copy(update={"phase": Phase.COMPILE}))
+    for name in sorted(by.keys() & {*compiled}):
+        because = f"{PYPROJECT} [tool.uv] no-build-isolation-package of {by[name].at()}, and there is no wheel of it"
+        spec = Component(phase=Phase.COMPILE)
+        found[name] = Chosen(name=name, spec=spec, asked="any release", origin=DecidedBy.STACK, because=because)
     return found
 
 

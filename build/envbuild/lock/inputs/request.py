@@ -57,6 +57,8 @@ class LockInputs:
         deviations: what is taken in the place of pins that do not work.
         commits: older commits of their branches to take, by component.
         behind: how far these are behind, and what blocks the branches' tips, for people.
+        compiled: packages that a resolution took from the index, that upstream builds in the environment itself, and of
+            which there is no wheel.
     """
 
     selection: Selection
@@ -68,6 +70,7 @@ class LockInputs:
     deviations: tuple[Deviation, ...] = ()
     commits: Mapping[str, str] = field(default_factory=dict)
     behind: tuple[str, ...] = ()
+    compiled: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, selection: Selection, request: LockRequest) -> LockInputs:

@@ -14,14 +14,34 @@ from packaging.version import Version
 
 from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ResolutionError
+from envbuild.lock.components.downloads import base_tags, tags_of, wheel_name
 from envbuild.lock.components.git_metadata import pyproject_of
+from envbuild.lock.components.git_sources import without_isolation
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.project_metadata import build_requires, read_requirement
 from envbuild.lock.components.upstream import holds_on
-from envbuild.lock.context import LockContext
+from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import dates_of
-from envbuild.lock.uv.resolution import look_up
+from envbuild.lock.uv.resolution import Resolution, look_up
+
+
+def to_compile(plan: LockPlan, resolution: Resolution, repositories: Repositories) -> frozenset[str]:
+    """The packages of phase main from the index that upstream builds without isolation, and that have no wheel.
+
+    An isolated build of one would take the newest torch, and not the lock's: mamba-ssm, causal-conv1d, nv-grouped-gemm,
+    which Megatron-Bridge of early 2026 asks for.
+    """
+    project, tags = plan.project, base_tags(plan.project.base)
+    chosen = {canonicalize_name(name) for name in project.every}
+    return frozenset(
+        name
+        for name in without_isolation(project.chosen, repositories)
+        if name not in chosen
+        and (table := resolution.tables.get(name)) is not None
+        and "registry" in table["source"]
+        and not any(tags_of(wheel_name(file)) & tags for file in table.get("wheels", ()))
+    )
 
 
 def build_constraints(plan: LockPlan, pins: Mapping[str, str], context: LockContext) -> tuple[str, ...]:
