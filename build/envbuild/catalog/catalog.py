@@ -13,10 +13,11 @@ from pydantic import BaseModel
 
 from envbuild.catalog import toml
 from envbuild.catalog.base import Base
+from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import NAME_PATTERN
 from envbuild.catalog.matrix import Matrix
-from envbuild.catalog.models import KINDS, Cluster, Companions, Conflict, Target
+from envbuild.catalog.models import KINDS, Cluster, Companions, Target
 from envbuild.catalog.recipe import WheelRecipe
 from envbuild.catalog.stack import Stack
 from envbuild.core.digests import digest_of

@@ -1,4 +1,4 @@
-"""The kinds of TOML files under ``envs/``, and those of them that are small: targets, clusters, conflicts, companions.
+"""The kinds of TOML files under ``envs/``, and those of them that are small: targets, clusters, companions.
 
 The name of a file is the name of what it defines. Fields carry their units in their names.
 """
@@ -11,6 +11,7 @@ from packaging.specifiers import SpecifierSet
 from pydantic import Field, StringConstraints, model_validator
 
 from envbuild.catalog.base import Base
+from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.fields import Device, PackageName, Specifier, TomlModel
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.recipe import WheelRecipe
@@ -51,18 +52,6 @@ class Cluster(TomlModel):
         min_length=1,
         description="what the nodes' squashfs tools can read, the best first; anything when left out",
     )
-
-
-class Conflict(TomlModel):
-    """Versions that resolve and install together and do not work together (``envs/conflicts/*.toml``).
-
-    The file's name is the code under which `envbuild lock` refuses them.
-    """
-
-    summary: str = Field(description="what goes wrong")
-    packages: dict[PackageName, Specifier] = Field(min_length=2, description="the versions, as specifiers")
-    evidence: str = Field(min_length=1, description="how it is known")
-    fix: str
 
 
 class CompanionRelease(TomlModel):

@@ -14,6 +14,7 @@ from envbuild.certify.issue import (
     issue_certificate,
     judge_run,
     read_certification,
+    with_known_wrong,
 )
 from envbuild.certify.report.console import show
 from envbuild.certify.run import durations, reuse
@@ -97,6 +98,7 @@ def _why_not_counted(job: CertifyJob, context: Context, options: CertifyOptions)
         subject=job.subject.as_json(),
         key=job.key,
         case_ids=[case.id for case in job.cases],
+        known_wrong=job.known_wrong,
         matrix_digest=job.matrix_digest,
         matrix_is_shipped=job.matrix_is_shipped,
     )
@@ -130,7 +132,7 @@ def _reusable_verdicts(
 
 def _certify_kept(job: CertifyJob, kept: Mapping[str, KeptVerdict], context: Context, options: CertifyOptions) -> None:
     """Write the certificate of cases that all passed before."""
-    verdicts = [kept[case.id].verdict for case in job.cases]
+    verdicts = with_known_wrong(job, [kept[case.id].verdict for case in job.cases])
     show(verdicts, (), context.reporter)
     # A certificate has one `measured`: of several earlier runs that of the last.
     newest = max(kept.values(), key=lambda item: item.evidence.measured.finished_at or "")
@@ -160,5 +162,7 @@ def _certify_cases(
     # Results of another machine than the one found here would be kept under the wrong key.
     if MachineKey.of(executor.name, run.results) == machine:
         reuse.keep(job, verdicts, evidence, machine, context.store)
+        failed = {verdict.id for verdict in verdicts if not verdict.passed}
+        reuse.forget(job, [case for case in job.cases if case.id in failed], machine, context.store)
     durations.record(run.plan, verdicts, context.store)
     issue_certificate(job, evidence, verdicts, options.signer, context)

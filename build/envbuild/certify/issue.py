@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from envbuild.certify.certificate.statement import (
     subject_digests,
 )
 from envbuild.certify.judge.judge import compare_again, judge, run_problems
-from envbuild.certify.models import CaseVerdict, Problem
+from envbuild.certify.models import CaseVerdict, NotVouched, NotVouchedCase, Problem
 from envbuild.certify.report.console import failure, show
 from envbuild.certify.report.files import ReportFiles, end_of, standing_reports, write_reports
 from envbuild.certify.report.model import Report, report_of
@@ -33,6 +33,7 @@ from envbuild.certify.run.reuse import Evidence, KeptVerdict
 from envbuild.certify.run.run import FinishedRun, logs_of, remove_working_files
 from envbuild.core.errors import CertificateRefusedError, CertificationFailedError, ConfigurationError, disk_full
 from envbuild.core.files import space_is_low
+from envbuild.lock.known_wrong import packages_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
 def judge_run(
     job: CertifyJob, run: FinishedRun, evidence: Evidence, kept: Mapping[str, KeptVerdict], context: Context
 ) -> tuple[CaseVerdict, ...]:
-    """The verdicts on all cases of a job, in its order, each passed.
+    """The verdicts on all cases of a job, in its order, each passed or known to be wrong.
 
     Args:
         kept: the verdicts of cases that the run did not train.
@@ -104,10 +105,12 @@ def judge_run(
     results = run.results
     judged = judge(tuple(case for case in job.cases if case.id not in kept), job.matrix, results, run.plan)
     problems = run_problems(run.plan, results)
-    verdicts = _in_order(job, judged, kept)
+    verdicts = with_known_wrong(job, _in_order(job, judged, kept))
     show(verdicts, problems, context.reporter)
     remove_working_files(run)
-    if not problems and all(verdict.passed for verdict in verdicts):
+    # What is known to be wrong and failed is reported, and no certificate is about it.
+    compared = any(verdict.baseline is not None for verdict in vouched(verdicts))
+    if not problems and compared and all(verdict.passed or verdict.known_wrong for verdict in verdicts):
         return verdicts
     # Cases that failed for lack of space are no finding about the image: the error names the disk, and no report is
     # left.
@@ -116,6 +119,42 @@ def judge_run(
     error = failure(verdicts, problems, results, run.folder)
     reports = write_reports(job.folder, _failed_report(job, run, evidence, verdicts, problems, error))
     raise error.with_context(fix=f"{error.fix} {reports.page} shows them.")
+
+
+def with_known_wrong(job: CertifyJob, verdicts: Sequence[CaseVerdict]) -> tuple[CaseVerdict, ...]:
+    """The verdicts with the conflicts that are about their cases."""
+    return tuple(item.model_copy(update={"known_wrong": job.known_wrong.get(item.id, ())}) for item in verdicts)
+
+
+def vouched(verdicts: Sequence[CaseVerdict]) -> list[CaseVerdict]:
+    """The verdicts on cases that passed in every repeat, as their baselines did."""
+    failed = {verdict.id for verdict in verdicts if not verdict.passed}
+    return [verdict for verdict in verdicts if verdict.id not in failed and verdict.baseline not in failed]
+
+
+def _not_vouched(job: CertifyJob, verdicts: Sequence[CaseVerdict]) -> Iterator[NotVouched]:
+    """What is known to be wrong, with how its cases ended here."""
+    for name, entry in job.conflicts.items():
+        yield NotVouched(
+            name=name,
+            versions=packages_of(entry, job.request.lock),
+            what=entry.setting(),
+            why=entry.summary,
+            evidence=entry.evidence,
+            fix=entry.fix,
+            fixed_in=entry.fixed_in,
+            cases=tuple(_outcome(case, verdicts) for case, names in job.known_wrong.items() if name in names),
+        )
+
+
+def _outcome(case_id: str, verdicts: Sequence[CaseVerdict]) -> NotVouchedCase:
+    found = [verdict for verdict in verdicts if verdict.id == case_id]
+    if not found:
+        return NotVouchedCase(id=case_id, result="not run")
+    problems = [str(problem) for verdict in found for problem in verdict.problems]
+    if not problems and found[0] not in vouched(verdicts):
+        problems = [f"its baseline {found[0].baseline} failed"]
+    return NotVouchedCase(id=case_id, result="failed" if problems else "passed", problem=(*problems, "")[0])
 
 
 def _in_order(
@@ -155,6 +194,7 @@ def _facts(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict])
         "judge": JUDGE_VERSION,
         "measured": evidence.measured.model_dump(mode="json", by_alias=True),
         "cases": [verdict.model_dump(mode="json", by_alias=True) for verdict in verdicts],
+        "not_vouched": [item.model_dump(mode="json") for item in _not_vouched(job, verdicts)],
     }
 
 
@@ -198,6 +238,7 @@ def issue_certificate(
         )
     predicate = {
         **_facts(job, evidence, verdicts),
+        "cases": [verdict.model_dump(mode="json", by_alias=True) for verdict in vouched(verdicts)],
         "key": job.key,
         "verdict": "passed",
         "lock_is_current": job.lock_is_current,

@@ -104,11 +104,32 @@ class Reused(TomlModel):
     run: str
 
 
+class NotVouchedCase(TomlModel):
+    """A case that is known to train wrongly: whether it ran, and what the first of its problems was."""
+
+    id: str
+    result: Literal["not run", "failed", "passed"]
+    problem: str = ""
+
+
+class NotVouched(TomlModel):
+    """What the locked versions are known to train wrongly, whatever the cases that ran have shown."""
+
+    name: str = Field(description="of the entry in envs/conflicts/")
+    versions: str = Field(description="the locked packages that it is about")
+    what: str = Field(description="the layout or setting, by fields of a case")
+    why: str
+    evidence: str
+    fix: str
+    fixed_in: str | None = Field(description="the first release that is known to have the fix")
+    cases: tuple[NotVouchedCase, ...] = Field(description="of the matrix")
+
+
 class CaseVerdict(TomlModel):
     """The judgement of one repeat of a case, with its numbers.
 
     A baseline has no ``baseline``, no differences and no tolerance; it has ``reference``, None in certificates of
-    judges before 7.
+    judges before 7. ``known_wrong`` has the entries of envs/conflicts/ that are about it.
     """
 
     id: str
@@ -124,3 +145,4 @@ class CaseVerdict(TomlModel):
     observed: dict[str, JsonValue] | None = None
     reused: Reused | None = None
     reference: ReferenceVerdict | None = None
+    known_wrong: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ def judge_command(job: CertifyJob, folder: str) -> str:
     words += ["--target", selection.target_name, "--matrix", request.matrix_name]
     words += ["--name", request.lock_name] if request.lock_name else []
     words += [word for case in request.only for word in ("--only", case)]
+    words += ["--run-known-wrong"] if request.run_known_wrong else []
     words += ["--out-dir", str(request.out_dir)] if request.out_dir != OUT_DIR else []
     return f"{shlex.join(words)} --judge {folder}"
 

@@ -15,7 +15,7 @@ from envbuild.certify.certificate.keys import make_keys, secret_of
 from envbuild.certify.certificate.sign import UNSIGNED
 from envbuild.certify.certificate.trust import load_trust
 from envbuild.certify.certificate.verify import About, oldest_measurement, verify
-from envbuild.certify.report.describe import count, describe_matrix, lines
+from envbuild.certify.report.describe import count, describe_matrix, describe_not_vouched, lines
 from envbuild.cli.command import Command, CommandGroup, hands_over
 from envbuild.cli.common import PathArgument, Session, output_options
 from envbuild.core.digests import Json
@@ -164,6 +164,7 @@ def verify_command(
         "issued_at": predicate.issued_at,
         "oldest_measurement": oldest_measurement(found.statement),
         "compared": list(found.compared),
+        "not_vouched": [item.model_dump(mode="json") for item in predicate.not_vouched],
     }
     matrix = describe_matrix(predicate)
     whole = matrix if predicate.whole_matrix else f"a PART of {matrix}"
@@ -174,5 +175,6 @@ def verify_command(
         f"({count(predicate.cases)}), run in {predicate.in_}",
         *(f"about: {name} {value}" for name, value in found.statement.digests().items()),
         *(f"compared here: {text}" for text in found.compared),
+        *(f"not vouched for: {describe_not_vouched(item)}" for item in predicate.not_vouched),
         *([] if found.compared else ["nothing was compared: name your image with --image, --digest or --lock"]),
     )

@@ -20,11 +20,12 @@ from envbuild.certify.certificate.sign import UNSIGNED
 from envbuild.certify.certify import CertifyOptions, certify
 from envbuild.certify.issue import Certification
 from envbuild.certify.offline import ExplicitOptions, judge_folder, write_plan
-from envbuild.certify.report.describe import describe_matrix
+from envbuild.certify.report.describe import describe_matrix, describe_not_vouched
 from envbuild.certify.run.executors import DEFAULT_VENV, MachineOptions, parse_gpus
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest
 from envbuild.cli.command import Command, command_line, given_options
 from envbuild.cli.common import PathArgument, Session, name_option, out_dir_option, output_options, selection_options
+from envbuild.cli.print_cases import WantedCases
 from envbuild.cli.print_cases import print_cases as show_cases
 from envbuild.cli.signing import key_options, signer_of
 from envbuild.core.digests import short
@@ -43,7 +44,7 @@ CONFLICTS = {
     "judge": ("It judges results that exist already.", MACHINE),
     "calibrate": (
         "It certifies nothing, and trains every case N times.",
-        ("plan_out", "judge", "repeat", "fresh", *KEY),
+        ("plan_out", "judge", "repeat", "fresh", "run_known_wrong", *KEY),
     ),
     "print_cases": (
         "It prints the cases of the matrix, and runs nothing.",
@@ -57,6 +58,7 @@ CONFLICTS = {
 @name_option
 @click.option("--matrix", metavar="NAME", help="The cases; default: the stack's own matrix.")
 @click.option("--only", metavar="ID", multiple=True, help="Run this case (and its baseline); may be repeated.")
+@click.option("--run-known-wrong", is_flag=True, help="Also run cases that the locked versions train wrongly.")
 @click.option("--print-cases", is_flag=True, help="Print the cases and run nothing.")
 @click.option(
     "--in",
@@ -102,7 +104,8 @@ def command(session: Session, **values: Any) -> None:
     selection = session.select_locked(arguments.stack, arguments.target, arguments.base, arguments.name)
     matrix = arguments.matrix or selection.stack.matrix
     if arguments.print_cases:
-        show_cases(session, selection, matrix, arguments.only, arguments.name)
+        wanted = WantedCases(matrix, arguments.only, arguments.name, run_known_wrong=arguments.run_known_wrong)
+        show_cases(session, selection, wanted)
         return
     options = _options(session, selection, arguments)
     request = _request(session, selection, arguments)
@@ -132,6 +135,7 @@ class Arguments:
     name: str | None
     matrix: str | None
     only: tuple[str, ...]
+    run_known_wrong: bool
     print_cases: bool
     place: Where
     venv: Path
@@ -188,6 +192,7 @@ def _request(session: Session, selection: Selection, arguments: Arguments) -> Ce
         image=_image(selection, arguments),
         lock_name=arguments.name,
         repeats=arguments.calibrate or arguments.repeat,
+        run_known_wrong=arguments.run_known_wrong,
     )
 
 
@@ -263,10 +268,12 @@ def _print(session: Session, result: Certification) -> None:
             "lock_is_current": result.lock_is_current,
             "not_counted": result.not_counted or None,
             "cases": result.statement.cases_json(),
+            "not_vouched": [item.model_dump(mode="json") for item in predicate.not_vouched],
         },
         f"{state}: {count} agree with their baseline, key {short(predicate.key)}",
         *([] if predicate.matrix_is_shipped else [f"the cases are those of {describe_matrix(predicate)}"]),
         *([_reused(reused, len(predicate.cases))] if reused else []),
+        *[f"not vouched for: {describe_not_vouched(item)}" for item in predicate.not_vouched],
         f"signed by key {result.keyid}" if result.keyid else UNSIGNED,
         shown(result.certificate),
         shown(result.reports.page),

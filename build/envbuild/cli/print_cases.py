@@ -2,49 +2,70 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.coverage import Pair, coverage, lines_of
 from envbuild.certify.cases.expansion import expansion
-from envbuild.certify.cases.selection import chosen_cases, driver_of
+from envbuild.certify.cases.known_wrong import affected_cases, left_out
+from envbuild.certify.cases.selection import chosen_cases, driver_of, without_known_wrong
 from envbuild.cli.common import Session
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
+from envbuild.lock.known_wrong import known_wrong_in
 from envbuild.lock.lockdir import find_lock
 from envbuild.lock.lockfile import LockDirectory
 
 
-def print_cases(
-    session: Session, selection: Selection, matrix_name: str, only: tuple[str, ...], name: str | None = None
-) -> None:
-    """Print the cases that would run, or those named in ``only`` with their baselines.
+@dataclass(frozen=True)
+class WantedCases:
+    """Which cases of which matrix.
 
-    Args:
-        name: of the lock, where it is not the stack's own.
+    Attributes:
+        only: case IDs; empty for the whole matrix.
+        lock_name: of the lock, where it is not the stack's own.
+        run_known_wrong: also cases that the locked versions are known to train wrongly.
+    """
+
+    matrix: str
+    only: tuple[str, ...] = ()
+    lock_name: str | None = None
+    run_known_wrong: bool = False
+
+
+def print_cases(session: Session, selection: Selection, wanted: WantedCases) -> None:
+    """Print the cases that would run, or those named with their baselines.
 
     Raises:
         CertificationCannotRunError: there are no cases for what trains the stack.
     """
+    matrix_name, only = wanted.matrix, wanted.only
     matrix = selection.catalog.matrix(matrix_name)
-    lock = _lock(session, selection, name)
+    lock = _lock(session, selection, wanted.lock_name)
     driver_of(selection, lock.lock if lock else None)
     packages = lock.packages() if lock else ()
     cases = chosen_cases(matrix, matrix_name, selection, only, packages)
     capabilities = Capabilities.of(selection, packages)
-    left_out = () if only else expansion(matrix, matrix_name, capabilities).left_out
+    out = () if only else expansion(matrix, matrix_name, capabilities).left_out
+    if lock is not None and not wanted.run_known_wrong:
+        conflicts = known_wrong_in(lock, selection.catalog)
+        wrong = left_out(affected_cases(cases, matrix, conflicts), conflicts)
+        cases = without_known_wrong(cases, wrong, only)
+        out = (*out, *wrong)
     pairs = coverage(matrix, cases, capabilities)
-    reasons = dict.fromkeys(item.why for item in left_out)
+    reasons = dict.fromkeys(item.why for item in out)
     width = max(len(case.id) for case in cases)
     session.done(
         {
             "matrix": matrix_name,
             "lock": lock.lock.digest if lock else None,
             "cases": [_case_json(case) for case in cases],
-            "left_out": [{"id": item.id, "why": item.why} for item in left_out],
+            "left_out": [{"id": item.id, "why": item.why} for item in out],
             "pairs": [_pair_json(pair) for pair in pairs],
         },
         *[f"{case.id:<{width}}  {_processes(case)}" for case in cases],
-        *[f"left out, {why}: {', '.join(item.id for item in left_out if item.why == why)}" for why in reasons],
+        *[f"left out, {why}: {', '.join(item.id for item in out if item.why == why)}" for why in reasons],
         *lines_of(pairs),
     )
 

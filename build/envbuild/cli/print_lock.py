@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from envbuild.cli.common import Session
 from envbuild.core.digests import Json, short
 from envbuild.core.text import shown
+from envbuild.lock.known_wrong import as_json, known_wrong_in, warning_of
 from envbuild.lock.lock import LockResult
 from envbuild.lock.lockfile import RECORD_FILE
 
@@ -32,6 +33,8 @@ def print_lock(session: Session, result: LockResult, verified: Verified | None) 
     lines += [f"  deviation: {text}" for text in lock.deviations]
     lines += [f"  old: {text}" for text in lock.held_back]
     lines += _warnings(lock.warnings)
+    wrong = known_wrong_in(result.directory, session.catalog)
+    lines += [f"  warning: {warning_of(entry, result.directory)}" for entry in wrong.values()]
     for name, item in lock.components.items():
         at = f" at {item.commit[:12]}" if item.commit else ""
         lines.append(f"  {name} {item.version}{at}  [{item.because}]")
@@ -50,6 +53,7 @@ def print_lock(session: Session, result: LockResult, verified: Verified | None) 
             "verified_in": lock.verified_in,
             "stubbed": list(lock.stubbed),
             "warnings": list(lock.warnings),
+            "known_wrong": [as_json(name, entry) for name, entry in wrong.items()],
             "driver": lock.driver.value if lock.driver else None,
             "torch": lock.torch.model_dump(mode="json"),
             "components": {name: item.version for name, item in lock.components.items()},

@@ -165,14 +165,15 @@ def test_number_out_of_bounds_is_refused(part, name, value):
         type(old).model_validate(kept | {name: value})
 
 
-def test_cases_that_differ_only_in_overlap_have_one_id():
-    """With four stages both settings run; the ID has no word for them."""
+def test_id_has_a_word_for_batched_sends_of_interleaved_stages():
     rows = [spec(pipeline=4, virtual_pipeline=2, overlap_p2p_comm=overlap) for overlap in (None, True, False)]
     why = refused(matrix(*rows, models={"gpt": gpt(num_layers=8)})).splitlines()
     assert why == [
         "cases[2]: gpt-fp32-pp4-vp2 is listed twice",
-        "cases[3]: gpt-fp32-pp4-vp2 is the ID of another case too, which differs in overlap_p2p_comm; IDs must differ",
     ]
+    batched = case_of(spec(pipeline=4, virtual_pipeline=2, overlap_p2p_comm=False))
+    assert (batched.id, batched.axes[-1]) == ("gpt-fp32-pp4-vp2-bp2p", "overlap_p2p_comm")
+    assert case_of(spec(pipeline=2, overlap_p2p_comm=False)).id == "gpt-fp32-pp2"
 
 
 words = st.sampled_from(["gpt", "fp32", "bf16", "baseline", "tp2", "dp2", "pp2"])

@@ -132,7 +132,7 @@ def test_plan_names_only_the_digests_that_are_certified():
 
 
 def key(matrix=MATRIX, smoke: str = "sha256:smoke", scope: str = "quick", **changes: object) -> str:
-    return certification_key(plan(matrix=matrix, **changes), matrix, smoke, scope=scope)
+    return certification_key(plan(matrix=matrix, **changes), matrix, smoke, scope=scope, conflicts={})
 
 
 def test_key_does_not_depend_on_the_nonce():

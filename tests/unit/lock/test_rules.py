@@ -7,7 +7,8 @@ import pytest
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.models import Conflict, Target
+from envbuild.catalog.conflict import Conflict
+from envbuild.catalog.models import Target
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError, refuse
 from envbuild.lock.checks.rules import CheckInput, run_checks
@@ -187,6 +188,28 @@ def test_known_conflicts(packages, provides, refused):
     found = findings(*packages, on=base(provides=provides), conflicts={"a-b-torch": CONFLICT})
     assert [finding.code for finding in found] == (["a-b-torch"] if refused else [])
     assert [finding.fix for finding in found] == (["Take another."] if refused else [])
+
+
+BASELINES = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
+
+
+@pytest.mark.parametrize(
+    ("cases", "matrix", "version", "refused"),
+    [
+        ([{"kind": "gpt"}], BASELINES, "2.7", True),
+        ([{"loss_mask": "none"}, {"loss_mask": "uneven"}], BASELINES, "2.7", True),
+        ([{"loss_mask": "none"}], BASELINES, "2.7", False),
+        ([{"tensor": 2}], BASELINES, "2.7", False),
+        ([{"kind": "gpt"}], BASELINES, "2.6", False),
+        ([{"kind": "gpt"}], None, "2.7", False),
+    ],
+)
+def test_lock_of_which_every_baseline_trains_wrongly_is_refused(cases, matrix, version, refused):
+    entry = {"summary": "s", "packages": {"torch": ">=2.7"}, "evidence": "seen", "fix": "Take another.", "cases": cases}
+    wrong = Conflict.model_validate({**entry, "shown_by": {"matrix": "m", "case": "c"}})
+    found = findings(package("torch", version), conflicts={"x": wrong}, matrix=matrix)
+    what = "torch 2.7 trains every baseline of the stack's matrix wrongly: s (evidence: seen)"
+    assert [(item.code, item.what, item.packages) for item in found] == ([("x", what, ("torch",))] if refused else [])
 
 
 ONE, TWO = CheckFinding(code="one", what="first", fix="a"), CheckFinding(code="two", what="second", fix="b")

@@ -207,7 +207,8 @@ class ResolvedRow:
 
     @property
     def overlap_p2p_comm(self) -> bool:
-        # Interleaved stages overlap by default: with two stages megatron-core's own default trains wrongly (see rules).
+        # Interleaved stages overlap by default: with two stages megatron-core's own default trains wrongly
+        # (envs/conflicts/interleaved-batched-p2p.toml).
         stated = self.spec.overlap_p2p_comm
         return self.spec.virtual_pipeline > 1 if stated is None else stated
 
@@ -267,6 +268,7 @@ class ResolvedRow:
             (spec.overlap_grad_reduce, "overlap_grad_reduce", "ogr"),
             (spec.overlap_param_gather, "overlap_param_gather", "opg"),
             (spec.bucket_size is not None, "bucket_size", f"bk{spec.bucket_size}"),
+            (spec.virtual_pipeline > 1 and not self.overlap_p2p_comm, "overlap_p2p_comm", "bp2p"),
             (spec.recompute is not Recompute.NONE, "recompute", f"rc-{spec.recompute.value}"),
             (
                 self.attention_backend is not self.usual_attention,

@@ -1,4 +1,4 @@
-"""The rules of layouts and settings: what megatron-core refuses, and what trains wrongly without an error.
+"""The rules of layouts and settings: what megatron-core refuses. What it trains wrongly is in ``envs/conflicts/``.
 
 They exist here alone: the smoke runner trains the plan that was made by them.
 """
@@ -186,14 +186,6 @@ def _layout_needs(row: ResolvedRow) -> Iterator[str]:
     interleaved, overlap = spec.virtual_pipeline > 1, row.overlap_p2p_comm
     if interleaved and spec.pipeline == 1:
         yield "virtual_pipeline needs pipeline > 1"
-    # Megatron-LM's command line refuses it (arguments.py), its library does not. Measured on two H200 with
-    # megatron-core 0.16.1: loss 5.837 after 8 steps for 5.337. With Megatron-Bridge 0.6.2 the grad norm begins at 3326
-    # for 1.456, and the job ends with status 0.
-    if interleaved and spec.pipeline == 2 and not overlap:
-        yield (
-            "virtual_pipeline with pipeline = 2 needs overlap_p2p_comm (with batched sends the next and the previous "
-            "stage are one rank, and activations are taken for gradients: it trains, and it is wrong)"
-        )
     # megatron-core's schedule without interleaving raises a ValueError for it (pipeline_parallel/schedules.py).
     if overlap and spec.pipeline > 1 and not interleaved:
         yield "overlap_p2p_comm with pipeline > 1 needs virtual_pipeline > 1"

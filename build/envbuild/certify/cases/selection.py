@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case
-from envbuild.certify.cases.expansion import expand
+from envbuild.certify.cases.expansion import LeftOut, expand
 from envbuild.core.errors import CertificationCannotRunError, ConfigurationError, UsageError
 from envbuild.lock.models import Lock
 
@@ -55,6 +55,28 @@ def chosen_cases(
             fix=f"Name another case: {', '.join(case.id for case in cases if not case.is_baseline)}.",
         )
     return with_baselines(cases, only)
+
+
+def without_known_wrong(
+    cases: tuple[Case, ...], left_out: Sequence[LeftOut], only: Collection[str]
+) -> tuple[Case, ...]:
+    """The cases but for those that the locked versions are known to train wrongly.
+
+    Raises:
+        CertificationCannotRunError: ``only`` names one of them, or no other is left that is compared with a baseline.
+    """
+    wrong = {item.id: item.why for item in left_out}
+    kept = tuple(case for case in cases if case.id not in wrong)
+    named = [name for name in only if name in wrong]
+    if not named and not all(case.is_baseline for case in kept):
+        return kept
+    shown = named or list(wrong)
+    raise CertificationCannotRunError(
+        f"{shown[0]} is left out" if named else "no case is left to run",
+        why="\n".join(f"{name}: {wrong[name]}" for name in shown),
+        fix="Nothing was run. --run-known-wrong trains these cases and shows what they compute.",
+        reason="known-wrong",
+    )
 
 
 def with_baselines(cases: tuple[Case, ...], ids: Collection[str]) -> tuple[Case, ...]:

@@ -11,14 +11,14 @@ there is no signature; an attacker can write a seal too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
 from envbuild.catalog.fields import MOMENT_FORMAT, Moment, TomlModel, moment_of
-from envbuild.certify.models import CaseVerdict
+from envbuild.certify.models import CaseVerdict, NotVouched
 from envbuild.core.digests import Json, digest_of
 from envbuild.launch.executors import WITHOUT_IMAGE, Where
 
@@ -141,6 +141,9 @@ class Predicate(TomlModel):
     measured: Measured
     issued_at: Moment
     cases: tuple[CaseVerdict, ...] = Field(min_length=1)
+    not_vouched: tuple[NotVouched, ...] = Field(
+        default=(), description="what the locked versions are known to train wrongly"
+    )
     seal: Digest = Field(description="digest of everything else in the statement: it is not edited by hand")
 
     @model_validator(mode="after")
@@ -207,17 +210,22 @@ class Certificate(TomlModel):
         subject: Mapping[str, Json],
         key: str,
         case_ids: Sequence[str],
+        known_wrong: Collection[str],
         matrix_digest: str,
         matrix_is_shipped: bool,
     ) -> str:
-        """Why it is not the certificate of a subject, key, cases and matrix; empty when it is."""
+        """Why it is not the certificate of a subject, key, cases and matrix; empty when it is.
+
+        Args:
+            known_wrong: cases that may have failed, and are not among its own then.
+        """
         # A case has an entry for each of its repeats.
         found = list(dict.fromkeys(case.id for case in self.predicate.cases))
         if self.predicate.key != key:
             return f"it is of key {self.predicate.key}"
         if self.digests() != subject_digests(name, subject):
             return f"it is about {', '.join(f'{thing} {digest}' for thing, digest in self.digests().items())}"
-        if found != list(case_ids):
+        if found != [case for case in case_ids if case in found or case not in known_wrong]:
             return f"its cases are {', '.join(found)}"
         if self.predicate.matrix_digest != matrix_digest:
             return f"its matrix {self.predicate.matrix} had another definition ({self.predicate.matrix_digest})"

@@ -32,8 +32,9 @@ def show(verdicts: Sequence[CaseVerdict], problems: Sequence[Problem], reporter:
             if not verdict.passed:
                 more = len(verdict.problems) - 1
                 also = f" (and {more} more)" if more else ""
+                state = "wrong, as known" if verdict.known_wrong else "FAILED"
                 reporter.note(
-                    f"  FAILED    {verdict.id}{repeat_suffix(verdict.repeat)}: {brief(verdict.problems[0])}{also}"
+                    f"  {state:<9} {verdict.id}{repeat_suffix(verdict.repeat)}: {brief(verdict.problems[0])}{also}"
                 )
     for problem in problems:
         reporter.note(f"  FAILED    {brief(problem)}")
@@ -80,7 +81,9 @@ def failure(
     checks = {problem.check for problem in problems}
     if failed:
         repeated = any(verdict.repeat > 1 for verdict in verdicts)
+        known = sum(bool(verdict.known_wrong) for verdict in failed)
         what = f"{len(failed)} of {len(verdicts)} {'runs of cases' if repeated else 'cases'} failed"
+        what += f", {known} of them known to train wrongly" if known else ""
     elif "environment" in checks:
         what = "the environment is not what was locked"
     else:

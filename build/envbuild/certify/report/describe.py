@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from envbuild.catalog.fields import TomlModel
 from envbuild.certify.certificate.statement import Certificate, Measured, Predicate
-from envbuild.certify.models import CaseVerdict, Numbers, ReferenceNumbers, ReferenceVerdict
+from envbuild.certify.models import CaseVerdict, NotVouched, Numbers, ReferenceNumbers, ReferenceVerdict
 from envbuild.core.text import printable
 
 COLUMNS = ("case", "repeat", "loss", "grad norm", "weights", "from")
@@ -36,6 +36,7 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
     # Names and messages come from where the cases ran: as control characters they could repaint the terminal.
     text = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
     baselines = [case for case in predicate.cases if case.baseline is None]
+    text += [f"not vouched for: {describe_not_vouched(item)}" for item in predicate.not_vouched]
     text += ["", *(f"{case.id} and the reference: {describe_reference(case.reference)}" for case in baselines)]
     return [printable(line) for line in text]
 
@@ -93,6 +94,12 @@ def describe_reference(reference: ReferenceVerdict | None) -> str:
     found, allowed = reference.largest_relative_difference, reference.tolerance
     numbers = (f"{name.replace('_', ' ')} {difference(found, allowed, name)}" for name in ReferenceNumbers.model_fields)
     return ", ".join(numbers)
+
+
+def describe_not_vouched(item: NotVouched) -> str:
+    """What trains wrongly and with which versions, and how the matrix's cases of it ended."""
+    cases = (f"{case.id} {case.result}" for case in item.cases)
+    return f"{item.what}: {item.why} ({item.versions})" + "".join(f"; {case}" for case in cases)
 
 
 def difference(found: TomlModel, allowed: TomlModel, name: str) -> str:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.catalog import Selection, matrix_digest
+from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case
-from envbuild.certify.cases.selection import chosen_cases, driver_of
+from envbuild.certify.cases.known_wrong import affected_cases, left_out
+from envbuild.certify.cases.selection import chosen_cases, driver_of, without_known_wrong
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.certify.run.durations import estimates
 from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
@@ -22,6 +24,7 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.image.output import PlacedImage, image_name
 from envbuild.launch.executors import WITHOUT_IMAGE, Where
 from envbuild.lock.inputs.request import is_older
+from envbuild.lock.known_wrong import known_wrong_in
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.local import LocalStore
 
@@ -38,6 +41,7 @@ class CertifyRequest:
         image: the image that is certified; None where it is a lock.
         lock_name: of the lock, where it is not the stack's own.
         repeats: how often every case is trained.
+        run_known_wrong: also run cases that the locked versions are known to train wrongly.
     """
 
     selection: Selection
@@ -49,6 +53,7 @@ class CertifyRequest:
     image: PlacedImage | None = None
     lock_name: str | None = None
     repeats: int = 1
+    run_known_wrong: bool = False
 
     @property
     def name(self) -> str:
@@ -66,6 +71,8 @@ class CertifyJob:
     Attributes:
         plan: of all its cases.
         key: the digest of all that decides the certificate.
+        conflicts: what the locked versions are known to train wrongly, by name.
+        known_wrong: the names of the conflicts about each case of the matrix that there are any about, by its ID.
         matrix_is_shipped: whether the matrix is what envbuild ships under its name.
         folder: where its certificate goes, and the files of its run.
     """
@@ -74,6 +81,8 @@ class CertifyJob:
     plan: dict[str, Json]
     key: str
     cases: tuple[Case, ...]
+    conflicts: Mapping[str, Conflict]
+    known_wrong: Mapping[str, tuple[str, ...]]
     matrix: Matrix
     matrix_is_shipped: bool
     whole_matrix: bool
@@ -124,6 +133,7 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
 
     Raises:
         ConfigurationError: the image is of another lock, or lacks what is certified.
+        CertificationCannotRunError: all that is compared is known to be trained wrongly.
     """
     selection, lock = request.selection, request.lock.lock
     driver = driver_of(selection, lock)
@@ -132,16 +142,22 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     cases = chosen_cases(matrix, request.matrix_name, selection, request.only, packages)
     # --only may name every case: that is the whole matrix too.
     whole = len(cases) == len(chosen_cases(matrix, request.matrix_name, selection, (), packages))
+    conflicts = known_wrong_in(request.lock, selection.catalog)
+    known_wrong = affected_cases(cases, matrix, conflicts)
+    if not request.run_known_wrong:
+        cases = without_known_wrong(cases, left_out(known_wrong, conflicts), request.only)
     smoke, smoke_digest = smoke_file(store)
     subject = subject or subject_of(request)
     plan = _with_estimates(_plan(request, subject, driver, matrix, cases), store)
     scope = request.matrix_name if whole else f"part of {request.matrix_name}"
-    key = certification_key(plan, matrix, smoke_digest, scope=scope)
+    key = certification_key(plan, matrix, smoke_digest, scope=scope, conflicts=conflicts)
     return CertifyJob(
         request=request,
         plan=plan,
         key=key,
         cases=cases,
+        conflicts=conflicts,
+        known_wrong=known_wrong,
         matrix=matrix,
         matrix_is_shipped=selection.catalog.ships_matrix(request.matrix_name),
         whole_matrix=whole,

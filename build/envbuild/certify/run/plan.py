@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from envbuild.catalog.catalog import definition_digest
+from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.stack import Driver
@@ -156,11 +158,14 @@ def computed(case: Mapping[str, Json]) -> dict[str, Json]:
     return {name: value for name, value in case.items() if name not in TIMES}
 
 
-def certification_key(plan: dict[str, Json], matrix: Matrix, smoke_digest: str, *, scope: str) -> str:
+def certification_key(
+    plan: dict[str, Json], matrix: Matrix, smoke_digest: str, *, scope: str, conflicts: Mapping[str, Conflict]
+) -> str:
     """The digest of all that decides a certificate: the plan but for nonce and estimates, tolerances, smoke, judge.
 
     Args:
         scope: the matrix's name, or that it is a part of it.
+        conflicts: what the certificate does not vouch for.
     """
     tolerances: dict[str, Json] = {
         precision.value: band.model_dump(mode="json") for precision, band in matrix.tolerance.items()
@@ -172,6 +177,7 @@ def certification_key(plan: dict[str, Json], matrix: Matrix, smoke_digest: str, 
             "tolerance": tolerances,
             "smoke": smoke_digest,
             "judge": JUDGE_VERSION,
+            "not_vouched": {name: definition_digest(entry) for name, entry in conflicts.items()},
         }
     )
 

@@ -15,7 +15,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.catalog.base import Base
-from envbuild.catalog.models import Conflict, Target
+from envbuild.catalog.conflict import Conflict, baselines, known_wrong
+from envbuild.catalog.matrix import Matrix
+from envbuild.catalog.models import Target
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.components.downloads import base_tags, tags_of, wheel_name
 from envbuild.lock.uv.program import KNOW_THE_KEYS
@@ -78,6 +80,7 @@ class CheckInput:
         bases: all bases that the stack names.
         driver_problem: what the stack's driver misses, for people; empty: nothing.
         ignored_settings: uv's message about the settings of the project that it dropped; empty: it dropped none.
+        matrix: the stack's.
     """
 
     packages: tuple[Mapping[str, Any], ...]
@@ -90,6 +93,7 @@ class CheckInput:
     variables: Mapping[str, str] = field(default_factory=dict)
     driver_problem: str = ""
     ignored_settings: str = ""
+    matrix: Matrix | None = None
 
     def version(self, name: str) -> str | None:
         """The locked version of a package, or the one that the base provides."""
@@ -264,12 +268,8 @@ def provided_version(base: Base, name: str) -> str | None:
 def check_conflicts(lock: CheckInput) -> Iterable[CheckFinding]:
     """Pairs known not to work although their metadata allows them (envs/conflicts/)."""
     for code, conflict in lock.conflicts.items():
-        # prereleases=True everywhere here: a specifier leaves them out by default (PEP 440), whatever is locked.
         versions = {name: lock.version(name) for name in conflict.packages}
-        if all(
-            version is not None and SpecifierSet(conflict.packages[name]).contains(version, prereleases=True)
-            for name, version in versions.items()
-        ):
+        if not conflict.cases and conflict.is_about(versions):
             pair = " with ".join(f"{name} {version}" for name, version in versions.items())
             yield CheckFinding(
                 code=code,
@@ -277,6 +277,26 @@ def check_conflicts(lock: CheckInput) -> Iterable[CheckFinding]:
                 fix=conflict.fix,
                 packages=tuple(map(canonicalize_name, conflict.packages)),
             )
+
+
+def check_baselines(lock: CheckInput) -> Iterable[CheckFinding]:
+    """The stack's matrix has a baseline that these versions are not known to train wrongly."""
+    versions = {name: lock.version(name) for conflict in lock.conflicts.values() for name in conflict.packages}
+    entries = known_wrong(lock.conflicts, versions)
+    found = list(baselines(lock.matrix)) if lock.matrix and entries else []
+    wrong = [[code for code, item in entries.items() if item.affects(values)] for values in found]
+    if not wrong or not all(wrong):
+        return
+    for code in dict.fromkeys(code for codes in wrong for code in codes):
+        item = entries[code]
+        packages = ", ".join(f"{name} {versions[name]}" for name in item.packages)
+        yield CheckFinding(
+            code=code,
+            what=f"{packages} trains every baseline of the stack's matrix wrongly: {item.summary} (evidence: "
+            f"{item.evidence})",
+            fix=item.fix,
+            packages=tuple(item.packages),
+        )
 
 
 def check_forks(lock: CheckInput) -> Iterable[CheckFinding]:
@@ -333,6 +353,7 @@ CHECKS: tuple[Callable[[CheckInput], Iterable[CheckFinding]], ...] = (
     check_variables,
     check_provided,
     check_conflicts,
+    check_baselines,
     check_forks,
     check_settings,
     check_collection,

@@ -149,7 +149,10 @@ def inputs_digest(selection: Selection, request: LockRequest) -> str:
         **({"exact": True} if request.exact else {}),
         **_companions(selection),
         **({"declared_ranges": True} if may_hold(selection.stack, request.pins) else {}),
-        "conflicts": {name: definition_digest(item) for name, item in selection.catalog.conflicts().items()},
+        # What trains wrongly is reported of a lock whenever it is used, and decides none of its versions.
+        "conflicts": {
+            name: definition_digest(item) for name, item in selection.catalog.conflicts().items() if not item.cases
+        },
         # What the checks hold a lock to; a target's words are no part of it.
         "targets": {
             entry.target: [list(target.sm), target.driver or ""]

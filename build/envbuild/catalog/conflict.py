@@ -1,0 +1,114 @@
+"""What versions are known not to do together, or to train wrongly (``envs/conflicts/*.toml``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Annotated
+
+from packaging.specifiers import SpecifierSet
+from pydantic import Field, StringConstraints, model_validator
+
+from envbuild.catalog.fields import Name, PackageName, Specifier, TomlModel
+from envbuild.catalog.matrix import CaseSpec, LayoutSpec, Matrix, Training
+from envbuild.catalog.model_spec import Experts, ModelSpec
+
+# A value, or that a number is there and larger: ">1".
+Condition = bool | int | Annotated[str, StringConstraints(pattern=r"^(>\d+|[A-Za-z][A-Za-z0-9_-]*)$")]
+_OF_CASES = {*CaseSpec.model_fields, *Training.model_fields} - {"model", "continue_in", "compare_weights"}
+_OF_MODELS = {*ModelSpec.model_fields, *Experts.model_fields} - {"moe", "mamba"}
+FIELDS = tuple(sorted(_OF_CASES | _OF_MODELS))
+
+
+class ShownBy(TomlModel):
+    """A case that fails where the entry is right."""
+
+    matrix: Name
+    case: str
+
+
+class Conflict(TomlModel):
+    """Versions that resolve and install together and do not work, or train some cases wrongly without an error.
+
+    The file's name is the code under which `envbuild lock` refuses the former, and warns of the latter.
+    """
+
+    summary: str = Field(description="what goes wrong")
+    packages: dict[PackageName, Specifier] = Field(min_length=1, description="the versions, as specifiers")
+    evidence: str = Field(min_length=1, description="how it is known")
+    fix: str
+    fixed_in: str | None = Field(default=None, description="the first release that is known to have the fix")
+    cases: tuple[dict[str, Condition], ...] = Field(
+        default=(),
+        description="what trains wrongly: fields of a case, its model and its experts, each with its value, or "
+        '">1" for larger ones; a case has all of one table',
+    )
+    shown_by: ShownBy | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_kind_needs(self) -> Conflict:
+        if not self.cases:
+            if len(self.packages) < 2 or self.shown_by or self.fixed_in:
+                raise ValueError("without cases it names two packages or more, and has no fixed_in and no shown_by")
+            return self
+        if self.shown_by is None:
+            raise ValueError("cases need shown_by, the case that fails")
+        if unknown := sorted({name for table in self.cases for name in table} - set(FIELDS)):
+            raise ValueError(f"cases: {unknown[0]} is not a field of cases or models; allowed: {', '.join(FIELDS)}")
+        if not all(self.cases):
+            raise ValueError("cases: a table without a field would be about every case")
+        return self
+
+    def is_about(self, versions: Mapping[str, str | None]) -> bool:
+        """Whether every package that it names is there in such a version."""
+        # prereleases=True: a specifier leaves them out by default (PEP 440), whatever is there.
+        found = {name: versions.get(name) for name in self.packages}
+        return all(
+            version is not None and SpecifierSet(self.packages[name]).contains(version, prereleases=True)
+            for name, version in found.items()
+        )
+
+    def affects(self, values: Mapping[str, object]) -> bool:
+        """Whether a case with these values trains wrongly."""
+        return any(
+            all(_meets(condition, values.get(name)) for name, condition in table.items()) for table in self.cases
+        )
+
+    def setting(self) -> str:
+        """What trains wrongly, for people: ``pipeline = 2, virtual_pipeline > 1``."""
+        return "; or ".join(", ".join(_text(*item) for item in table.items()) for table in self.cases)
+
+
+def _meets(condition: Condition, value: object) -> bool:
+    value = value.value if isinstance(value, Enum) else value
+    if isinstance(condition, str) and condition.startswith(">"):
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and value > int(condition[1:])
+    # To Python True is 1.
+    return type(value) is type(condition) and value == condition
+
+
+def _text(name: str, condition: Condition) -> str:
+    words = str(condition).lower() if isinstance(condition, bool) else str(condition)
+    return f"{name} > {words[1:]}" if words.startswith(">") else f"{name} = {words}"
+
+
+def known_wrong(conflicts: Mapping[str, Conflict], versions: Mapping[str, str | None]) -> dict[str, Conflict]:
+    """The entries that are about cases that these versions train wrongly, by name."""
+    return {name: item for name, item in conflicts.items() if item.cases and item.is_about(versions)}
+
+
+def values_of(fields: Mapping[str, object], training: Training, model: ModelSpec) -> dict[str, object]:
+    """All values of a case that an entry can name; ``fields`` are those of its layout and settings."""
+    experts = dict(model.moe) if model.moe is not None else {}
+    return {**dict(model), **experts, **dict(training), **fields}
+
+
+def baselines(matrix: Matrix) -> Iterator[dict[str, object]]:
+    """The values of the baselines of a matrix, on whatever device."""
+    layout = dict(LayoutSpec())
+    # Another micro batch size is a case's own.
+    shared = set(Training.model_fields) - {"micro_batch_size"}
+    for spec in (spec for row in matrix.cases for spec in row.specs() if spec.model in matrix.models):
+        own = {name: value for name in shared if (value := getattr(spec, name, None)) is not None}
+        training = matrix.training.model_copy(update=own)
+        yield values_of({**layout, "precision": spec.precision}, training, matrix.models[spec.model])

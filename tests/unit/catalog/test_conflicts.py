@@ -1,0 +1,130 @@
+"""Entries of envs/conflicts/: which versions and which cases they are about, and what those that ship say."""
+
+from pathlib import Path
+
+import pytest
+from helpers.rows import CAPABILITIES
+from pydantic import ValidationError
+
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.conflict import Conflict, baselines, known_wrong
+from envbuild.certify.cases.expansion import expand
+from envbuild.certify.cases.known_wrong import affected_cases
+
+CATALOG = Catalog.open(Path("/nonexistent"))
+SHIPPED = {name: item for name, item in CATALOG.conflicts().items() if item.cases}
+CPU = CAPABILITIES[0]
+WRONG = {
+    "summary": "s",
+    "packages": {"megatron-core": "<1"},
+    "evidence": "seen",
+    "fix": "Do not.",
+    "shown_by": {"matrix": "m", "case": "c"},
+}
+
+
+def entry(*cases: dict) -> Conflict:
+    return Conflict.model_validate({**WRONG, "cases": cases})
+
+
+@pytest.mark.parametrize(
+    ("conditions", "values", "affected"),
+    [
+        ({"tensor": 2}, {"tensor": 2, "data": 4}, True),
+        ({"tensor": 2}, {"tensor": 4}, False),
+        ({"tensor": ">1"}, {"tensor": 4}, True),
+        ({"tensor": ">1"}, {"tensor": 1}, False),
+        ({"decoupled_lr": ">0"}, {"decoupled_lr": 5e-4}, True),
+        ({"decoupled_lr": ">0"}, {"decoupled_lr": None}, False),
+        ({"decoupled_lr": ">0"}, {}, False),
+        ({"sequence": True}, {"sequence": True}, True),
+        # To Python True is 1.
+        ({"expert": 1}, {"expert": True}, False),
+        ({"sequence": ">0"}, {"sequence": True}, False),
+        ({"loss_mask": "uneven"}, {"loss_mask": "uneven"}, True),
+        ({"tensor": 2, "context": 2}, {"tensor": 2, "context": 1}, False),
+    ],
+)
+def test_case_is_affected_by_all_conditions_of_a_table(conditions, values, affected):
+    assert entry(conditions).affects(values) is affected
+    assert entry({"data": 9}, conditions).affects(values) is affected
+
+
+def test_setting_for_people():
+    made = entry({"pipeline": 2, "virtual_pipeline": ">1", "overlap_p2p_comm": False}, {"loss_mask": "uneven"})
+    assert made.setting() == "pipeline = 2, virtual_pipeline > 1, overlap_p2p_comm = false; or loss_mask = uneven"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"cases": [{"tensors": 2}]}, "tensors is not a field of cases or models; allowed: attention_backend, "),
+        ({"cases": [{}]}, "a table without a field"),
+        ({"cases": [{"tensor": "<2"}]}, "pattern"),
+        ({"cases": [{"tensor": 2}], "shown_by": None}, "cases need shown_by"),
+        ({"shown_by": None}, "two packages or more"),
+        ({"packages": {"a": "<1", "b": "<1"}}, "no fixed_in and no shown_by"),
+    ],
+)
+def test_entry_that_is_refused(changes, why):
+    with pytest.raises(ValidationError, match=why):
+        Conflict.model_validate({**WRONG, **changes})
+
+
+ALL = sorted(SHIPPED)
+NOT_YET = ["learning-rates-after-loading", "sequence-loss-per-token"]
+NEWEST = ["gathered-logits", "interleaved-batched-p2p", "masked-loss-in-contexts", "optimizer-state-in-buckets"]
+
+
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [
+        ("0.13.1", []),
+        ("0.14.0", ["router-losses-per-token"]),
+        ("0.15.3", [name for name in ALL if name not in NOT_YET]),
+        ("0.16.1", ALL),
+        ("0.18.0", ALL),
+        ("0.19.0", NEWEST),
+        ("0.19.2+local", NEWEST),
+        ("0.20.0rc0", []),
+    ],
+)
+def test_known_wrong_goes_as_far_as_its_evidence(version, names):
+    assert sorted(known_wrong(CATALOG.conflicts(), {"megatron-core": version})) == names
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_entry_is_shown_by_a_case_of_its_own(name):
+    shown = SHIPPED[name].shown_by
+    matrix = CATALOG.matrix(shown.matrix)
+    cases = expand(matrix, shown.matrix, CPU)
+    assert affected_cases(cases, matrix, SHIPPED)[shown.case] == (name,)
+
+
+def test_every_case_of_known_wrong_is_affected_and_none_of_the_other_matrices():
+    for name in CATALOG.names("matrices"):
+        matrix = CATALOG.matrix(name)
+        for capabilities in CAPABILITIES:
+            cases = expand(matrix, name, capabilities)
+            affected = set(affected_cases(cases, matrix, SHIPPED))
+            compared = {case.id for case in cases if not case.is_baseline}
+            own = {*compared, "moe-seq-fp32-baseline-ptl"}
+            assert affected == (own if name == "known-wrong" else set())
+
+
+def test_case_is_affected_in_the_layout_that_it_continues_in_and_through_its_baseline():
+    matrix = CATALOG.matrix("known-wrong")
+    cases = expand(matrix, "known-wrong", CPU)
+    names = affected_cases(cases, matrix, {"x": entry({"tensor": 2, "data": 1})})
+    assert "gpt-fp32-dp2-do-ogr-bk20000-resume3-in-tp2" in names
+    assert "gpt-fp32-dp2-do-ogr-bk20000-resume3-in-dp2" not in names
+    masked = affected_cases(cases, matrix, {"x": entry({"loss_mask": "uneven", "context": 1})})
+    assert {"gpt-fp32-baseline-mask-uneven", "gpt-fp32-cp2-mask-uneven"} <= set(masked)
+
+
+def test_baselines_have_the_values_of_their_training_and_model():
+    found = list(baselines(CATALOG.matrix("known-wrong")))
+    assert {values["tensor"] for values in found} == {1}
+    assert {values["micro_batch_size"] for values in found} == {2}
+    assert {values["loss_mask"].value for values in found} == {"none", "uneven"}
+    assert {values.get("aux_loss_coeff") for values in found} == {None, 0.0, 1e-2}
