@@ -36,7 +36,7 @@ _PATH = re.compile(rf"[\w./+-]*(?:{'|'.join(FOLDERS)})[\w./+-]+")
 _VERSIONED = re.compile(r"\b([A-Za-z][\w.-]*?)(?:\[[\w,-]*\])? ?(?:(?:[<>!=~]=?=?|version) ?)?v?\d+\.", re.ASCII)
 # An error's line, and that of a build system whose command failed: the command's own error is above it.
 _ERROR = re.compile(r"\b\w*(?:Error|Exception|error): ")
-_COMMAND_FAILED = re.compile(r"CalledProcessError|\bcommand .* failed\b", re.IGNORECASE)
+_COMMAND_FAILED = re.compile(r"CalledProcessError|error: Command '\[|\bcommand .* failed\b", re.IGNORECASE)
 # Of a path in the sandbox or in a place of builds only the last part says something.
 _FOLDERS = re.compile(r"(?:/[\w.+@-]+)*/(?:envbuild|tmp|builds-v\d+)/(?:[\w.+@-]+/)*")
 MOST_CHARACTERS = 240

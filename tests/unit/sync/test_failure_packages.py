@@ -243,6 +243,7 @@ COMMAND = """\
       Traceback (most recent call last):
         File "/run/envbuild/uv/builds-v0/.tmpLwc/src/build.py", line 76, in get_cuda_path
       FileNotFoundError: CUDA not found in $CUDA_PATH or /usr/local/cuda
+      error: Command '['/run/envbuild/uv/builds-v0/.tmpLwc/bin/gcc', '-O3']' returned non-zero exit status 1.
       subprocess.CalledProcessError: Command '['/run/envbuild/uv/builds-v0/.tmpLwc/bin/python', 'build.py', '-i']' \
 returned non-zero exit status 1.
 """
