@@ -79,6 +79,7 @@ PATCHED: tuple[Redirect, ...] = (
     Redirect("torch.tensor", "the gradient norm, the loss scale and flags of the checkpoint", _on_cpu),
     Redirect("torch.cuda.current_device", "the device that buffers and received tensors are made on", _cpu_device),
     Redirect("torch.cuda.synchronize", "waits for the GPU around communication; the CPU is never behind", _nothing),
+    Redirect("torch.cuda.current_stream", "waits for events of gradients, of which there are none (0.19)", _nothing),
     Redirect("torch.cuda.get_rng_state", "the tracker of random states under tensor parallelism", _cpu_random_state),
     Redirect("torch.cuda.random.get_rng_state", "the same function under its other name", _cpu_random_state),
     Redirect("torch.cuda.manual_seed", "seeds the random states that the tracker keeps", _seed_cpu),

@@ -32,13 +32,14 @@ class Record:
     def __init__(self, stack: Environment) -> None:
         self._stack = stack
         self._file = Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
-        git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-        self._commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+        self._commit = commit()
         self._faults: dict[str, dict[str, Any]] = {}
         self._repeats: dict[str, Any] | None = None
         before = self._read()
         if before is not None:
-            assert (before["versions"], before["machine"]) == (self._versions(), _machine()), "another machine's record"
+            assert (before["versions"], before["machine"]) == (versions(self._stack), machine()), (
+                "another machine's record"
+            )
 
     def add(self, fault: Fault, *, caught: bool, checks: list[str], seconds: float) -> None:
         """Note what became of a fault."""
@@ -75,20 +76,29 @@ class Record:
             faults = {item["id"]: item for item in before["faults"]} | self._faults
             document = {
                 "what": "planted faults and healthy repeats on the CPU (./dev soak tests/faults)",
-                "versions": self._versions(),
-                "machine": _machine(),
+                "versions": versions(self._stack),
+                "machine": machine(),
                 "faults": sorted(faults.values(), key=lambda item: str(item["id"])),
                 "repeats": self._repeats or before["repeats"],
             }
             write_atomic(self._file, json.dumps(document, indent=2) + "\n")
 
-    def _versions(self) -> dict[str, str]:
-        found = self._stack.versions
-        packages = {name: found[name] for name in PACKAGES if name in found}
-        return {"envbuild": __version__, "python": platform.python_version(), **packages}
+
+def commit() -> str:
+    """The commit of this checkout."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
 
 
-def _machine() -> dict[str, Any]:
+def versions(stack: Environment) -> dict[str, str]:
+    """The versions of a stack's environment that decide what is measured."""
+    found = stack.versions
+    packages = {name: found[name] for name in PACKAGES if name in found}
+    return {"envbuild": __version__, "python": platform.python_version(), **packages}
+
+
+def machine() -> dict[str, Any]:
+    """The processor, its cores and the memory of this machine."""
     model = next(
         (line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.machine(),

@@ -50,9 +50,7 @@ def certify(world: World, matrix: str = "mixed", **options: object):
 
 def outcomes(done) -> dict[str, list[tuple[str, str]]]:
     """How the cases of each entry ended."""
-    return {
-        item.name: [(case.id, case.result) for case in item.cases] for item in done.statement.predicate.not_vouched
-    }
+    return {item.name: [(case.id, case.result) for case in item.cases] for item in done.statement.predicate.not_vouched}
 
 
 def test_affected_case_is_left_out_and_not_vouched_for(mixed):
@@ -81,8 +79,10 @@ def test_known_wrong_case_that_runs_fails_no_certificate(mixed, scale, cases, re
     done = certify(mixed, run_known_wrong=True)
     assert [case.id for case in done.statement.predicate.cases] == cases
     assert outcomes(done)["gathered-logits"] == [(GATHERED, result)]
-    assert done.statement.predicate.not_vouched[0].cases[0].problem.startswith(
-        "parity-loss: step 1: " if result == "failed" else ""
+    assert (
+        done.statement.predicate.not_vouched[0]
+        .cases[0]
+        .problem.startswith("parity-loss: step 1: " if result == "failed" else "")
     )
     assert any(f"wrong, as known {GATHERED}: " in note for note in mixed.reporter.notes) is (result == "failed")
     assert not certify(mixed, run_known_wrong=True).written

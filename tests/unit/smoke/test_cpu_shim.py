@@ -63,7 +63,15 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     fake.default_generator = Generator()
     for name in ("zeros", "ones", "tensor", "empty", "arange", "randn"):
         setattr(fake, name, factory(name))
-    for name in ("current_device", "synchronize", "get_rng_state", "manual_seed", "is_available", "Stream"):
+    for name in (
+        "current_device",
+        "current_stream",
+        "synchronize",
+        "get_rng_state",
+        "manual_seed",
+        "is_available",
+        "Stream",
+    ):
         setattr(fake.cuda, name, no_cuda)
     modules["torch.cuda.random"].get_rng_state = no_cuda
     modules["megatron.core.tensor_parallel.random"]._set_cuda_rng_state = no_cuda

@@ -116,8 +116,10 @@ def _expert_sizes(row: ResolvedRow) -> Iterator[str]:
             if getattr(spec, name):
                 yield f"{name} needs a model with experts (moe)"
         return
-    # Experts are spread over the ranks that otherwise hold the same weights.
-    yield from _multiple("data x context =", spec.data * spec.context, "expert =", spec.expert)
+    # Experts are spread over the ranks that otherwise hold the same weights, and over those of tensor where they are
+    # not split as the other layers are.
+    if spec.expert_tensor is None:
+        yield from _multiple("data x context =", spec.data * spec.context, "expert =", spec.expert)
     yield from _multiple("num_experts", experts.num_experts, "expert =", spec.expert)
     if spec.expert_tensor is not None:
         ranks = spec.data * spec.context * spec.tensor
