@@ -13,8 +13,9 @@ from envbuild.catalog.fields import Name, PackageName, Specifier, TomlModel
 from envbuild.catalog.matrix import CaseSpec, LayoutSpec, Matrix, Training
 from envbuild.catalog.model_spec import Experts, ModelSpec
 
-# A value, or that a number is there and larger: ">1".
-Condition = bool | int | Annotated[str, StringConstraints(pattern=r"^(>\d+|[A-Za-z][A-Za-z0-9_-]*)$")]
+# A value, or that a number is there and larger or smaller: ">1", "<1e-5".
+_PATTERN = r"^([<>]\d+(\.\d+)?(e-?\d+)?|[A-Za-z][A-Za-z0-9_-]*)$"
+Condition = bool | int | Annotated[str, StringConstraints(pattern=_PATTERN)]
 _OF_CASES = {*CaseSpec.model_fields, *Training.model_fields} - {"model", "continue_in", "compare_weights"}
 _OF_MODELS = {*ModelSpec.model_fields, *Experts.model_fields} - {"moe", "mamba"}
 FIELDS = tuple(sorted(_OF_CASES | _OF_MODELS))
@@ -41,7 +42,7 @@ class Conflict(TomlModel):
     cases: tuple[dict[str, Condition], ...] = Field(
         default=(),
         description="what trains wrongly: fields of a case, its model and its experts, each with its value, or "
-        '">1" for larger ones; a case has all of one table',
+        '">1" or "<1e-5" for others; a case has all of one table',
     )
     shown_by: ShownBy | None = None
 
@@ -81,15 +82,18 @@ class Conflict(TomlModel):
 
 def _meets(condition: Condition, value: object) -> bool:
     value = value.value if isinstance(value, Enum) else value
-    if isinstance(condition, str) and condition.startswith(">"):
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and value > int(condition[1:])
+    if isinstance(condition, str) and condition[0] in "<>":
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return False
+        limit = float(condition[1:])
+        return value > limit if condition[0] == ">" else value < limit
     # To Python True is 1.
     return type(value) is type(condition) and value == condition
 
 
 def _text(name: str, condition: Condition) -> str:
     words = str(condition).lower() if isinstance(condition, bool) else str(condition)
-    return f"{name} > {words[1:]}" if words.startswith(">") else f"{name} = {words}"
+    return f"{name} {words[0]} {words[1:]}" if words[0] in "<>" else f"{name} = {words}"
 
 
 def known_wrong(conflicts: Mapping[str, Conflict], versions: Mapping[str, str | None]) -> dict[str, Conflict]:
