@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import tomlkit
+from packaging.utils import canonicalize_name
 
 from envbuild.core.errors import ResolutionError
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project, requirement_of
 from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_away
+
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,8 @@ def contradicted(
 ) -> list[tuple[Need, str]]:
     """The needs that are not met by the versions of what is needed, each with uv's explanation.
 
-    All of them are one question first, which mostly is the only one.
+    All of them are one question first, which mostly is the only one. Where it does not resolve, those that uv names are
+    asked one by one, and then the rest at once: a question takes a second, and a lock has dozens of needs.
 
     Args:
         what: is asked, for messages.
@@ -76,9 +80,14 @@ def contradicted(
     def explanation(asked: Sequence[Need]) -> str:
         return _contradiction(plan, _question(plan, resolution, asked, instead or {}), context, what)
 
-    if not needs or not explanation(needs):
-        return []
-    return [(need, why) for need in needs if (why := explanation([need]))]
+    found: dict[int, str] = {}
+    rest = [*range(len(needs))]
+    while rest and (why := explanation([needs[number] for number in rest])):
+        words = {canonicalize_name(word.rstrip(".-")) for word in _WORD.findall(why)}
+        named = [number for number in rest if {needs[number].name, str(needs[number].package["name"])} <= words] or rest
+        found |= {number: text for number in named if (text := explanation([needs[number]]))}
+        rest = [number for number in rest if number not in named]
+    return [(needs[number], found[number]) for number in sorted(found)]
 
 
 def _contradiction(plan: LockPlan, question: str, context: LockContext, what: str) -> str:
