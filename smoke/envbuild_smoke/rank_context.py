@@ -74,6 +74,14 @@ class RankContext:
         """Report how a baseline compares with the reference (as in schemas/result.schema.json); its one rank does."""
         self._report(reference=compared)
 
+    def report_gradients(self, gradients: list[dict[str, Any]]) -> None:
+        """Report the gradients of the first step (as in schemas/result.schema.json); one rank does this."""
+        self._report(gradients=gradients)
+
+    def report_perturbed(self, runs: list[dict[str, Any]]) -> None:
+        """Report a baseline's trainings with moved weights (as in schemas/result.schema.json); its one rank does."""
+        self._report(perturbed=runs)
+
     def _report(self, **fields: Any) -> None:
         """Append a line to metrics.jsonl, distinguished by its keys, in one write: several ranks may report."""
         # CLOCK_MONOTONIC is one clock for all processes of a machine: the runner subtracts its own times from these.

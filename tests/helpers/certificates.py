@@ -41,19 +41,26 @@ REFERENCE = {
 }  # fmt: skip
 
 
+SPREAD = {
+    "runs": 4, "loss": [1e-8, *[3e-8] * 7], "grad_norm": [1e-7, *[2e-7] * 7], "weights": 1e-6, "caught": 1e-6
+}  # fmt: skip
+
+
 def case_of(case_id: str, **changes: Any) -> dict[str, Any]:
     """A case that passed, as the JSON of a verdict."""
     prefix, _, layout = case_id.rpartition("-fp32-") if "-fp32-" in case_id else case_id.rpartition("-bf16-")
     precision = "fp32" if "-fp32-" in case_id else "bf16"
     is_baseline = layout.startswith("baseline")
-    none = {"loss": None, "grad_norm": None, "weights": None}
+    none = {"loss": None, "grad_norm": None, "weights": None, "gradients": None}
+    off = {"loss": 2.5e-7, "grad_norm": 1.9e-6, "weights": None, "gradients": 3e-7}
     return {
         "id": case_id, "baseline": None if is_baseline else f"{prefix}-{precision}-baseline", "repeat": 1,
         "passed": True, "problems": [], "seconds": 4.2, "devices": [0] if is_baseline else [0, 1],
-        "largest_relative_difference": none if is_baseline else {"loss": 2.5e-7, "grad_norm": 1.9e-6, "weights": None},
-        "tolerance": none if is_baseline else {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-4},
+        "largest_relative_difference": none if is_baseline else off,
+        "tolerance": none if is_baseline else {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-4, "gradients": 1e-6},
         "steps": steps_of(), "observed": {"attention": "DotProductAttention"}, "reused": None,
-        "reference": REFERENCE if is_baseline else None, "known_wrong": [], **changes,
+        "reference": REFERENCE if is_baseline else None, "spread": SPREAD if is_baseline else None, "known_wrong": [],
+        **changes,
     }  # fmt: skip
 
 

@@ -71,6 +71,21 @@ def reference_of(steps):
     return {"reason": None, "samples": None, "steps": numbers, **kinds, "seconds": 0.5}
 
 
+def gradients_of(factor=1.0):
+    """The gradients of two tensors; ``factor`` multiplies them."""
+    names = ("decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.mlp.linear_fc2.weight")
+    return [
+        {"name": name, "norm": factor * norm, "projections": [factor * norm, -factor * norm]}
+        for norm, name in enumerate(names, 1)
+    ]
+
+
+def perturbed_of(steps, runs):
+    """Trainings with moved weights that move so far that the bands are as wide as the matrix allows."""
+    numbers = [{"step": step["step"], "loss": 2 * (step["loss"] or 1), "grad_norm": 3.0} for step in steps]
+    return [{"steps": numbers, "gradients": gradients_of(1 + 1e-6), "weights": 1.0}] * runs
+
+
 def case_line(plan, case, repeat=1, factor=1.0):
     """A case that completed; ``factor`` multiplies its losses."""
     numbers = range(1, case["training"]["steps"] + 1)
@@ -89,7 +104,8 @@ def case_line(plan, case, repeat=1, factor=1.0):
         "seconds": 1.5, "startup_seconds": 0.5, "started_seconds": 2.0, "devices": [*range(case["world_size"])],
         "fresh_processes": 0, "weights": weights if case["compare_weights"] else None,
         "observed": observed_of(case, plan["models"][case["model"]]), "failure": None, "logs": [],
-        "reference": reference_of(steps) if case["compare_reference"] else None,
+        "reference": reference_of(steps) if case["compare_reference"] else None, "gradients": gradients_of(),
+        "perturbed": perturbed_of(steps, case["perturbed_runs"]) if case["perturbed_runs"] else None,
     }  # fmt: skip
 
 

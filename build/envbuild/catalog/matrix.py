@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import Enum
 from typing import Annotated, TypeVar
 
@@ -95,52 +95,11 @@ WeightsBound = Annotated[float, Field(ge=0, le=0.1)]
 
 
 class Band(TomlModel):
-    """How far a case's numbers may be from the baseline's, relative to the baseline's."""
+    """How far a case's numbers may be from the baseline's at most, relative to them, whatever bands were measured."""
 
     loss_relative: LossBound
     grad_norm_relative: GradNormBound
     weights_relative: WeightsBound = Field(description="for each tensor of the final weights, where they are compared")
-
-
-class AxisBand(TomlModel):
-    """What cases that use an axis may differ by, where it is not what all others may."""
-
-    loss_relative: LossBound | None = None
-    grad_norm_relative: GradNormBound | None = None
-    weights_relative: WeightsBound | None = None
-
-
-class Tolerance(Band):
-    """The band of a precision, and of the axes for which it is narrower or wider.
-
-    A case that uses several axes has the widest of their bands; an axis without one has the precision's.
-    """
-
-    data: AxisBand | None = None
-    tensor: AxisBand | None = None
-    sequence: AxisBand | None = None
-    pipeline: AxisBand | None = None
-    context: AxisBand | None = None
-    expert: AxisBand | None = None
-    micro_batch_size: AxisBand | None = None
-    attention_backend: AxisBand | None = None
-    distributed_optimizer: AxisBand | None = None
-    recompute: AxisBand | None = None
-    resume_at: AxisBand | None = None
-
-    def of(self, axes: Iterable[str]) -> Band:
-        """The band of a case that uses these axes; those that no band can be given for are left out of account."""
-        used = [getattr(self, axis) for axis in axes if axis in AXES_WITH_BANDS]
-
-        def widest(name: str) -> float:
-            default: float = getattr(self, name)
-            own = [getattr(band, name) if band is not None else None for band in used]
-            return max((default if value is None else value for value in own), default=default)
-
-        return Band(**{name: widest(name) for name in Band.model_fields})
-
-
-AXES_WITH_BANDS = tuple(name for name in Tolerance.model_fields if name not in Band.model_fields)
 
 
 class Dispatcher(str, Enum):
@@ -304,7 +263,7 @@ class Matrix(TomlModel):
     time_limit_seconds: Annotated[int, Field(gt=0, le=604_800, description="for each case")]
     models: dict[Name, ModelSpec] = Field(min_length=1)
     training: Training
-    tolerance: dict[Precision, Tolerance]
+    tolerance: dict[Precision, Band]
     bandwidth: BandwidthSweep | None = None
     cases: tuple[CaseRow, ...] = Field(min_length=1)
 

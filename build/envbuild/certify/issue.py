@@ -169,7 +169,7 @@ def _in_order(
         # Its baseline was trained again for another case. On GPUs its digits may differ from those it was compared
         # with.
         elif case.baseline_id in baselines:
-            verdicts.append(compare_again(case, kept[case.id].verdict, baselines[case.baseline_id]))
+            verdicts.append(compare_again(case, kept[case.id].verdict, baselines[case.baseline_id], job.matrix))
         else:
             verdicts.append(kept[case.id].verdict)
     return tuple(verdicts)

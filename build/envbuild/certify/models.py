@@ -14,6 +14,7 @@ from envbuild.catalog.fields import Moment, TomlModel
 Check = Literal[
     "parity-loss",
     "parity-grad-norm",
+    "parity-gradients",
     "parity-weights",
     "data-parallel-bits",
     "steps",
@@ -60,6 +61,24 @@ class Numbers(TomlModel):
     loss: float | None = None
     grad_norm: float | None = None
     weights: float | None = None
+    gradients: float | None = None
+
+
+class Spread(TomlModel):
+    """How far a baseline's numbers move when each of its weights moves by one unit in the last place, relative to them.
+
+    Attributes:
+        runs: how many times the weights were moved.
+        loss, grad_norm: up to each step, the largest of all runs.
+        weights: of the final weights, the largest of all tensors; None where it is not finite.
+        caught: the relative error that is caught in the gradient of half of the tensors.
+    """
+
+    runs: int = Field(ge=1)
+    loss: tuple[float, ...]
+    grad_norm: tuple[float, ...]
+    weights: float | None
+    caught: float | None = None
 
 
 class ReferenceNumbers(TomlModel):
@@ -129,7 +148,9 @@ class CaseVerdict(TomlModel):
     """The judgement of one repeat of a case, with its numbers.
 
     A baseline has no ``baseline``, no differences and no tolerance; it has ``reference``, None in certificates of
-    judges before 7. ``known_wrong`` has the entries of envs/conflicts/ that are about it.
+    judges before 7, and ``spread``, None in those of judges before 8. ``tolerance`` has the widest bands, which are
+    those of the last step; of gradients the difference and the band of the tensor that is nearest to its own.
+    ``known_wrong`` has the entries of envs/conflicts/ that are about it.
     """
 
     id: str
@@ -145,4 +166,5 @@ class CaseVerdict(TomlModel):
     observed: dict[str, JsonValue] | None = None
     reused: Reused | None = None
     reference: ReferenceVerdict | None = None
+    spread: Spread | None = None
     known_wrong: tuple[str, ...] = ()

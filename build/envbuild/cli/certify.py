@@ -13,8 +13,6 @@ import click
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.fields import Device
-from envbuild.certify.calibrate import Calibration
-from envbuild.certify.calibrate import calibrate as propose_tolerances
 from envbuild.certify.cases.selection import driver_of
 from envbuild.certify.certificate.sign import UNSIGNED
 from envbuild.certify.certify import CertifyOptions, certify
@@ -42,13 +40,9 @@ KEY = ("key", "key_password")
 CONFLICTS = {
     "plan_out": ("It writes a plan, and runs nothing.", (*MACHINE, "judge", *KEY)),
     "judge": ("It judges results that exist already.", MACHINE),
-    "calibrate": (
-        "It certifies nothing, and trains every case N times.",
-        ("plan_out", "judge", "repeat", "fresh", "run_known_wrong", *KEY),
-    ),
     "print_cases": (
         "It prints the cases of the matrix, and runs nothing.",
-        (*MACHINE, "place", "repeat", "plan_out", "judge", "calibrate", *KEY),
+        (*MACHINE, "place", "repeat", "plan_out", "judge", *KEY),
     ),
 }
 
@@ -83,20 +77,14 @@ CONFLICTS = {
     "--plan-out", metavar="DIR", type=PathArgument(file_okay=False), help="Write the plan for another machine."
 )
 @click.option("--judge", metavar="DIR", type=PathArgument(file_okay=False), help="Judge the results of such a plan.")
-@click.option(
-    "--calibrate",
-    metavar="N",
-    type=click.IntRange(2, MOST_REPEATS),
-    help="Propose tolerances from N repeats; certify nothing.",
-)
 @key_options
 @out_dir_option
 @output_options
 def command(session: Session, **values: Any) -> None:
     """Train in every parallel layout; pass only if each reproduces the one-process baseline.
 
-    Loss and gradient norm of every step must agree with the baseline's within the matrix's tolerance. Inside an image
-    the network is off. A certificate is written when every case passes.
+    Loss and gradient norm of every step must agree with the baseline's within bands that the run itself measures.
+    Inside an image the network is off. A certificate is written when every case passes.
     """
     context = click.get_current_context()
     arguments = Arguments(**values)
@@ -121,10 +109,7 @@ def command(session: Session, **values: Any) -> None:
         _print(session, judge_folder(request, arguments.judge, session.context, options.signer, explicit))
     else:
         with _resume_help(context):
-            if arguments.calibrate is not None:
-                _print_calibration(session, propose_tolerances(request, session.context, options))
-            else:
-                _print(session, certify(request, session.context, options))
+            _print(session, certify(request, session.context, options))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +132,6 @@ class Arguments:
     resume: bool
     plan_out: Path | None
     judge: Path | None
-    calibrate: int | None
     key: str | None
     key_password: str | None
     out_dir: Path
@@ -191,7 +175,7 @@ def _request(session: Session, selection: Selection, arguments: Arguments) -> Ce
         place=arguments.place,
         image=_image(selection, arguments),
         lock_name=arguments.name,
-        repeats=arguments.calibrate or arguments.repeat,
+        repeats=arguments.repeat,
         run_known_wrong=arguments.run_known_wrong,
     )
 
@@ -284,20 +268,6 @@ def _print(session: Session, result: Certification) -> None:
 def _reused(reused: int, cases: int) -> str:
     which = "all of them" if reused == cases else f"{reused} of them"
     return f"{which} passed in an earlier run and were not run again"
-
-
-def _print_calibration(session: Session, result: Calibration) -> None:
-    session.done(
-        {
-            "proposal": str(result.proposal.resolve()),
-            "spreads": {case: dict(numbers) for case, numbers in result.spreads.items()},
-            "bands": {place: dict(numbers) for place, numbers in result.bands.items()},
-            "refused": list(result.refused),
-        },
-        f"proposed from {len(result.spreads)} cases; no matrix was changed",
-        *[f"not proposed: {text}" for text in result.refused],
-        shown(result.proposal),
-    )
 
 
 def _print_plan(session: Session, job: CertifyJob, folder: Path) -> None:

@@ -180,6 +180,8 @@ class Case:
         continue_in: the layout that is built anew, of as many ranks; None for the same.
         compare_weights: the final weights are compared with the baseline's final weights.
         compare_reference: the case, of one rank, is compared with the reference (`envbuild_smoke.reference`).
+        perturbed_runs: how often the case, of one rank, trains again with its weights moved, to measure what rounding
+            may do to its numbers.
         estimated_seconds: how long it is likely to take, for scheduling; None when unknown.
     """
 
@@ -198,6 +200,7 @@ class Case:
     estimated_seconds: Positive | None
     time_limit_seconds: Positive
     continue_in: Layout | None = None
+    perturbed_runs: Annotated[int, at_least(0)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ _RENAMED = (
     (r"\.self_attention\.linear_qkv\.layer_norm_(weight|bias)$", r".input_layernorm.\1"),
     (r"\.mlp\.linear_fc1\.layer_norm_(weight|bias)$", r".pre_mlp_layernorm.\1"),
     (r"\.mixer\.in_proj\.layer_norm_(weight|bias)$", r".norm.\1"),
+    # megatron-core 0.19 holds the convolution's parameters without a module.
+    (r"\.mixer\.conv1d_(weight|bias)$", r".mixer.conv1d.\1"),
     (r"\.experts\.(linear_fc[12])\.weight(\d+)$", r".experts.local_experts.\2.\1.weight"),
     (r"^decoder\.final_norm(\.|$)", r"decoder.final_layernorm\1"),
 )

@@ -28,8 +28,8 @@ class CaseRun:
         self._reports = metrics_path(task.out, task.case.id)
         self._emit = emit
         self._steps: list[dict[str, Any]] = []
-        self._observed: dict[str, Any] | None = None
-        self._reference: dict[str, Any] | None = None
+        # What the driver reports once, by its key in a result.
+        self._reported: dict[str, Any] = dict.fromkeys(("observed", "reference", "gradients", "perturbed"))
         self._read = 0
 
     def update(self, now: float) -> bool:
@@ -53,7 +53,7 @@ class CaseRun:
             startup = first["monotonic_seconds"] - first["seconds"] - self.task_run.began
         shown = ("step", "loss", "grad_norm", "seconds")
         # The mapped libraries of all ranks: what one of them opened late is not in the report of the driver.
-        observed = {**(self._observed or {}), "libraries": self.task_run.libraries}
+        observed = {**(self._reported["observed"] or {}), "libraries": self.task_run.libraries}
         if foreign := listed.findings(self.task_run.imported):
             observed["unlisted"] = foreign
         return CaseResult(
@@ -66,8 +66,7 @@ class CaseRun:
             started_seconds=started_seconds,
             devices=device_ids,
             fresh_processes=self.task_run.fresh,
-            observed=observed if self._observed or status == "completed" else None,
-            reference=self._reference,
+            **{**self._reported, "observed": observed if self._reported["observed"] or status == "completed" else None},
             failure=cause,
             logs=tuple(task.log_name(rank) for rank, log in enumerate(task.logs) if log.exists()),
         )
@@ -82,10 +81,8 @@ class CaseRun:
             if "weights_saved" in content:
                 self.weights_saved = True
                 self._emit({"event": "weights-saved", "case": self._case.id, "repeat": self._repeat})
-            elif "observed" in content:
-                self._observed = content["observed"]
-            elif "reference" in content:
-                self._reference = content["reference"]
+            elif name := next((name for name in self._reported if name in content), None):
+                self._reported[name] = content[name]
             else:
                 self._steps.append(content)
                 shown = {name: content[name] for name in ("step", "loss", "grad_norm")}

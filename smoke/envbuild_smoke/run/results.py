@@ -41,7 +41,9 @@ class CaseResult:
 
     `startup_seconds` passed until its first step began, None if none did. `fresh_processes` counts the rank
     processes that did not live before. `observed` is what the driver read from what it had built, `weights`
-    how the final weights differ from the baseline's, `reference` how a baseline compares with the reference.
+    how the final weights differ from the baseline's, `reference` how a baseline compares with the reference,
+    `gradients` a norm and projections of each gradient of the first step, `perturbed` a baseline's trainings
+    with moved weights.
     `restarted` is why it was started a second time, through no fault of its ranks; all else is about the second time
     then.
     """
@@ -58,6 +60,8 @@ class CaseResult:
     weights: dict[str, Any] | None = None
     observed: dict[str, Any] | None = None
     reference: dict[str, Any] | None = None
+    gradients: list[dict[str, Any]] | None = None
+    perturbed: list[dict[str, Any]] | None = None
     failure: Failure | None = None
     logs: tuple[str, ...] = ()
     restarted: str | None = None

@@ -12,7 +12,7 @@ from helpers.certify_world import World, place_image
 from helpers.locks import inputs_of, make_lock
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
-from envbuild.certify import calibrate, certify
+from envbuild.certify import certify
 from envbuild.cli.main import run
 from envbuild.lock.lockfile import read_lock
 
@@ -24,8 +24,7 @@ def make_world(project: Path, patch: pytest.MonkeyPatch) -> World:
     make_lock(project / "lockfiles" / "mcore" / "debian12", inputs=inputs_of(selection))
     lock = read_lock(project / "lockfiles" / "mcore" / "debian12")
     made = World(project, selection, lock, place_image(project / "out", lock))
-    for module in (certify, calibrate):
-        patch.setattr(module, "open_executor", made.open_executor)
+    patch.setattr(certify, "open_executor", made.open_executor)
     return made
 
 

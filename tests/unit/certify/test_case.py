@@ -9,7 +9,7 @@ from helpers.rows import CAPABILITIES
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import CaseRow, Matrix
 from envbuild.catalog.model_spec import LayerSpec
-from envbuild.certify.cases.case import Capabilities, Case, Layout, same_arithmetic, tolerance_of
+from envbuild.certify.cases.case import Capabilities, Case, Layout, same_arithmetic
 from envbuild.certify.cases.expansion import expand, expansion
 from envbuild.core.errors import ConfigurationError
 
@@ -155,14 +155,3 @@ def test_missing_device_and_packages_are_named():
         "cases[0] (gpt-fp32-baseline): layer_spec transformer-engine needs device cuda; it needs the package "
         "transformer-engine, which the environment does not have"
     )
-
-
-def test_tolerance_of_a_case_is_that_of_its_axes():
-    narrow = SIX.tolerance["fp32"].model_validate(  # type: ignore[index]
-        {"loss_relative": 1e-3, "grad_norm_relative": 1e-3, "weights_relative": 1e-3, "data": {"loss_relative": 1e-9}}
-    )
-    made = matrix({"data": 2}, {"tensor": 2}, tolerance={"fp32": narrow})
-    cases = {item.id: item for item in expand(made, "m", CPU)}
-    assert tolerance_of(made, cases["gpt-fp32-dp2"]).loss_relative == 1e-9
-    assert tolerance_of(made, cases["gpt-fp32-tp2"]).loss_relative == 1e-3
-    assert tolerance_of(made, cases["gpt-fp32-baseline"]).loss_relative == 1e-3

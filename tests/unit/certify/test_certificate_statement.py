@@ -124,13 +124,18 @@ def test_summary_names_signature_reuse_and_differences():
         f"{NAME}.sqsh  {SHA['sqsh']}", "up to 349.0 GB/s", "nonce abab",
     ):  # fmt: skip
         assert words in text
-    table = text.splitlines()[-5:-2]
-    assert table[0].split() == ["case", "repeat", "loss", "grad", "norm", "weights", "from"]
+    table = text.splitlines()[-7:-4]
+    assert table[0].split() == ["case", "repeat", "loss", "grad", "norm", "weights", "gradients", "from"]
     assert table[2].split() == [
         *("gpt-fp32-tp2", "1", "2.5e-07", "of", "1e-05", "1.9e-06", "of", "0.0001", "-"),
+        *("3.0e-07", "of", "1e-06"),
         *("reused", "from", "2026-02-01T00:00:00Z"),
     ]
     assert text.splitlines()[-1] == (
+        "gpt-fp32-baseline with its weights moved: 4 times, loss 3.0e-08, grad norm 2.0e-07, weights 1.0e-06; "
+        "a gradient off by 1.0e-06 is caught"
+    )
+    assert text.splitlines()[-3] == (
         "gpt-fp32-baseline and the reference: loss 3.0e-08 of 1e-06, grad norm 3.0e-07 of 0.0001, "
         "activations 2.5e-07 of 1e-05, gradients 6.0e-07 of 1e-05, weights 1.6e-06 of 2e-05"
     )
@@ -142,14 +147,18 @@ def test_unfinished_run_gives_no_certificate():
         Certificate.model_validate(statement(measured=measured(finished_at=None)))
 
 
-def test_certificate_without_a_reference_is_still_one():
-    """Judges before 7 compared with none; their certificates count, and show it."""
+def test_certificate_of_an_older_judge_is_still_one():
+    """Judges before 7 compared with no reference, those before 8 measured no bands; their certificates show it."""
     older = statement()
     for case in older["predicate"]["cases"]:
-        del case["reference"]
+        del case["reference"], case["spread"]
     older["predicate"]["seal"] = seal_of(older)
     found = Certificate.model_validate(older)
-    assert lines(found, None)[-1] == "gpt-fp32-baseline and the reference: not compared"
+    assert lines(found, None)[-3:] == [
+        "gpt-fp32-baseline and the reference: not compared",
+        "",
+        "gpt-fp32-baseline with its weights moved: not measured",
+    ]
 
 
 def test_certificate_of_an_older_envbuild_is_refused(tmp_path):

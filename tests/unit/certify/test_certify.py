@@ -225,7 +225,7 @@ def test_one_line_a_case():
         (Problem(check="steps", text="x"),),
         reporter,
     )
-    within = "loss within 1.0e-08, grad norm within 2.0e-07, weights within 3.0e-06"
+    within = "loss within 1.0e-08, grad norm within 2.0e-07, gradients within 0.0e+00, weights within 3.0e-06"
     assert reporter.notes == [
         "  baseline  gpt-fp32-baseline: loss 6.00000; reference: not compared",
         f"  agrees    gpt-fp32-dp2 (1 of 2 repeats): {within}",

@@ -6,7 +6,7 @@ import pytest
 from helpers.fake_runner import observed_of
 from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, with_case
 
-from envbuild.certify.cases.case import tolerance_of
+from envbuild.catalog.matrix import Precision
 from envbuild.certify.judge.config_checks import observed_problems
 from envbuild.certify.judge.judge import judge
 from envbuild.certify.judge.numbers import relative_difference
@@ -14,7 +14,7 @@ from envbuild.certify.models import Numbers
 
 # One micro batch a rank with data = 2.
 LARGE = MATRIX.training.model_copy(update={"micro_batch_size": 8})
-BAND = tolerance_of(MATRIX, next(case for case in CASES if case.id == TP2))
+BAND = MATRIX.tolerance[Precision.FP32]
 DP2 = "gpt-fp32-dp2"
 STEPS = MATRIX.training.steps
 
@@ -63,8 +63,10 @@ def test_agreement_passes(judged):
     found = judged(plan, lines_of(plan))
     assert all(verdict.passed and not verdict.problems for verdict in found.values())
     tp2, baseline = found[TP2], found[BASELINE]
-    assert tp2.largest_relative_difference == Numbers(loss=0, grad_norm=0, weights=0)
-    band = Numbers(loss=BAND.loss_relative, grad_norm=BAND.grad_norm_relative, weights=BAND.weights_relative)
+    assert tp2.largest_relative_difference == Numbers(loss=0, grad_norm=0, weights=0, gradients=0)
+    limits = {"loss": BAND.loss_relative, "grad_norm": BAND.grad_norm_relative, "weights": BAND.weights_relative}
+    band = Numbers(**limits, gradients=tp2.tolerance.gradients)
+    assert band.gradients == pytest.approx(5e-6)
     assert (tp2.tolerance, tp2.devices, tp2.seconds) == (band, (0, 1), 1.5)
     assert found[DP2].largest_relative_difference.weights is None
     assert tp2.observed["layer_spec"] == "local"

@@ -363,9 +363,9 @@ def test_print_cases_lists_what_is_left_out_and_why(project, capsys):
     left = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
     assert [line.partition(": ")[0] for line in left] == [
         "left out, it is for device cpu",
+        "left out, it needs the package mamba-ssm, which the environment does not have",
         "left out, it needs the package flash-attn, which the environment does not have",
         "left out, precision = fp8 needs GPUs of SM 89 or newer; the target has SM 80",
-        "left out, it needs the package mamba-ssm, which the environment does not have",
     ]
 
 

@@ -11,7 +11,6 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import (
     AttentionBackend,
-    Band,
     CaseSpec,
     Dispatcher,
     Fp8Recipe,
@@ -177,11 +176,6 @@ def same_arithmetic(case: Case) -> bool:
     # seventh digit differs (NeMo 2.7.3).
     plain = case.layout == Layout(data=2) and not case.words
     return plain and case.micro_batches == 1 and case.precision is not Precision.FP8
-
-
-def tolerance_of(matrix: Matrix, case: Case) -> Band:
-    """How far a case may be from its baseline: the widest band of the axes in which it differs from it."""
-    return matrix.tolerance[case.precision].of(case.axes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envbuild.catalog.matrix import Matrix
-from envbuild.certify.cases.case import Case, same_arithmetic, tolerance_of
+from envbuild.certify.cases.case import Case, same_arithmetic
+from envbuild.certify.judge.bands import Bands, caught_gradient_error, compare_gradients, spread_of
 from envbuild.certify.judge.config_checks import bandwidth_problems, environment_problems, observed_problems
 from envbuild.certify.judge.numbers import off_by, relative_difference
 from envbuild.certify.judge.reference import compare_reference
@@ -78,7 +79,6 @@ class _Judge:
             "devices": result.devices,
             "steps": result.steps,
             "observed": result.observed,
-            "tolerance": tolerance_numbers(case, self._matrix),
         }
         verdict = verdict.model_copy(update=measured)
         if problems := self._incomplete(case, result):
@@ -87,17 +87,38 @@ class _Judge:
             planned = self._planned[case.id]
             reference, problems = compare_reference(planned, self._models[planned["model"]], result)
             problems += [*self._configuration(case, result, None), *self._repeated(case, result)]
-            verdict = verdict.model_copy(update={"reference": reference})
+            spread = spread_of(result)
+            if spread is not None:
+                spread = spread.model_copy(update={"caught": caught_gradient_error(result)})
+            else:
+                text = "it was to be trained again with its weights moved, and the runner did not report that whole"
+                problems.append(Problem(check="baseline", text=text))
+            verdict = verdict.model_copy(update={"reference": reference, "spread": spread})
             return _judged(verdict, [*problems, *_untrained(result.steps)])
         baseline = self._results.of(case.baseline_id, repeat)
         if baseline is None or self._incomplete(case, baseline):
             text = f"its baseline {case.baseline_id} did not complete, so there is nothing to compare with"
             return _judged(verdict, [Problem(check="baseline", text=text)])
-        comparison = _Comparison(case, verdict.tolerance, result.steps, baseline.steps)
+        spread = spread_of(baseline)
+        if spread is None:
+            text = f"of its baseline {case.baseline_id} it was not measured what moved weights do to it: no bands"
+            return _judged(verdict, [Problem(check="baseline", text=text)])
+        bands = Bands(spread, self._matrix.tolerance[case.precision])
+        comparison = _Comparison(case, bands, result.steps, baseline.steps)
         comparison.compare_weights(result.weights)
+        worst, gradients = compare_gradients(result, baseline)
         # What was computed comes first: it is what people look for.
-        problems = [*comparison.problems, *self._configuration(case, result, baseline), *self._repeated(case, result)]
-        return _judged(verdict.model_copy(update={"largest_relative_difference": comparison.largest()}), problems)
+        problems = [
+            *comparison.problems,
+            *gradients,
+            *self._configuration(case, result, baseline),
+            *self._repeated(case, result),
+        ]
+        compared = {"largest_relative_difference": comparison.largest(), "tolerance": bands.widest()}
+        if worst is not None:
+            found = worst.found if math.isfinite(worst.found) else None
+            compared = _with_gradients(compared, found, worst.allowed)
+        return _judged(verdict.model_copy(update=compared), problems)
 
     def _configuration(self, case: Case, result: CaseResult, baseline: CaseResult | None) -> list[Problem]:
         planned = self._planned[case.id]
@@ -134,12 +155,9 @@ def _untrained(steps: Sequence[Step]) -> list[Problem]:
     return [Problem(check="baseline", text=f"its loss is {steps[0].loss} at every step: nothing was trained")]
 
 
-def tolerance_numbers(case: Case, matrix: Matrix) -> Numbers:
-    """How far a case may be from its baseline; no numbers for a baseline."""
-    if case.is_baseline:
-        return Numbers()
-    band = tolerance_of(matrix, case)
-    return Numbers(loss=band.loss_relative, grad_norm=band.grad_norm_relative, weights=band.weights_relative)
+def _with_gradients(numbers: Mapping[str, Numbers], found: float | None, allowed: float | None) -> dict[str, Numbers]:
+    given = {"largest_relative_difference": found, "tolerance": allowed}
+    return {key: numbers[key].model_copy(update={"gradients": value}) for key, value in given.items()}
 
 
 def incomplete(result: CaseResult, steps: int) -> list[Problem]:
@@ -171,26 +189,30 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def compare_again(case: Case, verdict: CaseVerdict, baseline: CaseVerdict) -> CaseVerdict:
+def compare_again(case: Case, verdict: CaseVerdict, baseline: CaseVerdict, matrix: Matrix) -> CaseVerdict:
     """A verdict of an earlier run, compared with the baseline that it stands with now.
 
-    The final weights are gone: the difference that was measured is used.
+    Final weights and gradients are gone: the differences that were measured are used.
     """
     if verdict.baseline is None:
         return verdict
-    comparison = _Comparison(case, verdict.tolerance, verdict.steps, baseline.steps)
-    comparison.take_weights(verdict.largest_relative_difference.weights)
-    return _judged(
-        verdict.model_copy(update={"largest_relative_difference": comparison.largest()}), comparison.problems
-    )
+    if baseline.spread is None:
+        return _judged(verdict, [Problem(check="baseline", text=f"its baseline {baseline.id} has no bands")])
+    bands = Bands(baseline.spread, matrix.tolerance[case.precision])
+    comparison = _Comparison(case, bands, verdict.steps, baseline.steps)
+    earlier = verdict.largest_relative_difference
+    comparison.take_weights(earlier.weights)
+    compared = {"largest_relative_difference": comparison.largest(), "tolerance": bands.widest()}
+    compared = _with_gradients(compared, earlier.gradients, verdict.tolerance.gradients)
+    return _judged(verdict.model_copy(update=compared), comparison.problems)
 
 
 class _Comparison:
     """A case and its baseline, both complete: how far they are from each other, and where that is too far."""
 
-    def __init__(self, case: Case, allowed: Numbers, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
+    def __init__(self, case: Case, bands: Bands, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
         self.problems: list[Problem] = []
-        self._case, self._allowed = case, allowed
+        self._case, self._bands = case, bands
         self._largest = {"loss": 0.0, "grad_norm": 0.0}
         self._weights: float | None = None
         self._compare_steps(steps, baseline)
@@ -205,10 +227,10 @@ class _Comparison:
         return Numbers(**{name: value for name, value in numbers.items() if math.isfinite(value)})
 
     def _compare_steps(self, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
-        allowed = self._allowed
-        for mine, reference in zip(steps, baseline, strict=True):
+        for index, (mine, reference) in enumerate(zip(steps, baseline, strict=True)):
             for name, check in _PARITY.items():
-                expected, found, limit = (_number(getattr(item, name)) for item in (reference, mine, allowed))
+                expected, found = (_number(getattr(item, name)) for item in (reference, mine))
+                limit = self._bands.at(name, index)
                 difference = relative_difference(expected, found)
                 self._largest[name] = max(self._largest[name], difference)
                 if not difference <= limit:  # also where it is NaN
@@ -249,9 +271,9 @@ class _Comparison:
             self._check_weights("the worst", math.inf if difference is None else difference)
 
     def _check_weights(self, worst: str, difference: float) -> None:
-        allowed = _number(self._allowed.weights)
+        allowed = self._bands.weights
         if not difference <= allowed:  # also where it is NaN
-            text = f"final weights: {worst} is off by {difference:.2e} relative, allowed {allowed:g}"
+            text = f"final weights: {worst} is off by {difference:.2e} relative, allowed {allowed:.2g}"
             self.problems.append(Problem(check="parity-weights", text=text))
         if difference and same_arithmetic(self._case):
             text = f"the final weights differ from the baseline's by {difference:.2e}, and must not"

@@ -15,4 +15,4 @@ def relative_difference(expected: float, found: float) -> float:
 def off_by(expected: float, found: float, allowed: float) -> str:
     """What a problem states of a number that is too far off."""
     difference = relative_difference(expected, found)
-    return f"expected {expected:.8g}, found {found:.8g}: off by {difference:.2e} relative, allowed {allowed:g}"
+    return f"expected {expected:.8g}, found {found:.8g}: off by {difference:.2e} relative, allowed {allowed:.2g}"

@@ -68,6 +68,33 @@ class Reference(TomlModel):
     seconds: float
 
 
+class Gradient(TomlModel):
+    """The gradient of a tensor in few numbers; its projections are on vectors of random signs."""
+
+    name: str
+    norm: float
+    projections: tuple[float, ...]
+
+
+class PerturbedStep(TomlModel):
+    """What one step measured."""
+
+    step: int
+    loss: float
+    grad_norm: float
+
+
+class Perturbed(TomlModel):
+    """A baseline's training with each weight moved by one unit in the last place.
+
+    ``weights`` is the largest relative difference of a tensor of the final weights; None where it is not finite.
+    """
+
+    steps: tuple[PerturbedStep, ...]
+    gradients: tuple[Gradient, ...]
+    weights: float | None
+
+
 class CaseResult(TomlModel):
     """What the runner reports of one repeat of a case."""
 
@@ -81,6 +108,8 @@ class CaseResult(TomlModel):
     weights: Weights | None = None
     observed: Mapping[str, Any] | None = None
     reference: Reference | None = None
+    gradients: tuple[Gradient, ...] | None = None
+    perturbed: tuple[Perturbed, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

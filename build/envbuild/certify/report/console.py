@@ -55,7 +55,9 @@ def _show_passed(passed: Sequence[CaseVerdict], repeats: int, reporter: Reporter
         grad_norm = max(found.grad_norm or 0.0 for found in differences)
         weights = [found.weights for found in differences if found.weights is not None]
         also = f", weights within {max(weights):.1e}" if weights else ""
-        reporter.note(f"  agrees    {name}: loss within {loss:.1e}, grad norm within {grad_norm:.1e}{also}")
+        gradients = max(found.gradients or 0.0 for found in differences)
+        numbers = f"loss within {loss:.1e}, grad norm within {grad_norm:.1e}, gradients within {gradients:.1e}"
+        reporter.note(f"  agrees    {name}: {numbers}{also}")
 
 
 def failure(

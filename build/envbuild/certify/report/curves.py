@@ -105,7 +105,7 @@ def _differences(group: Sequence[Against], key: str, name: str) -> Chart | None:
     band = [ShadedBand(others, _edges(curve.points for curve in rest))] if rest else []
     texts = [f"{curve.shown.label}: {_at_most(curve.worst)}{_gap(curve.points)}" for curve in named]
     limits = sorted({limit for item in group if (limit := getattr(item.case.tolerance, key))})
-    allowed = f"{'widest ' if len(limits) > 1 else ''}band {limits[-1]:g}" if limits else ""
+    allowed = f"{'widest ' if len(limits) > 1 else ''}band {limits[-1]:.2g}" if limits else ""
     count = "1 case" if len(curves) == 1 else f"{len(curves)} cases"
     return draw(
         f"{name}: relative difference from the baseline",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from envbuild.catalog.fields import TomlModel
 from envbuild.certify.certificate.statement import Certificate, Measured, Predicate
-from envbuild.certify.models import CaseVerdict, NotVouched, Numbers, ReferenceNumbers, ReferenceVerdict
+from envbuild.certify.models import CaseVerdict, NotVouched, Numbers, ReferenceNumbers, ReferenceVerdict, Spread
 from envbuild.core.text import printable
 
-COLUMNS = ("case", "repeat", "loss", "grad norm", "weights", "from")
+COLUMNS = ("case", "repeat", "loss", "grad norm", "weights", "gradients", "from")
 
 
 def lines(statement: Certificate, keyid: str | None) -> list[str]:
@@ -38,6 +39,7 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
     baselines = [case for case in predicate.cases if case.baseline is None]
     text += [f"not vouched for: {describe_not_vouched(item)}" for item in predicate.not_vouched]
     text += ["", *(f"{case.id} and the reference: {describe_reference(case.reference)}" for case in baselines)]
+    text += ["", *(f"{case.id} with its weights moved: {describe_spread(case.spread)}" for case in baselines)]
     return [printable(line) for line in text]
 
 
@@ -79,10 +81,20 @@ def _table(cases: Iterable[CaseVerdict]) -> list[str]:
 
 def _row(case: CaseVerdict) -> tuple[str, ...]:
     if case.baseline is None:
-        numbers = ["baseline", "", ""]
+        numbers = ["baseline", *[""] * (len(Numbers.model_fields) - 1)]
     else:
         numbers = [difference(case.largest_relative_difference, case.tolerance, name) for name in Numbers.model_fields]
     return (case.id, str(case.repeat), *numbers, f"reused from {case.reused.from_}" if case.reused else "this run")
+
+
+def describe_spread(spread: Spread | None) -> str:
+    """What moved weights did to a baseline: ``4 times, loss 3e-08, ...``, and which error in a gradient is caught."""
+    if spread is None:
+        return "not measured"
+    weights = math.inf if spread.weights is None else spread.weights
+    numbers = f"loss {spread.loss[-1]:.1e}, grad norm {spread.grad_norm[-1]:.1e}, weights {weights:.1e}"
+    caught = f"; a gradient off by {spread.caught:.1e} is caught" if spread.caught else ""
+    return f"{spread.runs} times, {numbers}{caught}"
 
 
 def describe_reference(reference: ReferenceVerdict | None) -> str:
@@ -107,4 +119,4 @@ def difference(found: TomlModel, allowed: TomlModel, name: str) -> str:
     value, limit = getattr(found, name), getattr(allowed, name)
     if value is None:
         return "-"
-    return f"{value:.1e}" + (f" of {limit:g}" if limit is not None else "")
+    return f"{value:.1e}" + (f" of {limit:.2g}" if limit is not None else "")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
 from envbuild.certify.models import CaseVerdict, Numbers, Problem
-from envbuild.certify.report.describe import describe_reference, difference
+from envbuild.certify.report.describe import describe_reference, describe_spread, difference
 from envbuild.certify.report.model import Report
 
 RUN = "the run as a whole"
@@ -84,6 +84,7 @@ def _case(suite: ET.Element, case: CaseVerdict, report: Report) -> None:
     lines += [f"largest relative difference, {name}: {text}" for name, text in off.items() if text != "-"]
     if case.baseline is None:
         lines.append(f"reference: {describe_reference(case.reference)}")
+        lines.append(f"weights moved: {describe_spread(case.spread)}")
     if case.reused:
         lines.append(f"reused from {case.reused.from_}, run {case.reused.run}")
     lines += [f"log: {path}" for path in report.logs.get(case.id, ())]

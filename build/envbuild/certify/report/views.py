@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from envbuild.certify.models import CaseVerdict
 from envbuild.certify.report.charts import Chart
 from envbuild.certify.report.curves import CURVES, Against, overview, own_charts, relative
-from envbuild.certify.report.describe import describe_reference
+from envbuild.certify.report.describe import describe_reference, describe_spread
 from envbuild.certify.report.model import Report
 
-NUMBERS = (*CURVES, ("weights", "weights"))
+NUMBERS = (*CURVES, ("weights", "weights"), ("gradients", "gradients"))
 # A case's ID is made from its fields; the precision is the word that no model is called by.
 _ID = re.compile(r"(?P<model>.+?)-(?P<precision>fp32|bf16|fp8)-(?P<layout>.+)")
 
@@ -47,6 +47,11 @@ class CaseView:
     @property
     def verdict(self) -> CaseVerdict:
         return self.shown.case
+
+    @property
+    def spread(self) -> str:
+        """What moved weights did to a baseline; empty for other cases."""
+        return describe_spread(self.verdict.spread) if self.verdict.baseline is None else ""
 
     @property
     def reference(self) -> str:
@@ -162,7 +167,7 @@ def _compared(case: CaseVerdict) -> Iterable[tuple[str, Compared]]:
             Compared(
                 name=name,
                 found="identical" if found == 0 else f"{found:.1e}",
-                band="" if allowed is None else f"{allowed:g}",
+                band="" if allowed is None else f"{allowed:.2g}",
                 over=allowed is not None and found > allowed,
             ),
         )

@@ -18,8 +18,10 @@ from envbuild.launch.executors import Where
 
 PLAN_SCHEMA = "envbuild.plan/3"
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 7
+JUDGE_VERSION = 8
 # How long a case takes or may take; they do not change what it computes.
+# How often a baseline trains again with its weights moved, which its bands are measured from.
+PERTURBED_RUNS = 4
 TIMES = ("estimated_seconds", "time_limit_seconds")
 
 
@@ -148,6 +150,7 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
         "continue_in": dict(vars(case.continue_in)) if case.continue_in else None,
         "compare_weights": case.compare_weights,
         "compare_reference": case.is_baseline,
+        "perturbed_runs": PERTURBED_RUNS if case.is_baseline else 0,
         "estimated_seconds": None,
         "time_limit_seconds": matrix.time_limit_seconds,
     }

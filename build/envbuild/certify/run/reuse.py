@@ -14,10 +14,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from envbuild.certify.cases.case import Case, tolerance_of
+from envbuild.catalog.matrix import Matrix
+from envbuild.certify.cases.case import Case
 from envbuild.certify.cases.selection import with_baselines
 from envbuild.certify.certificate.statement import Measured, is_after
-from envbuild.certify.judge.judge import compare_again, tolerance_numbers
+from envbuild.certify.judge.judge import compare_again
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import CaseVerdict, Reused
 from envbuild.certify.run.job import CertifyJob
@@ -97,7 +98,7 @@ def find(job: CertifyJob, machine: MachineKey, store: LocalStore) -> dict[str, K
     found = {
         case.id: found[case.id]
         for case in job.cases
-        if case.id in found and _agrees(case, found[case.id].verdict, found)
+        if case.id in found and _agrees(case, found[case.id].verdict, found, job.matrix)
     }
     # A case starts from its baseline's weights, which the earlier run has removed: its baseline trains again with it.
     missing = [case.id for case in job.cases if case.id not in found]
@@ -106,10 +107,10 @@ def find(job: CertifyJob, machine: MachineKey, store: LocalStore) -> dict[str, K
     return found
 
 
-def _agrees(case: Case, verdict: CaseVerdict, found: Mapping[str, KeptVerdict]) -> bool:
+def _agrees(case: Case, verdict: CaseVerdict, found: Mapping[str, KeptVerdict], matrix: Matrix) -> bool:
     """Whether a verdict follows from its numbers and its baseline's; True where the baseline will be run."""
     baseline = None if case.is_baseline else found.get(case.baseline_id)
-    return baseline is None or compare_again(case, verdict, baseline.verdict) == verdict
+    return baseline is None or compare_again(case, verdict, baseline.verdict, matrix) == verdict
 
 
 def keep(
@@ -151,7 +152,7 @@ def key_of(job: CertifyJob, case: Case, machine: MachineKey) -> str:
             "case": computed(job.planned(case.id)),
             "baseline": baseline,
             "model": models[case.model],
-            "tolerance": tolerance_of(job.matrix, case).model_dump(mode="json"),
+            "tolerance": job.matrix.tolerance[case.precision].model_dump(mode="json"),
             "smoke": job.smoke_digest,
             "judge": JUDGE_VERSION,
             "runtime": machine.runtime,
@@ -176,9 +177,8 @@ def _read(job: CertifyJob, case: Case, machine: MachineKey, store: LocalStore) -
     # Whoever can write to the store can write an entry's index too: its content is checked as well.
     if not _is_of(case, stored) or not _is_of_job(job, measured):
         return None
-    # The tolerance is that of the matrix as it is now.
     reused = Reused.model_validate({"from": measured.finished_at, "run": plan_digest})
-    verdict = stored.model_copy(update={"reused": reused, "tolerance": tolerance_numbers(case, job.matrix)})
+    verdict = stored.model_copy(update={"reused": reused})
     evidence = Evidence(runtime=machine.runtime, measured=measured, plan_digest=plan_digest, nonce=nonce)
     return KeptVerdict(verdict=verdict, evidence=evidence)
 

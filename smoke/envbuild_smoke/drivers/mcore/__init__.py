@@ -9,6 +9,7 @@ import gc
 import math
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,10 +25,17 @@ with warnings.catch_warnings():
     from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
     from envbuild_smoke.drivers.mcore.compare_weights import compare_weights
     from envbuild_smoke.drivers.mcore.data import SamplesRead, forward_step, global_loss, own_batches
+    from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
     from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
     from envbuild_smoke.drivers.mcore.observed_config import observe
     from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, constant_schedule
-    from envbuild_smoke.drivers.mcore.processes import forget_parallelism, joined, set_up_parallelism
+    from envbuild_smoke.drivers.mcore.perturbation import largest_difference, mantissa_bits, move_weights
+    from envbuild_smoke.drivers.mcore.processes import (
+        forget_parallelism,
+        forget_transformer_engine,
+        joined,
+        set_up_parallelism,
+    )
     from envbuild_smoke.drivers.mcore.reference_run import ReferenceRun
 
 from envbuild_smoke.drivers.samples import global_batch
@@ -48,12 +56,36 @@ def train(context: RankContext) -> None:
         run = _Run(context, device)
         run.start()
         for step in range(1, case.training.steps + 1):
-            run.step(step)
+            measured = run.step(step)
+            if _is_reporting_rank():
+                context.report_step(**measured)
             if step == case.resume_at:
                 run.resume()
+        weights = run.weights() if case.perturbed_runs else {}
         run.finish()
         # The model refers to its process groups, which `joined` destroys next.
         del run
+        if case.perturbed_runs:
+            runs = [_perturbed(context, device, seed, weights) for seed in range(case.perturbed_runs)]
+            context.report_perturbed(runs)
+
+
+def _perturbed(
+    context: RankContext, device: torch.device, seed: int, unmoved: Mapping[str, torch.Tensor]
+) -> dict[str, Any]:
+    """Train a baseline of one rank once more with its weights moved, and return what that measured.
+
+    `unmoved` are the weights that it ended with as it was.
+    """
+    # Scales of fp8 start anew.
+    forget_transformer_engine()
+    run = _Run(context, device)
+    run.start_moved(seed)
+    steps = [run.step(step) for step in range(1, context.case.training.steps + 1)]
+    weights = largest_difference(unmoved, run.weights())
+    shown = [{name: step[name] for name in ("step", "loss", "grad_norm")} for step in steps]
+    run.forget()
+    return {"steps": shown, "gradients": run.gradients, "weights": weights if math.isfinite(weights) else None}
 
 
 class _Run:
@@ -65,6 +97,8 @@ class _Run:
         self._device = device
         self._samples = SamplesRead()
         self._reference: ReferenceRun | None = None
+        # Of the first step, by `summarize_gradients`.
+        self.gradients: list[dict[str, Any]] = []
         self._build()
 
     def _build(self) -> None:
@@ -93,6 +127,18 @@ class _Run:
             self._reference = ReferenceRun(self._case, self._context.model, self._chunks[0])
         self._build_optimizer()
 
+    def start_moved(self, seed: int) -> None:
+        """Load the weights that a baseline began with, and move each by one unit in the last place."""
+        checkpoints.load_weights(self._chunks, self._context.checkpoint)
+        for chunk in self._chunks:
+            move_weights(chunk, mantissa_bits(self._case, self._context.model), seed)
+        self._build_optimizer()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return a copy of this rank's weights."""
+        named = ((name, value) for chunk in self._chunks for name, value in chunk.named_parameters())
+        return {name: value.detach().clone() for name, value in named}
+
     def _gather_on_use(self, wanted: bool, *, gather_now: bool = True) -> None:
         """Where a case overlaps it, have weights gathered when a layer uses them, or stop that and gather them now."""
         if not self._case.settings.overlap_param_gather or wanted is self._gathers_on_use:
@@ -104,16 +150,15 @@ class _Run:
                 chunk.disable_forward_pre_hook(param_sync=gather_now)
         self._gathers_on_use = wanted
 
-    def step(self, step: int) -> None:
-        """Train one step and report it."""
+    def step(self, step: int) -> dict[str, Any]:
+        """Train one step and return what it measured."""
         began = time.monotonic()
         loss, grad_norm = self._forward_backward(step)
         self._gather_on_use(True)
         # Every rank knows the norm: none has to wait for the one that would report it.
         if not math.isfinite(grad_norm):
             raise FloatingPointError(f"step {step}: grad_norm is {grad_norm}")
-        if _is_reporting_rank():
-            self._context.report_step(step, loss=loss, grad_norm=grad_norm, seconds=time.monotonic() - began)
+        return {"step": step, "loss": loss, "grad_norm": grad_norm, "seconds": time.monotonic() - began}
 
     def _forward_backward(self, step: int) -> tuple[float, float]:
         model, training = self._context.model, self._case.training
@@ -146,6 +191,8 @@ class _Run:
         # The optimizer clips them in place.
         if self._reference is not None:
             self._reference.gradients()
+        if step == 1:
+            self.gradients = summarize_gradients(self._wrapped)
         updated, grad_norm, _ = self._optimizer.step()
         if not updated:
             raise FloatingPointError(f"step {step}: the optimizer skipped the update, a gradient is not finite")
@@ -157,7 +204,7 @@ class _Run:
         directory = self._context.resume_checkpoint
         self._gather_on_use(False)
         checkpoints.save_training(self._chunks, self._optimizer, directory)
-        self._forget()
+        self.forget()
         gc.collect()
         if self._case.continue_in is not None:
             self._case = replace(self._case, layout=self._case.continue_in)
@@ -173,13 +220,14 @@ class _Run:
         observed = observe(self._case, self._wrapped, self._optimizer, self._samples)
         if _is_reporting_rank():
             self._context.report_observed(observed)
+            self._context.report_gradients(self.gradients)
         if self._reference is not None:
             self._context.report_reference(self._reference.result(self._samples.steps))
         if self._context.save_final_weights:
             checkpoints.save_weights(self._chunks, self._context.final_checkpoint)
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Let go of the model and the optimizer, down to the last tensor."""
         # Expert layers keep tensors of the last batch. Through those, autograd's graph, and the hooks on gradients,
         # the model refers to itself by ways that Python's garbage collector does not see.

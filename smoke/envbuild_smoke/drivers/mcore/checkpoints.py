@@ -26,12 +26,12 @@ if not getattr(filesystem_async, "HAVE_PSUTIL", True):
 
 def save_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
     """Save the weights of all chunks of all ranks."""
-    _save(_weights_state(chunks), directory)
+    _save(weights_state(chunks), directory)
 
 
 def load_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
     """Load weights that ranks in whatever layout have saved."""
-    _put_weights(chunks, dist_checkpointing.load(_weights_state(chunks), str(directory)))
+    _put_weights(chunks, dist_checkpointing.load(weights_state(chunks), str(directory)))
 
 
 def save_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path) -> None:
@@ -107,7 +107,8 @@ def _metadata() -> dict[str, Any]:
     }
 
 
-def _weights_state(chunks: list[torch.nn.Module]) -> dict[str, Any]:
+def weights_state(chunks: list[torch.nn.Module]) -> dict[str, Any]:
+    """Return the weights of all chunks of this rank, as Megatron's sharded tensors."""
     # All chunks in one state: loaded one by one, each would lack the other's layers and be refused.
     return {f"model{index}": chunk.sharded_state_dict(metadata=_metadata()) for index, chunk in enumerate(chunks)}
 
@@ -118,7 +119,7 @@ def _put_weights(chunks: list[torch.nn.Module], loaded: dict[str, Any]) -> None:
 
 
 def _training_state(chunks: list[torch.nn.Module], optimizer: Any, *, loading: bool) -> dict[str, Any]:
-    weights = _weights_state(chunks)
+    weights = weights_state(chunks)
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     states = (
         torch.get_rng_state(),

@@ -131,7 +131,7 @@ def _clean_up(on_cuda: bool) -> None:
     rerun_state_machine.destroy_rerun_state_machine()
     # An lru_cache on the method: it keeps the module, and tensors of the last case's device and length.
     RotaryEmbedding.forward.cache_clear()
-    _forget_transformer_engine()
+    forget_transformer_engine()
     # Models, gradient buffers and process groups refer to each other in circles.
     gc.collect()
     if on_cuda:
@@ -140,7 +140,7 @@ def _clean_up(on_cuda: bool) -> None:
         torch.cuda.empty_cache()
 
 
-def _forget_transformer_engine() -> None:
+def forget_transformer_engine() -> None:
     """Reset what Transformer Engine keeps: fp8 scales, and the attention backend that it chose."""
     # The first is where it was before.
     for name in ("transformer_engine.pytorch.fp8", "transformer_engine.pytorch.quantization"):

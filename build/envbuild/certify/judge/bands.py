@@ -1,0 +1,163 @@
+"""How far a case may be from its baseline: as far as rounding takes the baseline itself, times one factor.
+
+The runner trains each baseline again with every weight moved by one unit in the last place of the type it is computed
+in. What that does to a number is what rounding may do to it, for this model, step, precision and device: the idea of
+TTrace (arXiv 2506.09280). A matrix only limits how wide a band may become.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from envbuild.catalog.matrix import Band
+from envbuild.certify.judge.numbers import relative_difference
+from envbuild.certify.judge.results import CaseResult, Gradient
+from envbuild.certify.models import Numbers, Problem, Spread, Step
+
+# Of two gradients of a tensor, the expected one first: how far they are apart.
+Measure = Callable[[Gradient, Gradient], float]
+# One for all models, precisions and devices.
+FACTOR = 5.0
+# Losses, norms and gradients are summed in float32 whatever the precision: sixteen of its units.
+FLOOR = 16 * 2.0**-23
+
+
+def spread_of(baseline: CaseResult) -> Spread | None:
+    """What moved weights did to a baseline; None where it was not measured."""
+    if not baseline.perturbed:
+        return None
+    runs = [run for run in baseline.perturbed if len(run.steps) == len(baseline.steps)]
+    if len(runs) < len(baseline.perturbed):
+        return None
+    return Spread(
+        runs=len(runs),
+        loss=_by_step([run.steps for run in runs], baseline.steps, "loss"),
+        grad_norm=_by_step([run.steps for run in runs], baseline.steps, "grad_norm"),
+        weights=_largest(run.weights for run in runs),
+    )
+
+
+def _by_step(runs: Sequence[Sequence[object]], steps: Sequence[Step], name: str) -> tuple[float, ...]:
+    """The largest relative difference up to each step: one step may move little by chance."""
+    each = (
+        max(_relative(getattr(step, name), getattr(run[index], name)) for run in runs)
+        for index, step in enumerate(steps)
+    )
+    return tuple(itertools.accumulate(each, max))
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    found = [math.inf if value is None else value for value in values]
+    return max(found) if math.isfinite(max(found)) else None
+
+
+def _relative(expected: float | None, found: float | None) -> float:
+    return math.inf if expected is None or found is None else relative_difference(expected, found)
+
+
+@dataclass(frozen=True)
+class Bands:
+    """The bands of the cases of a baseline.
+
+    Attributes:
+        limit: how wide they may be at most.
+    """
+
+    spread: Spread
+    limit: Band
+
+    def at(self, name: str, index: int) -> float:
+        """That of the loss or the grad_norm of the step with this index."""
+        spread: tuple[float, ...] = getattr(self.spread, name)
+        return self._band(spread[index], getattr(self.limit, f"{name}_relative"))
+
+    @property
+    def weights(self) -> float:
+        """That of each tensor of the final weights."""
+        spread = self.spread.weights
+        return self._band(math.inf if spread is None else spread, self.limit.weights_relative)
+
+    def widest(self) -> Numbers:
+        """Those of the last step, and of the weights."""
+        return Numbers(loss=self.at("loss", -1), grad_norm=self.at("grad_norm", -1), weights=self.weights)
+
+    def _band(self, spread: float, limit: float) -> float:
+        return min(max(FACTOR * spread, FLOOR), limit)
+
+
+@dataclass(frozen=True)
+class GradientDifference:
+    """How far the gradient of a tensor is from the baseline's, relative to its norm; ``what`` of it."""
+
+    name: str
+    what: str
+    found: float
+    allowed: float
+
+    @property
+    def of_band(self) -> float:
+        return self.found / self.allowed if math.isfinite(self.found) else math.inf
+
+
+def compare_gradients(result: CaseResult, baseline: CaseResult) -> tuple[GradientDifference | None, list[Problem]]:
+    """The tensor whose gradient of the first step is nearest to its band, and the first that is outside of it."""
+    own = {gradient.name: gradient for gradient in result.gradients or ()}
+    expected = {gradient.name: gradient for gradient in baseline.gradients or ()}
+    if not own or own.keys() != expected.keys():
+        names = sorted(own.keys() ^ expected.keys())
+        shown = ", ".join(names[:5]) or "none"
+        text = f"its gradients of the first step are not those of its baseline's tensors: {shown}"
+        return None, [Problem(check="parity-gradients", text=text)]
+    norms, directions = (_gradient_bands(baseline, measure) for measure in (_norm_difference, _distance))
+    found = [
+        GradientDifference(name, what, measure(expected[name], own[name]), bands[name])
+        for name in expected
+        for what, measure, bands in (("norm", _norm_difference, norms), ("direction", _distance, directions))
+    ]
+    off = [item for item in found if not item.found <= item.allowed]
+    worst = max(found, key=lambda item: item.of_band)
+    if not off:
+        return worst, []
+    text = (
+        f"the gradient of {off[0].name} in the first step has another {off[0].what}: off by {off[0].found:.2e} "
+        f"relative, allowed {off[0].allowed:.2e}; of {len(expected)} tensors {len({item.name for item in off})} are off"
+    )
+    return worst, [Problem(check="parity-gradients", text=text)]
+
+
+def caught_gradient_error(baseline: CaseResult) -> float | None:
+    """The relative error that is caught in the gradient of half of a baseline's tensors: the median of their bands."""
+    bands = _gradient_bands(baseline, _norm_difference) if baseline.gradients and baseline.perturbed else {}
+    return statistics.median(bands.values()) if bands else None
+
+
+def _gradient_bands(baseline: CaseResult, measure: Measure) -> Mapping[str, float]:
+    """By tensor: from its own spread, and at least from that of half of the tensors.
+
+    Of four moves all may leave a norm where it was by chance. Some gradients are zero but for rounding, and theirs is
+    as large as they are: each tensor has a band of its own.
+    """
+    moved = [{gradient.name: gradient for gradient in run.gradients} for run in baseline.perturbed or ()]
+    spreads = {
+        gradient.name: max(
+            (measure(gradient, run[gradient.name]) for run in moved if gradient.name in run), default=0.0
+        )
+        for gradient in baseline.gradients or ()
+    }
+    usual = statistics.median(spreads.values())
+    return {name: max(FACTOR * max(spread, usual), FLOOR) for name, spread in spreads.items()}
+
+
+def _norm_difference(expected: Gradient, found: Gradient) -> float:
+    return relative_difference(expected.norm, found.norm)
+
+
+def _distance(expected: Gradient, found: Gradient) -> float:
+    """About the norm of the difference, relative to the norm: see smoke's drivers/mcore/gradients.py."""
+    pairs = zip(expected.projections, found.projections, strict=True)
+    distance = math.sqrt(statistics.fmean((own - other) ** 2 for own, other in pairs))
+    return 0.0 if distance == 0 else distance / expected.norm if expected.norm else math.inf

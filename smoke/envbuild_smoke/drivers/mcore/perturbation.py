@@ -1,0 +1,45 @@
+"""Moves the weights of a model as rounding would: each by one unit in the last place of the type it is computed in.
+
+What such a move does to a training is what rounding may do to it, for this model, precision and device: the idea of
+TTrace (arXiv 2506.09280), which takes its tolerances from it.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from envbuild_smoke.plan.models import Case, Model
+
+# Stored bits of the mantissa: IEEE 754 binary32, TF32, bfloat16, fp8 e4m3.
+_FP32, _TF32, _BF16, _FP8 = 23, 10, 7, 3
+
+
+def mantissa_bits(case: Case, model: Model) -> int:
+    """Return the bits of the mantissa with which matrices are multiplied."""
+    if case.precision == "fp32":
+        # Transformer Engine multiplies fp32 matrices in TF32, and so do Mamba's kernels, which are Triton's.
+        return _FP32 if model.layer_spec == "local" and model.mamba is None else _TF32
+    return _BF16 if case.precision == "bf16" else _FP8
+
+
+def move_weights(module: torch.nn.Module, bits: int, seed: int) -> None:
+    """Add or subtract, at random by `seed`, one unit in the last of `bits` places; zeros stay."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            up = torch.randint(0, 2, parameter.shape, generator=generator).to(parameter.device).bool()
+            # frexp's mantissa is in [0.5, 1).
+            exponent = torch.frexp(parameter.float())[1] - 1
+            unit = torch.ldexp(torch.ones_like(parameter, dtype=torch.float32), exponent - bits)
+            unit[parameter == 0] = 0
+            parameter.add_(torch.where(up, unit, -unit).to(parameter.dtype))
+
+
+def largest_difference(weights: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -> float:
+    """Return the largest over all tensors of ||other - own|| / ||own||, in float64, as `compare_weights` has it."""
+    largest = 0.0
+    for name, own in weights.items():
+        size = float(torch.linalg.vector_norm(own.double()))
+        distance = float(torch.linalg.vector_norm(others[name].double() - own.double()))
+        largest = max(largest, distance / size if size > 0 else distance)
+    return largest

@@ -1,0 +1,119 @@
+"""Bands are what moved weights do to a baseline, times one factor, between a floor and the matrix's limit."""
+
+import pytest
+from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read
+
+from envbuild.catalog.matrix import Band
+from envbuild.certify.judge.bands import FACTOR, FLOOR, Bands, spread_of
+from envbuild.certify.judge.judge import judge
+from envbuild.certify.models import Spread
+
+LIMIT = Band(loss_relative=1e-3, grad_norm_relative=1e-2, weights_relative=1e-2)
+FC1, FC2 = (f"decoder.layers.0.mlp.linear_fc{number}.weight" for number in (1, 2))
+
+
+@pytest.fixture
+def lines():
+    """Results whose baseline was moved little: by 1e-6 in all that is measured."""
+    found = lines_of(plan_of())
+    baseline = line(found, BASELINE)
+    for run in baseline["perturbed"]:
+        run["weights"] = 1e-6
+        run["steps"] = [
+            {"step": step["step"], **{name: step[name] * (1 + 1e-6) for name in ("loss", "grad_norm")}}
+            for step in baseline["steps"]
+        ]
+    return found
+
+
+@pytest.fixture
+def verdict(tmp_path, lines):
+    """Judges the lines: the verdict on a case."""
+
+    def judged(case=TP2):
+        plan = {**plan_of(), "nonce": lines[0]["nonce"]}
+        lines[0] |= {"plan_digest": lines_of(plan)[0]["plan_digest"]}
+        found = judge(CASES, MATRIX, read(tmp_path / "results.jsonl", plan, lines), plan)
+        return next(item for item in found if item.id == case)
+
+    return judged
+
+
+def checks(verdict):
+    return {problem.check for problem in verdict.problems}
+
+
+@pytest.mark.parametrize(
+    ("spread", "band"), [(0.0, FLOOR), (FLOOR / FACTOR / 2, FLOOR), (1e-5, FACTOR * 1e-5), (1.0, 1e-3)]
+)
+def test_band_of_a_spread(spread, band):
+    bands = Bands(Spread(runs=4, loss=(0.0, spread), grad_norm=(0.0, 0.0), weights=None), LIMIT)
+    assert bands.at("loss", 1) == pytest.approx(band)
+    assert bands.at("loss", 0) == FLOOR
+    assert bands.weights == LIMIT.weights_relative
+
+
+def test_spread_of_a_step_is_the_largest_up_to_it(lines, tmp_path):
+    runs = line(lines, BASELINE)["perturbed"]
+    runs[0] = {**runs[0], "steps": [dict(step) for step in runs[0]["steps"]]}
+    runs[0]["steps"][1]["loss"] *= 1 + 1e-4
+    plan = {**plan_of(), "nonce": lines[0]["nonce"]}
+    lines[0] |= {"plan_digest": lines_of(plan)[0]["plan_digest"]}
+    spread = spread_of(read(tmp_path / "results.jsonl", plan, lines).of(BASELINE))
+    assert spread.loss == pytest.approx((1e-6, *[1e-4] * 4), rel=0.02)
+    assert spread.grad_norm == pytest.approx((1e-6,) * 5, rel=0.02)
+    assert (spread.runs, spread.weights) == (4, 1e-6)
+
+
+@pytest.mark.parametrize(("name", "check"), [("loss", "parity-loss"), ("grad_norm", "parity-grad-norm")])
+@pytest.mark.parametrize(("share", "passed"), [(0.9, True), (1.1, False)])
+def test_step_within_its_band(verdict, lines, name, check, share, passed):
+    line(lines, TP2)["steps"][2][name] *= 1 + share * FACTOR * 1e-6
+    found = verdict()
+    assert (found.passed, checks(found)) == (passed, set() if passed else {check})
+    assert getattr(found.tolerance, name) == pytest.approx(FACTOR * 1e-6, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"norm": 1.001}, f"the gradient of {FC1} in the first step has another norm: off by 1.00e-03"),
+        ({"projections": [1.0, 1.0]}, f"the gradient of {FC1} in the first step has another direction: off by 1.41"),
+        ({"name": "other"}, f"its gradients of the first step are not those of its baseline's tensors: {FC1}, other"),
+    ],
+)
+def test_gradient_of_one_tensor_that_is_off(verdict, lines, change, text):
+    case = line(lines, TP2)
+    case["gradients"] = [{**case["gradients"][0], **change}, case["gradients"][1]]
+    found = verdict()
+    assert [problem.text[: len(text)] for problem in found.problems] == [text]
+    assert checks(found) == {"parity-gradients"}
+
+
+def test_gradient_that_is_zero_but_for_rounding_has_a_band_of_its_own(verdict, lines):
+    """Adding a constant to all keys changes no attention: the gradient of that bias is rounding alone."""
+    name = "decoder.layers.0.self_attention.linear_qkv.bias"
+
+    def rounding(number):
+        return {"name": name, "norm": 1e-9 * number, "projections": [1e-9 * number, 0.0]}
+
+    for case in CASES:
+        line(lines, case.id)["gradients"] = [*line(lines, case.id)["gradients"], rounding(3 if case.id == TP2 else 1)]
+    for run in line(lines, BASELINE)["perturbed"]:
+        run["gradients"] = [*run["gradients"], rounding(2)]
+    assert verdict().passed
+    case = line(lines, TP2)
+    case["gradients"] = [{**case["gradients"][0], "norm": 1.001}, *case["gradients"][1:]]
+    assert checks(verdict()) == {"parity-gradients"}
+
+
+@pytest.mark.parametrize("perturbed", [None, [], "short"])
+def test_baseline_whose_moved_trainings_are_missing(verdict, lines, perturbed):
+    baseline = line(lines, BASELINE)
+    run = baseline["perturbed"][0]
+    baseline["perturbed"] = [{**run, "steps": run["steps"][:-1]}] if perturbed == "short" else perturbed
+    assert checks(verdict(BASELINE)) == checks(verdict()) == {"baseline"}
+
+
+def test_power_of_the_judge_is_in_the_verdict(verdict):
+    assert verdict(BASELINE).spread.caught == pytest.approx(FACTOR * 1e-6, rel=0.02)
