@@ -133,6 +133,10 @@ def test_the_shipped_lock_is_refused_where_the_project_knows_of_another_conflict
     with pytest.raises(ConfigurationError) as caught:
         find_lock(project, selected(project))
     assert f"the conflicts and companions in {project / 'envs'}" in caught.value.why
+    # What trains wrongly decides no version of a lock.
+    with own.open("a") as file:
+        file.write('[shown_by]\nmatrix = "m"\ncase = "c"\n[[cases]]\ntensor = 2\n')
+    assert find_lock(project, selected(project)).path == shipped
 
 
 def test_a_shipped_lock_of_another_name_is_held_to_its_own_stack(project, shipped):
