@@ -109,27 +109,29 @@ class Verifier:
         places = self.places_for(selection)
         # Before any place is made: a result of another place is worth as much.
         for place in places:
-            if found := self.context.store.find(KIND, _key(place, trial)):
-                return _VERIFIED.validate_json((found / RESULT_FILE).read_bytes())
+            for key in (_key(place, trial), _key_of_failure(place, trial)):
+                if found := self.context.store.find(KIND, key):
+                    return _VERIFIED.validate_json((found / RESULT_FILE).read_bytes())
         problems = []
         for place in places:
             name = digest_of(place.key)
             problem = self._refused[name] if name in self._refused else self._problem(place)
             self._refused[name] = problem
             if not problem:
-                return self._tried(place, trial, _key(place, trial))
+                return self._tried(place, trial)
             problems.append(f"{place.where}: {problem}")
         raise _no_place(problems, self.without)
 
-    def _tried(self, place: Place, trial: Trial, key: str) -> Verified:
+    def _tried(self, place: Place, trial: Trial) -> Verified:
         """The result of a place; kept in the store if it would be the same another time."""
-        store = self.context.store
+        store, key = self.context.store, _key(place, trial)
         logs = store.root / "logs" / f"verify-{short(key)}"
         # Logs are appended to, and where a module hangs is read from its log.
         remove_tree(logs)
         verified, lasting = self._try(place, trial, logs)
         if lasting:
             content = _VERIFIED.dump_json(verified)
+            key = _key_of_failure(place, trial) if verified.findings else key
             store.get_or_build(KIND, key, lambda folder: write_atomic(folder / RESULT_FILE, content))
         if not verified.findings:
             remove_tree(logs)
@@ -168,7 +170,7 @@ class Verifier:
 
 
 def _key(place: Place, trial: Trial) -> str:
-    """What a result depends on: lock, place, the GPUs that modules are told of, wheels, stubs, and the code."""
+    """What a result depends on: lock, place, the GPUs that modules are told of, wheels, stubs, and the programs."""
     return digest_of(
         {
             "lock": trial.lock.lock.digest,
@@ -179,9 +181,14 @@ def _key(place: Place, trial: Trial) -> str:
             "leave_out": [*sorted(trial.leave_out)],
             "stubs": dict(trial.stubs),
             "programs": [sha256_file(data_root() / name) for name in (PROBE, extension_stubs.PROGRAM)],
-            "findings": [sha256_file(Path(str(item.__file__))) for item in (failure_packages, installed_packages)],
         }
     )
+
+
+def _key_of_failure(place: Place, trial: Trial) -> str:
+    """The key of a result with findings: what these are about, later code may see otherwise."""
+    code = "".join(sha256_file(Path(str(item.__file__))) for item in (failure_packages, installed_packages))
+    return digest_of({"trial": _key(place, trial), "code": code})
 
 
 def _no_place(problems: Sequence[str], without: str) -> MachineError:

@@ -15,6 +15,7 @@ from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.lockfile import LockDirectory, LockedComponent, read_lock
 from envbuild.store.local import LocalStore
+from envbuild.sync import failure_packages
 from envbuild.sync.imports import MARK, ImportProbe
 from envbuild.sync.places import Filled
 from envbuild.sync.verify import Verifier
@@ -132,7 +133,7 @@ def test_a_place_that_cannot_be_had_is_tried_once(verifier, lock, tmp_path):
     assert (gone.prepared, len(good.trials)) == (1, 2)
 
 
-def test_an_import_that_fails_is_a_finding_with_its_packages_and_is_kept(verifier, lock):
+def test_an_import_that_fails_is_a_finding_with_its_packages_and_is_kept(verifier, lock, tmp_path, monkeypatch):
     place = broken("here")
     (finding,) = verifier(place)(Selected(), lock).findings
     assert finding.code == "import"
@@ -140,6 +141,15 @@ def test_an_import_that_fails_is_a_finding_with_its_packages_and_is_kept(verifie
     assert (finding.packages, finding.missing_module) == (("torch",), "numpy")
     assert verifier(place)(Selected(), lock).findings == (finding,)
     assert len(place.trials) == 1
+    # What a failure is about, other code may see otherwise; what passed, passed.
+    good = imported("good")
+    verifier(good)(Selected(), lock)
+    code = tmp_path / "code.py"
+    code.write_text("other")
+    monkeypatch.setattr(failure_packages, "__file__", str(code))
+    verifier(place)(Selected(), lock)
+    verifier(good)(Selected(), lock)
+    assert [len(item.trials) for item in (place, good)] == [2, 1]
 
 
 def test_what_may_end_otherwise_another_time_is_not_kept(verifier, lock):
