@@ -34,7 +34,6 @@ class Record:
         edited = "" if isinstance(bug.fixed, str) else f"an edit of {', '.join(edit.file for edit in bug.fixed)}"
         entry = {
             **{name: getattr(bug, name) for name in ("id", "thread", "broken", "release", "matrix", "case", "check")},
-            "settings": dict(bug.settings),
             "fixed": edited or bug.fixed,
             "caught": before.finds(bug.check),
             "in_the_release": described(before),
