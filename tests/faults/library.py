@@ -99,6 +99,25 @@ LIBRARY = (
         quick=True,
     ),
     library_fault(
+        id="one-gradient-a-thousandth-too-large",
+        broken="in tensor parallel the gradient of one of all weights is 1.001 times what it is",
+        plant=Edit(
+            file=FINALIZE,
+            changes=(
+                (
+                    "        model_chunk.finish_grad_sync(force_all_reduce=force_all_reduce)\n",
+                    "        model_chunk.finish_grad_sync(force_all_reduce=force_all_reduce)\n"
+                    "        for name, parameter in model_chunk.named_parameters():\n"
+                    "            if config.tensor_model_parallel_size > 1 and 'layers.1.mlp.linear_fc2.weight' in name:\n"
+                    "                parameter.main_grad *= 1.001\n",
+                ),
+            ),
+        ),
+        case=TENSOR,
+        check="parity-gradients",
+        quick=True,
+    ),
+    library_fault(
         id="loss-over-too-few-micro-batches",
         broken="a pipeline divides the loss by one micro batch less than there are",
         plant=Edit(
