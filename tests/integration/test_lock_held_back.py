@@ -65,7 +65,7 @@ def test_what_upstreams_own_uv_lock_went_back_to(
     wheel("run", "0.4", uploaded)
     wheel("run", "0.11", OLD)
     wheel("other", "1.0", OLD)
-    source = 'source = { registry = "https://pypi.org/simple" }'
+    source = 'source = { registry = "https://index.example/simple" }'
     tree(**{"uv.lock": f'version = 1\n[[package]]\nname = "run"\nversion = "0.4"\n{source}\n'})
     nemo.run(*LOCK)
     lock = lock_of(nemo, "nemo")
