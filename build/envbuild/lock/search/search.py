@@ -24,7 +24,7 @@ from envbuild.lock.search.blame import blame_of
 from envbuild.lock.search.candidates import Candidates
 from envbuild.lock.search.clashes import in_plain_ranges
 from envbuild.lock.search.history import leading, older_commits
-from envbuild.lock.search.session import SearchSession
+from envbuild.lock.search.session import OF_INSTALLATION, SearchSession
 from envbuild.lock.search.state import Blame, Move, State
 
 # The first reason of uv 0.13's explanation, which goes on for pages.
@@ -93,11 +93,26 @@ def searched_lock(
 
 @dataclass
 class _Frame:
-    """A state that failed, and what is left to try against its failure."""
+    """A state that failed, and what is left to try against its failure.
+
+    Attributes:
+        locked: the packages that it resolved to; empty where it did not.
+    """
 
     state: State
     blame: Blame
     moves: Iterator[Move]
+    locked: frozenset[str] = frozenset()
+
+    def is_no_better(self, blame: Blame) -> bool:
+        """Whether a move against this failure led nowhere: to the same one, or to a package of its own that fails.
+
+        NeMo of April 2025 seemed to need nvidia-pytriton, of whose own needs two do not build with Python 3.12.
+        """
+        error = blame.error
+        brought = isinstance(error, LockRefusedError) and {item.code for item in error.findings} == {OF_INSTALLATION}
+        own = brought and bool(blame.packages and self.locked) and not {*blame.packages} & self.locked
+        return own or self.blame.signature == blame.signature
 
 
 class Search:
@@ -135,9 +150,10 @@ class Search:
         # Older commits may fail by something else: what counts is what blocks the tip.
         if self._blocking is None or (self._commits is None and blame.is_beyond(self._blocking)):
             self._blocking = blame
-        # A move after which the same fails did not help: the next one is tried in its place.
-        if not self._frames or self._frames[-1].blame.signature != blame.signature:
-            self._frames.append(_Frame(state, blame, self._moves(blame, steps)))
+        # Where a move did not help the next one is tried in its place.
+        if not self._frames or not self._frames[-1].is_no_better(blame):
+            locked = frozenset(steps.resolved.resolution.pins) if steps.resolved is not None else frozenset()
+            self._frames.append(_Frame(state, blame, self._moves(blame, steps), locked))
         return self._next(steps, error)
 
     def _next(self, steps: Steps, error: EnvbuildError) -> State:

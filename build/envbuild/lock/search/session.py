@@ -36,7 +36,7 @@ from envbuild.lock.uv.resolution import Resolution, upload_seconds
 FOLDER, STARTED = "searches", "started.json"
 LASTING = timedelta(days=1)
 # A package that did not build may build another time: it is tried again.
-_OF_THIS_MACHINE = "install"
+OF_INSTALLATION = "install"
 _FINDINGS = TypeAdapter(tuple[CheckFinding, ...])
 
 
@@ -113,7 +113,7 @@ class SearchSession:
         """Keep the failure of an attempt, unless another time it might not fail."""
         findings: Sequence[CheckFinding] = error.findings if isinstance(error, LockRefusedError) else ()
         lasting = bool(findings) or isinstance(error, ResolutionError)
-        if steps.plan is None or not lasting or any(item.code == _OF_THIS_MACHINE for item in findings):
+        if steps.plan is None or not lasting or any(item.code == OF_INSTALLATION for item in findings):
             return
         kept = {
             "what": error.what,
