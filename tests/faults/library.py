@@ -106,10 +106,12 @@ LIBRARY = (
             changes=(
                 (
                     "        model_chunk.finish_grad_sync(force_all_reduce=force_all_reduce)\n",
-                    "        model_chunk.finish_grad_sync(force_all_reduce=force_all_reduce)\n"
-                    "        for name, parameter in model_chunk.named_parameters():\n"
-                    "            if config.tensor_model_parallel_size > 1 and 'layers.1.mlp.linear_fc2' in name:\n"
-                    "                parameter.main_grad *= 1.001\n",
+                    (
+                        "        model_chunk.finish_grad_sync(force_all_reduce=force_all_reduce)\n"
+                        "        for name, parameter in model_chunk.named_parameters():\n"
+                        "            if config.tensor_model_parallel_size > 1 and 'layers.1.mlp.linear_fc2' in name:\n"
+                        "                parameter.main_grad *= 1.001\n"
+                    ),
                 ),
             ),
         ),
