@@ -156,7 +156,7 @@ def test_layout_reproduces_the_baseline(parity: Run, name: str) -> None:
 def test_baseline_agrees_with_the_reference(parity: Run, model: str) -> None:
     baseline = parity.cases[f"{model}-fp32-baseline"]
     result = CaseResult.model_validate({name: baseline[name] for name in CaseResult.model_fields})
-    planned, own = {"precision": "fp32", "compare_reference": True}, {"layer_spec": "local", "moe": None}
+    planned, own = {"precision": "fp32", "compare_reference": True}, {"layer_spec": "local", "moe": None, "mamba": None}
     verdict, problems = compare_reference(planned, own, result)
     assert verdict is not None
     assert (problems, verdict.not_compared) == ([], "")
