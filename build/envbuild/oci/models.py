@@ -21,7 +21,8 @@ _OCI, _DOCKER = "application/vnd.oci.image.", "application/vnd.docker."
 # image-spec, media-types.md, "Compatibility Matrix": docker's documents of schema 2 have the same fields.
 INDEX_TYPES = (f"{_OCI}index.v1+json", f"{_DOCKER}distribution.manifest.list.v2+json")
 MANIFEST_TYPE = f"{_OCI}manifest.v1+json"
-MANIFEST_TYPES = (MANIFEST_TYPE, f"{_DOCKER}distribution.manifest.v2+json")
+DOCKER_MANIFEST_TYPE = f"{_DOCKER}distribution.manifest.v2+json"
+MANIFEST_TYPES = (MANIFEST_TYPE, DOCKER_MANIFEST_TYPE)
 CONFIG_TYPE = f"{_OCI}config.v1+json"
 # Docker's names for layers, and OCI's for the same bytes, which is what an OCI manifest may hold.
 LAYER_TYPES = {
@@ -108,6 +109,7 @@ class Index(_Listed):
     """Images for several platforms; or the images of a layout."""
 
     manifests: tuple[Descriptor, ...]
+    annotations: dict[str, str] = Field(default_factory=dict)
 
 
 class Manifest(_Document):
@@ -117,6 +119,7 @@ class Manifest(_Document):
     config: Descriptor
     layers: tuple[Descriptor, ...] = Field(max_length=MOST_LAYERS)
     subject: Descriptor | None = None
+    annotations: dict[str, str] = Field(default_factory=dict)
 
 
 class RunConfig(_Document):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.core import jsonread
@@ -32,12 +33,19 @@ BLOB = "layer"
 
 @dataclass(frozen=True, kw_only=True)
 class FoundImage:
-    """An image whose documents were read and checked; its layers with the digests of the tars in them."""
+    """An image whose documents were read and checked; its layers with the digests of the tars in them.
+
+    Attributes:
+        history: what it states about each layer, lowest first.
+        annotations: of its manifest.
+    """
 
     name: str
     digest: str
     config: BaseConfig
     layers: tuple[tuple[Descriptor, str], ...]
+    history: tuple[str, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_image(source: ImageSource, digest: str, platform: str) -> FoundImage:
@@ -60,6 +68,8 @@ def find_image(source: ImageSource, digest: str, platform: str) -> FoundImage:
         digest=digest,
         config=base_config(configuration, source.name),
         layers=tuple(zip(manifest.layers, configuration.rootfs.diff_ids, strict=True)),
+        history=tuple(map(configuration.layer_name, range(len(manifest.layers)))),
+        annotations=manifest.annotations,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -31,8 +31,22 @@ class OciImage:
         return sha256_bytes(self.manifest)
 
 
-def make_oci(run_config: RunConfig, platform: str, layers: Sequence[LayerRecord], epoch: int) -> OciImage:
-    """The image of ``layers`` (lowest first), created at ``epoch``."""
+# What the history states about a layer, before its name.
+LAYER_OF = "envbuild: "
+
+
+def make_oci(
+    run_config: RunConfig,
+    platform: str,
+    layers: Sequence[LayerRecord],
+    epoch: int,
+    annotations: Mapping[str, str] | None = None,
+) -> OciImage:
+    """The image of ``layers`` (lowest first), created at ``epoch``.
+
+    Args:
+        annotations: of its manifest, besides the labels.
+    """
     system, architecture = platform.split("/")
     created = datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     config: dict[str, Json] = {
@@ -41,7 +55,7 @@ def make_oci(run_config: RunConfig, platform: str, layers: Sequence[LayerRecord]
         "created": created,
         "config": run_config.as_json(),
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
-        "history": [{"created": created, "created_by": f"envbuild: {layer.name}"} for layer in layers],
+        "history": [{"created": created, "created_by": f"{LAYER_OF}{layer.name}"} for layer in layers],
     }
     # Keys sorted, no blanks: the digests depend on the bytes.
     raw = canonical_json(config)
@@ -52,7 +66,7 @@ def make_oci(run_config: RunConfig, platform: str, layers: Sequence[LayerRecord]
         "layers": [
             {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size_bytes} for layer in layers
         ],
-        "annotations": {"org.opencontainers.image.created": created, **dict(run_config.labels)},
+        "annotations": {"org.opencontainers.image.created": created, **dict(run_config.labels), **(annotations or {})},
     }
     return OciImage(config=raw, manifest=canonical_json(manifest))
 
@@ -62,8 +76,13 @@ def write_layout(folder: Path, image: OciImage, layers: Sequence[Layer], tag: st
     blobs = folder / "blobs/sha256"
     for layer in layers:
         link_or_copy(layer.file, blobs / layer.record.digest.removeprefix("sha256:"))
+    write_documents(folder, image, tag)
+
+
+def write_documents(folder: Path, image: OciImage, tag: str) -> None:
+    """Write what a layout has besides its layers."""
     for data in (image.config, image.manifest):
-        write_atomic(blobs / sha256_bytes(data).removeprefix("sha256:"), data)
+        write_atomic(folder / "blobs/sha256" / sha256_bytes(data).removeprefix("sha256:"), data)
     config = json.loads(image.config)
     index: dict[str, Json] = {
         "schemaVersion": 2,

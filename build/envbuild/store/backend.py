@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Protocol, TypeAlias
 
@@ -46,6 +46,58 @@ class EntryRef:
 
     key: str
     index_path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """A small object of a store, as it was read.
+
+    Attributes:
+        version: what the store calls this content; :meth:`ObjectStore.replace` compares it.
+    """
+
+    content: bytes
+    version: Mapping[str, str] = field(repr=False)
+
+
+class ObjectStore(Protocol):
+    """Objects by their paths (``a/b/c``), with conditional writes: a bucket, or a directory that machines share.
+
+    All methods raise NetworkError when the place cannot be reached or refuses, MachineError when a file cannot be read
+    or written, and NotPlainFileError for what is no object, or is larger than allowed.
+    """
+
+    @property
+    def address(self) -> str:
+        """Where it is, for people."""
+
+    def read(self, path: str, at_most_bytes: int) -> StoredObject | None:
+        """A small object; None when there is none."""
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Put a small object there, unless there is one: False, and the one that is there stays."""
+
+    def replace(self, path: str, content: bytes, of: StoredObject) -> bool:
+        """Put a small object in the place of one that was read: False if that is another one now, which stays."""
+
+    def write(self, path: str, content: bytes) -> None:
+        """Put a small object there, in the place of what is there."""
+
+    def names(self, prefix: str) -> list[str]:
+        """The paths of all objects below a folder."""
+
+    def size(self, path: str) -> int | None:
+        """The size of an object in bytes; None when there is none."""
+
+    def upload(self, file: Path, path: str, size_bytes: int) -> None:
+        """Put a file there, in the place of what is there."""
+
+    def download(self, path: str, size_bytes: int, to: Path, start: int = 0) -> bool:
+        """Write an object to a local file, or what follows its first ``start`` bytes to the end of that file.
+
+        Not more than one chunk beyond ``size_bytes`` is taken. What came is for the caller to check. False when there
+        is no object.
+        """
 
 
 class Backend(Protocol):

@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from envbuild.store.address import parse_address
-from envbuild.store.backend import Backend
+from envbuild.core.errors import ConfigurationError
+from envbuild.store.address import Address, parse_address
+from envbuild.store.backend import Backend, ObjectStore
+from envbuild.store.registry_errors import STORE, Wording
 from envbuild.store.remote import Remote
 
 
@@ -34,12 +36,44 @@ def open_remote(
             from envbuild.store.repository import OciRepository
 
             backend = OciRepository(address, ca_bundle, environ)
-        case "s3" | "gs":
-            from envbuild.store.objects import open_objects
-
-            backend = open_objects(address, endpoint, ca_bundle, environ)
         case _:
-            from envbuild.store.directory import Directory
+            from envbuild.store.objects import Objects
 
-            backend = Directory(Path(address.path))
+            backend = Objects(
+                open_object_store(address, endpoint=endpoint, ca_bundle=ca_bundle, environ=environ, wording=STORE)
+            )
     return Remote(backend=backend, address=str(address), name=str(address))
+
+
+def open_object_store(
+    address: Address,
+    *,
+    endpoint: str | None = None,
+    ca_bundle: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    wording: Wording = STORE,
+) -> ObjectStore:
+    """The bucket or directory at an address. Nothing is asked of it yet.
+
+    Args:
+        endpoint: of an S3 service that is not Amazon's.
+        wording: how its errors speak of it.
+
+    Raises:
+        ConfigurationError: it is a registry, which has no objects.
+    """
+    match address.scheme:
+        case "s3" | "gs":
+            from envbuild.store.bucket import open_bucket
+
+            return open_bucket(address, endpoint, ca_bundle, environ, wording)
+        case "file":
+            from envbuild.store.share import Share
+
+            return Share(Path(address.path), wording)
+        case _:
+            raise ConfigurationError(
+                f"{address} is not the address of a {wording.noun}",
+                why="A registry has no objects by their paths.",
+                fix="Name a bucket or a directory: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, file:///DIRECTORY.",
+            )

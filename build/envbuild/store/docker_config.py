@@ -38,6 +38,13 @@ class Credentials:
     identity_token: bool = False
     source: str
 
+    @property
+    def basic(self) -> str:
+        """The header that names the account and its password (RFC 7617)."""
+        from urllib3.util import make_headers
+
+        return make_headers(basic_auth=f"{self.user}:{self.secret}")["authorization"]
+
 
 def credentials_for(host: str, environ: Mapping[str, str]) -> Credentials | None:
     """The credentials of a registry; None when there are none.

@@ -1,189 +1,61 @@
-"""A remote store in a bucket: S3 and what speaks like it, and Google Cloud Storage.
-
-Obstore does the work: one library for both, with conditional puts, retries, multipart uploads, streams, and no
-dependencies, in 15 MB where boto3 alone is twice that.
-"""
+"""A remote store in a bucket, or in a directory of a shared file system."""
 
 from __future__ import annotations
 
-import configparser
-import contextlib
-import re
-from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path, PurePosixPath
 
-from envbuild.core.background import run_in_background
-from envbuild.core.errors import EnvbuildError, MachineError, NetworkError
-from envbuild.core.files import machine_errors
-from envbuild.store.address import Address
-from envbuild.store.backend import BLOBS, ENTRIES, INDEX, EntryFiles, EntryRef
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.files import NotPlainFileError
+from envbuild.store.backend import BLOBS, ENTRIES, INDEX, EntryFiles, EntryRef, ObjectStore
 from envbuild.store.document import MOST_BYTES, refused
-
-if TYPE_CHECKING:
-    from obstore.store import GCSStore, S3Store
-
-# S3 takes no parts of an upload below 5 MiB, and no more than 10 000 of them.
-LEAST_PART_BYTES, PARTS = 8 << 20, 9000
-CHUNK_BYTES = 4 << 20
-T = TypeVar("T")
-CONNECT_SECONDS, READ_SECONDS = 10, 60
-RETRIES = 5
-RETRY_SECONDS = 120
-_STATUS = re.compile(r"status code: (\d{3})[ A-Za-z-]*")
-_KIND = re.compile(r"kind: (\w+),")
 
 
 class Objects:
-    """Entries under ``entries/`` of a prefix, their files under ``blobs/sha256/``; the index is under ``shelves/``."""
+    """Entries under ``entries/``, their files under ``blobs/sha256/``, the index as empty ones under ``shelves/``."""
 
-    def __init__(self, address: Address, store: S3Store | GCSStore, account: str) -> None:
-        self._address = address
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._account = account
-        self._seen = False
 
     def read(self, kind: str, key: str) -> bytes | None:
-        import obstore
-
-        with self._errors(f"read {kind} {key}"):
-            try:
-                found = wait_for(lambda: obstore.get(self._store, _entry(kind, key)))
-                if found.meta["size"] > MOST_BYTES:
-                    why = f"Its document is larger than {MOST_BYTES >> 20} MiB."
-                    raise refused(kind, key, str(self._address), why)
-                return wait_for(lambda: bytes(found.bytes()))
-            except FileNotFoundError:
-                self._check_bucket()
-                return None
+        try:
+            found = self._store.read(_entry(kind, key), MOST_BYTES)
+        except NotPlainFileError as error:
+            raise refused(kind, key, self._store.address, f"Its document is refused: {error}.") from error
+        return None if found is None else found.content
 
     def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> bool:  # noqa: ARG002
-        from obstore.exceptions import AlreadyExistsError
-
-        with self._errors(f"write {kind} {key}"):
-            self._put(_mark(kind, key, index_path), b"")
-            try:
-                # HTTP's If-None-Match: *, which the server decides.
-                # A conditional put is one request: parts of an upload have no such condition.
-                self._put(_entry(kind, key), document, mode="create", use_multipart=False)
-            except AlreadyExistsError:
-                return False
-        return True
+        # The index first: what it lists may be missing, but no entry is missing from it.
+        self._store.write(_mark(kind, key, index_path), b"")
+        return self._store.create(_entry(kind, key), document)
 
     def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> None:  # noqa: ARG002
-        with self._errors(f"write {kind} {key}"):
-            self._put(_mark(kind, key, index_path), b"")
-            self._put(_entry(kind, key), document)
+        self._store.write(_mark(kind, key, index_path), b"")
+        self._store.write(_entry(kind, key), document)
 
     def keys(self, kind: str) -> list[str]:
-        found = [path.rpartition("/")[2] for path in self._listed(f"{ENTRIES}/{kind}")]
-        return [f"sha256:{name.removesuffix('.json')}" for name in found if name.endswith(".json")]
+        found = [PurePosixPath(path) for path in self._store.names(f"{ENTRIES}/{kind}")]
+        return [f"sha256:{path.stem}" for path in found if path.suffix == ".json"]
 
     def list_index(self, kind: str, index_path: tuple[str, ...]) -> list[EntryRef]:
         top = f"{INDEX}/{kind}/"
-        paths = [path.removeprefix(top).split("/") for path in self._listed("/".join([INDEX, kind, *index_path]))]
+        paths = [path.removeprefix(top).split("/") for path in self._store.names("/".join([INDEX, kind, *index_path]))]
         return [EntryRef(f"sha256:{parts[-1]}", tuple(parts[:-1])) for parts in paths]
 
     def has(self, digest: str, size_bytes: int) -> bool:
-        import obstore
-
-        with self._errors(f"look for {digest}"):
-            try:
-                return wait_for(lambda: obstore.head(self._store, _blob(digest)))["size"] == size_bytes
-            except FileNotFoundError:
-                self._check_bucket()
-                return False
+        return self._store.size(_blob(digest)) == size_bytes
 
     def upload(self, file: Path, digest: str, size_bytes: int) -> None:
-        # obstore sends parts of one size, so it is chosen for the number of parts.
-        part = max(LEAST_PART_BYTES, size_bytes // PARTS + 1)
-
-        with self._errors(f"write {digest}"):
-            self._put(_blob(digest), file, chunk_size=part)
+        self._store.upload(file, _blob(digest), size_bytes)
 
     def download(self, digest: str, size_bytes: int, to: Path) -> bool:
-        import obstore
-
-        with self._errors(f"read {digest}"):
-            try:
-                found = wait_for(lambda: obstore.get(self._store, _blob(digest)))
-            except FileNotFoundError:
-                self._check_bucket()
-                return False
-            with machine_errors(to), to.open("wb") as out:
-                chunks = iter(found.stream(min_chunk_size=CHUNK_BYTES))
-                while out.tell() <= size_bytes and (chunk := wait_for(lambda: next(chunks, None))) is not None:
-                    out.write(chunk)
-        return True
-
-    def _listed(self, prefix: str) -> list[str]:
-        import obstore
-
-        with self._errors("list what it has"):
-            listing = obstore.list(self._store, prefix)
-            return wait_for(lambda: [str(item["path"]) for page in listing for item in page])
-
-    def _put(self, path: str, content: bytes | Path, **how: Any) -> None:
-        import obstore
-
-        wait_for(lambda: obstore.put(self._store, path, content, **how))
-
-    def _check_bucket(self) -> None:
-        """What is not found may be missing with its whole bucket; listing an empty place is no error, that one is."""
-        # S3 answers 404 for both; obstore raises FileNotFoundError for both.
-        if not self._seen:
-            self._listed(ENTRIES)
-            self._seen = True
-
-    @contextlib.contextmanager
-    def _errors(self, doing: str) -> Iterator[None]:
-        from obstore.exceptions import BaseError
-
         try:
-            yield
-        except EnvbuildError:
-            raise
-        except FileNotFoundError as error:
-            raise self._missing() from error
-        except (BaseError, ValueError, OSError) as error:
-            raise self._failed(doing, str(error)) from error
-
-    def _failed(self, doing: str, text: str) -> NetworkError:
-        """The error for what obstore says; its own text may quote the request, and is not shown."""
-        status = match[1] if (match := _STATUS.search(text)) else ""
-        if status == "404":
-            return self._missing()
-        kind = match[1] if (match := _KIND.search(text)) else ""
-        if status:
-            why = f"It answered with status {status}, as {self._account}; status 429 and 5xx after {RETRIES} retries."
-        else:
-            why = f"There was no answer ({kind or 'no connection'}), after {RETRIES} retries."
-        fixes = {
-            "401": "Check the credentials.",
-            "403": f"Give {self._account} the right to do this there (get, put and list), or check the credentials.",
-            "429": "It is overloaded: run the same command again later.",
-        }
-        place = (
-            "Check the bucket's name, the endpoint (AWS_ENDPOINT_URL, or endpoint under [stores.NAME]), the network."
-        )
-        return NetworkError(
-            f"the store {self._address} refuses to {doing}" if status else f"the store {self._address} cannot {doing}",
-            why=why,
-            fix=f"{fixes.get(status, place)} ENVBUILD_STORE=off goes on without it.",
-        )
-
-    def _missing(self) -> NetworkError:
-        return NetworkError(
-            f"the store {self._address} does not exist",
-            why=f"There is no bucket {self._address.host}.",
-            fix="Correct the address, or make the bucket. ENVBUILD_STORE=off goes on without it.",
-        )
-
-
-def wait_for(action: Callable[[], T]) -> T:
-    """The result of a call into obstore, which hears of no signal until it is done: Ctrl-C ends the waiting here."""
-    return run_in_background(action).result()
+            return self._store.download(_blob(digest), size_bytes, to)
+        except NotPlainFileError as error:
+            raise CheckRefusedError(
+                f"a file of the store {self._store.address} is refused",
+                why=f"{error}, under {BLOBS}/.",
+                fix="Remove it there; with a good wheel here `envbuild wheels push` puts the file back.",
+            ) from error
 
 
 def _hex(digest: str) -> str:
@@ -200,86 +72,3 @@ def _mark(kind: str, key: str, index_path: tuple[str, ...]) -> str:
 
 def _blob(digest: str) -> str:
     return f"{BLOBS}/{_hex(digest)}"
-
-
-def open_objects(address: Address, endpoint: str | None, ca_bundle: Path | None, environ: Mapping[str, str]) -> Objects:
-    """The bucket at an address; nothing is asked of it yet.
-
-    Raises:
-        MachineError: obstore is not there for this machine.
-        NetworkError: what it was configured with cannot be used.
-    """
-    try:
-        from obstore.store import GCSStore, S3Store
-    except ImportError as error:
-        raise MachineError(
-            f"the store {address} needs obstore, which cannot be imported",
-            why=str(error),
-            fix="Install envbuild with its dependencies again.",
-        ) from error
-    url = endpoint or ""
-    if address.scheme == "s3":
-        url = url or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or ""
-    client: dict[str, Any] = {
-        "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
-        "read_timeout": timedelta(seconds=READ_SECONDS),
-        # Of a whole request; large files take their time, and a stalled one ends by the read timeout.
-        # object_store ends each request after 30 s by default.
-        "timeout": timedelta(days=1),
-        "allow_http": url.startswith("http://"),
-    }
-    if ca_bundle is not None:
-        client["root_certificate"] = ca_bundle.read_bytes()
-    retry: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
-    options: dict[str, Any] = {"client_options": client, "retry_config": retry, "prefix": address.path or None}
-    store: S3Store | GCSStore
-    try:
-        if address.scheme == "gs":
-            account = environ.get("GOOGLE_APPLICATION_CREDENTIALS", "Google's default credentials")
-            options |= {"base_url": url} if url else {}
-            store = GCSStore(address.host, **options)
-        else:
-            found, account = aws_settings(environ)
-            found |= {"endpoint": url} if url else {}
-            store = S3Store(address.host, **options, **found)
-    except Exception as error:
-        raise NetworkError(
-            f"the store {address} cannot be opened",
-            why=str(error).splitlines()[0][:300],
-            fix="Correct its settings and credentials; ENVBUILD_STORE=off goes on without it.",
-        ) from error
-    return Objects(address, store, account)
-
-
-def aws_settings(environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """What obstore does not find by itself: the keys and region of AWS's own files; and a name for the account.
-
-    The environment's keys, a web identity or a container's role come first; obstore takes those itself.
-    """
-    own = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
-    if named := next((name for name in own if environ.get(name)), None):
-        return {}, f"the account of {named}"
-    profile = environ.get("AWS_PROFILE", "default")
-    home = Path(environ.get("HOME") or "~").expanduser()
-    keys = _section(Path(environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws/credentials"), profile)
-    config = _section(
-        Path(environ.get("AWS_CONFIG_FILE") or home / ".aws/config"),
-        profile if profile == "default" else f"profile {profile}",
-    )
-    found: dict[str, Any] = {
-        "aws_access_key_id": keys.get("aws_access_key_id", ""),
-        "aws_secret_access_key": keys.get("aws_secret_access_key", ""),
-        "aws_session_token": keys.get("aws_session_token", ""),
-        "region": "" if environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") else config.get("region", ""),
-    }
-    account = f"profile {profile} of AWS's credentials file" if found["aws_access_key_id"] else "this machine's role"
-    return {name: value for name, value in found.items() if value}, account
-
-
-def _section(path: Path, name: str) -> Mapping[str, str]:
-    parser = configparser.ConfigParser(interpolation=None)
-    try:
-        parser.read(path)
-    except (configparser.Error, UnicodeDecodeError):
-        return {}  # AWS's own tools say what is wrong with it
-    return parser[name] if parser.has_section(name) else {}

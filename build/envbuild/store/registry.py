@@ -1,4 +1,4 @@
-"""Speaks with an OCI registry: requests, credentials, retries, transfers that are resumed or started again.
+"""Speaks with an OCI registry: requests, credentials, retries, downloads that are resumed.
 
 On urllib3, which has the pool, the redirects and a retry policy that knows Retry-After; oras-py was looked at and left
 out, since it neither goes on after a cut connection nor checks what it downloads, and brings requests and jsonschema.
@@ -10,7 +10,7 @@ import contextlib
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,12 @@ from envbuild.core.errors import EnvbuildError, NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address, is_loopback
 from envbuild.store.docker_config import Credentials, credentials_for
+from envbuild.store.pools import Pools
 from envbuild.store.registry_errors import RETRIES, STORE, TRANSIENT, RegistryErrors, Wording
 from envbuild.store.transfer import is_progress, receive, redirected_to, whole_body
 
 if TYPE_CHECKING:
-    from urllib3 import BaseHTTPResponse, PoolManager
+    from urllib3 import BaseHTTPResponse
     from urllib3.util import Retry
 
 CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
@@ -47,17 +48,24 @@ class Registry:
     """The repository at an address. Threads may share it."""
 
     def __init__(
-        self, address: Address, ca_bundle: Path | None, environ: Mapping[str, str], wording: Wording = STORE
+        self,
+        address: Address,
+        ca_bundle: Path | None,
+        environ: Mapping[str, str],
+        wording: Wording = STORE,
+        *,
+        also_read: Sequence[str] = (),
     ) -> None:
+        """``also_read``: other repositories of the registry that tokens are asked for, to mount blobs from them."""
         from urllib3.util import Retry, Timeout
 
-        self._address = address
-        self._error = RegistryErrors(address, wording)
+        self.address = address
+        self._also_read = tuple(f"repository:{name}:pull" for name in also_read)
+        self.error = RegistryErrors(address, wording)
         self._environ = environ
-        self._ca_bundle = ca_bundle
         self._top = f"{'http' if address.is_loopback else 'https'}://{address.host}/v2/{address.path}/"
         self._timeout = Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS)
-        self._retries = Retry(
+        self.retries = Retry(
             total=RETRIES,
             backoff_factor=BACKOFF_SECONDS,
             backoff_max=LONGEST_WAIT_SECONDS,
@@ -68,10 +76,16 @@ class Registry:
             allowed_methods=None,
             raise_on_status=False,
         )
+        # Only a registry on loopback may have none; whether it has TLS, its first answer shows.
+        self._answered = self._top.startswith("https:")
         self._lock = threading.Lock()
-        self._pools: dict[str, PoolManager] = {}
+        self._pools = Pools(ca_bundle)
         self._authorization = ""
         self._credentials: Credentials | None = None
+
+    def url(self, path: str) -> str:
+        """Where a path of the repository is."""
+        return self._top + path
 
     def ask(
         self,
@@ -89,10 +103,10 @@ class Registry:
         """
         from urllib3.exceptions import HTTPError
 
-        retries, url = self._retries, self._top + path
-        with self._errors(method, path):
+        retries, url = self.retries, self.url(path)
+        with self.errors(method, path):
             while True:
-                response = self._send(method, url, headers or {}, body, self._retries)
+                response = self.send(method, url, headers or {}, body, self.retries)
                 try:
                     answer = Answer(status=response.status, headers=response.headers, body=whole_body(response))
                     break
@@ -103,22 +117,25 @@ class Registry:
                     response.close()
         if answer.status not in accept:
             elsewhere = redirected_to(response, url)
-            raise self._refused(f"{method} {path}", answer.status, answer.body, elsewhere)
+            raise self.refused(f"{method} {path}", answer.status, answer.body, elsewhere)
         return answer
 
-    def download(self, path: str, size_bytes: int, to: Path, headers: Mapping[str, str] | None = None) -> bool:
+    def download(
+        self, path: str, size_bytes: int, to: Path, headers: Mapping[str, str] | None = None, start: int = 0
+    ) -> bool:
         """Write what is at a path to a file, going on where a connection was cut; False when nothing is there.
 
-        Not more than one chunk beyond ``size_bytes`` is taken. What came is for the caller to check.
+        With ``start``, so many bytes are in the file already, and what follows is appended. Not more than one chunk
+        beyond ``size_bytes`` is taken. What came is for the caller to check.
         """
         from urllib3.exceptions import HTTPError
 
-        retries, url = self._retries, self._top + path
-        with self._errors("GET", path), machine_errors(to), to.open("wb") as out:
+        retries, url = self.retries, self.url(path)
+        with self.errors("GET", path), machine_errors(to), to.open("ab" if start else "wb") as out:
             while True:
                 start = out.tell()
                 range_headers = {**(headers or {}), **({"Range": f"bytes={start}-"} if start else {})}
-                response = self._send("GET", url, range_headers, None, self._retries)
+                response = self.send("GET", url, range_headers, None, self.retries)
                 try:
                     if response.status not in (200, 206):
                         break
@@ -129,46 +146,16 @@ class Registry:
                     break
                 except HTTPError as error:
                     # Each piece that came makes the rest smaller: only tries without one are counted.
-                    retries = self._retries if is_progress(out.tell() - start) else retries
+                    retries = self.retries if is_progress(out.tell() - start) else retries
                     retries = retries.increment("GET", path, error=error)
                     retries.sleep()
                 finally:
                     response.close()
         if response.status not in (200, 206, 404):
-            raise self._refused(f"GET {path}", response.status, b"", redirected_to(response, url))
+            raise self.refused(f"GET {path}", response.status, b"", redirected_to(response, url))
         return response.status != 404
 
-    def upload(self, path: str, query: Mapping[str, str], file: Path, size_bytes: int) -> None:
-        """Send a file to the upload that a request to ``path`` opens; a transfer that was cut is started again."""
-        from urllib3.exceptions import HTTPError
-
-        retries = self._retries
-        # Of the transfer itself: what it is sent to may be gone after a failure.
-        once = self._retries.new(total=None, connect=0, read=0, status=0, other=0, redirect=5)
-        with self._errors("PUT", path):
-            while True:
-                # OCI distribution-spec 1.1, "POST then PUT". The Location may be relative and may have a query.
-                opened = self.ask("POST", path, accept=(202,), headers={"Content-Length": "0"})
-                place = urllib.parse.urljoin(self._top + path, opened.headers.get("Location", ""))
-                place += ("&" if "?" in place else "?") + urllib.parse.urlencode(query)
-                headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
-                failure: HTTPError | None = None
-                response: BaseHTTPResponse | None = None
-                with file.open("rb") as body:
-                    try:
-                        response = self._send("PUT", place, headers, body, once)
-                        if response.status == 201:
-                            return
-                        # 404: the registry has forgotten the upload (BLOB_UPLOAD_UNKNOWN).
-                        if response.status not in TRANSIENT | {404}:
-                            elsewhere = redirected_to(response, place)
-                            raise self._refused(f"PUT {path}", response.status, whole_body(response), elsewhere)
-                    except HTTPError as error:
-                        failure = error
-                retries = retries.increment("PUT", path, response=response, error=failure)
-                retries.sleep(response)
-
-    def _send(
+    def send(
         self,
         method: str,
         url: str,
@@ -176,14 +163,28 @@ class Registry:
         body: bytes | IO[bytes] | None,
         retries: Retry,
     ) -> BaseHTTPResponse:
-        """One request, sent again with credentials when the registry asks for them; its body is not read yet."""
+        """One request, sent again with credentials when the registry asks for them; its body is not read yet.
+
+        Raises:
+            urllib3.exceptions.HTTPError: there is no answer; see :meth:`errors`.
+        """
         sent = {"User-Agent": f"envbuild/{__version__}", **headers}
+        if method != "GET" and not self._answered and self._is_own(url):
+            # To what has a body a server with TLS hangs up, and to HEAD it says nothing.
+            with self._lock:
+                if not self._answered:
+                    whole_body(self.send("GET", f"{self._top.partition('/v2/')[0]}/v2/", {}, None, retries))
+        url = self._secured(url)
         # Blobs often come from signed addresses of object stores, which refuse a second kind of authorization.
         own = self._is_own(url)
         for last in (False, True):
             if own and self._authorization:
                 sent["Authorization"] = self._authorization
             response = self._request(method, url, sent, body, retries)
+            if own and self._wants_tls(url, response):
+                url = self._secured(url)
+                response = self._request(method, url, sent, body, retries)
+            self._answered = True
             # Credentials are for the registry, whatever a place that it redirects to asks for.
             if response.status != 401 or last or not own or redirected_to(response, url):
                 break
@@ -193,6 +194,19 @@ class Registry:
                 body.seek(0)
         return response
 
+    def _secured(self, url: str) -> str:
+        """An address of the registry as it is, where its TLS was found after the address was made."""
+        plain = f"http{self._top.removeprefix('https')}"
+        return f"https{url.removeprefix('http')}" if self._top != plain and url.startswith(plain) else url
+
+    def _wants_tls(self, url: str, response: BaseHTTPResponse) -> bool:
+        """Whether a registry on loopback, which is asked without TLS first, has TLS; it is asked so from then on."""
+        # Go's server, and so docker's registry, says so in the clear (net/http, server.go); nginx does in other words.
+        if not url.startswith("http:") or response.status != 400 or b"HTTPS" not in whole_body(response):
+            return False
+        self._top = f"https:{self._top.partition(':')[2]}"
+        return True
+
     def _request(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | IO[bytes] | None, retries: Retry
     ) -> BaseHTTPResponse:
@@ -200,7 +214,7 @@ class Registry:
         from urllib3.exceptions import HTTPError
 
         def request() -> BaseHTTPResponse:
-            return self._pool(url).request(
+            return self._pools.pool(url).request(
                 method,
                 url,
                 body=body,
@@ -223,31 +237,16 @@ class Registry:
         """Whether credentials may go there: only to the registry itself."""
         return urllib.parse.urlsplit(url)[:2] == urllib.parse.urlsplit(self._top)[:2]
 
-    def _pool(self, url: str) -> PoolManager:
-        from urllib3 import PoolManager, ProxyManager
-
-        parts = urllib.parse.urlsplit(url)
-        # urllib3 does not read HTTPS_PROXY and NO_PROXY; the standard library does.
-        proxy = "" if urllib.request.proxy_bypass(parts.netloc) else urllib.request.getproxies().get(parts.scheme, "")
-        with self._lock:
-            if proxy not in self._pools:
-                # What cannot be reached through TLS that is trusted, is not reached.
-                trust = str(self._ca_bundle) if self._ca_bundle else None
-                self._pools[proxy] = (
-                    ProxyManager(proxy, maxsize=8, ca_certs=trust) if proxy else PoolManager(maxsize=8, ca_certs=trust)
-                )
-            return self._pools[proxy]
-
     def _authorize(self, challenge: str, refused: str) -> None:
         """Find what the registry's challenge asks for (RFC 7235; the distribution project's token specification)."""
         scheme, _, rest = challenge.partition(" ")
         challenged = urllib.request.parse_keqv_list(urllib.request.parse_http_list(rest)) if "=" in rest else {}
-        credentials = credentials_for(self._address.host, self._environ)
+        credentials = credentials_for(self.address.host, self._environ)
         self._credentials = credentials
         if scheme.lower() == "bearer" and challenged.get("realm"):
             found = f"Bearer {self._token(challenged, credentials)}"
         elif scheme.lower() == "basic" and credentials is not None:
-            found = _basic(credentials)
+            found = credentials.basic
         else:
             found = ""
         # The same again would be refused again.
@@ -256,8 +255,10 @@ class Registry:
     def _token(self, challenge: Mapping[str, str], credentials: Credentials | None) -> str:
         realm = urllib.parse.urlsplit(challenge["realm"])
         if realm.scheme != "https" and not (realm.scheme == "http" and is_loopback(realm.hostname or "")):
-            raise self._error.without_tls(realm)
+            raise self.error.without_tls(realm)
         fields = {name: challenge[name] for name in ("service", "scope") if challenge.get(name)}
+        if "scope" in fields:  # several are separated by spaces (RFC 6749, 3.3)
+            fields["scope"] = " ".join(dict.fromkeys([*fields["scope"].split(), *self._also_read]))
         url, headers, method, body = realm.geturl(), {}, "GET", None
         if credentials is not None and credentials.identity_token:
             fields |= {"grant_type": "refresh_token", "client_id": "envbuild", "refresh_token": credentials.secret}
@@ -265,23 +266,25 @@ class Registry:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
         else:
             url += ("&" if realm.query else "?") + urllib.parse.urlencode(fields)
-            headers |= {"Authorization": _basic(credentials)} if credentials else {}
-        response = self._request(method, url, headers, body, self._retries)
+            headers |= {"Authorization": credentials.basic} if credentials else {}
+        response = self._request(method, url, headers, body, self.retries)
         answer = whole_body(response)
         if response.status != 200:
-            raise self._refused("GET its token", response.status, answer)
+            raise self.refused("GET its token", response.status, answer)
         with contextlib.suppress(ValueError, AttributeError):
             found = jsonread.foreign(answer)
             # The token specification has both names; some registries send one, some the other.
             if token := found.get("token") or found.get("access_token"):
                 return str(token)
-        raise self._error.no_token(realm)
+        raise self.error.no_token(realm)
 
-    def _refused(self, request: str, status: int, body: bytes, elsewhere: str = "") -> NetworkError:
-        return self._error.refused(request, status, body, self._credentials, elsewhere)
+    def refused(self, request: str, status: int, body: bytes, elsewhere: str = "") -> NetworkError:
+        """The error for an answer of the registry."""
+        return self.error.refused(request, status, body, self._credentials, elsewhere)
 
     @contextlib.contextmanager
-    def _errors(self, method: str, path: str) -> Iterator[None]:
+    def errors(self, method: str, path: str) -> Iterator[None]:
+        """Turn what urllib3 raises into errors of envbuild."""
         from urllib3.exceptions import HTTPError
 
         try:
@@ -289,10 +292,4 @@ class Registry:
         except EnvbuildError:
             raise
         except HTTPError as error:
-            raise self._error.unreachable(f"{method} {path}", error) from error
-
-
-def _basic(credentials: Credentials) -> str:
-    from urllib3.util import make_headers
-
-    return make_headers(basic_auth=f"{credentials.user}:{credentials.secret}")["authorization"]
+            raise self.error.unreachable(f"{method} {path}", error) from error

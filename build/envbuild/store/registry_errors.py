@@ -44,7 +44,8 @@ class RegistryErrors:
     wording: Wording
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """What errors call the registry."""
         return f"the {self.wording.noun} {self.address}"
 
     def unreachable(self, request: str, error: HTTPError) -> NetworkError:
@@ -52,8 +53,15 @@ class RegistryErrors:
         cause = getattr(error, "reason", None) or error
         # Without the object's address, which urllib3's texts begin with.
         text = re.sub(r"<[^>]*object at 0x[0-9a-f]+>:? ?", "", str(cause))[:MESSAGE_CHARACTERS]
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            return NetworkError(
+                f"{self.name} is not trusted",
+                why=f"{request}: {text}",
+                fix="This machine does not trust the CA of its TLS certificate. Name that CA's file: ca_bundle in the "
+                "configuration, or SSL_CERT_FILE.",
+            )
         return NetworkError(
-            f"{self._name} cannot be reached",
+            f"{self.name} cannot be reached",
             why=f"{request}: {text}; tried {RETRIES + 1} times.",
             fix="Check the address, the network and the proxy. Run the same command again: what was transferred "
             f"whole is kept.{self.wording.otherwise}",
@@ -62,7 +70,7 @@ class RegistryErrors:
     def without_tls(self, realm: urllib.parse.SplitResult) -> NetworkError:
         """That credentials would be sent in the clear."""
         return NetworkError(
-            f"{self._name} asks for credentials at a place without TLS",
+            f"{self.name} asks for credentials at a place without TLS",
             why=f"Its tokens come from {realm.scheme}://{realm.netloc}.",
             fix="Nothing was sent there. Have the registry's administrators name a place with https.",
         )
@@ -70,7 +78,7 @@ class RegistryErrors:
     def no_token(self, realm: urllib.parse.SplitResult) -> NetworkError:
         """That its token server's answer has no token."""
         return NetworkError(
-            f"{self._name} gives no token",
+            f"{self.name} gives no token",
             why=f"The answer of {realm.netloc} has none in it.",
             fix=f"Its administrators have to look at it.{self.wording.otherwise}",
         )
@@ -88,7 +96,7 @@ class RegistryErrors:
         detail = f" Its message: {message}" if (message := _message(body)) else ""
         if elsewhere:
             return NetworkError(
-                f"{elsewhere}, to which {self._name} redirects, refuses: status {status}",
+                f"{elsewhere}, to which {self.name} redirects, refuses: status {status}",
                 why=f"{request} was redirected there{tried}.{detail} The registry itself allowed it.",
                 fix="Such an address is signed for some minutes: check this machine's clock, and whether network and "
                 f"proxy let {elsewhere} through; then run the same command again.{self.wording.otherwise}",
@@ -100,10 +108,13 @@ class RegistryErrors:
             401: login if credentials is None else f"The credentials are refused; {login[0].lower()}{login[1:]}",
             403: f"Give the account the right to this repository, or use another one. {login}",
             404: "Correct the address of the repository; some registries want it made first.",
+            405: "It takes no uploads: it is read-only, in maintenance, or a mirror. Name one that takes them.",
+            413: "A proxy before it refuses large requests: have its limit raised to 64 MiB at least.",
+            507: "Its disk or quota is full: free some there, or have it raised; what was sent whole is kept.",
             429: "It is overloaded, or its limit is used up: run the same command again later.",
         }
         return NetworkError(
-            f"{self._name} refuses: status {status}",
+            f"{self.name} refuses: status {status}",
             why=f"{request}, {account}{tried}.{detail}",
             fix=f"{fixes.get(status, 'Run the same command again later.')}{self.wording.otherwise}",
         )

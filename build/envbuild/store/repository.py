@@ -9,19 +9,18 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from envbuild.core import jsonread
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
-from envbuild.core.errors import NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address
 from envbuild.store.backend import EntryFiles, EntryRef
 from envbuild.store.document import MOST_BYTES, refused
 from envbuild.store.registry import Answer, Registry
+from envbuild.store.tags import list_tags
+from envbuild.store.upload import has_blob, upload_blob
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 DOCUMENT_TYPE = "application/vnd.envbuild.entry.v1+json"
@@ -34,8 +33,6 @@ CONFLICT = (409, 412)
 # Tags have at most 128 characters of [a-zA-Z0-9._-] (OCI distribution-spec, "Pulling manifests"), of which a key takes
 # 64.
 _INDEX_TAG = re.compile(r"([^.-]+)\.(.+)\.([0-9a-f]{64})")
-# RFC 8288, as the spec has it for further pages ("Listing Tags").
-_NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
 
 
 class OciRepository:
@@ -87,23 +84,22 @@ class OciRepository:
 
     def keys(self, kind: str) -> list[str]:
         beginning = f"{kind}-"
-        found = [tag.removeprefix(beginning) for tag in self._tags() if tag.startswith(beginning)]
+        found = [tag.removeprefix(beginning) for tag in list_tags(self._registry) if tag.startswith(beginning)]
         return [f"sha256:{name}" for name in found if re.fullmatch(r"[0-9a-f]{64}", name)]
 
     def list_index(self, kind: str, index_path: tuple[str, ...]) -> list[EntryRef]:
         found = []
-        for match in map(_INDEX_TAG.fullmatch, self._tags()):
+        for match in map(_INDEX_TAG.fullmatch, list_tags(self._registry)):
             if match is not None and match[1] == kind:
                 place = tuple(match[2].split("."))
                 found += [EntryRef(f"sha256:{match[3]}", place)] if place[: len(index_path)] == index_path else []
         return found
 
     def has(self, digest: str, size_bytes: int) -> bool:
-        answer = self._registry.ask("HEAD", f"blobs/{digest}", accept=(200, 404))
-        return answer.status == 200 and answer.headers.get("Content-Length", str(size_bytes)) == str(size_bytes)
+        return has_blob(self._registry, digest, size_bytes)
 
     def upload(self, file: Path, digest: str, size_bytes: int) -> None:
-        self._registry.upload("blobs/uploads/", {"digest": digest}, file, size_bytes)
+        upload_blob(self._registry, file, digest, size_bytes)
 
     def download(self, digest: str, size_bytes: int, to: Path) -> bool:
         return self._registry.download(f"blobs/{digest}", size_bytes, to)
@@ -140,30 +136,6 @@ class OciRepository:
     ) -> Answer:
         sent = {"Content-Type": MANIFEST_TYPE, **(headers or {})}
         return self._registry.ask("PUT", f"manifests/{tag}", accept=accept, headers=sent, body=manifest)
-
-    def _tags(self) -> list[str]:
-        """All tags of the repository, page by page; a repository that does not exist yet has none."""
-        found: list[str] = []
-        # Registries may send fewer, and link to the next page.
-        query = "n=1000"
-        seen = set()
-        while query and query not in seen:
-            seen.add(query)
-            answer = self._registry.ask("GET", f"tags/list?{query}", accept=(200, 404))
-            if answer.status == 404:
-                return found
-            try:
-                listed: Any = jsonread.foreign(answer.body)
-                found += [str(tag) for tag in listed.get("tags") or []]
-            except (ValueError, AttributeError, TypeError) as error:
-                raise NetworkError(
-                    f"the store {self._address} lists no tags",
-                    why='Its answer is not a list of tags (OCI distribution-spec, "Listing Tags").',
-                    fix="Check the address. ENVBUILD_STORE=off goes on without it.",
-                ) from error
-            following = _NEXT.search(answer.headers.get("Link", ""))
-            query = urllib.parse.urlsplit(following[1]).query if following else ""
-        return found
 
 
 def _tag(kind: str, key: str) -> str:

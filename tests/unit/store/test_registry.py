@@ -18,6 +18,7 @@ from envbuild.core.errors import NetworkError
 from envbuild.store import registry, transfer
 from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
+from envbuild.store.upload import mount_blob, upload_blob
 
 Reply = tuple[int, dict[str, str], bytes]
 
@@ -201,7 +202,7 @@ def test_upload_to_another_place_takes_no_credentials_along(server, other, tmp_p
     other.answer = lambda *_: (201, {}, b"")
     (tmp_path / "file").write_bytes(b"content")
     uploading = opened(server, login(tmp_path, server, {"auth": BASIC}))
-    uploading.upload("blobs/uploads/", {"digest": "x"}, tmp_path / "file", 7)
+    assert upload_blob(uploading, tmp_path / "file", "x", 7) == 7
     ((_, _, headers, body),) = other.requests
     assert (body, "Authorization" in headers) == (b"content", False)
 
@@ -348,3 +349,28 @@ def test_registry_that_trickles_in_any_answer_is_given_up(tmp_path, monkeypatch,
         pytest.raises(NetworkError, match="cannot be reached"),
     ):
         asking(opened(server, {"HOME": str(tmp_path)}), tmp_path)
+
+
+def test_a_token_to_mount_with_may_read_the_other_repository(server, other, tmp_path):
+    """Also where the registry does not ask for that by itself."""
+    with_tokens(server, other)
+    wanted = "repository:team/store:pull,push repository:team/other:pull"
+
+    def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Reply:
+        if headers.get("Authorization") != f"Bearer token-for-{wanted}":
+            challenge = f'Bearer realm="http://{other.host}/token",scope="repository:team/store:pull,push"'
+            return 401, {"WWW-Authenticate": challenge}, b"{}"
+        return 201, {}, b""
+
+    server.answer = answer
+    environ = login(tmp_path, server, {"auth": BASIC})
+    mounting = Registry(parse_address(f"oci://{server.host}/team/store"), None, environ, also_read=["team/other"])
+    assert mount_blob(mounting, "sha256:1", "team/other")
+    (path,) = [path for method, path, _, _ in server.requests if method == "POST" and "mount" in path][-1:]
+    assert urllib.parse.parse_qs(urllib.parse.urlsplit(path).query) == {"mount": ["sha256:1"], "from": ["team/other"]}
+
+
+@pytest.mark.parametrize("status", [202, 401, 403, 404])
+def test_a_blob_that_cannot_be_mounted_is_no_error(server, tmp_path, status):
+    server.answer = lambda *_: (status, {}, b"")
+    assert not mount_blob(opened(server, {"HOME": str(tmp_path)}), "sha256:1", "team/other")

@@ -1,0 +1,122 @@
+"""Attaches artifacts to a manifest on a registry, and lists those that are attached.
+
+Registries with the referrers API do so by themselves. For the others the client keeps an index under a tag
+(OCI distribution-spec 1.1, "Referrers Tag Schema"); retention rules of such registries must spare these tags.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Mapping, Sequence
+
+from envbuild.core import jsonread
+from envbuild.core.digests import Json, canonical_json
+from envbuild.core.errors import NetworkError
+from envbuild.oci.artifact import artifact_entry
+from envbuild.oci.models import INDEX_TYPES, MANIFEST_TYPE, Index, not_an_image, read
+from envbuild.oci.models import Descriptor as Referrer
+from envbuild.oci.push import CONFLICT, NOT_THERE, Manifest, digest_of_tag, if_unchanged, put_manifest, read_manifest
+from envbuild.store.registry import Registry
+from envbuild.store.tags import NEXT_PAGE
+
+INDEX_TYPE = INDEX_TYPES[0]
+# Whoever writes a tag at the same moment does so once or twice; a hundred times is a registry that keeps nothing.
+MOST_WRITES = 20
+# How registries without the API answer; 404 is what the specification has.
+NO_API = (400, 403, 404, 405, 501)
+
+
+def tag_of(digest: str) -> str:
+    """The tag of the index of a manifest's artifacts."""
+    return digest.replace(":", "-")
+
+
+def has_api(registry: Registry, digest: str) -> bool:
+    """Whether a registry has the referrers API; ``digest`` is any, there or not."""
+    answer = registry.ask("GET", f"referrers/{digest}", accept=(200, *NO_API), headers={"Accept": INDEX_TYPE})
+    # Some answer every address with a page: an index says that it is one.
+    return answer.status == 200 and answer.headers.get("Content-Type", "").partition(";")[0] == INDEX_TYPE
+
+
+def list_referrers(registry: Registry, digest: str) -> tuple[Referrer, ...]:
+    """The artifacts that refer to a manifest.
+
+    Raises:
+        NetworkError: the registry cannot be reached, or refuses.
+        CheckRefusedError: its answer is no index.
+    """
+    if not has_api(registry, digest):
+        found = read_manifest(registry, tag_of(digest))
+        return _entries(registry, found.content) if found else ()
+    entries: list[Referrer] = []
+    path, seen = f"referrers/{digest}", set()
+    while path and path not in seen:
+        seen.add(path)
+        answer = registry.ask("GET", path, accept=(200,), headers={"Accept": INDEX_TYPE})
+        entries += _entries(registry, answer.body)
+        path = _next_page(answer.headers, digest)
+    return tuple(entries)
+
+
+def attach(registry: Registry, manifests: Mapping[str, Sequence[bytes]], subject: str) -> int:
+    """Push artifacts that refer to a manifest; their blobs must be there. Returns the bytes that were sent.
+
+    Args:
+        manifests: by their artifact type.
+        subject: the digest of what they refer to.
+
+    Raises:
+        NetworkError: the registry cannot be reached, or refuses.
+    """
+    sent, unlisted = 0, []
+    for artifact_type, contents in manifests.items():
+        for content in contents:
+            manifest = Manifest(content=content, media_type=MANIFEST_TYPE)
+            answer = put_manifest(registry, manifest.digest, manifest)
+            sent += len(content)
+            # distribution-spec 1.1, "Pushing Manifests with Subject": a registry with the API says so here.
+            if answer.headers.get("OCI-Subject") != subject:
+                unlisted.append(artifact_entry(content, artifact_type, {}))
+    return sent + (_add_to_tag(registry, tag_of(subject), unlisted) if unlisted else 0)
+
+
+def _add_to_tag(registry: Registry, tag: str, entries: Sequence[dict[str, Json]]) -> int:
+    """Add entries to the index of a tag, and look again until they are there: others may write it meanwhile."""
+    sent, gone = 0, set[str]()
+    for _ in range(MOST_WRITES):
+        before = read_manifest(registry, tag)
+        there: list[Json] = jsonread.foreign(before.content)["manifests"] if before else []
+        listed = [item for item in there if isinstance(item, dict) and item.get("digest") not in gone]
+        known = {item.get("digest") for item in listed}
+        missing = [entry for entry in entries if entry["digest"] not in known]
+        if not missing:
+            return sent
+        index = canonical_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*listed, *missing]})
+        manifest = Manifest(content=index, media_type=INDEX_TYPE)
+        accept = (201, *CONFLICT) if gone else (201, *CONFLICT, *NOT_THERE)
+        answer = put_manifest(registry, tag, manifest, accept=accept, headers=if_unchanged(before))
+        sent += len(index)
+        if answer.status in NOT_THERE:
+            # What a retention rule took is listed no more, or the registry would never take this index again. Where
+            # all is there, the next refusal is the registry's last word.
+            digests = [str(item.get("digest")) for item in (*listed, *missing)]
+            gone = {digest for digest in digests if digest_of_tag(registry, digest) is None} or {""}
+    raise not_kept(registry, tag)
+
+
+def not_kept(registry: Registry, tag: str) -> NetworkError:
+    """The error for a tag that has not what was written to it, however often."""
+    return NetworkError(
+        f"{registry.error.name} does not keep the tag {tag}",
+        why=f"It was written {MOST_WRITES} times, and each time what was written was not there afterwards.",
+        fix="Another program writes it, or the registry's tags cannot be changed: allow changes of this tag there.",
+    )
+
+
+def _entries(registry: Registry, content: bytes) -> tuple[Referrer, ...]:
+    return read(content, Index, f"a list of artifacts of {registry.address}", not_an_image).manifests
+
+
+def _next_page(headers: Mapping[str, str], digest: str) -> str:
+    following = NEXT_PAGE.search(headers.get("Link", ""))
+    return f"referrers/{digest}?{urllib.parse.urlsplit(following[1]).query}" if following else ""

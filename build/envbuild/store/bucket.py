@@ -1,0 +1,289 @@
+"""A bucket: S3 and what speaks like it, and Google Cloud Storage.
+
+Obstore does the work: one library for both, with conditional puts, retries, multipart uploads, streams, and no
+dependencies, in 15 MB where boto3 alone is twice that.
+"""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from envbuild.core.background import run_in_background
+from envbuild.core.errors import EnvbuildError, MachineError, NetworkError
+from envbuild.core.files import NotPlainFileError, machine_errors
+from envbuild.store.address import Address
+from envbuild.store.backend import StoredObject
+from envbuild.store.registry_errors import Wording
+
+if TYPE_CHECKING:
+    from obstore.store import GCSStore, S3Store
+
+# S3 takes no parts of an upload below 5 MiB, and no more than 10 000 of them.
+LEAST_PART_BYTES, PARTS = 8 << 20, 9000
+CHUNK_BYTES = 4 << 20
+T = TypeVar("T")
+CONNECT_SECONDS, READ_SECONDS = 10, 60
+RETRIES = 5
+RETRY_SECONDS = 120
+_STATUS = re.compile(r"status code: (\d{3})[ A-Za-z-]*")
+_KIND = re.compile(r"kind: (\w+),")
+# The word for an error in S3's answers ("Error responses"); the rest of them may quote the request.
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+_FIXES = {
+    "401": "Check the credentials.",
+    "403": "Give {account} the right to do this there (get, put and list), or check the credentials.",
+    "429": "It is overloaded: run the same command again later.",
+    "507": "Its space is used up: free some, or have the quota raised; then run the same command again.",
+    "QuotaExceeded": "Its quota is used up: free some space there, or have it raised; then run the same command again.",
+    "RequestTimeTooSkewed": "Set this machine's clock: a request is signed for some minutes.",
+    "ExpiredToken": "The credentials expired: get new ones.",
+}
+
+
+class Bucket:
+    """The objects under a prefix of a bucket; an object store (:class:`~envbuild.store.backend.ObjectStore`)."""
+
+    def __init__(self, address: Address, store: S3Store | GCSStore, account: str, wording: Wording) -> None:
+        self._address = address
+        self._store = store
+        self._account = account
+        self._wording = wording
+        self._seen = False
+
+    @property
+    def address(self) -> str:
+        return str(self._address)
+
+    def read(self, path: str, at_most_bytes: int) -> StoredObject | None:
+        import obstore
+
+        with self._errors(f"read {path}"):
+            try:
+                found = wait_for(lambda: obstore.get(self._store, path))
+                if found.meta["size"] > at_most_bytes:
+                    raise NotPlainFileError(f"{path.rpartition('/')[2]} is larger than {at_most_bytes >> 20} MiB")
+                content = wait_for(lambda: bytes(found.bytes()))
+            except FileNotFoundError:
+                self._check_bucket()
+                return None
+        # S3 compares entity tags, Google generations; obstore wants no key without a value.
+        return StoredObject(content, {key: value for key in ("e_tag", "version") if (value := found.meta[key])})
+
+    def create(self, path: str, content: bytes) -> bool:
+        from obstore.exceptions import AlreadyExistsError
+
+        with self._errors(f"write {path}"):
+            try:
+                # HTTP's If-None-Match: *, which the server decides.
+                # A conditional put is one request: parts of an upload have no such condition.
+                self._put(path, content, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+        return True
+
+    def replace(self, path: str, content: bytes, of: StoredObject) -> bool:
+        from obstore.exceptions import PreconditionError
+
+        with self._errors(f"write {path}"):
+            try:
+                self._put(path, content, mode=of.version, use_multipart=False)
+            except PreconditionError:
+                return False
+        return True
+
+    def write(self, path: str, content: bytes) -> None:
+        with self._errors(f"write {path}"):
+            self._put(path, content)
+
+    def names(self, prefix: str) -> list[str]:
+        import obstore
+
+        with self._errors("list what it has"):
+            listing = obstore.list(self._store, prefix)
+            return wait_for(lambda: [str(item["path"]) for page in listing for item in page])
+
+    def size(self, path: str) -> int | None:
+        import obstore
+
+        with self._errors(f"look for {path}"):
+            try:
+                return int(wait_for(lambda: obstore.head(self._store, path))["size"])
+            except FileNotFoundError:
+                self._check_bucket()
+                return None
+
+    def upload(self, file: Path, path: str, size_bytes: int) -> None:
+        # obstore sends parts of one size, so it is chosen for the number of parts; it sends a part again that was cut.
+        part = max(LEAST_PART_BYTES, size_bytes // PARTS + 1)
+
+        with self._errors(f"write {path}"):
+            self._put(path, file, chunk_size=part)
+
+    def download(self, path: str, size_bytes: int, to: Path, start: int = 0) -> bool:
+        import obstore
+
+        with self._errors(f"read {path}"):
+            try:
+                options: Any = {"range": {"offset": start}} if start else None
+                found = wait_for(lambda: obstore.get(self._store, path, options=options))
+            except FileNotFoundError:
+                self._check_bucket()
+                return False
+            with machine_errors(to), to.open("ab" if start else "wb") as out:
+                chunks = iter(found.stream(min_chunk_size=CHUNK_BYTES))
+                while out.tell() <= size_bytes and (chunk := wait_for(lambda: next(chunks, None))) is not None:
+                    out.write(chunk)
+        return True
+
+    def _put(self, path: str, content: bytes | Path, **how: Any) -> None:
+        import obstore
+
+        wait_for(lambda: obstore.put(self._store, path, content, **how))
+
+    def _check_bucket(self) -> None:
+        """What is not found may be missing with its whole bucket; listing an empty place is no error, that one is."""
+        # S3 answers 404 for both; obstore raises FileNotFoundError for both.
+        if not self._seen:
+            self.names("entries")
+            self._seen = True
+
+    @contextlib.contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (EnvbuildError, NotPlainFileError):
+            raise
+        except FileNotFoundError as error:
+            raise self._missing() from error
+        except (BaseError, ValueError, OSError) as error:
+            raise self._failed(doing, str(error)) from error
+
+    def _failed(self, doing: str, text: str) -> NetworkError:
+        """The error for what obstore says; its own text may quote the request, and is not shown."""
+        status = match[1] if (match := _STATUS.search(text)) else ""
+        if status == "404":
+            return self._missing()
+        kind = match[1] if (match := _KIND.search(text)) else ""
+        code = match[1] if (match := _CODE.search(text)) else ""
+        if status:
+            why = (
+                f"It answered with status {status}{code and f' ({code})'}, as {self._account}; status 429 and 5xx "
+                f"after {RETRIES} retries."
+            )
+        else:
+            why = f"There was no answer ({kind or 'no connection'}), after {RETRIES} retries."
+        place = (
+            "Check the bucket's name, the endpoint (AWS_ENDPOINT_URL, or endpoint under [stores.NAME]), the network."
+        )
+        name = f"the {self._wording.noun} {self.address}"
+        return NetworkError(
+            f"{name} refuses to {doing}" if status else f"{name} cannot {doing}",
+            why=why,
+            fix=_FIXES.get(code, _FIXES.get(status, place)).format(account=self._account) + self._wording.otherwise,
+        )
+
+    def _missing(self) -> NetworkError:
+        return NetworkError(
+            f"the {self._wording.noun} {self.address} does not exist",
+            why=f"There is no bucket {self._address.host}.",
+            fix=f"Correct the address, or make the bucket.{self._wording.otherwise}",
+        )
+
+
+def wait_for(action: Callable[[], T]) -> T:
+    """The result of a call into obstore, which hears of no signal until it is done: Ctrl-C ends the waiting here."""
+    return run_in_background(action).result()
+
+
+def open_bucket(
+    address: Address, endpoint: str | None, ca_bundle: Path | None, environ: Mapping[str, str], wording: Wording
+) -> Bucket:
+    """The bucket at an address; nothing is asked of it yet.
+
+    Raises:
+        MachineError: obstore is not there for this machine.
+        NetworkError: what it was configured with cannot be used.
+    """
+    try:
+        from obstore.store import GCSStore, S3Store
+    except ImportError as error:
+        raise MachineError(
+            f"the store {address} needs obstore, which cannot be imported",
+            why=str(error),
+            fix="Install envbuild with its dependencies again.",
+        ) from error
+    url = endpoint or ""
+    if address.scheme == "s3":
+        url = url or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or ""
+    client: dict[str, Any] = {
+        "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+        "read_timeout": timedelta(seconds=READ_SECONDS),
+        # Of a whole request; large files take their time, and a stalled one ends by the read timeout.
+        # object_store ends each request after 30 s by default.
+        "timeout": timedelta(days=1),
+        "allow_http": url.startswith("http://"),
+    }
+    if ca_bundle is not None:
+        client["root_certificate"] = ca_bundle.read_bytes()
+    retry: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+    options: dict[str, Any] = {"client_options": client, "retry_config": retry, "prefix": address.path or None}
+    store: S3Store | GCSStore
+    try:
+        if address.scheme == "gs":
+            account = environ.get("GOOGLE_APPLICATION_CREDENTIALS", "Google's default credentials")
+            options |= {"base_url": url} if url else {}
+            store = GCSStore(address.host, **options)
+        else:
+            found, account = aws_settings(environ)
+            found |= {"endpoint": url} if url else {}
+            # Sent along with each put and each part, so that the server compares what came.
+            store = S3Store(address.host, checksum_algorithm="SHA256", **options, **found)
+    except Exception as error:
+        raise NetworkError(
+            f"the store {address} cannot be opened",
+            why=str(error).splitlines()[0][:300],
+            fix=f"Correct its settings and credentials.{wording.otherwise}",
+        ) from error
+    return Bucket(address, store, account, wording)
+
+
+def aws_settings(environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+    """What obstore does not find by itself: the keys and region of AWS's own files; and a name for the account.
+
+    The environment's keys, a web identity or a container's role come first; obstore takes those itself.
+    """
+    own = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+    if named := next((name for name in own if environ.get(name)), None):
+        return {}, f"the account of {named}"
+    profile = environ.get("AWS_PROFILE", "default")
+    home = Path(environ.get("HOME") or "~").expanduser()
+    keys = _section(Path(environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws/credentials"), profile)
+    config = _section(
+        Path(environ.get("AWS_CONFIG_FILE") or home / ".aws/config"),
+        profile if profile == "default" else f"profile {profile}",
+    )
+    found: dict[str, Any] = {
+        "aws_access_key_id": keys.get("aws_access_key_id", ""),
+        "aws_secret_access_key": keys.get("aws_secret_access_key", ""),
+        "aws_session_token": keys.get("aws_session_token", ""),
+        "region": "" if environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") else config.get("region", ""),
+    }
+    account = f"profile {profile} of AWS's credentials file" if found["aws_access_key_id"] else "this machine's role"
+    return {name: value for name, value in found.items() if value}, account
+
+
+def _section(path: Path, name: str) -> Mapping[str, str]:
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(path)
+    except (configparser.Error, UnicodeDecodeError):
+        return {}  # AWS's own tools say what is wrong with it
+    return parser[name] if parser.has_section(name) else {}
