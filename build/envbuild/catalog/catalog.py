@@ -18,6 +18,7 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import NAME_PATTERN
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.models import KINDS, Cluster, Companions, Target
+from envbuild.catalog.policy import Policy
 from envbuild.catalog.recipe import WheelRecipe
 from envbuild.catalog.stack import Stack
 from envbuild.core.digests import digest_of
@@ -34,6 +35,7 @@ SINGULAR = {
     "conflicts": "conflict",
     "companions": "table of companions for",
     "wheels": "recipe for the wheel of",
+    "policies": "policy",
 }
 
 
@@ -154,6 +156,20 @@ class Catalog:
 
     def matrix(self, name: str) -> Matrix:
         return self._load("matrices", name, Matrix)
+
+    def policy(self, name: str) -> Policy:
+        """The policy ``name``; the matrices that it names are there."""
+        policy = self._load("policies", name, Policy)
+        known = self.names("matrices")
+        for position, matrix in enumerate(policy.matrices):
+            if matrix not in known:
+                location: toml.Location = ("matrices", position)
+                raise ConfigurationError(
+                    f"{toml.where(self.path('policies', name), location)}: there is no matrix {matrix!r}",
+                    why=f"{toml.dotted(location)} names it. {_near(matrix, known)}",
+                    fix=f"Name one of these, or define it in envs/matrices/{matrix}.toml.",
+                )
+        return policy
 
     def ships_matrix(self, name: str) -> bool:
         """Whether the matrix ``name`` is what envbuild ships under that name, wherever its file is."""

@@ -14,6 +14,7 @@ from envbuild.catalog.base import Base
 from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.fields import Device, PackageName, Specifier, TomlModel
 from envbuild.catalog.matrix import Matrix
+from envbuild.catalog.policy import Policy
 from envbuild.catalog.recipe import WheelRecipe
 from envbuild.catalog.stack import Stack
 
@@ -91,4 +92,5 @@ KINDS: dict[str, type[TomlModel]] = {
     "conflicts": Conflict,
     "companions": Companions,
     "wheels": WheelRecipe,
+    "policies": Policy,
 }

@@ -15,6 +15,7 @@ from envbuild.catalog import toml
 from envbuild.catalog.fields import Name, TomlModel
 from envbuild.catalog.stores import Store, StoreSettings, stores_in_force
 from envbuild.core.errors import ConfigurationError
+from envbuild.store.address import parse_address
 
 PUBLIC_TORCH_INDEX = "https://download.pytorch.org/whl/{build}"
 PIP_CONFIG_FILES = ("/etc/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
@@ -46,8 +47,12 @@ class SiteFile(TomlModel):
     """``~/.config/envbuild/config.toml`` (or the file that ENVBUILD_CONFIG names)."""
 
     cache_dir: str | None = Field(default=None, description="where the store is; default ~/.cache/envbuild")
+    state_dir: str | None = Field(default=None, description="where the ledger is; default ~/.local/state/envbuild")
     ca_bundle: str | None = Field(default=None, description="PEM file that network access inside builds trusts")
     apt_mirror: str | None = Field(default=None, description="mirror for mmdebstrap instead of the machine's sources")
+    base_repositories: tuple[str, ...] = Field(
+        default=(), description="HOST/REPOSITORY: where published bases are, asked in this order"
+    )
     torch_builds: TorchBuilds = TorchBuilds()
     signing: Signing = Signing()
     stores: dict[Name, StoreSettings] = Field(default={}, description="remote stores, besides the local one, by name")
@@ -57,8 +62,10 @@ class Site(TomlModel):
     """The configuration in force: file, environment and defaults together."""
 
     cache_dir: Path
+    state_dir: Path
     ca_bundle: Path | None
     apt_mirror: str | None
+    base_repositories: tuple[str, ...] = ()
     find_links: tuple[str, ...] = Field(description="from the file, uv's variable, pip's variable and pip's files")
     torch_index: str
     signing: Signing = Field(default=Signing(), description="of the file and the environment; paths from the root")
@@ -78,10 +85,15 @@ def load_site(environ: Mapping[str, str] = os.environ) -> Site:
     # The default file need not exist; a link that leads nowhere was meant to be one.
     file = toml.load(path, SiteFile, _wanted(named)) if named or os.path.lexists(path) else SiteFile()
     cache = environ.get("ENVBUILD_CACHE_DIR") or file.cache_dir
+    state = environ.get("ENVBUILD_STATE_DIR") or file.state_dir
     return Site(
         cache_dir=_expanded(cache, home) if cache else _xdg("XDG_CACHE_HOME", home / ".cache", environ) / "envbuild",
+        state_dir=_expanded(state, home)
+        if state
+        else _xdg("XDG_STATE_HOME", home / ".local/state", environ) / "envbuild",
         ca_bundle=_ca_bundle(file, home, environ),
         apt_mirror=_apt_mirror(file, environ),
+        base_repositories=_base_repositories(file, environ),
         find_links=_find_links(file, home, environ),
         torch_index=environ.get("ENVBUILD_TORCH_INDEX") or file.torch_builds.index,
         signing=_signing(file, home, environ),
@@ -156,6 +168,21 @@ def _apt_mirror(file: SiteFile, environ: Mapping[str, str]) -> str | None:
             fix="Correct it, or unset it to use this machine's own apt sources.",
         )
     return mirror or None
+
+
+def _base_repositories(file: SiteFile, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Where published bases are.
+
+    Raises:
+        ConfigurationError: one is not the address of a repository.
+    """
+    named = tuple(environ.get("ENVBUILD_BASE_REPOSITORIES", "").split()) or file.base_repositories
+    try:
+        found = [parse_address(f"oci://{name.removeprefix('oci://')}") for name in named]
+    except ConfigurationError as error:
+        fix = "Correct ENVBUILD_BASE_REPOSITORIES, or base_repositories of the configuration file."
+        raise error.with_context(fix=fix) from error
+    return tuple(f"{address.host}/{address.path}" for address in found)
 
 
 def _ca_bundle(file: SiteFile, home: Path, environ: Mapping[str, str]) -> Path | None:

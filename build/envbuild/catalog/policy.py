@@ -1,0 +1,34 @@
+"""A policy: what must hold before an image is published (``envs/policies/*.toml``)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+from pydantic import Field
+
+from envbuild.catalog.fields import Name, TomlModel
+
+
+class Policy(TomlModel):
+    """What must hold before an image is published."""
+
+    summary: str
+    matrices: tuple[Name, ...] = Field(min_length=1, description="the matrices of which one must have passed")
+    max_age_days: Annotated[int, Field(gt=0, le=3650)] = Field(
+        description="how old the oldest number in the certificate may be"
+    )
+    shipped_matrix: bool = Field(default=True, description="the matrix must be what envbuild ships under its name")
+    whole_matrix: bool = Field(default=True, description="every case of it must have passed, not a part")
+    target_gpus: bool = Field(default=True, description="the cases must have run on GPUs of the target's SMs")
+    allow_not_vouched: bool = Field(
+        default=False, description="publish although the locked versions are known to train something wrongly"
+    )
+    locked_base: bool = Field(default=True, description="the base in the image must be the one that the lock names")
+    keys: tuple[Name, ...] | None = Field(
+        default=None, min_length=1, description="only these keys of the trust file count; without it all of them"
+    )
+
+    @property
+    def max_age(self) -> timedelta:
+        return timedelta(days=self.max_age_days)

@@ -1,0 +1,1 @@
+"""Publishes certified images, finds them again, and takes them back."""

@@ -1,0 +1,122 @@
+"""Certificates in the forms that other programs verify: sigstore bundles, and an in-toto test result.
+
+Formats: https://github.com/sigstore/protobuf-specs (sigstore_bundle.proto, version 0.3) and
+https://github.com/in-toto/attestation/blob/main/spec/predicates/test-result.md (0.1).
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+from envbuild.certify.certificate.envelope import PAYLOAD_TYPE, SignatureOf, SignedBytes, encode
+from envbuild.certify.certificate.sign import Signer
+from envbuild.certify.certificate.statement import STATEMENT_TYPE, Certificate
+from envbuild.core import jsonread
+from envbuild.core.digests import Json, canonical_json
+from envbuild.core.errors import CertificateRefusedError
+
+BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+TEST_RESULT_TYPE = "https://in-toto.io/attestation/test-result/v0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A bundle, and the predicate that its statement has."""
+
+    content: bytes
+    predicate_type: str
+
+    def annotations(self, created: str) -> dict[str, str]:
+        """What cosign looks for on the artifact that holds a bundle."""
+        return {
+            "org.opencontainers.image.created": created,
+            "dev.sigstore.bundle.content": "dsse-envelope",
+            "dev.sigstore.bundle.predicateType": self.predicate_type,
+        }
+
+
+def make_bundle(content: SignedBytes, predicate_type: str) -> Bundle:
+    """The bundle of a signed statement; the key is named by its ID, since there is no X.509 certificate.
+
+    Raises:
+        ValueError: it is not signed.
+    """
+    if content.signed is None:
+        raise ValueError("a statement without a signature has no bundle")
+    signature = {"sig": _base64(content.signed.signature), "keyid": content.signed.keyid}
+    bundle: dict[str, Json] = {
+        "mediaType": BUNDLE_TYPE,
+        # No transparency log: sites without a way out verify it, too.
+        "verificationMaterial": {"publicKey": {"hint": content.signed.keyid}, "tlogEntries": []},
+        "dsseEnvelope": {
+            "payload": _base64(content.payload),
+            "payloadType": PAYLOAD_TYPE,
+            "signatures": [dict(signature)],
+        },
+    }
+    return Bundle(content=canonical_json(bundle), predicate_type=predicate_type)
+
+
+def certificate_in(bundle: bytes, where: str) -> bytes:
+    """The certificate's file, byte for byte, out of its bundle. Its signature is not checked.
+
+    Args:
+        where: what holds the bundle, for the error.
+
+    Raises:
+        CertificateRefusedError: it is not a bundle that envbuild writes.
+    """
+    try:
+        envelope = jsonread.loads(bundle)["dsseEnvelope"]
+        (signature,) = envelope["signatures"]
+        signed = SignatureOf(str(signature["keyid"]), base64.b64decode(signature["sig"], validate=True))
+        content = SignedBytes(base64.b64decode(envelope["payload"], validate=True), signed)
+        made = make_bundle(content, "")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CertificateRefusedError(
+            f"the certificate in {where} is refused",
+            why=f"It is not a sigstore bundle with a certificate: {error!r:.200}",
+            fix="Publish the image again; its certificate was changed or damaged there.",
+        ) from error
+    if made.content != bundle:
+        raise CertificateRefusedError(
+            f"the certificate in {where} is refused",
+            why="The bundle is not in the form that envbuild writes: something was added or laid out anew.",
+            fix="Publish the image again; its certificate was changed or damaged there.",
+        )
+    return encode(content)
+
+
+def result_bundle(certificate: Certificate, signer: Signer) -> Bundle:
+    """The certificate as an in-toto test result, which policy engines read, signed by ``signer``."""
+    predicate = certificate.predicate
+    configuration: list[Json] = [
+        {"name": f"matrix {predicate.matrix}", "digest": {"sha256": _hex(predicate.matrix_digest)}},
+        {"name": "lock", "digest": {"sha256": _hex(predicate.lock_digest)}},
+        {"name": "plan", "digest": {"sha256": _hex(predicate.plan_digest)}},
+    ]
+    passed: list[Json] = [*sorted({case.id for case in predicate.cases})]
+    warned: list[Json] = [*sorted(item.name for item in predicate.not_vouched)]
+    statement: dict[str, Json] = {
+        "_type": STATEMENT_TYPE,
+        "subject": [item.model_dump(mode="json") for item in certificate.subject],
+        "predicateType": TEST_RESULT_TYPE,
+        "predicate": {
+            # A certificate exists only where every case passed; what it does not vouch for is a warning.
+            "result": "WARNED" if predicate.not_vouched else "PASSED",
+            "configuration": configuration,
+            "passedTests": passed,
+            "warnedTests": warned,
+            "failedTests": [],
+        },
+    }
+    return make_bundle(signer.sign(canonical_json(statement)), TEST_RESULT_TYPE)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")

@@ -1,0 +1,135 @@
+"""Removes from a repository what nothing needs any more: an image, what refers to it, and its tags.
+
+What stays is whole: only manifests whose subject goes are removed, so no referrer of a kept image. First the index
+forgets an image, then its manifests go, the record of its publication last: so a run that was killed is finished by the
+next one. Registries free the blobs themselves (docker's by ``registry garbage-collect``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from envbuild.core.errors import CheckRefusedError, NetworkError
+from envbuild.oci.push import digest_of_tag
+from envbuild.oci.referrers import list_referrers, tag_of
+from envbuild.publish.index import head_of, leave_out, load_index, read_entry
+from envbuild.publish.models import Publication
+from envbuild.publish.tags import DOCKER_SUFFIX, PUBLICATION_SUFFIX
+from envbuild.store.registry import Registry
+from envbuild.store.tags import list_tags
+
+BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What keeps a publication, besides a moving tag: digests of locks and of OCI images."""
+
+    locks: frozenset[str] = frozenset()
+    images: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What can go from a repository, and why each of the others stays, by its tag.
+
+    Attributes:
+        damaged: certified publications that stay and lost what referred to them.
+    """
+
+    going: tuple[Publication, ...]
+    kept: dict[str, str]
+    damaged: tuple[Publication, ...]
+
+
+def plan_sweep(registry: Registry, needs: Needs) -> Sweep:
+    """What nothing needs. Revoked publications stay: who asks for one must learn why it was taken back.
+
+    Raises:
+        CheckRefusedError: the index is damaged.
+        NetworkError: the registry cannot be reached, or refuses.
+    """
+    index = load_index(registry)
+    left_out = index.left_out - {item.tag for item in index.publications}
+    published = [*index.publications, *_left_behind(registry, left_out)]
+    heads = {head.tag for item in index.publications if (head := head_of(index.publications, item.moving_tag))}
+    kept = {item.tag: why for item in published if (why := _why_kept(item, heads, needs))}
+    images = {item.oci_digest for item in published if item.tag in kept}
+    going = []
+    for item in published:
+        if item.tag not in kept and item.oci_digest in images:
+            kept[item.tag] = "its image is one that stays"
+        elif item.tag not in kept:
+            going.append(item)
+    staying = [item for item in index.publications if item.tag in kept and item.certified]
+    damaged = tuple(item for item in staying if not _has_bundle(registry, item.oci_digest))
+    return Sweep(going=tuple(going), kept=kept, damaged=damaged)
+
+
+def sweep(registry: Registry, going: Iterable[Publication]) -> None:
+    """Remove publications with what refers to them.
+
+    Raises:
+        NetworkError: the registry cannot be reached, refuses, or allows no removal.
+    """
+    items = tuple(going)
+    if items:
+        leave_out(registry, [item.tag for item in items])
+    for item in items:
+        _remove(registry, item)
+
+
+def _left_behind(registry: Registry, left_out: Collection[str]) -> list[Publication]:
+    """Publications that the index forgot, and whose record is still there."""
+    if not left_out:
+        return []
+    tags = set(list_tags(registry))
+    records = [tag + PUBLICATION_SUFFIX for tag in sorted(left_out) if tag + PUBLICATION_SUFFIX in tags]
+    found = [read_entry(registry, record) for record in records]
+    return [entry[0] for entry in found if entry is not None]
+
+
+def _why_kept(item: Publication, heads: Collection[str], needs: Needs) -> str:
+    if item.revoked is not None:
+        return "it was revoked"
+    if item.tag in heads:
+        return f"the tag {item.moving_tag} names it"
+    if item.lock_digest in needs.locks:
+        return "a lock needs it"
+    return "a late night needs it" if item.oci_digest in needs.images else ""
+
+
+def _has_bundle(registry: Registry, digest: str) -> bool:
+    try:
+        return any(item.artifact_type == BUNDLE_TYPE for item in list_referrers(registry, digest))
+    except CheckRefusedError:
+        return False
+
+
+def _remove(registry: Registry, item: Publication) -> None:
+    # Asked before the image goes: afterwards the registry may not know them any more.
+    for artifact in list_referrers(registry, item.oci_digest):
+        _delete(registry, artifact.digest)
+    for tag in (tag_of(item.oci_digest), item.tag + DOCKER_SUFFIX, item.tag):
+        _delete_tagged(registry, tag)
+    _delete(registry, item.oci_digest)
+    _delete_tagged(registry, item.tag + PUBLICATION_SUFFIX)
+
+
+def _delete_tagged(registry: Registry, tag: str) -> None:
+    digest = digest_of_tag(registry, tag)
+    if digest is not None:
+        _delete(registry, digest)
+
+
+def _delete(registry: Registry, digest: str) -> None:
+    # OCI distribution-spec 1.1, "Deleting Manifests": 405 where the registry does not allow it.
+    answer = registry.ask("DELETE", f"manifests/{digest}", accept=(202, 404, 405))
+    if answer.status == 405:
+        raise NetworkError(
+            f"{registry.error.name} removes nothing",
+            why="It answered with status 405: removal is switched off there.",
+            fix="Allow it (docker's registry: storage.delete.enabled), and run the same command again: the index has "
+            "forgotten these images, and their manifests are still there.",
+        )

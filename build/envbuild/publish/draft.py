@@ -1,0 +1,200 @@
+"""The publication as it will be: under which tags, and whether it is there already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from envbuild import __version__
+from envbuild.catalog.catalog import Selection
+from envbuild.catalog.context import Context
+from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
+from envbuild.catalog.policy import Policy
+from envbuild.certify.certificate.sign import Signer
+from envbuild.certify.certificate.statement import CLOCK_SKEW
+from envbuild.certify.certificate.trust import Trust
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import PublicationRefusedError
+from envbuild.image.output import PlacedImage
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.oci.docker_manifest import docker_manifest
+from envbuild.oci.push import digest_of_tag
+from envbuild.oci.referrers import has_api
+from envbuild.publish.gate import Admitted
+from envbuild.publish.models import Publication, PublishedSqsh
+from envbuild.publish.moving import refuse_foreign
+from envbuild.publish.sqsh_stores import SqshStore
+from envbuild.publish.tags import UNCERTIFIED, Tags, tags_of
+from envbuild.store.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishRequest:
+    """An image, and where it is published.
+
+    Attributes:
+        selection: of the image: its stack, base and target.
+        to: the repository, ``HOST/REPOSITORY``.
+        certificate: its file; None where there is none.
+        trust: the keys whose certificates count; None where no trust file is named.
+        uncertified: publish without a certificate, under tags that say so.
+        moving_tag: instead of the one that follows from the lock and the target.
+        sqsh: whether the .sqsh is published, too.
+        sqsh_to: the .sqsh store that takes it, instead of the registry.
+        mount_from: other repositories of the registry, which blobs are taken over from.
+        docker_manifest: push docker's manifest, too; it always is where the registry lacks the referrers API.
+        signer: signs the test result.
+    """
+
+    image: PlacedImage
+    lock: LockDirectory
+    selection: Selection
+    to: str
+    certificate: Path | None
+    policy: Policy
+    trust: Trust | None
+    uncertified: bool = False
+    moving_tag: str | None = None
+    sqsh: bool = True
+    sqsh_to: str | None = None
+    mount_from: tuple[str, ...] = ()
+    docker_manifest: bool = False
+    signer: Signer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """Where an image goes, and what is there.
+
+    Attributes:
+        store: takes the .sqsh; None where the registry does.
+    """
+
+    registry: Registry
+    store: SqshStore | None
+    publications: tuple[Publication, ...]
+
+
+def draft_publication(
+    request: PublishRequest, there: Destination, manifest: bytes, admitted: Admitted | None, context: Context
+) -> Publication:
+    """The publication as it will be, under the tags that are free for it.
+
+    Raises:
+        PublicationRefusedError: it was revoked, its moving tag is somebody else's, or this machine's clock is wrong.
+        NetworkError: the registry cannot be reached, or refuses.
+    """
+    registry, publications = there.registry, there.publications
+    image, record, target = request.image, request.image.record, request.selection.target
+    own = tags_of(
+        request.lock.lock, image.lock_name, request.selection.stack, record.target, certified=admitted is not None
+    )
+    if request.moving_tag is not None:
+        front = UNCERTIFIED if admitted is None else ""
+        own = Tags(immutable=own.immutable, moving=front + request.moving_tag.removeprefix(front))
+    has_docker = request.docker_manifest or not has_api(registry, record.oci_digest)
+    draft = Publication(
+        stack=record.stack,
+        base=record.base,
+        target=record.target,
+        lock_name=image.lock_name,
+        lock_digest=record.lock_digest,
+        oci_digest=record.oci_digest,
+        docker_digest=sha256_bytes(docker_manifest(manifest)) if has_docker else None,
+        size_bytes=sum(layer.size_bytes for layer in record.layers),
+        sqsh=_published_sqsh(request, admitted, there.store, context),
+        certificate_digest=admitted.digest if admitted else None,
+        keyid=admitted.key.keyid if admitted else None,
+        certified_at=admitted.certificate.predicate.issued_at if admitted else None,
+        measured_at=admitted.measured_at if admitted else None,
+        published_at=_moment(publications, own.moving, context.clock()),
+        tag=own.immutable,
+        moving_tag=own.moving,
+        base_digest=record.base_digest,
+        base_rebuilt=record.base_rebuilt,
+        gpus=target.sm,
+        envbuild=__version__,
+    )
+    _refuse_tag_of_another(draft, publications)
+    refuse_foreign(registry, draft.moving_tag, publications)
+    return draft.model_copy(update={"tag": _free_tag(own, draft, registry, publications)})
+
+
+def _published_sqsh(
+    request: PublishRequest, admitted: Admitted | None, store: SqshStore | None, context: Context
+) -> PublishedSqsh | None:
+    record = request.image.record.sqsh
+    if record is None or not request.sqsh:
+        return None
+    if admitted is not None and "sqsh" not in admitted.certified_forms:
+        context.reporter.note("note: the .sqsh is not published: the certificate is about the OCI image alone")
+        return None
+    place = store.place_of(record.digest) if store else ""
+    return PublishedSqsh(digest=record.digest, size_bytes=record.size_bytes, place=place)
+
+
+def _moment(publications: tuple[Publication, ...], moving_tag: str, now: datetime) -> str:
+    """The moment of a publication: after that of the last one under its moving tag, whose order it decides."""
+    last = max((moment_of(item.published_at) for item in publications if item.moving_tag == moving_tag), default=None)
+    if last is not None and last - now > CLOCK_SKEW:
+        raise PublicationRefusedError(
+            f"nothing is published under {moving_tag} before its last publication",
+            why=f"That was at {last.strftime(MOMENT_FORMAT)}; this machine's clock has {now.strftime(MOMENT_FORMAT)}.",
+            fix="Look at the clocks of this machine and of the one that published last. If that one's was wrong, "
+            "revoke that publication and wait until its moment has passed.",
+            reason="clock",
+        )
+    return (now if last is None else max(now, last + timedelta(seconds=1))).strftime(MOMENT_FORMAT)
+
+
+def _refuse_tag_of_another(draft: Publication, publications: tuple[Publication, ...]) -> None:
+    """Refuse a moving tag of another lock, base or target, and an image that was revoked."""
+    for item in publications:
+        if item.oci_digest == draft.oci_digest and item.revoked is not None:
+            raise PublicationRefusedError(
+                f"the image {draft.oci_digest} is not published again",
+                why=f"It was revoked at {item.revoked.at}: {item.revoked.reason}",
+                fix="Build another image: from a new lock, or with what was wrong put right.",
+                reason="revoked",
+            )
+        ours, theirs = (
+            (one.stack, one.lock_name, one.base, one.target) if one.moving_tag == draft.moving_tag else ()
+            for one in (draft, item)
+        )
+        if theirs and ours != theirs:
+            raise PublicationRefusedError(
+                f"the tag {draft.moving_tag} belongs to other images",
+                why=f"It is of lock {item.lock_name} (stack {item.stack}) on {item.base} for {item.target}.",
+                fix="Publish under another tag (--tag NAME), or to another repository.",
+                reason="tag-of-another",
+            )
+
+
+def _free_tag(own: Tags, draft: Publication, registry: Registry, publications: tuple[Publication, ...]) -> str:
+    """The immutable tag: the first that is this publication's own, or nobody's."""
+    by_tag = {item.tag: item for item in publications}
+    number = 1
+    while True:
+        tag = own.revision(number).immutable
+        entry = by_tag.get(tag)
+        if entry is not None:
+            if (entry.oci_digest, entry.moving_tag) == (draft.oci_digest, draft.moving_tag):
+                return tag
+        # Without an entry: of a publication that was killed before the index had it.
+        elif digest_of_tag(registry, tag) in (None, draft.oci_digest):
+            return tag
+        number += 1
+
+
+def find_standing(draft: Publication, publications: tuple[Publication, ...]) -> Publication | None:
+    """The same publication in the index, if it lacks nothing that this one would have."""
+    found = next((item for item in publications if item.tag == draft.tag), None)
+    if found is None or (found.docker_digest is None) > (draft.docker_digest is None):
+        return None
+    if draft.sqsh is not None and found.sqsh != draft.sqsh:
+        return None
+    # A certificate of today in the place of last week's is news: the image is good for longer.
+    if found.certificate_digest != draft.certificate_digest and (found.certified_at or "") < (draft.certified_at or ""):
+        return None
+    return found

@@ -1,0 +1,170 @@
+"""The gate: what must hold before an image is published. Each image is gated by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from envbuild.catalog.models import Target
+from envbuild.catalog.policy import Policy
+from envbuild.certify.certificate.envelope import encode
+from envbuild.certify.certificate.statement import Certificate
+from envbuild.certify.certificate.trust import Trust, TrustedKey
+from envbuild.certify.certificate.verify import About, oldest_measurement, verify
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import CertificateRefusedError, PublicationRefusedError
+from envbuild.image.output import OCI_DIR, PlacedImage
+from envbuild.launch.executors import WITHOUT_IMAGE
+from envbuild.oci.docker_manifest import docker_manifest
+from envbuild.oci.files import FolderFiles, blob_path
+
+CERTIFY = "Certify the image as the policy wants it: {command}"
+BASE_REBUILT = "base-rebuilt"
+LOCKED_BASE = (
+    "Verify the lock on the base, or name the repository that has the lock's own (base_repositories), and run image "
+    "again: envbuild lock --stack {stack} --base {base} --verify. Or set locked_base = false in the policy."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admitted:
+    """A certificate that admits its image.
+
+    Attributes:
+        content: of the certificate's file, as it was verified.
+        measured_at: the oldest moment at which it measured something.
+    """
+
+    certificate: Certificate
+    content: bytes
+    key: TrustedKey
+    measured_at: str
+
+    @property
+    def digest(self) -> str:
+        return sha256_bytes(self.content)
+
+    @property
+    def certified_forms(self) -> frozenset[str]:
+        """The forms of the image that it names: ``oci``, ``sqsh``, ``docker``."""
+        return frozenset(name.rpartition(".")[2] for name in self.certificate.digests())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What an image is held to.
+
+    Attributes:
+        target: the definition of the image's target.
+        trust: None where no trust file is named, so that no key is known.
+    """
+
+    policy: Policy
+    target: Target
+    trust: Trust | None
+    at: datetime
+
+
+def admit(image: PlacedImage, certificate: Path | None, rules: Rules) -> Admitted:
+    """The certificate of an image, where it admits the image's publication. Of the image its manifest is read alone.
+
+    Raises:
+        PublicationRefusedError: it does not; ``reason`` names the way.
+    """
+    if certificate is None or not certificate.is_file():
+        raise _refused(image, "no-certificate", f"There is no certificate{f' {certificate}' if certificate else ''}.")
+    if rules.trust is None:
+        raise _refused(
+            image,
+            "no-trust",
+            "No trusted keys are named, so that no certificate counts.",
+            "Name a file of public keys: --trust FILE, or signing.trust of the configuration.",
+        )
+    try:
+        # What it is about is looked at below, with words of its own for a run outside of an image.
+        found = verify(certificate, rules.trust, About(), at=rules.at, max_age=rules.policy.max_age)
+    except CertificateRefusedError as error:
+        raise _refused(image, error.reason or "certificate", error.why, error.fix) from error
+    objections = [*_about_another(image, found.statement), *_against(image, found.statement, found.key, rules)]
+    for reason, why in objections:
+        fix = LOCKED_BASE.format(stack=image.record.stack, base=image.record.base) if reason == BASE_REBUILT else ""
+        raise _refused(image, reason, why, fix)
+    return Admitted(
+        certificate=found.statement,
+        content=encode(found.content),
+        key=found.key,
+        measured_at=oldest_measurement(found.statement),
+    )
+
+
+def _about_another(image: PlacedImage, statement: Certificate) -> Iterator[tuple[str, str]]:
+    """Why the certificate is not about the image: the reason's word and the text."""
+    predicate, record = statement.predicate, image.record
+    if predicate.in_ in WITHOUT_IMAGE:
+        yield "outside-image", f"Its cases ran in {predicate.in_}, outside of the image."
+    named = {name.rpartition(".")[2]: digest for name, digest in statement.digests().items()}
+    manifest = FolderFiles(image.path / OCI_DIR).read(blob_path(record.oci_digest))
+    forms = {"oci": record.oci_digest, "sqsh": record.sqsh_digest, "docker": sha256_bytes(docker_manifest(manifest))}
+    for form, own in forms.items():
+        # A run in the OCI form is about no .sqsh, and older certificates name no docker manifest.
+        if named.get(form, "" if form == "oci" else own) != own:
+            about = named.get(form, "no OCI image")
+            yield "another-image", f"Its certificate is about {about}; the image here is {own}."
+    for reason, what, certified, wanted in (
+        ("another-target", "target", predicate.target, record.target),
+        ("another-stack", "stack", predicate.stack, record.stack),
+        ("another-base", "base", predicate.base, record.base),
+        ("another-lock", "lock", predicate.lock_digest, record.lock_digest),
+    ):
+        if certified != wanted:
+            yield reason, f"Its certificate is for {what} {certified}; the image is for {wanted}."
+
+
+def _against(image: PlacedImage, statement: Certificate, key: TrustedKey, rules: Rules) -> Iterator[tuple[str, str]]:
+    """What the policy has against the image: the reason's word and the text."""
+    predicate, policy = statement.predicate, rules.policy
+    if policy.keys is not None and key.name not in policy.keys:
+        yield "key", f"Key {key.name} signed its certificate; the policy counts {', '.join(policy.keys)}."
+    if predicate.matrix not in policy.matrices:
+        yield "matrix", f"It passed matrix {predicate.matrix}; the policy counts {', '.join(policy.matrices)}."
+    if policy.shipped_matrix and not predicate.matrix_is_shipped:
+        yield "own-matrix", f"Matrix {predicate.matrix} was the project's own, not the one that envbuild ships."
+    if policy.whole_matrix and not predicate.whole_matrix:
+        yield "part-of-matrix", f"It passed a part of matrix {predicate.matrix}, not all of it."
+    if policy.target_gpus and (why := _wrong_gpus(statement, rules.target)):
+        yield "gpu", why
+    if predicate.not_vouched and not policy.allow_not_vouched:
+        names = ", ".join(item.name for item in predicate.not_vouched)
+        yield "not-vouched", f"The certificate does not vouch for {names}, and the policy does not allow that."
+    if policy.locked_base and image.record.base_rebuilt:
+        yield BASE_REBUILT, "The lock was verified on another base than the image has, or on none."
+
+
+def _wrong_gpus(statement: Certificate, target: Target) -> str:
+    """Why the GPUs that the cases ran on are not the target's; empty where they are, and for targets without."""
+    wanted = {sm.rstrip("af") for sm in target.sm}
+    if not wanted:
+        return ""
+    machine = statement.predicate.measured.machine
+    if machine is None or not machine.gpus:
+        return "The certificate names no GPU on which its cases ran."
+    used = statement.predicate.measured.devices
+    gpus = [gpu for gpu in machine.gpus if not used or gpu.index in used or gpu.uuid in used] or list(machine.gpus)
+    wrong = [gpu for gpu in gpus if gpu.compute_capability.replace(".", "") not in wanted]
+    if not wrong:
+        return ""
+    found = ", ".join(sorted({f"{gpu.name} (compute capability {gpu.compute_capability})" for gpu in wrong}))
+    return f"Its cases ran on {found}; the target has SM {', '.join(target.sm)}."
+
+
+def _refused(image: PlacedImage, reason: str, why: str, fix: str = "") -> PublicationRefusedError:
+    record = image.record
+    command = f"envbuild certify --stack {record.stack} --base {record.base} --target {record.target} --key FILE"
+    return PublicationRefusedError(
+        f"the image {image.name} is not published",
+        why=why,
+        fix=f"{fix or CERTIFY.format(command=command)} `--uncertified` publishes it under tags that say so.",
+        reason=reason,
+    )

@@ -1,0 +1,34 @@
+"""What the importer leaves for enroot's hook: which step of which job got a verified image.
+
+Little is imported here, as in ``follow``: every node of a job runs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from envbuild.core.files import machine_errors, remove_tree, write_atomic
+from envbuild.store.temporary import temporary_store
+
+# Folders of jobs that began longer ago go at the next use: no step of them starts any more.
+KEPT_SECONDS = 14 * 24 * 3600
+
+
+def note_step(sqsh: Path, environ: Mapping[str, str]) -> None:
+    """Note that the step of a Slurm job may start an image: ``jobs/JOB/STEP`` holds the path of its .sqsh.
+
+    Outside of a job nothing is noted. The hook that reads it is ``containers/enroot/hook.sh``.
+    """
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    if not (job.isdecimal() and step):
+        return
+    folder = temporary_store().root / "jobs"
+    with machine_errors(folder):
+        for old in folder.glob("*"):
+            with contextlib.suppress(OSError):
+                if time.time() - old.stat().st_mtime > KEPT_SECONDS:
+                    remove_tree(old)
+        write_atomic(folder / job / Path(step).name, f"{sqsh}\n", mode=0o600)

@@ -1,0 +1,259 @@
+"""The index of a repository: which publications it holds, in one document that one request gets.
+
+It is an OCI image index at the tag ``envbuild-index``; each entry is an image's manifest, with its publication as an
+annotation. Registries have no conditional put of a tag, so a publication is first written under a tag of its own
+(``<tag>-publication``, ``<tag>-revoked``), and whoever writes the index looks at these tags before and after: a writer
+whose index replaced another's sees that other's tag, and puts its entry back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pydantic import Field
+
+from envbuild.core.digests import Json, canonical_json
+from envbuild.core.errors import CheckRefusedError, NetworkError
+from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
+from envbuild.oci.models import MANIFEST_TYPE, Index, not_an_image, read
+from envbuild.oci.models import Manifest as OciManifest
+from envbuild.oci.push import CONFLICT, NOT_THERE, Manifest, digest_of_tag, if_unchanged, put_manifest, read_manifest
+from envbuild.oci.referrers import INDEX_TYPE, MOST_WRITES, not_kept
+from envbuild.publish.models import Publication, read_publication
+from envbuild.publish.tags import PUBLICATION_SUFFIX, REVOKED_SUFFIX
+from envbuild.store.registry import Registry
+from envbuild.store.tags import list_tags
+
+INDEX_TAG = "envbuild-index"
+ARTIFACT_TYPE = "application/vnd.envbuild.index.v1+json"
+PUBLICATION_TYPE = "application/vnd.envbuild.publication.v1+json"
+PUBLICATION = "org.envbuild.publication"
+# The tags of publications that were left out to keep the index small.
+LEFT_OUT = "org.envbuild.left-out"
+# Registries take manifests of 4 MiB (distribution-spec 1.1, "Pushing Manifests").
+MOST_BYTES = 3 << 20
+
+
+class _Entry(OciManifest):
+    """The manifest under a publication's own tag."""
+
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepositoryIndex:
+    """What an index states.
+
+    Attributes:
+        before: its document; None where there is none yet.
+        sizes: of the images' manifests in bytes, by their digest.
+    """
+
+    publications: tuple[Publication, ...] = ()
+    left_out: frozenset[str] = frozenset()
+    sizes: Mapping[str, int]
+    before: Manifest | None = None
+
+
+def read_index(registry: Registry) -> tuple[Publication, ...]:
+    """What a repository holds, the newest last; nothing where nothing was published there. One request.
+
+    Raises:
+        CheckRefusedError: an entry is damaged, or of another version of envbuild.
+        NetworkError: the registry cannot be reached, or refuses.
+    """
+    return load_index(registry).publications
+
+
+def load_index(registry: Registry) -> RepositoryIndex:
+    """The same with what its writers need."""
+    found = read_manifest(registry, INDEX_TAG)
+    if found is None:
+        return RepositoryIndex(sizes={})
+    where = f"the index of {registry.address}"
+    index = read(found.content, Index, where, not_an_image)
+    publications = []
+    for entry in index.manifests:
+        publication = read_publication(entry.annotations.get(PUBLICATION, "").encode(), where)
+        if publication.oci_digest != entry.digest:
+            raise CheckRefusedError(
+                f"{where} is refused",
+                why=f"Its entry of {entry.digest} has the publication of {publication.oci_digest}: it was changed.",
+                fix=f"Remove the tag {INDEX_TAG} there: the next publication writes it anew from the others' tags.",
+            )
+        publications.append(publication)
+    return RepositoryIndex(
+        publications=tuple(publications),
+        left_out=frozenset(index.annotations.get(LEFT_OUT, "").split()),
+        sizes={entry.digest: entry.size_bytes for entry in index.manifests},
+        before=found,
+    )
+
+
+def head_of(publications: Iterable[Publication], moving_tag: str) -> Publication | None:
+    """The publication that a moving tag belongs to: the newest that was not revoked; None when there is none."""
+    fitting = [item for item in publications if item.moving_tag == moving_tag and item.revoked is None]
+    return max(fitting, key=lambda item: (item.published_at, item.tag), default=None)
+
+
+def record(registry: Registry, publication: Publication, manifest_bytes: int) -> tuple[Publication, ...]:
+    """Write a publication, new or revoked, and see to it that the index has it; returns what the index holds then.
+
+    Args:
+        manifest_bytes: the size of the image's manifest, which must be there.
+
+    Raises:
+        CheckRefusedError: what is there is damaged.
+        NetworkError: the registry cannot be reached, refuses, or does not keep what is written.
+    """
+    suffix = REVOKED_SUFFIX if publication.revoked else PUBLICATION_SUFFIX
+    put_manifest(registry, publication.tag + suffix, _entry_manifest(publication, manifest_bytes))
+    own = {publication.tag: publication}
+    for _ in range(MOST_WRITES):
+        index = load_index(registry)
+        sizes = {**index.sizes, publication.oci_digest: manifest_bytes}
+        merged, own = _merged(index.publications, own.values()), {}
+        for tag in _unknown_tags(list_tags(registry), merged, index.left_out):
+            if (found := read_entry(registry, tag)) is not None:
+                merged = _merged(merged, [found[0]])
+                sizes[found[0].oci_digest] = found[1]
+        if merged == index.publications:
+            if publication.tag in {item.tag for item in merged}:
+                return merged
+            raise removed(registry, publication.oci_digest)
+        if not _write(registry, merged, sizes, index):
+            own = {publication.tag: publication}
+    raise not_kept(registry, INDEX_TAG)
+
+
+def _write(
+    registry: Registry, publications: tuple[Publication, ...], sizes: Mapping[str, int], index: RepositoryIndex
+) -> bool:
+    """Put the index there; False where it was changed meanwhile, as far as the registry looks at that."""
+    gone, looked = frozenset[str](), False
+    while True:
+        kept = tuple(item for item in publications if item.tag not in gone)
+        manifest = Manifest(content=_rendered(kept, sizes, index.left_out | gone), media_type=INDEX_TYPE)
+        headers = if_unchanged(index.before)
+        accepted = (201, *CONFLICT) if looked else (201, *CONFLICT, *NOT_THERE)
+        answer = put_manifest(registry, INDEX_TAG, manifest, accept=accepted, headers=headers)
+        if answer.status not in NOT_THERE:
+            return answer.status not in CONFLICT
+        # Registries refuse an index of what they do not have: a retention rule took it. What is gone is listed no more.
+        gone = frozenset(item.tag for item in publications if digest_of_tag(registry, item.oci_digest) is None)
+        looked = True
+
+
+def removed(registry: Registry, digest: str) -> NetworkError:
+    """The error for a manifest that was there."""
+    return NetworkError(
+        f"{registry.error.name} does not have {digest} any more",
+        why="It was published there. A retention rule, or somebody, removed it.",
+        fix="Publish that image again, and spare tagged images and what refers to them in the retention rules.",
+    )
+
+
+def leave_out(registry: Registry, tags: Collection[str]) -> tuple[Publication, ...]:
+    """Take publications out of the index, for good; returns what the index holds then. Their manifests stay.
+
+    Raises:
+        NetworkError: the registry cannot be reached, refuses, or does not keep what is written.
+    """
+    for _ in range(MOST_WRITES):
+        index = load_index(registry)
+        kept = tuple(item for item in index.publications if item.tag not in tags)
+        if kept == index.publications and index.left_out >= {*tags}:
+            return kept
+        _write(registry, kept, index.sizes, replace(index, left_out=index.left_out | {*tags}))
+    raise not_kept(registry, INDEX_TAG)
+
+
+def _merged(known: Iterable[Publication], more: Iterable[Publication]) -> tuple[Publication, ...]:
+    """By their tags, the newest last; a publication that was revoked stays so."""
+    by_tag = {item.tag: item for item in known}
+    for item in more:
+        if (other := by_tag.get(item.tag)) is None or other.revoked is None:
+            by_tag[item.tag] = item
+    return tuple(sorted(by_tag.values(), key=lambda item: (item.published_at, item.tag)))
+
+
+def _unknown_tags(tags: Iterable[str], known: Iterable[Publication], left_out: frozenset[str]) -> list[str]:
+    """The tags of publications and revocations that the index lacks."""
+    revoked = {item.tag: item.revoked is not None for item in known} | dict.fromkeys(left_out, True)
+    return [
+        tag
+        for tag in tags
+        if (tag.endswith(PUBLICATION_SUFFIX) and tag.removesuffix(PUBLICATION_SUFFIX) not in revoked)
+        or (tag.endswith(REVOKED_SUFFIX) and not revoked.get(tag.removesuffix(REVOKED_SUFFIX)))
+    ]
+
+
+def _entry_manifest(publication: Publication, manifest_bytes: int) -> Manifest:
+    subject: dict[str, Json] = {
+        "mediaType": MANIFEST_TYPE,
+        "digest": publication.oci_digest,
+        "size": manifest_bytes,
+    }
+    # image-spec 1.1: an artifact without content has the empty descriptor as its only layer.
+    content = artifact_manifest(
+        PUBLICATION_TYPE, EMPTY_DESCRIPTOR, subject, {PUBLICATION: publication.canonical().decode()}
+    )
+    return Manifest(content=content, media_type=MANIFEST_TYPE)
+
+
+def read_entry(registry: Registry, tag: str) -> tuple[Publication, int] | None:
+    """The publication under its own tag, and the size of its image's manifest."""
+    found = read_manifest(registry, tag)
+    where = f"the tag {tag} of {registry.address}"
+    if found is None:
+        return None  # listed before it is all there: whoever writes it puts it into the index
+    entry = read(found.content, _Entry, where, not_an_image)
+    publication = read_publication(entry.annotations.get(PUBLICATION, "").encode(), where)
+    if entry.subject is None or entry.subject.digest != publication.oci_digest:
+        why = "It is not the record of a publication: it refers to another image than it states."
+        raise CheckRefusedError(f"{where} is refused", why=why, fix="Remove the tag there.")
+    return publication, entry.subject.size_bytes
+
+
+def _rendered(publications: tuple[Publication, ...], sizes: Mapping[str, int], left_out: frozenset[str]) -> bytes:
+    """The document: where it would be too large, the oldest that no moving tag needs are left out."""
+    heads = {head.tag for item in publications if (head := head_of(publications, item.moving_tag))}
+    kept, gone = list(publications), set(left_out)
+    while True:
+        content = canonical_json(
+            {
+                "schemaVersion": 2,
+                "mediaType": INDEX_TYPE,
+                "artifactType": ARTIFACT_TYPE,
+                "manifests": [_described(item, sizes[item.oci_digest]) for item in kept],
+                "annotations": {LEFT_OUT: " ".join(sorted(gone))} if gone else {},
+            }
+        )
+        oldest = next((item for item in kept if item.tag not in heads), None)
+        if len(content) <= MOST_BYTES or oldest is None:
+            return content
+        kept.remove(oldest)
+        gone.add(oldest.tag)
+
+
+def _described(publication: Publication, manifest_bytes: int) -> Json:
+    state = "revoked" if publication.revoked else "certified" if publication.certified else "uncertified"
+    annotations: dict[str, Json] = {
+        "org.opencontainers.image.ref.name": publication.tag,
+        "org.envbuild.stack": publication.stack,
+        "org.envbuild.target": publication.target,
+        "org.envbuild.gpus": ",".join(publication.gpus),
+        "org.envbuild.lock": publication.lock_digest,
+        "org.envbuild.moving-tag": publication.moving_tag,
+        "org.envbuild.state": state,
+        PUBLICATION: publication.canonical().decode(),
+    }
+    if publication.sqsh is not None:
+        annotations["org.envbuild.sqsh"] = publication.sqsh.digest
+    return {
+        "mediaType": MANIFEST_TYPE,
+        "digest": publication.oci_digest,
+        "size": manifest_bytes,
+        "annotations": annotations,
+    }

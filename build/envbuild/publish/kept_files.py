@@ -1,0 +1,93 @@
+"""Files that are fetched once for all processes of a store, go on where a killed one ended, and are hashed once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.core.digests import sha256_file
+from envbuild.core.errors import CheckRefusedError, MachineError
+from envbuild.core.files import machine_errors
+from envbuild.store.entry_index import INDEXED_SECONDS
+from envbuild.store.local import LocalStore
+
+# Writes what is at the other end to a file, or what follows its first bytes to the file's end; False: it is not there.
+Download = Callable[[Path, int], bool]
+PARTIAL = "partial"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedFile:
+    """A file by its digest.
+
+    Attributes:
+        kind: of the store's entries.
+        name: what it is, for errors.
+        where: what has it, for errors.
+    """
+
+    kind: str
+    digest: str
+    size_bytes: int
+    name: str
+    where: str
+
+
+@dataclass(frozen=True)
+class KeptFile:
+    """A file in the store, and whether this call fetched it."""
+
+    path: Path
+    fetched: bool
+
+
+def keep_file(store: LocalStore, wanted: WantedFile, download: Download) -> KeptFile:
+    """The file in the store; fetched where it is not there, by one process, for which the others wait.
+
+    Raises:
+        CheckRefusedError: what came is another file, or there is none.
+    """
+    entry = store.get_or_build(wanted.kind, wanted.digest, lambda folder: _fill(store, wanted, download, folder))
+    store.use(wanted.kind, wanted.digest)
+    return KeptFile(_place(entry.path, wanted.digest), entry.built)
+
+
+def _place(entry: Path, digest: str) -> Path:
+    # Under its digest: with the fixed time the index of the entry takes the name for it, and does not hash it again.
+    return entry / "sha256" / digest.removeprefix("sha256:")
+
+
+def _fill(store: LocalStore, wanted: WantedFile, download: Download, folder: Path) -> None:
+    # Not in the staging directory, which goes with its process. The entry's lock is held, so that nobody else writes.
+    part = store.path_of(f"{wanted.kind}-{PARTIAL}", wanted.digest)
+    with machine_errors(part):
+        part.parent.mkdir(parents=True, exist_ok=True)
+        problem = ""
+        for start in dict.fromkeys((part.stat().st_size if part.is_file() else 0, 0)):
+            try:
+                there = start >= wanted.size_bytes > 0 or download(part, start)
+            except MachineError:
+                part.unlink(missing_ok=True)  # of a disk that is full it may have most
+                raise
+            problem = _problem(part, wanted) if there else "it is gone"
+            if not problem:
+                final = _place(folder, wanted.digest)
+                final.parent.mkdir()
+                part.rename(final)
+                os.utime(final, (INDEXED_SECONDS, INDEXED_SECONDS))
+                return
+            part.unlink(missing_ok=True)
+    raise CheckRefusedError(
+        f"{wanted.name} is refused",
+        why=f"What {wanted.where} has as {wanted.digest} is damaged: {problem}.",
+        fix="Remove it there, and publish the image again. Nothing of it was kept here.",
+    )
+
+
+def _problem(part: Path, wanted: WantedFile) -> str:
+    # The size first: hashing many gigabytes is not worth it when the length is wrong.
+    if (size := part.stat().st_size) != wanted.size_bytes:
+        return f"it has {size} bytes instead of {wanted.size_bytes}"
+    return "" if sha256_file(part) == wanted.digest else "its digest is another"

@@ -1,0 +1,193 @@
+"""Publishes an image: what is pushed, in which order, so that no tag and no index ever names what is not all there.
+
+Blobs, manifests by their digest, what refers to them, the .sqsh store, the immutable tag, the index, the moving tag.
+Every step finds what an earlier run did, so that a killed publication is finished by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from envbuild.catalog.context import Context
+from envbuild.certify.run.integrity import check_unchanged
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import CheckRefusedError, PublicationRefusedError
+from envbuild.image.output import PlacedImage
+from envbuild.oci.docker_manifest import docker_manifest
+from envbuild.oci.models import DOCKER_MANIFEST_TYPE, MANIFEST_TYPE
+from envbuild.oci.push import Manifest, Sent, digest_of_tag, push_blobs, put_manifest
+from envbuild.oci.referrers import attach, list_referrers
+from envbuild.publish import artifacts, index
+from envbuild.publish.artifacts import Artifact
+from envbuild.publish.draft import Destination, PublishRequest, draft_publication, find_standing
+from envbuild.publish.gate import Admitted, Rules, admit
+from envbuild.publish.models import Publication
+from envbuild.publish.moving import move_tag
+from envbuild.publish.repository import open_repository
+from envbuild.publish.sqsh_stores import open_sqsh_store
+from envbuild.publish.tags import DOCKER_SUFFIX
+from envbuild.store.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A publication, and what this call did.
+
+    Attributes:
+        sent: of the image's own blobs and all manifests.
+        attached: of what is attached to it: reports, certificate, .sqsh.
+        nothing_to_do: it was all there already.
+    """
+
+    publication: Publication
+    sent: Sent = field(default_factory=Sent)
+    attached: Sent = field(default_factory=Sent)
+    seconds: float = 0.0
+    nothing_to_do: bool = False
+
+    @property
+    def bytes_sent(self) -> int:
+        """Of everything that went to the registry."""
+        return self.sent.bytes_sent + self.attached.bytes_sent
+
+
+def publish(request: PublishRequest, context: Context, environ: Mapping[str, str] = os.environ) -> Published:
+    """Publish an image; one that is published already costs a few requests.
+
+    Raises:
+        PublicationRefusedError: the gate refuses it, it was revoked, or its tags are somebody else's.
+        NetworkError: the registry or the store cannot be reached, or refuses.
+        CheckRefusedError: what the registry's index holds is damaged.
+    """
+    started = time.monotonic()
+    reporter = context.reporter
+    with reporter.step("check the image and its certificate"):
+        _check_lock(request)
+        _check_files(request.image, context)
+        admitted = None if request.uncertified else _admit(request, context)
+    registry = open_repository(request.to, context.site, environ, mount_from=request.mount_from)
+    manifest, blobs = artifacts.image_blobs(request.image)
+    store = open_sqsh_store(request.sqsh_to, context.site, environ) if request.sqsh_to and request.sqsh else None
+    there = Destination(registry=registry, store=store, publications=index.read_index(registry))
+    with context.store.staging("publish") as folder:
+        draft = draft_publication(request, there, manifest, admitted, context)
+        standing = find_standing(draft, there.publications)
+        # A newer certificate than this one stays: only what is no certificate is looked for then.
+        newer = standing is not None and standing.certificate_digest != draft.certificate_digest
+        attached = _artifacts(request, manifest, None if newer else admitted, draft, folder)
+        if standing is not None and _is_whole(registry, standing, attached):
+            _move(there, standing, context)
+            return Published(publication=standing, seconds=time.monotonic() - started, nothing_to_do=True)
+        draft = standing or draft
+        with reporter.step(f"push {request.image.name} to {registry.address}"):
+            sent = push_blobs(registry, [*blobs, artifacts.empty_blob(folder)], mount_from=request.mount_from)
+            sent += _put_manifests(registry, manifest, draft)
+            sent_with_it = _attach(request, registry, attached, draft)
+            if store is not None and draft.sqsh is not None and not newer:
+                store.put(request.image.sqsh(), draft, artifacts.bundle_of(admitted).content if admitted else None)
+            _tag(registry, manifest, draft)
+            _list(there, draft, len(manifest), context)
+            _move(there, draft, context)
+    return Published(publication=draft, sent=sent, attached=sent_with_it, seconds=time.monotonic() - started)
+
+
+def _list(there: Destination, draft: Publication, manifest_bytes: int, context: Context) -> None:
+    """Write the publication into the index."""
+    listed = {item.tag for item in index.record(there.registry, draft, manifest_bytes)}
+    for gone in (item.tag for item in there.publications if item.tag not in listed):
+        context.reporter.note(f"note: {gone} is listed no more: the registry removed it, or the index was full")
+
+
+def _is_whole(registry: Registry, publication: Publication, attached: Sequence[Artifact]) -> bool:
+    """Whether a publication of the index is still all there: a retention rule may have removed something."""
+    if digest_of_tag(registry, publication.tag) != publication.oci_digest:
+        return False
+    listed = {item.digest for item in list_referrers(registry, publication.oci_digest)}
+    wanted = [sha256_bytes(item.manifest) for item in attached]
+    return all(digest in listed and digest_of_tag(registry, digest) for digest in wanted)
+
+
+def _move(there: Destination, publication: Publication, context: Context) -> None:
+    """Let the moving tag name what the index says, last of all; in the .sqsh store, too."""
+    head = move_tag(there.registry, publication.moving_tag)
+    if there.store is not None and head is not None and head == publication and head.sqsh is not None:
+        there.store.move_tag(head.moving_tag, head, context.clock())
+
+
+def _check_lock(request: PublishRequest) -> None:
+    """Refuse an image of another lock, whose digest its tag would state."""
+    own, lock = request.image.record.lock_digest, request.lock.lock.digest
+    if own != lock:
+        raise PublicationRefusedError(
+            f"the image {request.image.name} is not published",
+            why=f"It was made from lock {own}; the lock now is {lock}.",
+            fix=f"Build and certify it from the lock as it is: {request.image.command}",
+            reason="another-lock",
+        )
+
+
+def _check_files(image: PlacedImage, context: Context) -> None:
+    try:
+        check_unchanged(image, context.store)
+    except CheckRefusedError as error:
+        raise PublicationRefusedError(
+            f"the image {image.name} is not published", why=error.why, fix=error.fix, reason="changed-files"
+        ) from error
+
+
+def _admit(request: PublishRequest, context: Context) -> Admitted:
+    rules = Rules(policy=request.policy, target=request.selection.target, trust=request.trust, at=context.clock())
+    return admit(request.image, request.certificate, rules)
+
+
+def _put_manifests(registry: Registry, manifest: bytes, draft: Publication) -> Sent:
+    """The image's manifests, by their digests."""
+    contents = {draft.oci_digest: Manifest(content=manifest, media_type=MANIFEST_TYPE)}
+    if draft.docker_digest is not None:
+        docker = Manifest(content=docker_manifest(manifest), media_type=DOCKER_MANIFEST_TYPE)
+        contents[draft.docker_digest] = docker
+    for digest, content in contents.items():
+        put_manifest(registry, digest, content)
+    return Sent(bytes_sent=sum(len(item.content) for item in contents.values()))
+
+
+def _artifacts(
+    request: PublishRequest, manifest: bytes, admitted: Admitted | None, draft: Publication, folder: Path
+) -> list[Artifact]:
+    """What is attached to the image."""
+    found = [*artifacts.report_artifacts(request.image)]
+    if admitted is not None:
+        found += artifacts.certificate_artifacts(manifest, admitted, request.signer, folder)
+    if draft.sqsh is not None and not draft.sqsh.place:
+        found.append(artifacts.sqsh_artifact(request.image, manifest, draft.sqsh))
+    return found
+
+
+def _attach(request: PublishRequest, registry: Registry, attached: Sequence[Artifact], draft: Publication) -> Sent:
+    sent = push_blobs(registry, [item.blob for item in attached], mount_from=request.mount_from)
+    by_type: dict[str, list[bytes]] = {}
+    for item in attached:
+        by_type.setdefault(item.artifact_type, []).append(item.manifest)
+    return sent + Sent(bytes_sent=attach(registry, by_type, draft.oci_digest))
+
+
+def _tag(registry: Registry, manifest: bytes, draft: Publication) -> None:
+    """Give the image its immutable tag; docker's manifest has one of its own."""
+    wanted = {draft.tag: Manifest(content=manifest, media_type=MANIFEST_TYPE)}
+    if draft.docker_digest is not None:
+        docker = Manifest(content=docker_manifest(manifest), media_type=DOCKER_MANIFEST_TYPE)
+        wanted[draft.tag + DOCKER_SUFFIX] = docker
+    for tag, content in wanted.items():
+        if digest_of_tag(registry, tag) != content.digest:
+            put_manifest(registry, tag, content)
+        if (now := digest_of_tag(registry, tag)) != content.digest:
+            raise PublicationRefusedError(
+                f"the tag {tag} of {registry.address} was taken meanwhile",
+                why=f"It was written, and names {now}.",
+                fix="Run the same command again: it takes the next free tag.",
+                reason="tag-taken",
+            )

@@ -1,0 +1,238 @@
+"""Fetches a published image: finds it, verifies its certificate, and keeps what came in the store, by its digest."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+from envbuild.catalog.context import Context
+from envbuild.certify.certificate.statement import CERTIFICATE_FILE, Certificate
+from envbuild.certify.certificate.trust import Trust
+from envbuild.certify.certificate.verify import About, Verified, oldest_measurement, verify
+from envbuild.core.digests import sha256_bytes, short
+from envbuild.core.errors import (
+    CertificateRefusedError,
+    ConfigurationError,
+    NetworkError,
+    PublicationRefusedError,
+    UsageError,
+)
+from envbuild.core.files import write_atomic
+from envbuild.publish.kept_files import WantedFile, keep_file
+from envbuild.publish.models import Publication
+from envbuild.publish.sources import Reference, Source, open_source
+
+SQSH_KIND, CERTIFICATE_KIND = "sqsh", "certificates"
+# How often a tag may move while what it meant is fetched.
+MOST_MOVES = 5
+LOOK = "`envbuild status` lists what is published."
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullRequest:
+    """What is asked for.
+
+    Attributes:
+        target: it must be for this one; None: any.
+        trust: the keys whose certificates count; None where none are named.
+        max_age: how old the certificate's numbers may be.
+        uncertified: an image without a certificate will do.
+    """
+
+    reference: Reference
+    target: str | None = None
+    trust: Trust | None = None
+    max_age: timedelta | None = None
+    uncertified: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulled:
+    """A .sqsh that is in the store.
+
+    Attributes:
+        path: where it is; it stays what it is as long as nobody writes to it.
+        certificate: the file of its certificate; None without one.
+        key: the name of the key that signed it.
+        downloaded: this call did.
+        asked: when the source was asked for the last time what the reference means (``time.monotonic()``).
+    """
+
+    publication: Publication
+    path: Path
+    certificate: Path | None
+    key: str | None
+    downloaded: bool
+    asked: float
+
+
+def pull(request: PullRequest, context: Context, environ: Mapping[str, str] = os.environ) -> Pulled:
+    """Bring the .sqsh of a published image into the store, once for all who ask for it.
+
+    Raises:
+        PublicationRefusedError: it was taken back, is not certified, has no .sqsh, or is for another target.
+        CertificateRefusedError: its certificate does not count, or the index states something else.
+        CheckRefusedError: what came is not what was published, or the publication is damaged.
+        ConfigurationError: there is no such publication.
+        NetworkError: the place cannot be reached or refuses.
+    """
+    source = open_source(request.reference.place, context.site, environ)
+    for _ in range(MOST_MOVES):
+        asked = time.monotonic()
+        publication = find(request, source)
+        if publication.sqsh is None:
+            raise _refused(request, "no-sqsh", "It was published without a .sqsh.", "Pull it as --format oci.")
+        verified = admit(publication, publication.sqsh.digest, request, source, context)
+        pulled = _fetch(publication, verified, source, context, asked)
+        if not pulled.downloaded:
+            return pulled
+        # A download takes minutes: the tag may have moved, and what it meant may have been taken back.
+        asked = time.monotonic()
+        if find(request, source) == publication:
+            return Pulled(**{**vars(pulled), "asked": asked})
+        context.reporter.note(f"{request.reference} was changed meanwhile: fetched again")
+    raise NetworkError(
+        f"{request.reference} does not stay what it is",
+        why=f"It was changed {MOST_MOVES} times, each time while it was fetched.",
+        fix="Name a digest, or an immutable tag.",
+    )
+
+
+def find(request: PullRequest, source: Source) -> Publication:
+    """What the reference means; a tag may be without its target.
+
+    Raises:
+        ConfigurationError: it means nothing there.
+        PublicationRefusedError: it is for another target.
+    """
+    reference, target = request.reference, request.target
+    found = source.find(reference.name)
+    if found is None and target is not None and not reference.is_digest:
+        found = source.find(f"{reference.name}-{target}")
+    if found is None:
+        raise ConfigurationError(
+            f"nothing is published as {reference}",
+            why=f"{source.address} has no such {'digest' if reference.is_digest else 'tag'}.",
+            fix=f"Correct it. {LOOK}",
+        )
+    if target is not None and found.target != target:
+        raise _refused(request, "target", f"It is for {found.target}, not for {target}.", f"Name another tag. {LOOK}")
+    return found
+
+
+def admit(
+    publication: Publication, digest: str, request: PullRequest, source: Source, context: Context
+) -> Verified | None:
+    """Verify the certificate of a publication, and that both are about the same image; None: it needs none.
+
+    Args:
+        digest: of the form of the image that is fetched.
+
+    Raises:
+        PublicationRefusedError: it was taken back, or has no certificate.
+        CertificateRefusedError: its certificate does not count.
+        UsageError: no trusted keys are named.
+    """
+    if publication.revoked is not None:
+        why = f"It was taken back at {publication.revoked.at}: {publication.revoked.reason}"
+        raise _refused(request, "revoked", why, f"Pull another one. {LOOK}")
+    if publication.certificate_digest is None:
+        if request.uncertified:
+            return None
+        why = "It was published without a certificate: nobody vouches for what it computes."
+        raise _refused(request, "uncertified", why, f"Pull a certified one, or add --uncertified. {LOOK}")
+    if request.trust is None:
+        raise UsageError(
+            "no trusted keys are named",
+            why="There is neither --trust nor signing.trust in the configuration.",
+            fix="Name a file of public keys: --trust trust.toml (docs/reference/certificate.md shows one).",
+        )
+    file = _certificate(publication, source, context)
+    try:
+        verified = verify(file, request.trust, About(digest=digest), at=context.clock(), max_age=request.max_age)
+        if differs := _difference(publication, verified):
+            raise CertificateRefusedError(
+                "",
+                why=f"{source.address} states another {differs} than its certificate: its entry was changed.",
+                fix="Have the publication looked at; publish the image again.",
+                reason="entry",
+            )
+    except CertificateRefusedError as error:
+        what = f"the certificate of {request.reference} is refused"
+        raise CertificateRefusedError(what, why=error.why, fix=error.fix, reason=error.reason) from error
+    return verified
+
+
+def _certificate(publication: Publication, source: Source, context: Context) -> Path:
+    """The file of a publication's certificate, kept in the store by its digest."""
+    digest = str(publication.certificate_digest)
+
+    def fetch(folder: Path) -> None:
+        content = source.certificate(publication)
+        if content is None or sha256_bytes(content) != digest:
+            raise CertificateRefusedError(
+                f"the certificate of {publication.tag} is refused",
+                why=f"{source.address} has {'another one' if content else 'none'} in its place; {digest} is stated.",
+                fix="Publish the image again. Retention rules must spare what refers to a kept image.",
+            )
+        write_atomic(folder / CERTIFICATE_FILE, content)
+
+    return context.store.get_or_build(CERTIFICATE_KIND, digest, fetch).path / CERTIFICATE_FILE
+
+
+def _difference(publication: Publication, verified: Verified) -> str:
+    """Which field of a publication its certificate does not have so; empty when there is none."""
+    statement: Certificate = verified.statement
+    predicate, digests = statement.predicate, set(statement.digests().values())
+    stated = {
+        "stack": (publication.stack, predicate.stack),
+        "base": (publication.base, predicate.base),
+        "target": (publication.target, predicate.target),
+        "lock": (publication.lock_digest, predicate.lock_digest),
+        "key": (publication.keyid, verified.key.keyid),
+        "moment of issue": (publication.certified_at, predicate.issued_at),
+        "moment of measurement": (publication.measured_at, oldest_measurement(statement)),
+    }
+    wrong = [name for name, (one, other) in stated.items() if one != other]
+    if publication.oci_digest not in digests:
+        wrong.append("image digest")
+    return wrong[0] if wrong else ""
+
+
+def _fetch(
+    publication: Publication, verified: Verified | None, source: Source, context: Context, asked: float
+) -> Pulled:
+    sqsh = publication.sqsh
+    if sqsh is None:
+        raise ValueError("the publication has no .sqsh")
+    wanted = WantedFile(
+        kind=SQSH_KIND,
+        digest=sqsh.digest,
+        size_bytes=sqsh.size_bytes,
+        name=f"the .sqsh of {publication.tag}",
+        where=sqsh.place or source.address,
+    )
+    with context.reporter.step(f"{publication.tag}: {short(sqsh.digest)}, {sqsh.size_bytes} bytes"):
+        kept = keep_file(context.store, wanted, partial(source.download_sqsh, publication))
+    return Pulled(
+        publication=publication,
+        path=kept.path,
+        certificate=certificate_in_store(publication, context) if verified else None,
+        key=verified.key.name if verified else None,
+        downloaded=kept.fetched,
+        asked=asked,
+    )
+
+
+def certificate_in_store(publication: Publication, context: Context) -> Path:
+    """The file of a certificate that was fetched."""
+    return context.store.path_of(CERTIFICATE_KIND, str(publication.certificate_digest)) / CERTIFICATE_FILE
+
+
+def _refused(request: PullRequest, reason: str, why: str, fix: str) -> PublicationRefusedError:
+    return PublicationRefusedError(f"{request.reference} is not pulled", why=why, fix=fix, reason=reason)

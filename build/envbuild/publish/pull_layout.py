@@ -1,0 +1,107 @@
+"""Fetches a published image as an OCI layout, each blob once for all processes of a store."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from envbuild.catalog.context import Context
+from envbuild.core.background import run_in_background
+from envbuild.core.errors import CheckRefusedError, UsageError
+from envbuild.core.files import link_or_copy, machine_errors, replace_tree
+from envbuild.oci.models import Descriptor, Manifest, not_an_image, read
+from envbuild.oci.push import read_manifest
+from envbuild.oci.write import OciImage, write_documents
+from envbuild.publish.kept_files import WantedFile, keep_file
+from envbuild.publish.pull import Pulled, PullRequest, admit, certificate_in_store, find
+from envbuild.publish.sources import RepositorySource, open_source
+
+KIND = "oci-blobs"
+PARALLEL = 4
+
+
+def pull_layout(
+    request: PullRequest, folder: Path, context: Context, environ: Mapping[str, str] = os.environ
+) -> Pulled:
+    """Write a published image to a folder that does not exist yet, after its certificate was verified.
+
+    Raises:
+        UsageError: the folder is there, or the place has no OCI images.
+        PublicationRefusedError, CertificateRefusedError, CheckRefusedError, ConfigurationError, NetworkError: see
+            :func:`~envbuild.publish.pull.pull`.
+    """
+    source = open_source(request.reference.place, context.site, environ)
+    if not isinstance(source, RepositorySource):
+        raise UsageError(
+            f"{source.address} has no OCI images",
+            why="A .sqsh store has .sqsh files alone.",
+            fix="Name a registry, or leave --format oci out.",
+        )
+    if folder.exists():
+        raise UsageError(f"{folder} is there already", why="No folder is overwritten.", fix="Name another --output.")
+    asked = time.monotonic()
+    publication = find(request, source)
+    verified = admit(publication, publication.oci_digest, request, source, context)
+    with context.reporter.step(f"{publication.tag}: {publication.size_bytes} bytes"):
+        found = read_manifest(source.registry, publication.oci_digest)
+        if found is None:
+            raise CheckRefusedError(
+                f"the image {publication.tag} is refused",
+                why=f"{source.address} does not have {publication.oci_digest} any more, which its index names.",
+                fix="Publish it again; retention rules must spare what the index names.",
+            )
+        manifest = read(found.content, Manifest, f"the image {publication.tag}", not_an_image)
+        config, *layers = _fetch(source, (manifest.config, *manifest.layers), context)
+        image = OciImage(config=config.read_bytes(), manifest=found.content)
+        _place(image, layers, publication.tag, folder.absolute())
+    return Pulled(
+        publication=publication,
+        path=folder.absolute(),
+        certificate=certificate_in_store(publication, context) if verified else None,
+        key=verified.key.name if verified else None,
+        downloaded=True,
+        asked=asked,
+    )
+
+
+def _place(image: OciImage, layers: list[Path], tag: str, folder: Path) -> None:
+    with machine_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Next to it: a rename does not lead from one disk to another.
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+            staged = Path(temporary) / "layout"
+            for file in layers:
+                link_or_copy(file, staged / "blobs/sha256" / file.name)
+            write_documents(staged, image, tag)
+            replace_tree(staged, folder)
+
+
+def _fetch(source: RepositorySource, blobs: tuple[Descriptor, ...], context: Context) -> list[Path]:
+    """The files of blobs in the store, in their order."""
+
+    def fetch(share: list[int]) -> dict[int, Path]:
+        return {number: _blob(source, blobs[number], context) for number in share}
+
+    shares = [list(range(start, len(blobs), PARALLEL)) for start in range(min(PARALLEL, len(blobs)))]
+    working = [run_in_background(partial(fetch, share)) for share in shares]
+    found = {number: path for work in working for number, path in work.result().items()}
+    return [found[number] for number in range(len(blobs))]
+
+
+def _blob(source: RepositorySource, blob: Descriptor, context: Context) -> Path:
+    wanted = WantedFile(
+        kind=KIND,
+        digest=blob.digest,
+        size_bytes=blob.size_bytes,
+        name=f"the blob {blob.digest}",
+        where=source.address,
+    )
+
+    def download(to: Path, start: int) -> bool:
+        return source.registry.download(f"blobs/{blob.digest}", blob.size_bytes, to, start=start)
+
+    return keep_file(context.store, wanted, download).path

@@ -1,0 +1,195 @@
+"""Where published images are fetched from: a repository of a registry, or a .sqsh store; and how people write it.
+
+``REGISTRY/REPO:TAG``, ``s3://BUCKET/PREFIX:TAG``, ``gs://...``, ``/DIRECTORY:TAG``; ``@sha256:...`` in place of a tag,
+or after it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from envbuild.catalog.site import Site
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import CheckRefusedError, UsageError
+from envbuild.core.exit_status import mask
+from envbuild.core.files import machine_errors
+from envbuild.oci.models import Manifest, not_an_image, read
+from envbuild.oci.push import read_manifest
+from envbuild.oci.referrers import list_referrers
+from envbuild.publish.bundle import BUNDLE_TYPE, certificate_in
+from envbuild.publish.index import head_of, read_index
+from envbuild.publish.models import TAG_PATTERN, Publication
+from envbuild.publish.repository import open_repository
+from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store, store_of
+from envbuild.store.address import FORMS as SCHEMES
+from envbuild.store.registry import Registry
+
+FORMS = "REGISTRY/REPO:TAG, s3://BUCKET/PREFIX:TAG, gs://BUCKET/PREFIX:TAG or /DIRECTORY:TAG; or @sha256:... for :TAG"
+# A tag cannot have a slash, so that the port of a registry is none.
+_REFERENCE = re.compile(r"(?P<place>.+?)(:(?P<tag>[^/:@]+))?(@(?P<digest>sha256:[0-9a-f]{64}))?", re.DOTALL)
+# enroot's form of a registry's image: docker://[USER@][REGISTRY#]IMAGE[:TAG].
+_ENROOT = re.compile(r"docker://([^@#/]+@)?(?P<registry>[^#]+)#(?P<image>.+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What somebody asks for.
+
+    Attributes:
+        place: a repository or a .sqsh store.
+        name: a tag, or a digest.
+    """
+
+    place: str
+    name: str
+
+    @property
+    def is_digest(self) -> bool:
+        return self.name.startswith("sha256:")
+
+    def __str__(self) -> str:
+        return f"{self.place}{'@' if self.is_digest else ':'}{self.name}"
+
+
+def parse_reference(text: str) -> Reference:
+    """What ``text`` names.
+
+    Raises:
+        UsageError: it has neither a tag nor a digest, or no place.
+    """
+    enroot = _ENROOT.fullmatch(text)
+    match = _REFERENCE.fullmatch(f"{enroot['registry']}/{enroot['image']}" if enroot else text)
+    place, name = (match["place"], match["digest"] or match["tag"]) if match else ("", "")
+    # s3://BUCKET/PREFIX/TAG: buckets have no ports, so that what follows the last slash may be the tag.
+    if not name and place.startswith(("s3://", "gs://")) and place.count("/") > 2:
+        place, _, name = place.rpartition("/")
+    scheme = place.partition("://")[0] if "://" in place else "oci"
+    if not name or not re.match(rf"{TAG_PATTERN}|^sha256:", name) or "/" not in place or scheme not in SCHEMES:
+        raise UsageError(
+            f"{mask(text)!r} names no published image",
+            why=f"It is none of: {FORMS}.",
+            fix="Name the place and a tag or a digest; `envbuild status` lists what is published.",
+        )
+    return Reference(place=place, name=name)
+
+
+class Source(Protocol):
+    """A place with published images. All methods raise NetworkError where it cannot be reached or refuses."""
+
+    @property
+    def address(self) -> str:
+        """Where it is, for people."""
+
+    def find(self, name: str) -> Publication | None:
+        """What a tag or a digest means; None when there is nothing."""
+
+    def certificate(self, publication: Publication) -> bytes | None:
+        """The file of its certificate, unchecked; None when it is not there."""
+
+    def download_sqsh(self, publication: Publication, to: Path, start: int) -> bool:
+        """Write the .sqsh, or what follows its first ``start`` bytes to the end of a file; False: it is not there."""
+
+
+@dataclass(frozen=True)
+class StoreSource:
+    """A .sqsh store."""
+
+    store: SqshStore
+
+    @property
+    def address(self) -> str:
+        return self.store.address
+
+    def find(self, name: str) -> Publication | None:
+        found = self.store.find(name)
+        if found is None or found.revoked is None or name != found.moving_tag:
+            return found
+        # The tag was not moved back yet.
+        return head_of(self.store.publications(), name) or found
+
+    def certificate(self, publication: Publication) -> bytes | None:
+        bundle = self.store.bundle(publication)
+        return None if bundle is None else certificate_in(bundle, f"the .sqsh store {self.address}")
+
+    def download_sqsh(self, publication: Publication, to: Path, start: int) -> bool:
+        return self.store.download(publication, to, start)
+
+
+@dataclass(frozen=True)
+class RepositorySource:
+    """A repository of a registry; its .sqsh files may lie in a store."""
+
+    registry: Registry
+    site: Site
+    environ: Mapping[str, str]
+
+    @property
+    def address(self) -> str:
+        return str(self.registry.address)
+
+    def find(self, name: str) -> Publication | None:
+        publications = read_index(self.registry)
+        moved = [item for item in publications if item.moving_tag == name]
+        if moved:
+            # Where all were taken back, the newest of them says why.
+            return head_of(publications, name) or max(moved, key=lambda item: item.published_at)
+
+        def digests(item: Publication) -> tuple[str | None, ...]:
+            return (item.oci_digest, item.docker_digest, item.sqsh.digest if item.sqsh else None)
+
+        fitting = [item for item in publications if name == item.tag or name in digests(item)]
+        return max(fitting, key=lambda item: item.published_at, default=None)
+
+    def certificate(self, publication: Publication) -> bytes | None:
+        for referrer in list_referrers(self.registry, publication.oci_digest):
+            if referrer.artifact_type not in ("", None, BUNDLE_TYPE):
+                continue
+            found = read_manifest(self.registry, referrer.digest)
+            if found is None:
+                continue
+            manifest = read(found.content, Manifest, f"an artifact of {self.address}", not_an_image)
+            for layer in manifest.layers:
+                if layer.media_type == BUNDLE_TYPE:
+                    content = certificate_in(self._blob(layer.digest, layer.size_bytes), self.address)
+                    if sha256_bytes(content) == publication.certificate_digest:
+                        return content
+        return None
+
+    def download_sqsh(self, publication: Publication, to: Path, start: int) -> bool:
+        sqsh = publication.sqsh
+        if sqsh is None:
+            return False
+        if sqsh.place:
+            return store_of(sqsh.place, self.site, self.environ).download(publication, to, start)
+        return self.registry.download(f"blobs/{sqsh.digest}", sqsh.size_bytes, to, start=start)
+
+    def _blob(self, digest: str, size_bytes: int) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
+            file = Path(folder) / "blob"
+            there = self.registry.download(f"blobs/{digest}", size_bytes, file)
+            with machine_errors(file, "read"):
+                content = file.read_bytes() if there else b""
+        if sha256_bytes(content) != digest:
+            raise CheckRefusedError(
+                f"{digest} of {self.address} is refused",
+                why="The registry sends other bytes under this digest, or none.",
+                fix="Publish the image again; retention rules must spare what refers to a kept image.",
+            )
+        return content
+
+
+def open_source(place: str, site: Site, environ: Mapping[str, str] = os.environ) -> Source:
+    """The repository or the .sqsh store at a place. Nothing is asked of it yet.
+
+    Raises:
+        ConfigurationError: its address is malformed.
+    """
+    if place.startswith(("s3://", "gs://", "file://", "/", "./", "../", "~")):
+        return StoreSource(open_sqsh_store(place, site, environ))
+    return RepositorySource(open_repository(place, site, environ), site, environ)

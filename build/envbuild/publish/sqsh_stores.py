@@ -1,0 +1,298 @@
+"""Stores of .sqsh files: a bucket, or a directory of a shared file system.
+
+| path | holds |
+|---|---|
+| ``sqsh/sha256/HEX.sqsh`` | a .sqsh by its digest |
+| ``certificates/sha256/HEX.json`` | the bundle of a certificate, by the digest of the certificate's file |
+| ``publications/TAG/HEX.json`` | the publication of an image, by its immutable tag and the OCI digest |
+| ``names/sha256/HEX.json`` | which publication a .sqsh belongs to |
+| ``tags/TAG.json`` | which publication a tag means |
+
+A document is written last, by a conditional write, so that what it names is there, and that two publishers lose none of
+each other's. It is believed by no reader: the certificate is signed, and the .sqsh is held to its digest.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError
+
+from envbuild.catalog.fields import TomlModel, moment_of
+from envbuild.catalog.site import Site
+from envbuild.certify.certificate.statement import CLOCK_SKEW
+from envbuild.core.digests import canonical_json, sha256_file
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, PublicationRefusedError
+from envbuild.core.files import NotPlainFileError, machine_errors
+from envbuild.core.validation import describe_errors
+from envbuild.publish.models import TAG_PATTERN, Publication, Revocation, read_publication
+from envbuild.store.address import parse_address
+from envbuild.store.backend import ObjectStore, StoredObject
+from envbuild.store.conditional import change
+from envbuild.store.connect import open_object_store
+from envbuild.store.registry_errors import Wording
+
+FILES, NAMES, CERTIFICATES = "sqsh/sha256", "names/sha256", "certificates/sha256"
+PUBLICATIONS, TAGS = "publications", "tags"
+SUFFIX = ".sqsh"
+WORDING = Wording(noun=".sqsh store")
+# A publication has some 2 kB, a bundle some 200 kB.
+MOST_BYTES = 64 << 20
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_PLACE = re.compile(rf"(.+)/{FILES}/([0-9a-f]{{64}})\{SUFFIX}")
+
+
+class Pointer(TomlModel):
+    """What a name means: the path of a publication in the same store."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    schema_: Literal["envbuild.pointer/1"] = Field(alias="schema", default="envbuild.pointer/1")
+    publication: Annotated[
+        str, StringConstraints(pattern=rf"^{PUBLICATIONS}/[a-zA-Z0-9_][a-zA-Z0-9._-]{{0,127}}/[0-9a-f]{{64}}\.json$")
+    ]
+
+    def canonical(self) -> bytes:
+        return canonical_json(self.model_dump(mode="json", by_alias=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqshStore:
+    """A store of .sqsh files. All methods raise NetworkError where it cannot be reached or refuses."""
+
+    address: str
+    objects: ObjectStore
+
+    def place_of(self, digest: str) -> str:
+        """The address of a .sqsh there, which its publication states before it is put."""
+        return f"{self.address}/{FILES}/{_hex(digest)}{SUFFIX}"
+
+    def put(self, file: Path, publication: Publication, bundle: bytes | None) -> str:
+        """Put an image there under its immutable tag: the .sqsh, the certificate's bundle, the publication.
+
+        What is there is not sent again. The address of the .sqsh.
+
+        Raises:
+            CheckRefusedError: the file is not the one that the publication states.
+            PublicationRefusedError: the tag is another image's.
+        """
+        sqsh = publication.sqsh
+        certificate = publication.certificate_digest
+        if sqsh is None or sqsh.place != self.place_of(sqsh.digest) or (certificate is None) != (bundle is None):
+            raise ValueError("the publication names no .sqsh of this store, or no certificate for the bundle")
+        self._refuse_taken_tag(publication)
+        path = f"{FILES}/{_hex(sqsh.digest)}{SUFFIX}"
+        if self.objects.size(path) != sqsh.size_bytes:
+            with machine_errors(file, "read"):
+                if file.stat().st_size != sqsh.size_bytes or sha256_file(file) != sqsh.digest:
+                    raise CheckRefusedError(
+                        f"{file} is not put into the .sqsh store {self.address}",
+                        why=f"It is not the file of digest {sqsh.digest} any more: it was changed since.",
+                        fix="Build the image again: envbuild image.",
+                    )
+            self.objects.upload(file, path, sqsh.size_bytes)
+        if certificate is not None and bundle is not None:
+            self._change(f"{CERTIFICATES}/{_hex(certificate)}.json", bundle, lambda _: bundle)
+        document = _path(publication)
+        self._change(document, publication.canonical(), lambda there: _newer(there, publication))
+        pointer = Pointer(publication=document).canonical()
+        self._change(f"{NAMES}/{_hex(sqsh.digest)}.json", pointer, lambda _: pointer)
+        self._change(f"{TAGS}/{publication.tag}.json", pointer, lambda _: pointer)
+        return sqsh.place
+
+    def move_tag(self, tag: str, publication: Publication, at: datetime) -> bool:
+        """Let a moving tag mean a publication that was put there; False: it means a newer one, and stays.
+
+        Args:
+            at: now. A publication from after it has a wrong clock, and holds nobody back.
+        """
+        pointer, kept = Pointer(publication=_path(publication)).canonical(), False
+
+        def moved(there: bytes) -> bytes:
+            nonlocal kept
+            try:
+                now = self._followed(there, tag)
+            except CheckRefusedError:  # what it means is damaged or gone
+                now = None
+            mine = moment_of(publication.published_at)
+            kept = now is not None and not now.revoked and mine < moment_of(now.published_at) <= at + CLOCK_SKEW
+            return there if kept else pointer
+
+        self._change(f"{TAGS}/{tag}.json", pointer, moved)
+        return not kept
+
+    def revoke(self, digest: str, revocation: Revocation) -> Publication | None:
+        """Take a publication back: readers refuse it from now on. None when nothing of this digest is there."""
+        found = self.find(digest)
+        if found is None:
+            return None
+        path = _path(found)
+
+        def revoked(there: bytes) -> bytes:
+            known = read_publication(there, self._name(path))
+            return (known if known.revoked else known.model_copy(update={"revoked": revocation})).canonical()
+
+        return read_publication(self._change(path, found.canonical(), revoked), self._name(path))
+
+    def find(self, reference: str) -> Publication | None:
+        """What a tag means, or the publication of a digest (of the OCI image or the .sqsh); None when there is none.
+
+        Raises:
+            CheckRefusedError: it is damaged.
+        """
+        if not _DIGEST.fullmatch(reference):
+            there = self._read(f"{TAGS}/{reference}.json") if re.fullmatch(TAG_PATTERN, reference) else None
+            return None if there is None else self._followed(there.content, reference)
+        name = self._read(f"{NAMES}/{_hex(reference)}.json")
+        if name is not None:
+            found = self._followed(name.content, reference)
+            if found.sqsh is None or found.sqsh.digest != reference:
+                raise self._damaged(f"{NAMES}/{_hex(reference)}.json", "It leads to the publication of another .sqsh.")
+            return found
+        ending = f"/{_hex(reference)}.json"
+        path = next((path for path in self.objects.names(PUBLICATIONS) if path.endswith(ending)), None)
+        return None if path is None else self._publication(path)
+
+    def publications(self) -> tuple[Publication, ...]:
+        """Everything that is published there."""
+        return tuple(self._publication(path) for path in sorted(self.objects.names(PUBLICATIONS)))
+
+    def bundle(self, publication: Publication) -> bytes | None:
+        """The bundle of a publication's certificate; None where it has none, or it is not there."""
+        if publication.certificate_digest is None:
+            return None
+        found = self._read(f"{CERTIFICATES}/{_hex(publication.certificate_digest)}.json")
+        return None if found is None else found.content
+
+    def download(self, publication: Publication, to: Path, start: int = 0) -> bool:
+        """Write a .sqsh to a file, or what follows its first ``start`` bytes to the end of that file.
+
+        What came is for the caller to check. False when it is not there.
+        """
+        sqsh = publication.sqsh
+        if sqsh is None:
+            return False
+        path = f"{FILES}/{_hex(sqsh.digest)}{SUFFIX}"
+        try:
+            return self.objects.download(path, sqsh.size_bytes, to, start)
+        except NotPlainFileError as error:
+            raise self._damaged(path, f"{error}.") from error
+
+    def _refuse_taken_tag(self, publication: Publication) -> None:
+        try:
+            there = self.find(publication.tag)
+        except CheckRefusedError:
+            return  # it is written anew
+        if there is not None and there.revoked is None and there.oci_digest != publication.oci_digest:
+            raise PublicationRefusedError(
+                f"{publication.tag} is another image in the .sqsh store {self.address}",
+                why=f"It is {there.oci_digest}, published {there.published_at}; this one is {publication.oci_digest}. "
+                "An immutable tag stays with its image.",
+                fix=f"Use the image that is there, or take it back: envbuild publish --revoke {there.oci_digest} "
+                "--reason TEXT.",
+            )
+
+    def _change(self, path: str, new: bytes, changed: Callable[[bytes], bytes]) -> bytes:
+        try:
+            return change(self.objects, path, new, changed, at_most_bytes=MOST_BYTES)
+        except NotPlainFileError as error:
+            raise self._damaged(path, f"{error}.") from error
+
+    def _followed(self, pointer: bytes, name: str) -> Publication:
+        try:
+            path = Pointer.model_validate_json(pointer, strict=True).publication
+        except ValidationError as error:
+            raise self._damaged(name, f"Its pointer cannot be read: {describe_errors(error)}.") from error
+        return self._publication(path)
+
+    def _publication(self, path: str) -> Publication:
+        found = self._read(path)
+        if found is None:
+            raise self._damaged(path, "It is not there.")
+        publication = read_publication(found.content, self._name(path))
+        if _path(publication) != path:
+            raise self._damaged(path, f"It is the publication of {publication.tag}, {publication.oci_digest}.")
+        return publication
+
+    def _read(self, path: str) -> StoredObject | None:
+        try:
+            return self.objects.read(path, MOST_BYTES)
+        except NotPlainFileError as error:
+            raise self._damaged(path, f"{error}.") from error
+
+    def _name(self, path: str) -> str:
+        return f"{path} of the .sqsh store {self.address}"
+
+    def _damaged(self, path: str, why: str) -> CheckRefusedError:
+        return CheckRefusedError(
+            f"{self._name(path)} is refused",
+            why=why,
+            fix="Remove it there, and publish the image again: what is whole is not sent again.",
+        )
+
+
+def open_sqsh_store(text: str, site: Site, environ: Mapping[str, str] = os.environ) -> SqshStore:
+    """The store at an address: ``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``, ``file:///DIRECTORY`` or a directory.
+
+    A store of the configuration may be named, too; its endpoint is that of all addresses in its bucket.
+
+    Raises:
+        ConfigurationError: it is no such address.
+    """
+    if text in site.known_stores:
+        text = site.known_stores[text].url
+    address = parse_address(text if "://" in text else Path(text).expanduser().absolute().as_uri())
+    endpoints = [
+        known.endpoint
+        for known in site.known_stores.values()
+        if (other := parse_address(known.url)).scheme == address.scheme and other.host == address.host
+    ]
+    objects = open_object_store(
+        address,
+        endpoint=next((endpoint for endpoint in endpoints if endpoint), None),
+        ca_bundle=site.ca_bundle,
+        environ=environ,
+        wording=WORDING,
+    )
+    return SqshStore(address=str(address), objects=objects)
+
+
+def store_of(place: str, site: Site, environ: Mapping[str, str] = os.environ) -> SqshStore:
+    """The store that a publication's ``sqsh.place`` lies in.
+
+    Raises:
+        ConfigurationError: it is not the address of a .sqsh in a store.
+    """
+    match = _PLACE.fullmatch(place)
+    if match is None:
+        raise ConfigurationError(
+            f"{place!r:.200} is not the address of a .sqsh",
+            why=f"A publication states it. Such an address ends in /{FILES}/HEX{SUFFIX}.",
+            fix="Publish the image again.",
+        )
+    return open_sqsh_store(match[1], site, environ)
+
+
+def _path(publication: Publication) -> str:
+    return f"{PUBLICATIONS}/{publication.tag}/{_hex(publication.oci_digest)}.json"
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")
+
+
+def _newer(there: bytes, publication: Publication) -> bytes:
+    """Which publication of an image stays: the one that was taken back, else the newer one."""
+    try:
+        known = read_publication(there, "")
+    except CheckRefusedError:
+        return publication.canonical()
+    if known.revoked is not None or moment_of(known.published_at) > moment_of(publication.published_at):
+        return there
+    return publication.canonical()

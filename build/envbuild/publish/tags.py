@@ -1,0 +1,74 @@
+"""The tags of a publication: an immutable one of its lock and target, and a moving one for the newest certified image.
+
+``nemo-main-3f2a9c01b7de-h200`` and ``nemo-main-h200``. In front of both stands ``uncertified-`` where the image was
+published without a certificate.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from envbuild.catalog.stack import Stack
+from envbuild.core.digests import short
+from envbuild.core.errors import ConfigurationError
+from envbuild.lock.models import Lock
+from envbuild.publish.models import TAG_PATTERN
+
+UNCERTIFIED = "uncertified-"
+# Of the tag of docker's manifest, which lies next to the OCI manifest's own.
+DOCKER_SUFFIX = "-docker"
+# Of the tags of a publication's own record, and of the one that takes it back.
+PUBLICATION_SUFFIX = "-publication"
+REVOKED_SUFFIX = "-revoked"
+# Another image of the same lock and target (a rebuilt base, another envbuild) has the next number: -r2.
+REVISION = "-r{number}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tags:
+    immutable: str
+    moving: str
+
+    @property
+    def docker(self) -> str:
+        """The immutable tag of docker's manifest."""
+        return self.immutable + DOCKER_SUFFIX
+
+    def revision(self, number: int) -> Tags:
+        """The tags of another image of the same lock and target; the first has no number."""
+        ending = REVISION.format(number=number) if number > 1 else ""
+        return Tags(immutable=self.immutable + ending, moving=self.moving)
+
+
+def tags_of(lock: Lock, lock_name: str, stack: Stack, target: str, *, certified: bool = True) -> Tags:
+    """The tags under which the image of a lock for a target is published.
+
+    Args:
+        lock_name: the stack's name, or the lock's own (``envbuild lock --name``).
+
+    Raises:
+        ConfigurationError: the names in it make a tag that no registry takes.
+    """
+    words = [lock_name]
+    if branch := followed_branch(lock, stack):
+        words.append(re.sub(r"[^A-Za-z0-9._-]", "-", branch))
+    # The default `host` is another base on another machine, and a registry serves them all.
+    if lock.base.name != next((entry.default_base for entry in stack.builds if entry.target == target), None):
+        words.append(lock.base.name)
+    front = ("" if certified else UNCERTIFIED) + "-".join(words)
+    tags = Tags(immutable=f"{front}-{short(lock.digest)}-{target}", moving=f"{front}-{target}")
+    longest = tags.revision(1000).immutable + PUBLICATION_SUFFIX
+    if not re.match(TAG_PATTERN, longest):
+        raise ConfigurationError(
+            f"no registry takes the tag {tags.immutable} with all its endings",
+            why="A tag has at most 128 letters, digits, '.', '_' and '-' (OCI distribution-spec).",
+            fix="Give the lock a shorter name: envbuild lock --name NAME.",
+        )
+    return tags
+
+
+def followed_branch(lock: Lock, stack: Stack) -> str:
+    """The branch of the stack's anchor that the lock follows; empty where it follows none."""
+    anchor = lock.components.get(stack.anchor or "")
+    return anchor.asked if anchor is not None and anchor.follows else ""

@@ -1,0 +1,7 @@
+#!/bin/sh
+# pyxis' importer (plugstack.conf: importer=/usr/local/libexec/envbuild-importer): certified images, from envbuild's store.
+# It runs as the job's user, with the job's environment: what the site decides is set here, over what the job has.
+set -eu
+site=/etc/envbuild
+export ENVBUILD_CONFIG="$site/config.toml" ENVBUILD_TRUST="$site/trust.toml"
+exec envbuild importer "$@"

@@ -1,0 +1,90 @@
+"""docker's registry with TLS and a password, and an image to publish there."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import shared_folder
+from helpers.fault_proxy import FaultProxy, fault_proxy
+from helpers.publish_world import PublishWorld, make_publish_world
+from helpers.stores import PASSWORD, USER, docker_registry, registry_program, write_docker_config
+
+from envbuild.store import registry as registry_module
+from envbuild.store.address import parse_address
+from envbuild.store.registry import Registry
+
+OWN = ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "SSL_CERT_FILE", "PIP_CERT", "ENVBUILD_CONFIG")
+
+
+@dataclass
+class Secure:
+    """The registry, and where its CA is."""
+
+    host: str
+    ca: Path
+
+    def registry(self, repository: str) -> Registry:
+        import os
+
+        return Registry(parse_address(f"oci://{self.host}/{repository}"), self.ca, dict(os.environ))
+
+
+@pytest.fixture(scope="session")
+def registry_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return registry_program(shared_folder(tmp_path_factory) / "docker-registry")
+
+
+@pytest.fixture(scope="module")
+def secure_registry(registry_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
+    folder = tmp_path_factory.mktemp("registry") / "secure"
+    with docker_registry(registry_binary, folder, password=True, tls=True) as address:
+        yield Secure(address.removeprefix("https://"), folder / "ca.pem")
+
+
+@pytest.fixture(scope="module")
+def open_registry(registry_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with docker_registry(registry_binary, tmp_path_factory.mktemp("registry") / "open") as address:
+        yield address
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An account that is logged in nowhere, and has less patience."""
+    for name in OWN:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": str(tmp_path), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(registry_module, "BACKOFF_SECONDS", 0)
+
+
+@pytest.fixture
+def secure(secure_registry: Secure, account: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Secure:
+    """The registry, for an account that is logged in there and trusts its CA."""
+    auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    config = write_docker_config(tmp_path / "docker", {"auths": {secure_registry.host: {"auth": auth}}})
+    monkeypatch.setenv("DOCKER_CONFIG", config["DOCKER_CONFIG"])
+    monkeypatch.setenv("SSL_CERT_FILE", str(secure_registry.ca))
+    return secure_registry
+
+
+@pytest.fixture
+def proxy(open_registry: str, account: None) -> Iterator[FaultProxy]:
+    """A registry without a password, whose answers can be spoiled."""
+    with fault_proxy(open_registry) as running:
+        yield running
+
+
+@pytest.fixture
+def repository() -> str:
+    """A repository of the test's own."""
+    return f"team/t{time.time_ns()}"
+
+
+@pytest.fixture
+def world(tmp_path: Path, account: None) -> PublishWorld:
+    return make_publish_world(tmp_path / "project")

@@ -1,0 +1,182 @@
+"""The index of a repository where somebody spoils it, and where tags are changed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.fault_proxy import FaultProxy
+from helpers.locks import MAIN
+from helpers.publish_world import PublishWorld
+
+from envbuild.core.digests import sha256_bytes
+from envbuild.core.errors import CheckRefusedError, NetworkError
+from envbuild.oci.push import Manifest, digest_of_tag, put_manifest, read_manifest
+from envbuild.oci.referrers import INDEX_TYPE, list_referrers
+from envbuild.publish import index
+from envbuild.publish.index import INDEX_TAG, PUBLICATION, read_index, record
+from envbuild.publish.models import Publication
+from envbuild.publish.moving import NOTHING, move_tag
+from envbuild.publish.publish import publish
+from envbuild.store.address import parse_address
+from envbuild.store.registry import Registry
+
+
+@pytest.fixture
+def registry(proxy: FaultProxy, repository: str) -> Registry:
+    return Registry(parse_address(f"oci://{proxy.host}/{repository}"), None, dict(os.environ))
+
+
+@pytest.fixture
+def published(registry: Registry, world: PublishWorld) -> Publication:
+    world.certify()
+    return publish(world.request(str(registry.address)), world.context).publication
+
+
+def spoil(registry: Registry, change: Callable[[Any], object]) -> None:
+    """Put another index there."""
+    found = read_manifest(registry, INDEX_TAG)
+    assert found is not None
+    document = json.loads(found.content)
+    change(document)
+    put_manifest(registry, INDEX_TAG, Manifest(content=json.dumps(document).encode(), media_type=INDEX_TYPE))
+
+
+def with_publication(**changes: object) -> Callable[[Any], object]:
+    """Changes the JSON of the first publication."""
+
+    def change(document: Any) -> None:
+        annotations = document["manifests"][0]["annotations"]
+        annotations[PUBLICATION] = json.dumps(json.loads(annotations[PUBLICATION]) | changes)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_publication(oci_digest=sha256_bytes(b"another")),
+        with_publication(schema="envbuild.publication/9"),
+        with_publication(keyid=None),
+        lambda document: document["manifests"][0]["annotations"].pop(PUBLICATION),
+        lambda document: document.pop("manifests"),
+    ],
+    ids=["another image", "newer", "half certified", "no publication", "no list"],
+)
+def test_a_tampered_index_is_refused(
+    registry: Registry, world: PublishWorld, published: Publication, change: Callable[[Any], object]
+) -> None:
+    spoil(registry, change)
+    with pytest.raises(CheckRefusedError) as caught:
+        read_index(registry)
+    assert f"index of {registry.address}" in caught.value.what
+    assert caught.value.fix
+    with pytest.raises(CheckRefusedError):
+        publish(world.request(str(registry.address)), world.context)
+    assert digest_of_tag(registry, published.moving_tag) == published.oci_digest
+
+
+def test_a_truncated_index_is_asked_for_again(proxy: FaultProxy, registry: Registry, published: Publication) -> None:
+    proxy.add(method="GET", path=INDEX_TAG, times=1, cut_after=50)
+    assert read_index(registry) == (published,)
+    proxy.add(method="GET", path=INDEX_TAG, times=1, keep=50)
+    with pytest.raises(NetworkError, match="something else"):
+        read_index(registry)
+
+
+def test_one_request_answers_what_is_there(proxy: FaultProxy, registry: Registry, published: Publication) -> None:
+    before = len(proxy.requests)
+    assert read_index(registry) == (published,)
+    assert len(proxy.requests) == before + 1
+
+
+def test_nothing_to_do_costs_a_few_requests(
+    proxy: FaultProxy, registry: Registry, world: PublishWorld, published: Publication
+) -> None:
+    before = len(proxy.requests)
+    assert publish(world.request(str(registry.address)), world.context).nothing_to_do
+    assert len(proxy.requests) - before <= 16
+    assert all(method in ("GET", "HEAD") for method, _, _ in proxy.requests[before:])
+
+
+def test_what_a_retention_rule_removed_is_listed_no_more(
+    registry: Registry, world: PublishWorld, published: Publication
+) -> None:
+    """The registry takes no index that names it: without this nothing would be published there ever again."""
+    registry.ask("DELETE", f"manifests/{published.oci_digest}", accept=(202,))
+    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
+    world.certify()
+    newer = publish(world.request(str(registry.address)), world.context).publication
+    assert read_index(registry) == (newer,)
+    assert digest_of_tag(registry, newer.moving_tag) == newer.oci_digest
+    assert any(published.tag in note for note in world.notes.lines)
+
+
+def test_what_is_not_there_is_not_listed(registry: Registry, published: Publication) -> None:
+    gone = published.model_copy(update={"tag": f"{published.tag}-2", "oci_digest": sha256_bytes(b"gone")})
+    with pytest.raises(NetworkError):
+        record(registry, gone, 1000)
+    assert read_index(registry) == (published,)
+
+
+def test_a_referrer_that_a_retention_rule_removed_is_pushed_again(
+    registry: Registry, world: PublishWorld, published: Publication
+) -> None:
+    before = list_referrers(registry, published.oci_digest)
+    registry.ask("DELETE", f"manifests/{before[0].digest}", accept=(202,))
+    assert not publish(world.request(str(registry.address)), world.context).nothing_to_do
+    for item in list_referrers(registry, published.oci_digest):
+        assert read_manifest(registry, item.digest) is not None
+
+
+def test_a_moving_tag_that_another_program_sets_back_is_put_right(
+    registry: Registry, world: PublishWorld, published: Publication
+) -> None:
+    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
+    world.certify()
+    newer = publish(world.request(str(registry.address)), world.context).publication
+    older = read_manifest(registry, published.oci_digest)
+    assert older is not None
+    put_manifest(registry, published.moving_tag, older)
+    assert publish(world.request(str(registry.address)), world.context).nothing_to_do
+    assert digest_of_tag(registry, published.moving_tag) == newer.oci_digest
+
+
+def test_a_tag_that_is_changed_between_look_and_write(
+    proxy: FaultProxy, registry: Registry, world: PublishWorld, published: Publication
+) -> None:
+    """An older publisher writes the moving tag late: it looks again, and puts the newer image back."""
+    put_manifest(registry, published.moving_tag, NOTHING)
+    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
+    world.certify()
+    newer = []
+
+    def meanwhile() -> None:
+        newer.append(publish(world.request(str(registry.address)), world.context).publication)
+
+    late = proxy.add(method="PUT", path=f"manifests/{published.moving_tag}", times=1, hold=meanwhile)
+    assert move_tag(registry, published.moving_tag) == newer[0]
+    assert late.seen == 1
+    assert digest_of_tag(registry, published.moving_tag) == newer[0].oci_digest != published.oci_digest
+
+
+def test_the_index_stays_below_what_registries_take(
+    registry: Registry, published: Publication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest are left out; what a moving tag names never is."""
+    monkeypatch.setattr(index, "MOST_BYTES", 8000)
+    stable = published.model_copy(update={"tag": "old", "moving_tag": "stable"})
+    record(registry, stable, 1000)
+    for number in range(1, 8):
+        moment = f"2098-01-01T00:00:0{number}Z"
+        record(registry, published.model_copy(update={"tag": f"t{number}", "published_at": moment}), 1000)
+    tags = [item.tag for item in read_index(registry)]
+    found = read_manifest(registry, INDEX_TAG)
+    assert found is not None
+    assert len(found.content) <= 8000
+    assert {"old", "t7"} <= set(tags)
+    assert "t1" not in tags
+    assert move_tag(registry, "stable") == stable

@@ -1,0 +1,250 @@
+"""Images that are pulled from docker's registry and from a bucket: verified, resumed, refused where changed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fault_proxy import FaultProxy
+from helpers.publish_world import PublishWorld
+from helpers.stores import BUCKET, PASSWORD, S3_KEYS, USER, s3_server, write_docker_config
+from integration.publish.conftest import Secure
+
+from envbuild.certify.certificate.verify import About, verify
+from envbuild.core.digests import sha256_file
+from envbuild.core.errors import (
+    CertificateRefusedError,
+    CheckRefusedError,
+    EnvbuildError,
+    NetworkError,
+    PublicationRefusedError,
+)
+from envbuild.publish.publish import publish
+from envbuild.publish.pull import Pulled, PullRequest, pull
+from envbuild.publish.pull_layout import pull_layout
+from envbuild.publish.revoke import revoke
+from envbuild.publish.sources import parse_reference
+
+LAYER = {"torch": b"torch" * 700_000}
+
+
+def request(world: PublishWorld, reference: str, **changes: Any) -> PullRequest:
+    return PullRequest(**{"reference": parse_reference(reference), "trust": world.trust, **changes})
+
+
+def pulled(world: PublishWorld, reference: str, **changes: Any) -> Pulled:
+    return pull(request(world, reference, **changes), world.context)
+
+
+def check_error(error: EnvbuildError) -> None:
+    text = f"{error.what}\n{error.why}\n{error.fix}"
+    assert all((error.what, error.why, error.fix)), text
+    assert not [secret for secret in (PASSWORD, *S3_KEYS.values()) if secret in text and secret != "us-east-1"], text
+
+
+def test_a_sqsh_from_a_registry(secure: Secure, repository: str, world: PublishWorld) -> None:
+    world.certify()
+    place = f"{secure.host}/{repository}"
+    publication = publish(world.request(place), world.context).publication
+    assert publication.sqsh is not None
+    assert publication.docker_digest is not None
+    names = [publication.moving_tag, "mcore-debian12", publication.tag]
+    names += [publication.oci_digest, publication.docker_digest, publication.sqsh.digest]
+    for name in names:
+        found = pulled(world, f"{place}{'@' if ':' in name else ':'}{name}", target="cpu")
+        assert found.publication == publication
+        assert found.downloaded == (name == publication.moving_tag)
+    assert found.path.read_bytes() == world.image.sqsh().read_bytes()
+    assert found.certificate is not None
+    verify(found.certificate, world.trust, About(image=found.path), at=world.context.clock())
+
+
+def test_a_layout_that_skopeo_reads(secure: Secure, repository: str, world: PublishWorld, tmp_path: Path) -> None:
+    world.rebuild(LAYER)
+    world.certify()
+    place = f"{secure.host}/{repository}"
+    publication = publish(world.request(place), world.context).publication
+    found = pull_layout(request(world, f"{place}:{publication.tag}"), tmp_path / "layout", world.context)
+    assert found.path == tmp_path / "layout"
+    shown = subprocess.run(
+        ["skopeo", "inspect", "--raw", f"oci:{tmp_path}/layout:{publication.tag}"], capture_output=True, check=True
+    )
+    assert sha_of(shown.stdout) == publication.oci_digest
+    layers = {item["digest"] for item in json.loads(shown.stdout)["layers"]}
+    blobs = {f"sha256:{path.name}": path for path in (tmp_path / "layout/blobs/sha256").iterdir()}
+    assert layers <= set(blobs)
+    assert all(sha256_file(path) == digest for digest, path in blobs.items())
+    with pytest.raises(EnvbuildError, match="is there already"):
+        pull_layout(request(world, f"{place}:{publication.tag}"), tmp_path / "layout", world.context)
+
+
+def sha_of(content: bytes) -> str:
+    from envbuild.core.digests import sha256_bytes
+
+    return sha256_bytes(content)
+
+
+def test_a_revoked_image_is_not_pulled(secure: Secure, repository: str, world: PublishWorld) -> None:
+    world.certify()
+    place = f"{secure.host}/{repository}"
+    first = publish(world.request(place), world.context).publication
+    world.rebuild({"torch": b"other" * 900})
+    world.certify()
+    second = publish(world.request(place), world.context).publication
+    assert pulled(world, f"{place}:{second.moving_tag}").publication == second
+    revoke(place, second.oci_digest, "wrong NCCL", world.context)
+    assert pulled(world, f"{place}:{second.moving_tag}").publication == first
+    revoke(place, first.oci_digest, "as wrong", world.context)
+    for reference in (f":{second.moving_tag}", f":{second.tag}", f"@{second.oci_digest}"):
+        with pytest.raises(PublicationRefusedError) as refused:
+            pulled(world, place + reference)
+        assert refused.value.reason == "revoked"
+        check_error(refused.value)
+
+
+@pytest.mark.parametrize("name", ["sqsh", "layer"])
+def test_a_cut_download_goes_on(
+    proxy: FaultProxy, repository: str, world: PublishWorld, tmp_path: Path, name: str
+) -> None:
+    world.rebuild(LAYER)
+    world.certify()
+    place = f"{proxy.host}/{repository}"
+    publication = publish(world.request(place), world.context).publication
+    assert publication.sqsh is not None
+    digest = publication.sqsh.digest if name == "sqsh" else world.image.record.layers[1].digest
+    proxy.add(method="GET", path=digest, times=2, cut_after=1_500_000)
+    if name == "sqsh":
+        assert pulled(world, f"{place}:{publication.tag}").path.read_bytes() == world.image.sqsh().read_bytes()
+    else:
+        pull_layout(request(world, f"{place}:{publication.tag}"), tmp_path / "layout", world.context)
+    ranges = [headers.get("Range") for method, path, headers in proxy.requests if digest in path and method == "GET"]
+    assert ranges == [None, "bytes=1500000-", "bytes=3000000-"]
+
+
+def test_every_third_request_is_dropped(proxy: FaultProxy, repository: str, world: PublishWorld) -> None:
+    world.certify()
+    place = f"{proxy.host}/{repository}"
+    publication = publish(world.request(place), world.context).publication
+    count = iter(range(10**6))
+    answer = proxy.fault_for
+    dropped = proxy.add(method="-", cut_after=0)
+    proxy.fault_for = lambda method, path: dropped if next(count) % 3 == 2 else answer(method, path)  # type: ignore[method-assign]
+    assert pulled(world, f"{place}:{publication.tag}").path.read_bytes() == world.image.sqsh().read_bytes()
+    assert next(count) > 6
+
+
+@pytest.mark.parametrize("spoil", [{"keep": 100}, {"swap": b"another file"}])
+def test_a_damaged_blob_is_refused(
+    proxy: FaultProxy, repository: str, world: PublishWorld, spoil: dict[str, Any]
+) -> None:
+    world.certify()
+    place = f"{proxy.host}/{repository}"
+    publication = publish(world.request(place), world.context).publication
+    assert publication.sqsh is not None
+    proxy.add(method="GET", path=publication.sqsh.digest, **spoil)
+    with pytest.raises(CheckRefusedError, match="is refused") as refused:
+        pulled(world, f"{place}:{publication.tag}")
+    check_error(refused.value)
+    assert not list((world.context.store.root / "sqsh").glob("*/sha256"))
+
+
+def test_an_index_that_was_changed_is_refused(proxy: FaultProxy, repository: str, world: PublishWorld) -> None:
+    world.certify()
+    place = f"{proxy.host}/{repository}"
+    publication = publish(world.request(place), world.context).publication
+    index = pulled(world, f"{place}:{publication.tag}")
+    assert index.downloaded
+    changed = publication.model_copy(update={"target": "h200"})
+    document = json.dumps(
+        {
+            "schemaVersion": 2,
+            "manifests": [
+                {
+                    "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                    "digest": publication.oci_digest,
+                    "size": 1,
+                    "annotations": {"org.envbuild.publication": changed.canonical().decode()},
+                }
+            ],
+        }
+    )
+    proxy.add(method="GET", path="manifests/envbuild-index", status=200, body=document.encode())
+    with pytest.raises(CertificateRefusedError, match="is refused") as refused:
+        pulled(world, f"{place}:{publication.tag}", target="h200")
+    assert "states another target" in refused.value.why
+    check_error(refused.value)
+
+
+def test_a_certificate_that_is_gone_is_missed(proxy: FaultProxy, repository: str, world: PublishWorld) -> None:
+    world.certify()
+    place = f"{proxy.host}/{repository}"
+    publication = publish(world.request(place), world.context).publication
+    # A retention rule removed what refers to the image: its list is empty.
+    proxy.add(method="GET", path=f"manifests/{publication.oci_digest.replace(':', '-')}", status=404)
+    with pytest.raises(CertificateRefusedError) as refused:
+        pulled(world, f"{place}:{publication.tag}")
+    assert "has none in its place" in refused.value.why
+    check_error(refused.value)
+
+
+def test_wrong_credentials_and_wrong_ca(
+    secure: Secure, repository: str, world: PublishWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.certify()
+    place = f"{secure.host}/{repository}"
+    publication = publish(world.request(place), world.context).publication
+    wrong = write_docker_config(tmp_path / "wrong", {"auths": {secure.host: {"auth": "YWxpOndyb25n"}}})
+    monkeypatch.setenv("DOCKER_CONFIG", wrong["DOCKER_CONFIG"])
+    with pytest.raises(NetworkError) as refused:
+        pulled(world, f"{place}:{publication.tag}")
+    assert f"as {USER}" in refused.value.why
+    check_error(refused.value)
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(NetworkError, match="is not trusted") as refused:
+        pulled(world, f"{place}:{publication.tag}")
+    check_error(refused.value)
+
+
+def test_a_sqsh_in_a_bucket(
+    proxy: FaultProxy, repository: str, world: PublishWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.rebuild(LAYER)
+    world.certify()
+    place = f"{proxy.host}/{repository}"
+    for name, value in S3_KEYS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server() as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        store = f"s3://{BUCKET}/{repository}"
+        publication = publish(world.request(place, sqsh_to=store), world.context).publication
+        # By the registry's index, whose entry names the bucket; and by the bucket alone.
+        for reference in (f"{place}:{publication.tag}", f"{store}:{publication.moving_tag}"):
+            found = pulled(world, reference)
+            assert found.publication == publication
+            assert found.path.read_bytes() == world.image.sqsh().read_bytes()
+        assert publication.sqsh is not None
+        assert proxy.count("GET", publication.sqsh.digest) == 0
+
+
+def test_processes_of_a_machine_share_one_download(
+    proxy: FaultProxy, repository: str, world: PublishWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.rebuild(LAYER)
+    world.certify()
+    place = f"{proxy.host}/{repository}"
+    publication = publish(world.request(place), world.context).publication
+    assert publication.sqsh is not None
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    words = [sys.executable, "-m", "envbuild", "pull", f"{place}:{publication.tag}", "--json"]
+    words += ["--trust", str(world.project / "trust.toml"), "--output"]
+    ranks = [subprocess.Popen([*words, str(tmp_path / f"{rank}.sqsh")], stdout=subprocess.PIPE) for rank in range(8)]
+    outputs = [rank.communicate()[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 8
+    assert proxy.count("GET", publication.sqsh.digest) == 1
+    assert {json.loads(output)["digest"] for output in outputs} == {publication.sqsh.digest}
+    assert len({(tmp_path / f"{rank}.sqsh").stat().st_ino for rank in range(8)}) == 1

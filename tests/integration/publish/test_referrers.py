@@ -1,0 +1,161 @@
+"""What is attached to an image: with the referrers API and without it; and publishers that die at any request."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers.fault_proxy import Fault, FaultProxy
+from helpers.locks import MAIN
+from helpers.publish_world import PublishWorld
+from helpers.referrers_api import ReferrersApi
+
+from envbuild.core.errors import NetworkError
+from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
+from envbuild.oci.models import MANIFEST_TYPE
+from envbuild.oci.push import digest_of_tag, put_manifest, read_manifest
+from envbuild.oci.referrers import attach, has_api, list_referrers, tag_of
+from envbuild.publish.index import read_index
+from envbuild.publish.models import Publication
+from envbuild.publish.publish import publish
+from envbuild.store.address import parse_address
+from envbuild.store.registry import Registry
+from envbuild.store.tags import list_tags
+
+
+@pytest.fixture
+def registry(proxy: FaultProxy, repository: str) -> Registry:
+    return Registry(parse_address(f"oci://{proxy.host}/{repository}"), None, dict(os.environ))
+
+
+@pytest.mark.parametrize("api", [True, False], ids=["API", "tags"])
+def test_what_is_attached_is_listed(proxy: FaultProxy, registry: Registry, world: PublishWorld, api: bool) -> None:
+    if api:
+        ReferrersApi().put_before(proxy)
+    world.certify()
+    found = publish(world.request(str(registry.address)), world.context).publication
+    assert has_api(registry, found.oci_digest) is api
+    types = {item.artifact_type for item in list_referrers(registry, found.oci_digest)}
+    assert types >= {
+        "application/vnd.cyclonedx+json",
+        "application/vnd.dev.sigstore.bundle.v0.3+json",
+        "application/x-squashfs",
+    }
+    assert (tag_of(found.oci_digest) in list_tags(registry)) is not api
+    # Where the API is, docker's manifest is pushed on demand alone.
+    assert (found.docker_digest is None) is api
+    assert publish(world.request(str(registry.address)), world.context).nothing_to_do
+    with_docker = publish(world.request(str(registry.address), docker_manifest=True), world.context)
+    assert with_docker.publication.docker_digest is not None
+    assert with_docker.nothing_to_do is not api
+
+
+@pytest.mark.parametrize("status", [200, 400, 403, 404, 405, 501])
+def test_the_api_is_probed(proxy: FaultProxy, registry: Registry, status: int) -> None:
+    """Also a server that answers every address with a page has none."""
+    proxy.add(method="GET", path="referrers", status=status, body=b"<html>", headers={"Content-Type": "text/html"})
+    assert not has_api(registry, f"sha256:{'1' * 64}")
+
+
+def test_an_entry_that_another_writer_replaced_is_put_back(
+    proxy: FaultProxy, registry: Registry, world: PublishWorld
+) -> None:
+    """Of the tag's index: another publisher read it earlier, and writes after us what it made of that."""
+    world.certify()
+    found = publish(world.request(str(registry.address)), world.context).publication
+    tag, before = tag_of(found.oci_digest), list_referrers(registry, found.oci_digest)
+    stale = read_manifest(registry, tag)
+    assert stale is not None
+    looks = 0
+
+    def meanwhile() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:  # the look after our own write
+            put_manifest(registry, tag, stale)
+
+    proxy.add(method="GET", path=f"manifests/{tag}", hold=meanwhile)
+    subject = {"mediaType": MANIFEST_TYPE, "digest": found.oci_digest, "size": 1}
+    own = artifact_manifest("application/x-own", EMPTY_DESCRIPTOR, subject, {})
+    attach(registry, {"application/x-own": [own]}, found.oci_digest)
+    after = list_referrers(registry, found.oci_digest)
+    assert {item.artifact_type for item in after} == {item.artifact_type for item in before} | {"application/x-own"}
+    assert proxy.count("PUT", f"manifests/{tag}") >= 3
+
+
+def test_what_a_retention_rule_removed_is_listed_no_more(registry: Registry, world: PublishWorld) -> None:
+    """The registry would never take the tag's index again: it refuses one of what is not there."""
+    world.certify()
+    found = publish(world.request(str(registry.address)), world.context).publication
+    (gone, *kept) = list_referrers(registry, found.oci_digest)
+    registry.ask("DELETE", f"manifests/{gone.digest}", accept=(202,))
+    subject = {"mediaType": MANIFEST_TYPE, "digest": found.oci_digest, "size": 1}
+    own = artifact_manifest("application/x-own", EMPTY_DESCRIPTOR, subject, {})
+    attach(registry, {"application/x-own": [own]}, found.oci_digest)
+    types = {item.artifact_type for item in list_referrers(registry, found.oci_digest)}
+    assert types == {item.artifact_type for item in kept} | {"application/x-own"}
+
+
+def _complete(registry: Registry, tag: str) -> None:
+    """What a tag names, if anything, is there with every blob and what is attached to it."""
+    manifest = read_manifest(registry, tag)
+    if manifest is None:
+        return
+    document = json.loads(manifest.content)
+    for blob in (document["config"], *document["layers"]):
+        registry.ask("HEAD", f"blobs/{blob['digest']}", accept=(200,))
+    if not tag.endswith("-docker"):
+        assert len(list_referrers(registry, manifest.digest)) == 4
+
+
+def test_publishers_that_die_at_any_request_leave_nothing_incomplete(
+    open_registry: str, proxy: FaultProxy, registry: Registry, world: PublishWorld
+) -> None:
+    """The registry is gone from some request on, at a later one each time; the last run goes through."""
+    direct = Registry(
+        parse_address(f"oci://{open_registry.removeprefix('http://')}/{registry.address.path}"), None, dict(os.environ)
+    )
+    world.certify()
+    first = publish(world.request(str(registry.address)), world.context).publication
+    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
+    world.certify()
+    gone = Fault(status=500)
+    left, seen = 0, 0
+
+    def dying(method: str, path: str) -> Fault | None:
+        nonlocal seen
+        seen += 1
+        return gone if seen > left else None
+
+    proxy.fault_for = dying  # type: ignore[method-assign]
+    runs, second = 0, None
+    while second is None:
+        left, seen, runs = left + 3, 0, runs + 1
+        try:
+            second = publish(world.request(str(registry.address)), world.context).publication
+        except NetworkError:
+            for tag in list_tags(direct):
+                if tag.startswith("mcore-") and not tag.endswith("-publication"):
+                    _complete(direct, tag)
+            listed = read_index(direct)
+            assert listed[0] == first
+            for item in listed:
+                _complete(direct, item.tag)
+    assert runs > 4
+    assert read_index(direct) == (first, second)
+    _complete(direct, second.moving_tag)
+    assert digest_of_tag(direct, second.moving_tag) == world.image.record.oci_digest
+    assert isinstance(second, Publication)
+
+
+def test_writers_at_the_same_moment(proxy: FaultProxy, registry: Registry, world: PublishWorld) -> None:
+    """One image, five publishers."""
+    world.certify()
+    with ThreadPoolExecutor(5) as pool:
+        found = list(pool.map(lambda _: publish(world.request(str(registry.address)), world.context), range(5)))
+    assert len({item.publication.tag for item in found}) == 1
+    (listed,) = read_index(registry)
+    assert listed.oci_digest == world.image.record.oci_digest
+    _complete(registry, listed.moving_tag)

@@ -1,0 +1,337 @@
+"""A pull from a .sqsh store: what is refused, what is fetched once, and what goes on where it ended."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from helpers.publish_world import make_publish_world
+from helpers.pull_world import PullWorld, make_pull_world
+
+from envbuild.certify.certificate.envelope import SignedBytes
+from envbuild.certify.certificate.keys import make_keys
+from envbuild.certify.certificate.sign import load_signer
+from envbuild.certify.certificate.trust import load_trust
+from envbuild.core import digests
+from envbuild.core.errors import (
+    CertificateRefusedError,
+    CheckRefusedError,
+    ConfigurationError,
+    NetworkError,
+    PublicationRefusedError,
+    UsageError,
+)
+from envbuild.publish import kept_files
+from envbuild.publish.models import Revocation
+from envbuild.publish.pull import SQSH_KIND, pull
+from envbuild.publish.sources import parse_reference
+from envbuild.publish.sqsh_stores import SqshStore
+from envbuild.store import entry_index
+
+PARTIAL_KIND = f"{SQSH_KIND}-{kept_files.PARTIAL}"
+BACK = Revocation(reason="wrong numbers", at="2026-11-20T07:00:00Z")
+CONTENT = b"a squashfs file " * 10_000
+
+
+@pytest.fixture
+def there(tmp_path) -> PullWorld:
+    world = make_publish_world(tmp_path / "project")
+    world.rebuild({"torch": CONTENT})
+    return make_pull_world(world, tmp_path / "home")
+
+
+def served(there, kind: str) -> Path:
+    """A file of the store."""
+    return next(path for path in (there.home / "share" / kind).rglob("*") if path.is_file())
+
+
+def test_pull_by_tag_and_digest(there):
+    publication = there.publish()
+    for name in ("mcore-debian12-cpu", publication.tag, publication.oci_digest, publication.sqsh.digest):
+        found = pull(there.request(name), there.context)
+        assert found.publication == publication
+        assert found.path.read_bytes() == there.image.read_bytes()
+        assert found.key == "lab"
+        assert digests.sha256_file(found.certificate) == publication.certificate_digest
+        assert found.downloaded == (name == "mcore-debian12-cpu")
+    # A tag may be without its target.
+    assert pull(there.request("mcore-debian12", target="cpu"), there.context).publication == publication
+
+
+def test_file_is_hashed_once(there, monkeypatch):
+    there.publish()
+    hashed = []
+    sha256_file = digests.sha256_file
+
+    def counted(path):
+        hashed.append(path)
+        return sha256_file(path)
+
+    for module in (kept_files, entry_index):
+        monkeypatch.setattr(module, "sha256_file", counted)
+    for _ in range(3):
+        pull(there.request(), there.context)
+    large = [path for path in hashed if SQSH_KIND in str(path) and path.suffix != ".jsonl"]
+    assert len(large) == 1
+
+
+def test_changed_file_in_the_store_is_fetched_anew(there):
+    there.publish()
+    path = pull(there.request(), there.context).path
+    path.write_bytes(b"x" * path.stat().st_size)
+    found = pull(there.request(), there.context)
+    assert found.downloaded
+    assert found.path.read_bytes() == there.image.read_bytes()
+
+
+def test_what_a_killed_pull_had_is_not_fetched_again(there, monkeypatch):
+    publication = there.publish()
+    part = there.context.store.path_of(PARTIAL_KIND, publication.sqsh.digest)
+    part.parent.mkdir(parents=True)
+    part.write_bytes(there.image.read_bytes()[:100_000])
+    starts = []
+    download = SqshStore.download
+
+    def counted(self, publication, to, start=0):
+        starts.append(start)
+        return download(self, publication, to, start)
+
+    monkeypatch.setattr(SqshStore, "download", counted)
+    assert pull(there.request(), there.context).path.read_bytes() == there.image.read_bytes()
+    assert starts == [100_000]
+    assert not part.exists()
+
+
+def test_partial_file_of_other_bytes_is_fetched_from_the_start(there):
+    publication = there.publish()
+    part = there.context.store.path_of(PARTIAL_KIND, publication.sqsh.digest)
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"?" * 1000)
+    assert pull(there.request(), there.context).path.read_bytes() == there.image.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [(lambda data: data[:-1], "bytes instead of"), (lambda data: data[:-1] + b"?", "digest is another")],
+)
+def test_damaged_sqsh_is_refused_and_not_kept(there, change, why):
+    there.publish()
+    file = served(there, "sqsh")
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(CheckRefusedError, match="is refused") as refused:
+        pull(there.request(), there.context)
+    assert why in refused.value.why
+    assert str(there.home / "share") in refused.value.why
+    cache = there.home / "cache"
+    assert not list((cache / SQSH_KIND).glob("*/*"))
+    assert not list((cache / PARTIAL_KIND).iterdir())
+
+
+def test_sqsh_that_is_gone_is_refused(there):
+    there.publish()
+    served(there, "sqsh").unlink()
+    with pytest.raises(CheckRefusedError, match="is refused") as refused:
+        pull(there.request(), there.context)
+    assert "it is gone" in refused.value.why
+
+
+def test_revoked_image_is_refused(there):
+    publication = there.publish()
+    pull(there.request(), there.context)
+    there.store.revoke(publication.oci_digest, BACK)
+    for name in ("mcore-debian12-cpu", publication.sqsh.digest):
+        with pytest.raises(PublicationRefusedError, match="is not pulled") as refused:
+            pull(there.request(name, uncertified=True), there.context)
+        assert "wrong numbers" in refused.value.why
+        assert refused.value.reason == "revoked"
+
+
+def test_uncertified_image_needs_the_word(there):
+    there.publish(certified=False)
+    with pytest.raises(PublicationRefusedError) as refused:
+        pull(there.request(), there.context)
+    assert refused.value.reason == "uncertified"
+    found = pull(there.request(uncertified=True, trust=None), there.context)
+    assert (found.key, found.certificate) == (None, None)
+
+
+def test_certified_image_needs_trusted_keys(there):
+    there.publish()
+    with pytest.raises(UsageError, match="no trusted keys"):
+        pull(there.request(trust=None, uncertified=True), there.context)
+
+
+def test_other_target_is_refused(there):
+    there.publish()
+    with pytest.raises(PublicationRefusedError) as refused:
+        pull(there.request(target="h200"), there.context)
+    assert refused.value.reason == "target"
+
+
+def test_what_is_not_published(there):
+    there.publish()
+    for name in ("other", "sha256:" + "0" * 64):
+        with pytest.raises(ConfigurationError, match="nothing is published"):
+            pull(there.request(name), there.context)
+
+
+def test_certificate_of_another_key_is_refused(there, tmp_path):
+    there.publish()
+    other = make_keys(tmp_path / "other", "other", None)
+    (tmp_path / "other.toml").write_text(f'[keys.other]\nfile = "{other.public}"\n')
+    with pytest.raises(CertificateRefusedError, match="the certificate of file://") as refused:
+        pull(there.request(trust=load_trust(tmp_path / "other.toml")), there.context)
+    assert "has other keys" in refused.value.why
+
+
+def test_old_certificate_is_refused(there):
+    there.publish()
+    with pytest.raises(CertificateRefusedError, match="is refused"):
+        pull(there.request(max_age=timedelta(seconds=-1)), there.context)
+
+
+def test_certificate_from_the_future_is_refused(there, monkeypatch):
+    there.publish()
+    context = there.context
+    early = context.clock() - timedelta(hours=1)
+    monkeypatch.setattr(type(there), "context", context.__class__(**{**vars(context), "clock": lambda: early}))
+    with pytest.raises(CertificateRefusedError) as refused:
+        pull(there.request(), there.context)
+    assert "clocks" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data[:-20],
+        lambda data: data.replace(b'"payload":"', b'"payload":"A'),
+        lambda data: data + b"\n",
+    ],
+)
+def test_changed_bundle_is_refused(there, change):
+    there.publish()
+    file = served(there, "certificates")
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(CertificateRefusedError, match="is refused"):
+        pull(there.request(), there.context)
+    assert not list((there.home / "cache").rglob("*.sqsh"))
+
+
+def test_certificate_that_was_forged_with_its_digest_is_refused(there, tmp_path):
+    publication, _ = there.described()
+    forger = load_signer(str(make_keys(tmp_path / "forger", "forger", None).private), None)
+    there.world.signer = forger
+    there.publish()
+    assert isinstance(forger.sign(b"{}"), SignedBytes)
+    with pytest.raises(CertificateRefusedError) as refused:
+        pull(there.request(), there.context)
+    assert "has other keys" in refused.value.why
+    assert publication.keyid
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stack": "other"},
+        {"base": "other"},
+        {"lock_digest": "sha256:" + "1" * 64},
+        {"keyid": "cd" * 32},
+        {"measured_at": "2026-11-23T00:00:00Z"},
+    ],
+)
+def test_entry_that_states_something_else_is_refused(there, changes):
+    there.publish()
+    file = served(there, "publications")
+    file.write_bytes(json.dumps({**json.loads(file.read_bytes()), **changes}).encode())
+    with pytest.raises(CertificateRefusedError) as refused:
+        pull(there.request(), there.context)
+    assert "its entry was changed" in refused.value.why
+
+
+def test_entry_of_another_image_is_refused(there):
+    there.publish(oci_digest="sha256:" + "1" * 64)
+    with pytest.raises(CertificateRefusedError) as refused:
+        pull(there.request(), there.context)
+    assert "states another image digest" in refused.value.why
+
+
+def test_entry_of_another_sqsh_is_refused(there, tmp_path):
+    there.publish()
+    file = served(there, "publications")
+    entry = json.loads(file.read_bytes())
+    other = tmp_path / "other.sqsh"
+    other.write_bytes(b"other")
+    entry["sqsh"] |= {"digest": digests.sha256_file(other), "size_bytes": 5}
+    file.write_bytes(json.dumps(entry).encode())
+    with pytest.raises(CertificateRefusedError) as refused:
+        pull(there.request(), there.context)
+    assert "this is another one" in refused.value.why
+
+
+def test_tag_that_moves_meanwhile_is_followed(there, monkeypatch):
+    there.publish(published_at="2026-11-20T06:00:00Z")
+    download = SqshStore.download
+    moved = []
+
+    def move(self, publication, to, start=0):
+        if not moved:
+            there.world.rebuild({"torch": CONTENT + b"new"})
+            moved.append(there.publish(tag="mcore-debian12-ffffffffffff-cpu"))
+        return download(self, publication, to, start)
+
+    monkeypatch.setattr(SqshStore, "download", move)
+    found = pull(there.request(), there.context)
+    assert found.publication == moved[0]
+    assert any("changed meanwhile" in note for note in there.notes.lines)
+
+
+def test_image_that_is_revoked_meanwhile_is_refused(there, monkeypatch):
+    publication = there.publish()
+    download = SqshStore.download
+
+    def revoke(self, *args, **kwargs):
+        there.store.revoke(publication.oci_digest, BACK)
+        return download(self, *args, **kwargs)
+
+    monkeypatch.setattr(SqshStore, "download", revoke)
+    with pytest.raises(PublicationRefusedError) as refused:
+        pull(there.request(), there.context)
+    assert refused.value.reason == "revoked"
+
+
+def test_store_that_is_gone_is_a_network_error(there):
+    there.publish()
+    (there.home / "share").rename(there.home / "away")
+    with pytest.raises(NetworkError, match=r"the \.sqsh store file://"):
+        pull(there.request(), there.context)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "name"),
+    [
+        ("registry.example:5000/team/images:nemo-h200", "registry.example:5000/team/images", "nemo-h200"),
+        ("oci://host/repo:tag", "oci://host/repo", "tag"),
+        ("host/repo@sha256:" + "a" * 64, "host/repo", "sha256:" + "a" * 64),
+        ("host/repo:tag@sha256:" + "a" * 64, "host/repo", "sha256:" + "a" * 64),
+        ("s3://bucket/prefix:tag", "s3://bucket/prefix", "tag"),
+        ("s3://bucket/prefix/tag", "s3://bucket/prefix", "tag"),
+        ("gs://bucket/tag", "gs://bucket", "tag"),
+        ("/lustre/images:tag", "/lustre/images", "tag"),
+        ("file:///lustre/images:tag", "file:///lustre/images", "tag"),
+        ("docker://registry:5000#team/images:tag", "registry:5000/team/images", "tag"),
+        ("docker://me@host#repo@sha256:" + "b" * 64, "host/repo", "sha256:" + "b" * 64),
+        ("docker://host#repo:tag@sha256:" + "b" * 64, "host/repo", "sha256:" + "b" * 64),
+    ],
+)
+def test_references(text, place, name):
+    found = parse_reference(text)
+    assert (found.place, found.name) == (place, name)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ubuntu", "ubuntu:24.04", "docker://ubuntu:24.04", "host/repo", "s3://bucket", "/dir", "host:5000/x"]
+)
+def test_what_is_no_reference(text):
+    with pytest.raises(UsageError, match="names no published image") as refused:
+        parse_reference(text)
+    assert refused.value.fix
