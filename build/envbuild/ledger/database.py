@@ -1,0 +1,169 @@
+"""The ledger's file: SQLite in WAL mode, its migrations, and its failures as errors that people understand."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from envbuild import __version__
+from envbuild.core import locks
+from envbuild.core.errors import CheckRefusedError, EnvbuildError, MachineError, disk_full
+from envbuild.core.files import machine_errors, space_is_low
+
+# Another writer has the ledger for milliseconds; a disk that stalls may make it minutes.
+BUSY_SECONDS = 120
+# Reasons of CheckRefusedError.
+NEWER, DAMAGED, FOREIGN = "newer", "damaged", "foreign"
+_TABLES = ("locks", "wheels", "images", "cases", "certificates", "publications", "nights", "steps", "bisects")
+# One script for each version of the file; `PRAGMA user_version` counts those that it has had.
+MIGRATIONS: tuple[str, ...] = (
+    "".join(  # noqa: S608 - of the names above
+        f"CREATE TABLE {table} (key TEXT PRIMARY KEY, stack TEXT NOT NULL, target TEXT NOT NULL, moment TEXT NOT NULL,"
+        f" revision INTEGER NOT NULL, body TEXT NOT NULL) WITHOUT ROWID;"
+        f"CREATE INDEX {table}_found ON {table} (stack, target, moment);"
+        f"CREATE INDEX {table}_revision ON {table} (revision);"
+        for table in _TABLES
+    )
+    # The number of the last write. Rows that came from shared state have revision 0.
+    + "CREATE TABLE counter (revision INTEGER NOT NULL); INSERT INTO counter VALUES (0);"
+    # What of shared state at an address is in here, and up to which revision it has what is in here.
+    "CREATE TABLE merged (address TEXT NOT NULL, key TEXT NOT NULL, PRIMARY KEY (address, key)) WITHOUT ROWID;"
+    "CREATE TABLE sent (address TEXT PRIMARY KEY, revision INTEGER NOT NULL) WITHOUT ROWID;",
+)
+
+
+def connect(path: Path, migrations: Sequence[str] = MIGRATIONS) -> sqlite3.Connection:
+    """The ledger at a path, brought to this version; made where it is missing.
+
+    Raises:
+        CheckRefusedError: it is damaged, not a ledger, or of a newer envbuild.
+        MachineError: it cannot be read or written, or the disk is full.
+    """
+    with machine_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with database_errors(path):
+        connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
+        try:
+            # First: what is no ledger of ours stays as it is.
+            version = _version(connection, path, len(migrations))
+            with _alone(path, version < len(migrations)):
+                _set_up(connection)
+                if version < len(migrations):
+                    _migrate(connection, path, migrations)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def in_memory() -> sqlite3.Connection:
+    """An empty ledger that no file has."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    for script in MIGRATIONS:
+        connection.executescript(script)
+    return connection
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """All of the block's writes, or none of them; other writers wait."""
+    with database_errors(path):
+        # Not the module's own transactions: those begin as readers, and a reader that becomes a writer while another
+        # one writes fails at once, whatever the timeout (SQLite, "lang_transaction", 2.2).
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            # A full disk may have ended it already.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+def _set_up(connection: sqlite3.Connection) -> None:
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        connection.execute("PRAGMA journal_mode = WAL")
+    # In WAL mode a commit is on the disk only with FULL (SQLite, "pragma_synchronous").
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _alone(path: Path, needed: bool) -> contextlib.AbstractContextManager[None]:
+    """Nobody else makes or migrates the ledger; the change to WAL mode waits for no other (SQLite, "wal.html", 2.2)."""
+    return locks.exclusive(path.with_name(f"{path.name}.lock")) if needed else contextlib.nullcontext()
+
+
+def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[str]) -> None:
+    with transaction(connection, path):
+        # Another process may have done it while this one waited.
+        for script in migrations[_version(connection, path, len(migrations)) :]:
+            # Not executescript(): it commits first.
+            for statement in filter(str.strip, script.split(";")):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(migrations)}")
+
+
+def _version(connection: sqlite3.Connection, path: Path, known: int) -> int:
+    # Before the version: the tables come with it, in one transaction.
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > known:
+        raise CheckRefusedError(
+            f"the ledger {path} was written by a newer envbuild",
+            why=f"Its format is {version}; envbuild {__version__} reads formats up to {known}.",
+            fix="Update envbuild, or name another folder for the ledger: ENVBUILD_STATE_DIR, or state_dir in the "
+            "configuration file.",
+            reason=NEWER,
+        )
+    if version == 0 and tables:
+        raise CheckRefusedError(
+            f"{path} is not a ledger",
+            why="It is an SQLite database of something else.",
+            fix="Move it away, or name another folder: ENVBUILD_STATE_DIR, or state_dir in the configuration file.",
+            reason=FOREIGN,
+        )
+    return version
+
+
+@contextlib.contextmanager
+def database_errors(path: Path) -> Iterator[None]:
+    """Turn SQLite's failures into errors that people understand."""
+    try:
+        yield
+    except EnvbuildError:
+        raise
+    except sqlite3.Error as error:
+        raise _explained(error, path) from error
+
+
+def _explained(error: sqlite3.Error, path: Path) -> EnvbuildError:
+    # Python 3.10 does not tell the number; the texts are those of sqlite3_errstr(), which are fixed.
+    text = str(error)
+    if "is full" in text or ("disk I/O error" in text and space_is_low(path)):
+        return disk_full(path)
+    if "malformed" in text or "not a database" in text:
+        return CheckRefusedError(
+            f"the ledger {path} is damaged",
+            why=f"SQLite: {text}.",
+            fix="Make it anew from what is published: envbuild ledger rebuild --from REGISTRY/REPO. The damaged file "
+            "is kept under another name.",
+            reason=DAMAGED,
+        )
+    if "locked" in text:
+        return MachineError(
+            f"the ledger {path} is in use",
+            why=f"Another process has been writing it for {BUSY_SECONDS} s, or its file system has no locks.",
+            fix="Wait for the other process. A network file system without locks is no place for it: set "
+            "ENVBUILD_STATE_DIR to a local folder, and share it with --state.",
+        )
+    if "readonly" in text or "unable to open" in text:
+        return MachineError(
+            f"no permission to write the ledger {path}",
+            why=f"SQLite: {text}.",
+            fix="Make the file and its folder writable, or name another folder: ENVBUILD_STATE_DIR.",
+        )
+    return MachineError(
+        f"cannot use the ledger {path}", why=f"SQLite: {text}.", fix="Check the file's disk, mount and permissions."
+    )

@@ -1,0 +1,426 @@
+"""The rows of the ledger, as frozen types.
+
+A row is known by its key, in most tables a digest. Two rows of one key are merged by :meth:`Row.rank`: the larger one
+stays. So ledgers can be merged in any order, any number of times, with the same result.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from envbuild.catalog.fields import Moment, TomlModel
+from envbuild.core.digests import canonical_json
+
+StepName = Literal["lock", "wheels", "image", "certify", "publish", "bisect"]
+StepState = Literal["done", "nothing", "failed", "waiting", "skipped"]
+Fault = Literal["infrastructure", "build", "training", "check"]
+# Of the digits of a moment: the earlier one becomes the larger text.
+_INVERSE = str.maketrans("0123456789", "9876543210")
+
+
+class Row(TomlModel, ABC):
+    """What all rows have: a key, a stack, a target (empty where there is none) and a moment, by which they are found.
+
+    A later version adds fields with defaults only, so that it reads the rows of an older one.
+
+    Attributes:
+        first_stays: of two rows of one key that are alike final, the earlier one stays; else the later one.
+    """
+
+    table: ClassVar[str]
+    first_stays: ClassVar[bool] = False
+    stack: str
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """What it is known by."""
+
+    @property
+    def of_target(self) -> str:
+        """The target; empty for what has none, such as a lock."""
+        return str(getattr(self, "target", ""))
+
+    @property
+    @abstractmethod
+    def moment(self) -> str:
+        """When it came to be, for the order of rows."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it replaces a row of its key that is not final: a night that ended, a revoked publication."""
+        return False
+
+    def body(self) -> str:
+        """Its canonical JSON."""
+        return canonical_json(self.model_dump(mode="json")).decode()
+
+    def rank(self) -> tuple[bool, str, str]:
+        """What two rows of one key are compared by: whether it is final, its moment, else its text."""
+        moment = self.moment.translate(_INVERSE) if self.first_stays else self.moment
+        return (self.is_final, moment, self.body())
+
+
+class LockedPart(TomlModel):
+    """A component of a lock.
+
+    Attributes:
+        head: the branch's tip, where an older commit was taken.
+        committed_at: of ``commit``, as the lock has it.
+    """
+
+    version: str
+    asked: str = ""
+    git: str | None = None
+    commit: str | None = None
+    head: str | None = None
+    committed_at: str | None = None
+    follows: bool = False
+
+
+class LockRow(Row):
+    """A lock. ``behind``: the branches of which an older commit was taken, and what blocks their tips."""
+
+    table: ClassVar[str] = "locks"
+    first_stays: ClassVar[bool] = True
+    digest: str
+    name: str
+    base: str
+    base_digest: str = Field(default="", description="of the base it was verified on; empty: not pinned by content")
+    as_of: str = ""
+    driver: str = ""
+    components: dict[str, LockedPart]
+    packages: dict[str, str] = Field(description="every locked version by its package")
+    behind: tuple[str, ...] = ()
+    seen_at: Moment
+
+    @property
+    def key(self) -> str:
+        return f"{self.digest}/{self.name}"
+
+    @property
+    def moment(self) -> str:
+        return self.seen_at
+
+
+class WheelRow(Row):
+    """A wheel that was compiled, or found compiled, for a target."""
+
+    table: ClassVar[str] = "wheels"
+    first_stays: ClassVar[bool] = True
+    digest: str
+    build_key: str
+    package: str
+    version: str
+    target: str
+    lock_digest: str
+    size_bytes: int = 0
+    seconds: float | None = Field(default=None, description="that compiling took; None where it was not compiled here")
+    built_at: Moment
+
+    @property
+    def key(self) -> str:
+        return f"{self.digest}/{self.target}"
+
+    @property
+    def moment(self) -> str:
+        return self.built_at
+
+
+class ImageRow(Row):
+    """An image of a lock for a target. ``size_bytes``: of its layers as they are shipped."""
+
+    table: ClassVar[str] = "images"
+    first_stays: ClassVar[bool] = True
+    oci_digest: str
+    lock_digest: str
+    base: str
+    target: str
+    sqsh_digest: str = ""
+    size_bytes: int
+    sqsh_size_bytes: int = 0
+    layers: tuple[str, ...] = Field(default=(), description="digests of its layers, lowest first")
+    base_digest: str = ""
+    base_rebuilt: bool = False
+    seconds: float | None = Field(default=None, description="that building took; None where it was not built here")
+    built_at: Moment
+
+    @property
+    def key(self) -> str:
+        return f"{self.oci_digest}/{self.sqsh_digest}/{self.target}"
+
+    @property
+    def moment(self) -> str:
+        return self.built_at
+
+
+class CaseRow(Row):
+    """A case that ran once, with its curves; ``run`` names the certificate (its digest), or the night that failed.
+
+    Attributes:
+        step_seconds: the median of its steps.
+        loss, grad_norm: by step; None where the number was not finite.
+        problem: why it did not pass; empty where it did.
+    """
+
+    table: ClassVar[str] = "cases"
+    run: str
+    case: str
+    repeat: int = 1
+    baseline: str | None = None
+    base: str
+    target: str
+    lock_digest: str
+    oci_digest: str = ""
+    passed: bool
+    problem: str = ""
+    seconds: float | None = None
+    step_seconds: float | None = None
+    loss: tuple[float | None, ...] = ()
+    grad_norm: tuple[float | None, ...] = ()
+    measured_at: Moment
+
+    @property
+    def key(self) -> str:
+        return f"{self.run}/{self.target}/{self.case}/{self.repeat}"
+
+    @property
+    def moment(self) -> str:
+        return self.measured_at
+
+
+class CertificateRow(Row):
+    """A certificate. ``seconds``: of all its cases together; ``measured_at``: its oldest numbers."""
+
+    table: ClassVar[str] = "certificates"
+    first_stays: ClassVar[bool] = True
+    digest: str = Field(description="of the certificate's file")
+    certificate_key: str = Field(description="of what decides its verdict")
+    oci_digest: str = ""
+    sqsh_digest: str = ""
+    lock_digest: str
+    base: str
+    target: str
+    keyid: str | None
+    matrix: str
+    matrix_digest: str
+    matrix_is_shipped: bool
+    whole_matrix: bool
+    cases: int
+    not_vouched: int = 0
+    gpus: tuple[str, ...] = ()
+    place: str = Field(default="", description="where its cases ran: sqsh, oci, venv, ...")
+    seconds: float | None = None
+    measured_at: Moment
+    issued_at: Moment
+
+    @property
+    def key(self) -> str:
+        return self.digest
+
+    @property
+    def moment(self) -> str:
+        return self.issued_at
+
+
+class PublicationRow(Row):
+    """An image as it was published for a target; ``repository`` is HOST/REPO.
+
+    Attributes:
+        size_bytes: of its layers.
+        sqsh_place: the address of the .sqsh store; empty: the registry, as the image's referrer.
+        certificate_digest, keyid, certified_at, measured_at: None where it was published uncertified.
+        gpus: the SM names of its target.
+    """
+
+    table: ClassVar[str] = "publications"
+    repository: str
+    tag: str
+    moving_tag: str
+    base: str
+    target: str
+    lock_name: str
+    lock_digest: str
+    oci_digest: str
+    docker_digest: str | None = None
+    size_bytes: int
+    sqsh_digest: str | None = None
+    sqsh_size_bytes: int = 0
+    sqsh_place: str = ""
+    certificate_digest: str | None = None
+    keyid: str | None = None
+    certified_at: Moment | None = None
+    measured_at: Moment | None = None
+    published_at: Moment
+    base_digest: str = ""
+    base_rebuilt: bool = False
+    gpus: tuple[str, ...] = ()
+    envbuild: str = ""
+    revoked_at: Moment | None = None
+    revoked_reason: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.repository}:{self.tag}@{self.oci_digest}"
+
+    @property
+    def moment(self) -> str:
+        return self.published_at
+
+    @property
+    def is_final(self) -> bool:
+        return self.revoked_at is not None
+
+    @property
+    def certified(self) -> bool:
+        """Whether it was published with a certificate, and was not revoked since."""
+        return self.certificate_digest is not None and self.revoked_at is None
+
+
+class Moved(TomlModel):
+    """A package that another lock has in another version; ``None``: not at all."""
+
+    package: str
+    before: str | None
+    after: str | None
+
+
+class Blocked(TomlModel):
+    """A branch that a stack follows and of whose tip the lock did not take the commit.
+
+    Attributes:
+        since: when a night first found it so.
+        days_behind: from the commit that was taken to the night; None where its date is not known.
+    """
+
+    component: str
+    asked: str
+    commit: str
+    head: str
+    why: str
+    since: Moment
+    days_behind: float | None = None
+
+
+class NightRow(Row):
+    """One run of ``envbuild nightly``; ``finished_at`` and ``exit_code`` are None until it ended."""
+
+    table: ClassVar[str] = "nights"
+    id: str
+    targets: tuple[str, ...]
+    repository: str = ""
+    host: str = ""
+    envbuild: str = ""
+    started_at: Moment
+    finished_at: Moment | None = None
+    exit_code: int | None = None
+    lock_name: str = ""
+    lock_digest: str = ""
+    previous_lock_digest: str = Field(default="", description="of the night before with another lock")
+    moved: tuple[Moved, ...] = ()
+    blocked: tuple[Blocked, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+    @property
+    def moment(self) -> str:
+        return self.started_at
+
+    @property
+    def is_final(self) -> bool:
+        return self.finished_at is not None
+
+
+class StepError(TomlModel):
+    """Why a step failed; the words of an error as ``--json`` has them, and whose fault it is."""
+
+    fault: Fault
+    kind: str
+    exit_code: int
+    what: str
+    why: str = ""
+    fix: str = ""
+    reason: str = ""
+
+
+class StepRow(Row):
+    """A step of a night, for one target; the lock's has none.
+
+    Attributes:
+        state: ``nothing``: all of it was there; ``skipped``: a step before it failed or waits.
+        digest: of what came of it: a lock, an image, a certificate; of a failure: of all that decides it.
+        attempts: how often it ran; a failure is repeated once.
+        bytes_sent: to a registry or store.
+        plan: the folder of a plan that waits for hardware.
+    """
+
+    table: ClassVar[str] = "steps"
+    night: str
+    target: str = ""
+    name: StepName
+    state: StepState
+    base: str = ""
+    started_at: Moment
+    seconds: float = 0.0
+    bytes_sent: int = 0
+    digest: str = ""
+    lock_digest: str = ""
+    attempts: int = 1
+    note: str = ""
+    plan: str = ""
+    error: StepError | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.night}/{self.target}/{self.base}/{self.name}"
+
+    @property
+    def moment(self) -> str:
+        return self.started_at
+
+    @property
+    def is_final(self) -> bool:
+        return self.state != "waiting"
+
+
+class BisectRow(Row):
+    """What a bisection between two locks found."""
+
+    table: ClassVar[str] = "bisects"
+    night: str = ""
+    target: str
+    good: str = Field(description="digest of the lock that passed")
+    bad: str = Field(description="digest of the lock that failed")
+    component: str = ""
+    before: str = ""
+    after: str = ""
+    commit: str = ""
+    tests: int
+    text: str
+    ended_at: Moment
+
+    @property
+    def key(self) -> str:
+        return f"{self.good}/{self.bad}/{self.target}"
+
+    @property
+    def moment(self) -> str:
+        return self.ended_at
+
+
+ROW_TYPES: tuple[type[Row], ...] = (
+    LockRow,
+    WheelRow,
+    ImageRow,
+    CaseRow,
+    CertificateRow,
+    PublicationRow,
+    NightRow,
+    StepRow,
+    BisectRow,
+)

@@ -1,0 +1,153 @@
+"""A ledger that runners share which do not last: rows in a registry, a bucket or a directory (``--state``).
+
+Each write adds an entry of its own, created and never replaced, so that no writer can lose another one's rows; a
+reader takes the union. From time to time one entry gets all rows and says which others it has.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from envbuild.core import jsonread
+from envbuild.core.digests import Json, canonical_json, sha256_bytes
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.files import machine_errors, read_plain
+from envbuild.ledger.ledger import SCHEMA, Ledger, rows_of
+from envbuild.ledger.models import ROW_TYPES, Row
+from envbuild.store.connect import open_remote
+from envbuild.store.document import Document
+from envbuild.store.local import LocalStore
+from envbuild.store.remote import Remote
+
+KIND = "ledger"
+FILE = "rows.json.gz"
+# In the index: an entry with all rows, by how many others it has.
+WHOLE, PART = "whole", "part"
+# So many entries are read one by one; then they are put together.
+MOST_PARTS = 64
+LARGEST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedState:
+    """Shared state, and the local store in which files are staged."""
+
+    remote: Remote
+    store: LocalStore
+
+    @classmethod
+    def at(
+        cls, text: str, store: LocalStore, ca_bundle: Path | None = None, environ: Mapping[str, str] = os.environ
+    ) -> SharedState:
+        """The state at an address: ``oci://``, ``s3://``, ``gs://``, ``file://``, or a directory.
+
+        Raises:
+            ConfigurationError: the address is malformed.
+        """
+        address = text if "://" in text else Path(text).absolute().as_uri()
+        return cls(remote=open_remote(address, ca_bundle=ca_bundle, environ=environ), store=store)
+
+    @property
+    def address(self) -> str:
+        return self.remote.address
+
+    def fetch(self, ledger: Ledger) -> int:
+        """Bring what others wrote into a ledger; how many rows changed.
+
+        Raises:
+            CheckRefusedError: what is there is damaged, or of a newer envbuild.
+            NetworkError: it cannot be reached.
+        """
+        known = ledger.merged(self.address)
+        missing = [key for key in self.remote.keys(KIND) if key not in known]
+        changed = 0
+        for key in self._whole_first(missing):
+            if key not in ledger.merged(self.address):
+                rows, contained = self._take(key)
+                changed += ledger.merge(rows, self.address, [key, *contained])
+        return changed
+
+    def push(self, ledger: Ledger) -> int:
+        """Write what the ledger has and the state does not; how many rows that were.
+
+        Raises:
+            NetworkError: it cannot be reached or written.
+        """
+        revision, rows = ledger.unsent(self.address)
+        if rows:
+            key = self._put(rows, (PART,), ())
+            ledger.mark_sent(self.address, revision, key)
+        self._put_together(ledger)
+        return len(rows)
+
+    def _put_together(self, ledger: Ledger) -> None:
+        keys = self.remote.keys(KIND)
+        contained = {key for found in self._wholes(keys).values() for key in found}
+        if len(set(keys) - contained) <= MOST_PARTS:
+            return
+        self.fetch(ledger)
+        kept = sorted(ledger.merged(self.address))
+        exported = rows_of(ledger.export(), "the ledger")
+        key = self._put(exported, (WHOLE, f"{len(kept):09d}"), kept)
+        ledger.merge((), self.address, [key])
+
+    def _whole_first(self, keys: Sequence[str]) -> list[str]:
+        """The keys, those of entries with all rows first, the largest of these before the others."""
+        wholes = self._wholes(keys)
+        return [*sorted(wholes, key=lambda key: -len(wholes[key])), *[key for key in keys if key not in wholes]]
+
+    def _wholes(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        refs = self.remote.list_index(KIND, (WHOLE,)) if keys else []
+        documents = self.remote.documents(KIND, [ref.key for ref in refs if ref.key in set(keys)])
+        return {key: _contained(item) for key, item in documents.items() if isinstance(item, Document)}
+
+    def _put(self, rows: Sequence[Row], index_path: tuple[str, ...], contains: Sequence[str]) -> str:
+        tables: dict[str, Json] = {
+            kind.table: [jsonread.loads(row.body()) for row in rows if isinstance(row, kind)] for kind in ROW_TYPES
+        }
+        content = canonical_json({"schema": SCHEMA, **{name: found for name, found in tables.items() if found}})
+        key = sha256_bytes(content)
+        record: JsonValue = {"contains": list(contains)}
+        with self.store.staging(KIND) as folder:
+            with machine_errors(folder):
+                # Without the time: the same rows are the same file.
+                (folder / FILE).write_bytes(gzip.compress(content, mtime=0))
+            self.remote.push(KIND, key, index_path, folder, record)
+        return key
+
+    def _take(self, key: str) -> tuple[list[Row], list[str]]:
+        document = self.remote.find(KIND, key)
+        if document is None:
+            return [], []
+        where = f"the shared ledger at {self.address}"
+        with self.store.staging(KIND) as folder:
+            self.remote.fetch(document, folder)
+            try:
+                content = gzip.decompress(read_plain(folder / FILE, LARGEST_BYTES))
+                exported = jsonread.loads(content)
+            except (OSError, EOFError, zlib.error, ValueError) as error:
+                raise _refused(where, f"An entry cannot be read: {error}.") from error
+        if sha256_bytes(content) != key:
+            raise _refused(where, "An entry has other content than its key states.")
+        return rows_of(exported, where), _contained(document)
+
+
+def _contained(document: Document) -> list[str]:
+    record = document.record
+    found = record.get("contains") if isinstance(record, dict) else None
+    return [str(key) for key in found] if isinstance(found, list) else []
+
+
+def _refused(where: str, why: str) -> CheckRefusedError:
+    return CheckRefusedError(
+        f"{where} is damaged",
+        why=why,
+        fix="Remove that entry there; `envbuild ledger rebuild --from REGISTRY/REPO` brings back what is published.",
+    )

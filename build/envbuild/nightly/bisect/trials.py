@@ -1,0 +1,175 @@
+"""What a lock is tried by: its modules are imported, or one certification case is trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import envbuild
+from envbuild.catalog.catalog import Selection
+from envbuild.catalog.context import Context
+from envbuild.certify.certify import CertifyOptions, certify
+from envbuild.certify.run.executors import MachineOptions
+from envbuild.certify.run.job import CertifyRequest
+from envbuild.core.digests import Json, digest_of_code
+from envbuild.core.errors import BuildError, CertificationCannotRunError, CertificationFailedError
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.verification import Verify
+from envbuild.sync.failure_packages import cause_of_installation
+from envbuild.sync.install import InstallScope
+from envbuild.sync.local import fill_environment
+from envbuild.sync.verify import INSTALL_CODE
+from envbuild.wheels.cache.wheelhouse import Built
+from envbuild.wheels.plan import buildable
+
+# Numbers of lines, addresses and versions differ between two failures of one cause; so do the paths of environments.
+_PATH = re.compile(r"(?:/[^\s/:'\"()]+)+/?")
+_NUMBER = re.compile(r"\d+")
+# Reasons of a certification that could not run which are the environment's and not the machine's.
+OF_ENVIRONMENT = ("image-lacks-stack", "runner-ended")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What came of a lock that was tried.
+
+    Attributes:
+        passed: None where it could not be tried: a package does not build.
+        signs: what a failure is known by; two are of one kind if they share one.
+        what: the failure, in a line.
+        suspects: the packages that it names.
+        lasting: it would be the same another time.
+    """
+
+    passed: bool | None
+    signs: frozenset[str] = frozenset()
+    what: str = ""
+    suspects: tuple[str, ...] = ()
+    lasting: bool = True
+
+
+class LockTrial(Protocol):
+    """Tries a lock."""
+
+    @property
+    def text(self) -> str:
+        """What it is, for people."""
+
+    def key(self) -> Json:
+        """All that a result depends on, but the lock."""
+
+    def __call__(self, lock: LockDirectory) -> Tried:
+        """Try a lock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportTrial:
+    """Installs a lock and imports its modules."""
+
+    selection: Selection
+    verify: Verify
+
+    @property
+    def text(self) -> str:
+        return "import"
+
+    def key(self) -> Json:
+        return ["import", *_common_key(self.selection)]
+
+    def __call__(self, lock: LockDirectory) -> Tried:
+        verified = self.verify(self.selection, lock)
+        findings = verified.findings
+        if not findings:
+            return Tried(passed=True)
+        suspects = tuple(dict.fromkeys(name for item in findings for name in item.packages))
+        what = findings[0].what.splitlines()[0]
+        if any(item.code == INSTALL_CODE for item in findings):
+            return Tried(passed=None, what=what, suspects=suspects, lasting=False)
+        signs = frozenset(_sign(item.what.partition(": ")[2]) for item in findings)
+        return Tried(passed=False, signs=signs, what=what, suspects=suspects)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseTrial:
+    """Trains one certification case and its baseline in an environment of this machine.
+
+    Attributes:
+        wheels_for: the wheels of the wheelhouse that fit a lock.
+    """
+
+    selection: Selection
+    case: str
+    matrix: str
+    wheels_for: Callable[[LockDirectory, Selection], Mapping[str, Built]]
+    context: Context
+
+    @property
+    def text(self) -> str:
+        return f"case {self.case} of matrix {self.matrix}"
+
+    def key(self) -> Json:
+        return ["case", self.case, self.matrix, *_common_key(self.selection)]
+
+    def __call__(self, lock: LockDirectory) -> Tried:
+        wheels = self.wheels_for(lock, self.selection)
+        if missing := sorted(set(buildable(lock)) - set(wheels)):
+            return Tried(passed=None, what=f"no wheel is built of {', '.join(missing)}", lasting=False)
+        scope = InstallScope(wheels={name: str(item.wheel) for name, item in wheels.items()})
+        with self.context.store.staging("bisect") as folder:
+            venv = folder / "venv"
+            try:
+                fill_environment(lock, venv, scope, folder / "logs", self.context)
+            except BuildError as error:
+                output = error.log.read_text(errors="replace") if error.log else error.why
+                return Tried(passed=None, what=cause_of_installation(output), lasting=False)
+            request = CertifyRequest(
+                selection=self.selection,
+                lock=lock,
+                matrix_name=self.matrix,
+                out_dir=folder / "out",
+                only=(self.case,),
+                place="venv",
+            )
+            try:
+                certify(request, self.context, CertifyOptions(machine=MachineOptions(venv=venv)))
+            except CertificationFailedError as error:
+                return _failed_case(error)
+            except CertificationCannotRunError as error:
+                if error.reason not in OF_ENVIRONMENT:
+                    raise
+                cause = (error.why or error.what).rstrip().splitlines()[-1]
+                return Tried(passed=False, signs=frozenset({f"{error.reason} {_sign(cause)}"}), what=cause)
+        return Tried(passed=True)
+
+
+def _failed_case(error: CertificationFailedError) -> Tried:
+    """By the checks that failed: numbers differ from lock to lock."""
+    run = error.run
+    checks = set()
+    for verdict in run.cases if run else ():
+        problems = verdict.get("problems")
+        checks |= {_check_of(item) for item in problems} if isinstance(problems, list) else set()
+    checks |= {_check_of(dict(item)) for item in run.problems} if run else set()
+    signs = frozenset(filter(None, checks)) or frozenset({_sign(error.what)})
+    return Tried(passed=False, signs=signs, what=f"{error.what}: {error.why}".splitlines()[0])
+
+
+def _check_of(problem: Json) -> str:
+    return str(problem.get("check", "")) if isinstance(problem, dict) else ""
+
+
+def _common_key(selection: Selection) -> list[Json]:
+    # All code of envbuild: how a failure is seen, later code may do otherwise.
+    return [
+        selection.base_name,
+        selection.target_name,
+        list(selection.target.sm),
+        digest_of_code(Path(envbuild.__file__).parent),
+    ]
+
+
+def _sign(text: str) -> str:
+    return _NUMBER.sub("", _PATH.sub("", text)).strip()

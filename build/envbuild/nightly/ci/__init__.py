@@ -1,0 +1,1 @@
+"""Files that call the nightly from where a site runs its jobs."""

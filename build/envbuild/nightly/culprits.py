@@ -1,0 +1,185 @@
+"""After a night: certified locks are kept, and for a target that failed the package that breaks it is looked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from envbuild.catalog.catalog import Selection
+from envbuild.catalog.context import Context
+from envbuild.catalog.fields import MOMENT_FORMAT
+from envbuild.core.digests import short
+from envbuild.core.errors import EnvbuildError, InterruptedByUserError
+from envbuild.core.text import shown
+from envbuild.image.verification import verification_places
+from envbuild.ledger.ledger import Ledger
+from envbuild.ledger.models import BisectRow, CaseRow, CertificateRow, StepRow, StepState
+from envbuild.lock.context import Repositories
+from envbuild.lock.lockdir import lock_path
+from envbuild.lock.lockfile import LockDirectory, read_lock, snapshot
+from envbuild.nightly.bisect.bisect import BisectRequest, bisect
+from envbuild.nightly.bisect.models import Bisected
+from envbuild.nightly.bisect.trials import CaseTrial, ImportTrial, LockTrial
+from envbuild.nightly.models import NightRequest
+from envbuild.sync.verify import Verifier
+from envbuild.wheels.cache.reuse import fitting_wheels
+from envbuild.wheels.cache.wheelhouse import Built
+from envbuild.wheels.sources import WheelSources
+
+# Of the store: the locks that were certified, by their digest. A project has the newest one alone.
+CERTIFIED_LOCKS = "certified-locks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CulpritSearch:
+    """What a night looks for after its chain.
+
+    Attributes:
+        budget_seconds: for all targets together; no trial is begun after it, and the next night goes on.
+    """
+
+    request: NightRequest
+    ledger: Ledger
+    context: Context
+    budget_seconds: float
+
+    def keep_locks(self, steps: Iterable[StepRow]) -> None:
+        """Keep the locks that were certified, for the night that fails."""
+        bases = {step.base for step in steps if step.name == "certify" and step.state in ("done", "nothing")}
+        for base in sorted(bases):
+            lock = self._lock_on(base)
+            self.context.store.get_or_build(CERTIFIED_LOCKS, lock.lock.digest, functools.partial(_copy, lock))
+
+    def run(self, steps: Sequence[StepRow]) -> tuple[StepRow, ...]:
+        """Bisect between the last certified lock and the one that failed, for each target that did.
+
+        What a failure of the machine, a build or a missing GPU stopped is left alone. A bisection that ended is not
+        done again.
+        """
+        started = self.context.clock()
+        found = []
+        for step in steps:
+            left = self.budget_seconds - (self.context.clock() - started).total_seconds()
+            if left <= 0:
+                break
+            if (row := self._of_step(step, left)) is not None:
+                found.append(row)
+        return tuple(found)
+
+    def _of_step(self, step: StepRow, seconds: float) -> StepRow | None:
+        """The bisection of a step that failed; None where there is nothing to bisect."""
+        if step.state != "failed" or step.error is None or not step.target:
+            return None
+        selection = next(item for item in self.request.selections if item.target_name == step.target)
+        trial = self._trial(step, replace(selection, base_name=step.base))
+        certified = self.ledger.rows(CertificateRow, stack=step.stack, target=step.target)
+        last = next((row.lock_digest for row in reversed(certified) if row.base == step.base), step.lock_digest)
+        if trial is None or last == step.lock_digest:
+            return None
+        if self.ledger.get(BisectRow, f"{last}/{step.lock_digest}/{step.target}") is not None:
+            return None
+        return self._bisected(step, last, trial, seconds)
+
+    def _bisected(self, step: StepRow, last: str, trial: LockTrial, seconds: float) -> StepRow:
+        """Bisect from the last certified lock, named by its digest."""
+        kept, bad = self.context.store.find(CERTIFIED_LOCKS, last), self._lock_on(step.base)
+        if kept is None:
+            return self._note(step, "skipped", f"the last certified lock {short(last)} is not in the store")
+        if bad.lock.digest != step.lock_digest:
+            return self._note(step, "skipped", f"lock {short(step.lock_digest)} was replaced in {shown(bad.path)}")
+        try:
+            with self.context.reporter.step(f"bisect for {step.target}"):
+                request = BisectRequest(good=read_lock(kept), bad=bad, trial=trial, budget_seconds=seconds)
+                result = bisect(request, Repositories(self.context.store, self.context.reporter), self.context)
+        except InterruptedByUserError:
+            raise
+        except EnvbuildError as error:
+            return self._note(step, "skipped", f"{error.what}. {error.why}")
+        return self._found(step, result)
+
+    def _trial(self, step: StepRow, selection: Selection) -> LockTrial | None:
+        """What repeats a failure; None where nothing here does."""
+        error = step.error
+        if step.name == "image" and error is not None and error.fault == "check":
+            verifier = Verifier(
+                self.context,
+                places_for=lambda item: verification_places(item, self.context),
+                without="envbuild nightly --bisect 0",
+                wheels_for=self._wheels,
+            )
+            return ImportTrial(selection=selection, verify=verifier)
+        if step.name != "certify" or error is None or error.fault != "training":
+            return None
+        cases = self.ledger.rows(CaseRow, stack=step.stack, target=step.target)
+        failed = [row for row in cases if row.lock_digest == step.lock_digest and not row.passed]
+        # A baseline that fails takes its cases with it.
+        failed.sort(key=lambda row: (row.baseline is not None, row.seconds or 0.0, row.case))
+        if not failed:
+            return None
+        return CaseTrial(
+            selection=selection,
+            case=failed[0].case,
+            matrix=selection.stack.matrix,
+            wheels_for=self._wheels,
+            context=self.context,
+        )
+
+    def _wheels(self, lock: LockDirectory, selection: Selection) -> dict[str, Built]:
+        context = self.context
+        sources = WheelSources(base=selection.base, site=context.site, store=context.store, reporter=context.reporter)
+        return fitting_wheels(
+            lock, selection.target, selection.catalog, sources, context.reporter, self.request.remotes
+        )
+
+    def _lock_on(self, base: str) -> LockDirectory:
+        return read_lock(lock_path(self.request.project, self.request.name, base))
+
+    def _found(self, step: StepRow, result: Bisected) -> StepRow:
+        text = "\n".join(result.lines())
+        self.context.reporter.note(text)
+        if not result.finished:
+            return self._note(step, "skipped", result.lines()[0], result.seconds)
+        packages = [item for culprit in result.culprits for item in culprit.packages]
+        commits = [commit for culprit in result.culprits if culprit.commit for commit in culprit.commit.commits]
+        self.ledger.record(
+            BisectRow(
+                stack=step.stack,
+                night=step.night,
+                target=step.target,
+                good=result.good,
+                bad=result.bad,
+                component=" and ".join(item.name for item in packages),
+                before=", ".join(item.old.version for item in packages if item.old),
+                after=", ".join(item.new.version for item in packages if item.new),
+                commit=" or ".join(commits),
+                tests=result.runs + result.reused,
+                text=text,
+                ended_at=self._now(),
+            )
+        )
+        return self._note(step, "done", text.splitlines()[0], result.seconds)
+
+    def _note(self, step: StepRow, state: StepState, note: str, seconds: float = 0.0) -> StepRow:
+        row = StepRow(
+            stack=step.stack,
+            night=step.night,
+            target=step.target,
+            name="bisect",
+            base=step.base,
+            lock_digest=step.lock_digest,
+            state=state,
+            started_at=self._now(),
+            seconds=round(seconds, 3),
+            note=note,
+        )
+        self.ledger.record(row)
+        return row
+
+    def _now(self) -> str:
+        return self.context.clock().strftime(MOMENT_FORMAT)
+
+
+def _copy(lock: LockDirectory, folder: Path) -> None:
+    snapshot(lock, folder)

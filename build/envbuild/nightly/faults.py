@@ -1,0 +1,93 @@
+"""Whose fault a failure is: the infrastructure's, a build's, the training's, or what a check found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from envbuild.core.errors import (
+    BuildError,
+    CertificationCannotRunError,
+    CertificationFailedError,
+    ConfigurationError,
+    EnvbuildError,
+    InternalError,
+    MachineError,
+    NetworkError,
+    ResolutionError,
+    ResultsRefusedError,
+    UsageError,
+)
+from envbuild.ledger.models import Fault, StepError
+
+# What a lost GPU, a full disk or a lost network leaves in the message of a rank: texts of cudaGetErrorString for
+# cudaErrorECCUncorrectable, cudaErrorDevicesUnavailable, cudaErrorSystemNotReady and cudaErrorNoDevice ("CUDA Runtime
+# API", Error Handling), of nvmlErrorString for NVML_ERROR_GPU_IS_LOST, of the driver's Xid 79, and of errno(3).
+_LOST = re.compile(
+    r"uncorrectable (ECC|NVLink) error|CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized"
+    r"|no CUDA-capable device is detected|GPU is lost|fallen off the bus|No space left on device|Disk quota exceeded"
+    r"|Input/output error|Stale file handle|Too many open files"
+)
+# Checks of a case that a machine can fail; the others are about numbers.
+_OF_A_MACHINE = frozenset({"rank-exception", "rank-signal", "rank-exit", "timeout", "not-reported", "baseline"})
+# Reasons of CertificationCannotRunError that are the image's.
+_OF_THE_IMAGE = frozenset({"image-lacks-stack", "no-cases"})
+NO_HARDWARE = frozenset({"no-driver", "too-few-gpus", "wrong-gpu", "no-gpus"})
+
+
+def fault_of(error: EnvbuildError) -> Fault:
+    """Whose fault an error is."""
+    match error:
+        case NetworkError() | MachineError() | ResultsRefusedError() | InternalError():
+            return "infrastructure"
+        case CertificationCannotRunError():
+            return "build" if error.reason in _OF_THE_IMAGE else "infrastructure"
+        case CertificationFailedError():
+            return "infrastructure" if _is_of_a_machine(error) else "training"
+        case BuildError() | ResolutionError():
+            return "infrastructure" if _LOST.search(error.why) else "build"
+        case _:
+            return "check"
+
+
+def counts(fault: Fault) -> bool:
+    """Whether a failure says something about the stack, so that it is not tried again until something changed."""
+    return fault != "infrastructure"
+
+
+def is_worth_repeating(error: EnvbuildError) -> bool:
+    """Whether another attempt may end otherwise: not where the command line or a file is wrong."""
+    return not isinstance(error, (UsageError, ConfigurationError))
+
+
+def waits_for_hardware(error: EnvbuildError) -> bool:
+    return isinstance(error, CertificationCannotRunError) and error.reason in NO_HARDWARE
+
+
+def step_error(error: EnvbuildError) -> StepError:
+    """An error as the ledger keeps it."""
+    return StepError(
+        fault=fault_of(error),
+        kind=type(error).__name__,
+        exit_code=error.exit_code,
+        what=error.what,
+        why=error.why,
+        fix=error.fix,
+        reason=error.reason,
+    )
+
+
+def _is_of_a_machine(error: CertificationFailedError) -> bool:
+    """Whether every failed case failed by what only a machine does, and one of them says so."""
+    if error.run is None:
+        return _LOST.search(error.why) is not None
+    failed: list[Mapping[str, Any]] = [case for case in error.run.cases if not case.get("passed")]
+    problems = [problem for case in failed for problem in case.get("problems") or ()]
+    problems += list(error.run.problems)
+    texts = " ".join(str(problem.get("text", "")) for problem in problems)
+    return (
+        bool(problems)
+        and all(problem.get("check") in _OF_A_MACHINE for problem in problems)
+        and _LOST.search(texts) is not None
+    )

@@ -1,0 +1,276 @@
+"""One night: the chain from lock to publication, for each target by itself, with the ledger as its memory."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from envbuild import __version__
+from envbuild.catalog.catalog import Selection
+from envbuild.catalog.context import Context
+from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
+from envbuild.core.errors import (
+    CertificationFailedError,
+    EnvbuildError,
+    InternalError,
+    InterruptedByUserError,
+)
+from envbuild.core.interruptions import has_come
+from envbuild.ledger.ledger import Ledger
+from envbuild.ledger.models import Blocked, LockRow, NightRow, Row, StepName, StepRow
+from envbuild.lock.lockdir import find_lock
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.nightly.faults import counts, is_worth_repeating, step_error
+from envbuild.nightly.models import Attempt, Job, NamedStep, NightRequest, Outcome
+from envbuild.nightly.records import blocked, failed_case_rows, lock_row, moved
+from envbuild.nightly.steps import make_lock
+
+T = TypeVar("T")
+MOST_ATTEMPTS = 2
+WAITING_CODE = 8
+
+
+@dataclass
+class Night:
+    """One night.
+
+    Attributes:
+        renew: called before each step, so that a lease does not run out.
+    """
+
+    request: NightRequest
+    steps: Sequence[NamedStep]
+    ledger: Ledger
+    context: Context
+    renew: Callable[[], None] = lambda: None
+    rows: list[StepRow] = field(default_factory=list)
+
+    def run(self) -> NightRow:
+        """Run the chain for every target; a failure of one stops no other.
+
+        Returns:
+            The night's row, with the exit code of what failed first; that of waiting where nothing failed.
+        """
+        self._row = NightRow(
+            stack=self.request.stack,
+            id=f"{self.request.stack}-{self._now().replace(':', '')}-{secrets.token_hex(3)}",
+            targets=self.request.targets,
+            host=socket.gethostname(),
+            envbuild=__version__,
+            started_at=self._now(),
+            lock_name=self.request.name,
+        )
+        self.ledger.record(self._row)
+        by_base: dict[str, list[Selection]] = {}
+        for selection in self.request.selections:
+            by_base.setdefault(selection.base_name, []).append(selection)
+        for selections in by_base.values():
+            lock = self._lock(selections[0])
+            for selection in selections:
+                if lock is None:
+                    self._skip(selection.target_name, selection.base_name, [step.name for step in self.steps])
+                else:
+                    self._target(_on(selection, lock), lock)
+        self._row = self._row.model_copy(update={"finished_at": self._now(), "exit_code": self._exit_code()})
+        self.ledger.record(self._row)
+        return self._row
+
+    def _exit_code(self) -> int:
+        failed = [row.error.exit_code for row in self.rows if row.error is not None and row.state == "failed"]
+        waiting = any(row.state == "waiting" for row in self.rows)
+        return failed[0] if failed else WAITING_CODE if waiting else 0
+
+    def _lock(self, selection: Selection) -> LockDirectory | None:
+        """The newest lock that holds together; the one that is there where none can be made now."""
+        started, base = _Started(self._now()), selection.base_name
+
+        def make(attempt: Attempt) -> tuple[LockDirectory, bool]:  # noqa: ARG001
+            result = make_lock(selection, self.request, self.context)
+            return result.directory, result.built
+
+        done, attempts = self._attempts("lock", make)
+        if isinstance(done, EnvbuildError):
+            self._failed(
+                StepRow(**self._about("lock", "", base), **started.facts(), attempts=attempts, state="failed"), done
+            )
+            try:
+                return find_lock(self.request.project, selection, self.request.lock_name)
+            except EnvbuildError:
+                return None
+        directory, built = done
+        row = lock_row(directory, self.request.name, self._now())
+        self._note_lock(row, directory)
+        step = StepRow(
+            **self._about("lock", "", directory.lock.base.name),
+            **started.facts(),
+            state="done" if built else "nothing",
+            digest=row.digest,
+            lock_digest=row.digest,
+            attempts=attempts,
+        )
+        self._record(step, row)
+        return directory
+
+    def _note_lock(self, row: LockRow, directory: LockDirectory) -> None:
+        """What moved since the night before, and which tips could not be taken."""
+        nights = [night for night in self.ledger.rows(NightRow, stack=row.stack, newest=50) if night.id != self._row.id]
+        # Of the same name: a stack has locks on several bases, and variants.
+        of_name = [night for night in nights if night.lock_name == self.request.name and night.lock_digest]
+        previous = next((night for night in reversed(of_name) if night.lock_digest != row.digest), None)
+        last = of_name[-1] if of_name else None
+        before = self._known_lock(last.lock_digest) if last is not None else None
+        found = blocked(row, last.blocked if last else (), self._now(), self._days_behind(directory))
+        known: tuple[Blocked, ...] = tuple(item for item in self._row.blocked if item not in found)
+        self._row = self._row.model_copy(
+            update={
+                "lock_digest": self._row.lock_digest or row.digest,
+                "previous_lock_digest": self._row.previous_lock_digest or (previous.lock_digest if previous else ""),
+                "moved": tuple(dict.fromkeys((*self._row.moved, *moved(before, row)))),
+                "blocked": (*known, *found),
+            }
+        )
+
+    def _known_lock(self, digest: str) -> LockRow | None:
+        return self.ledger.get(LockRow, f"{digest}/{self.request.name}")
+
+    def _days_behind(self, directory: LockDirectory) -> dict[str, float]:
+        found = {}
+        for name, part in directory.lock.components.items():
+            if part.head and part.committed_at:
+                try:
+                    age = self.context.clock() - moment_of(part.committed_at)
+                except ValueError:
+                    continue
+                found[name] = round(age.total_seconds() / 86400, 1)
+        return found
+
+    def _target(self, selection: Selection, lock: LockDirectory) -> None:
+        """The steps of a target up to the first one that fails or waits."""
+        job = Job(selection=selection, lock=lock)
+        with self.context.reporter.step(f"{selection.stack_name} for {job.target}"):
+            for position, step in enumerate(self.steps):
+                outcome = self._step(step, job)
+                if outcome is None:
+                    self._skip(job.target, selection.base_name, [item.name for item in self.steps[position + 1 :]])
+                    return
+                job = outcome.job
+
+    def _step(self, step: NamedStep, job: Job) -> Outcome | None:
+        """What came of a step; None where it failed or waits."""
+        self.renew()
+        started, base = _Started(self._now()), job.selection.base_name
+        about = {**self._about(step.name, job.target, base), "lock_digest": job.lock.lock.digest}
+        before = None if self.request.retry else self._failed_before(step, job)
+        if before is not None and before.error is not None:
+            note = f"failed in night {before.night}, and nothing changed since; --retry runs it again"
+            row = StepRow(**about, **started.facts(), attempts=0, state="failed", note=note, digest=before.digest)
+            self._record(row.model_copy(update={"error": before.error}))
+            self.context.reporter.note(f"{step.name} for {job.target}: {note}")
+            return None
+        done, attempts = self._attempts(f"{step.name} for {job.target}", lambda attempt: step.run(job, attempt))
+        if isinstance(done, EnvbuildError):
+            inputs = self._inputs(step, job)
+            row = StepRow(**about, **started.facts(), attempts=attempts, state="failed", digest=inputs)
+            cases = (
+                failed_case_rows(done, job, self._row.id, self._now())
+                if isinstance(done, CertificationFailedError)
+                else []
+            )
+            self._failed(row, done, *cases)
+            return None
+        row = StepRow(
+            **about,
+            **started.facts(),
+            attempts=attempts,
+            state=done.state,
+            digest=done.digest,
+            bytes_sent=done.bytes_sent,
+            note=done.note,
+            plan=done.plan,
+        )
+        self._record(row, *done.rows)
+        return None if done.state == "waiting" else done
+
+    def _attempts(self, what: str, action: Callable[[Attempt], T]) -> tuple[T | EnvbuildError, int]:
+        """What an action gives, or its last failure: one that may end otherwise is tried again."""
+        for number in range(1, MOST_ATTEMPTS + 1):
+            try:
+                return action(Attempt(night=self._row.id, number=number)), number
+            except InterruptedByUserError:  # noqa: PERF203 - two attempts
+                raise
+            except Exception as error:
+                if has_come():
+                    raise
+                failure = error if isinstance(error, EnvbuildError) else _unexpected(error)
+                if number == MOST_ATTEMPTS or not is_worth_repeating(failure):
+                    return failure, number
+                self.context.reporter.note(f"{what} failed: {failure.what}. Trying once more with new processes")
+        raise InternalError("a step had no attempt")
+
+    def _failed_before(self, step: NamedStep, job: Job) -> StepRow | None:
+        """The last failure of a step that counted, where nothing that decides it changed since."""
+        rows = [
+            row
+            for row in self.ledger.rows(StepRow, stack=self.request.stack, target=job.target)
+            if row.name == step.name
+        ]
+        last = next((row for row in reversed(rows) if row.state != "skipped"), None)
+        if last is None or last.error is None or not counts(last.error.fault):
+            return None
+        inputs = self._inputs(step, job)
+        return last if inputs and last.digest == inputs else None
+
+    def _inputs(self, step: NamedStep, job: Job) -> str:
+        try:
+            return step.inputs(job)
+        except EnvbuildError:
+            return ""
+
+    def _skip(self, target: str, base: str, names: Sequence[StepName]) -> None:
+        for name in names:
+            self._record(StepRow(**self._about(name, target, base), started_at=self._now(), state="skipped"))
+
+    def _failed(self, row: StepRow, error: EnvbuildError, *rows: Row) -> None:
+        failure = step_error(error)
+        where = f" for {row.target}" if row.target else ""
+        self.context.reporter.note(f"{row.name}{where} failed ({failure.fault}): {error.what}\n{error.why}")
+        self._record(row.model_copy(update={"error": failure}), *rows)
+
+    def _record(self, row: StepRow, *rows: Row) -> None:
+        self.rows.append(row)
+        self.ledger.record(row, *rows)
+
+    def _about(self, name: StepName, target: str, base: str) -> dict[str, Any]:
+        return {"stack": self.request.stack, "night": self._row.id, "target": target, "name": name, "base": base}
+
+    def _now(self) -> str:
+        return self.context.clock().strftime(MOMENT_FORMAT)
+
+
+@dataclass(frozen=True)
+class _Started:
+    at: str
+    clock: float = field(default_factory=time.monotonic)
+
+    def facts(self) -> dict[str, Any]:
+        return {"started_at": self.at, "seconds": round(time.monotonic() - self.clock, 3)}
+
+
+def _on(selection: Selection, lock: LockDirectory) -> Selection:
+    """The selection on the base of the lock, which may be the stack's next one."""
+    return (
+        selection if selection.base_name == lock.lock.base.name else replace(selection, base_name=lock.lock.base.name)
+    )
+
+
+def _unexpected(error: Exception) -> InternalError:
+    return InternalError(
+        f"envbuild has a fault: {type(error).__name__}: {error}",
+        why="".join(traceback.format_exception(error)).rstrip(),
+        fix="Please report it with the text above.",
+    )

@@ -1,0 +1,124 @@
+"""``envbuild nightly --plan``: what a night would do now. Nothing is built, run or written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from envbuild.catalog.context import Context
+from envbuild.catalog.fields import Device
+from envbuild.certify.run.job import CertifyJob, make_job
+from envbuild.core.digests import Json, short
+from envbuild.core.errors import ConfigurationError, EnvbuildError
+from envbuild.image.output import PlacedImage, find_image
+from envbuild.launch.gpus import gpus_here
+from envbuild.lock.context import Repositories
+from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.lock import moved_branches
+from envbuild.lock.lockdir import lock_path
+from envbuild.lock.lockfile import RECORD_FILE, LockDirectory, read_lock
+from envbuild.nightly.hardware import command_for
+from envbuild.nightly.models import Job, NightRequest
+from envbuild.nightly.published import PublishStep
+from envbuild.nightly.steps import Steps
+from envbuild.publish.index import read_index
+from envbuild.publish.repository import open_repository
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStep:
+    """A step, and whether there is anything to do in it; ``target`` is empty for a lock."""
+
+    target: str
+    step: str
+    to_do: bool
+    text: str
+
+    def line(self) -> str:
+        return f"{self.target or 'lock':<10} {self.step:<8} {'to do' if self.to_do else 'nothing':<8} {self.text}"
+
+    def as_json(self) -> dict[str, Json]:
+        return {"target": self.target or None, "step": self.step, "to_do": self.to_do, "text": self.text}
+
+
+def plan_night(request: NightRequest, publish: PublishStep | None, context: Context) -> tuple[PlannedStep, ...]:
+    """What a night would do.
+
+    Raises:
+        NetworkError: a repository or the registry cannot be reached.
+    """
+    locks: dict[str, LockDirectory | None] = {}
+    found: list[PlannedStep] = []
+    for selection in request.selections:
+        if selection.base_name not in locks:
+            path = lock_path(request.project, request.name, selection.base_name)
+            lock = read_lock(path) if (path / RECORD_FILE).is_file() else None
+            why = _why_locked(LockInputs.of(selection, LockRequest(base_named=request.base_named)), lock, context)
+            text = why or f"lock {short(lock.lock.digest) if lock else ''} on {selection.base_name}"
+            found.append(PlannedStep(target="", step="lock", to_do=bool(why), text=text))
+            locks[selection.base_name] = None if why else lock
+        standing = locks[selection.base_name]
+        if standing is None:
+            text = "follows from the new lock"
+            steps = ("image", "certify", *(["publish"] if publish else []))
+            found += [PlannedStep(target=selection.target_name, step=step, to_do=True, text=text) for step in steps]
+        else:
+            found += _of_target(Job(selection=selection, lock=standing), request, publish, context)
+    return tuple(found)
+
+
+def _why_locked(inputs: LockInputs, lock: LockDirectory | None, context: Context) -> str:
+    """Why a lock would be made; empty where it would not."""
+    if lock is None:
+        return "there is no lock"
+    if lock.lock.inputs.digest != inputs.digest:
+        return "the stack, the base or uv changed since it was locked"
+    return "; ".join(moved_branches(lock.lock, Repositories(context.store, context.reporter), context.reporter))
+
+
+def _of_target(job: Job, request: NightRequest, publish: PublishStep | None, context: Context) -> Iterator[PlannedStep]:
+    target = job.target
+    image = _image(job, request)
+    text = f"image {short(image.record.oci_digest)}" if image else f"of lock {short(job.lock.lock.digest)}"
+    yield PlannedStep(target=target, step="image", to_do=image is None, text=text)
+    if image is None:
+        later = ("certify", *(["publish"] if publish else []))
+        yield from (PlannedStep(target=target, step=step, to_do=True, text="of the new image") for step in later)
+        return
+    job = Job(selection=job.selection, lock=job.lock, image=image)
+    certify = make_job(Steps(request=request, context=context).certify_request(job), context.store)
+    is_there = certify.certificate.is_file()
+    text = f"{len(certify.cases)} cases, {_where(certify, request)}"
+    yield PlannedStep(target=target, step="certify", to_do=not is_there, text=text)
+    if publish is not None:
+        registry = open_repository(publish.to, context.site, os.environ)
+        known = [item for item in read_index(registry) if item.oci_digest == image.record.oci_digest and item.certified]
+        text = f"as {known[0].tag}" if known else f"to {publish.to}"
+        yield PlannedStep(target=target, step="publish", to_do=not known, text=text)
+
+
+def _image(job: Job, request: NightRequest) -> PlacedImage | None:
+    selection = job.selection
+    try:
+        found = find_image(
+            request.out_dir, selection.stack_name, selection.base_name, selection.target_name, request.lock_name
+        )
+    except ConfigurationError:
+        return None
+    return found if found.record.lock_digest == job.lock.lock.digest else None
+
+
+def _where(job: CertifyJob, request: NightRequest) -> str:
+    """Where the cases would run."""
+    selection = job.request.selection
+    if command := command_for(request.run_with, selection.target_name, selection.target.device):
+        return f"by {command}"
+    if selection.target.device is not Device.CUDA:
+        return "here"
+    needed = max(int(job.planned(case.id)["world_size"]) for case in job.cases)
+    try:
+        here = len(gpus_here())
+    except EnvbuildError:
+        here = 0
+    return f"here, on {needed} GPUs" if here >= needed else f"after a plan: {needed} GPUs are needed, {here} are here"

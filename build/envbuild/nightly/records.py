@@ -1,0 +1,236 @@
+"""The rows of the ledger for what a night made."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from envbuild.certify.certificate.file import read_certificate
+from envbuild.certify.models import CaseVerdict
+from envbuild.core.digests import sha256_file
+from envbuild.core.errors import CertificationFailedError
+from envbuild.image.output import PlacedImage
+from envbuild.ledger.models import (
+    Blocked,
+    CaseRow,
+    CertificateRow,
+    ImageRow,
+    LockedPart,
+    LockRow,
+    Moved,
+    PublicationRow,
+    Row,
+    WheelRow,
+)
+from envbuild.lock.lockfile import LockDirectory
+from envbuild.nightly.models import Job
+from envbuild.publish.models import Publication
+from envbuild.wheels.cache.wheelhouse import Built
+
+
+def lock_row(directory: LockDirectory, name: str, at: str) -> LockRow:
+    """The row of a lock; ``name``: the stack's, or its own."""
+    lock = directory.lock
+    return LockRow(
+        stack=lock.stack,
+        digest=lock.digest,
+        name=name,
+        base=lock.base.name,
+        base_digest=lock.base_image,
+        as_of=lock.inputs.as_of,
+        driver=lock.driver.value if lock.driver else "",
+        components={
+            part: LockedPart(
+                version=item.version,
+                asked=item.asked,
+                git=item.git,
+                commit=item.commit,
+                head=item.head,
+                committed_at=item.committed_at,
+                follows=item.follows,
+            )
+            for part, item in lock.components.items()
+        },
+        packages=directory.packages(),
+        behind=lock.behind,
+        seen_at=at,
+    )
+
+
+def wheel_rows(made: Iterable[Built], job: Job, at: str) -> list[WheelRow]:
+    return [
+        WheelRow(
+            stack=job.selection.stack_name,
+            digest=item.record.digest,
+            build_key=item.record.key,
+            package=item.record.parts.package,
+            version=item.record.parts.version,
+            target=job.target,
+            lock_digest=job.lock.lock.digest,
+            size_bytes=item.record.size_bytes,
+            seconds=item.record.build_seconds if item.built else None,
+            built_at=at,
+        )
+        for item in made
+    ]
+
+
+def image_row(image: PlacedImage, seconds: float | None, at: str) -> ImageRow:
+    """The row of an image; ``seconds``: that building took, None where it was not built."""
+    record = image.record
+    return ImageRow(
+        stack=record.stack,
+        oci_digest=record.oci_digest,
+        lock_digest=record.lock_digest,
+        base=record.base,
+        target=record.target,
+        sqsh_digest=record.sqsh_digest or "",
+        size_bytes=sum(layer.size_bytes for layer in record.layers),
+        sqsh_size_bytes=record.sqsh.size_bytes if record.sqsh else 0,
+        layers=tuple(layer.digest for layer in record.layers),
+        base_digest=record.base_digest,
+        base_rebuilt=record.base_rebuilt,
+        seconds=seconds,
+        built_at=at,
+    )
+
+
+def certificate_rows(path: Path) -> list[Row]:
+    """The rows of a certificate and of its cases.
+
+    Raises:
+        CertificateRefusedError: it is damaged.
+    """
+    statement, file = read_certificate(path)
+    predicate, digest = statement.predicate, sha256_file(path)
+    digests = {name.rpartition(".")[2]: value for name, value in statement.digests().items()}
+    machine = predicate.measured.machine
+    certificate = CertificateRow(
+        stack=predicate.stack,
+        digest=digest,
+        certificate_key=predicate.key,
+        oci_digest=digests.get("oci", ""),
+        sqsh_digest=digests.get("sqsh", ""),
+        lock_digest=predicate.lock_digest,
+        base=predicate.base,
+        target=predicate.target,
+        keyid=file.keyid,
+        matrix=predicate.matrix,
+        matrix_digest=predicate.matrix_digest,
+        matrix_is_shipped=predicate.matrix_is_shipped,
+        whole_matrix=predicate.whole_matrix,
+        cases=len({case.id for case in predicate.cases}),
+        not_vouched=len(predicate.not_vouched),
+        gpus=tuple(gpu.name for gpu in machine.gpus) if machine else (),
+        place=predicate.in_,
+        seconds=sum(case.seconds or 0.0 for case in predicate.cases),
+        measured_at=min(statement.measurements()),
+        issued_at=predicate.issued_at,
+    )
+    about = {
+        "stack": predicate.stack,
+        "base": predicate.base,
+        "target": predicate.target,
+        "lock_digest": predicate.lock_digest,
+        "oci_digest": certificate.oci_digest,
+    }
+    return [certificate, *case_rows(predicate.cases, digest, about, predicate.issued_at)]
+
+
+def failed_case_rows(error: CertificationFailedError, job: Job, night: str, at: str) -> list[Row]:
+    """The rows of the cases of a certification that failed; none where it has no results."""
+    cases: Sequence[Mapping[str, Any]] = error.run.cases if error.run else ()
+    try:
+        verdicts = [CaseVerdict.model_validate(dict(case)) for case in cases]
+    except ValidationError:
+        return []
+    about = {
+        "stack": job.selection.stack_name,
+        "base": job.selection.base_name,
+        "target": job.target,
+        "lock_digest": job.lock.lock.digest,
+        "oci_digest": job.image.record.oci_digest if job.image else "",
+    }
+    return list(case_rows(verdicts, night, about, at))
+
+
+def case_rows(verdicts: Iterable[CaseVerdict], run: str, about: Mapping[str, str], at: str) -> list[CaseRow]:
+    """The rows of cases; ``about``: stack, base, target and digests of what they trained."""
+    return [_case_row(verdict, run, about, at) for verdict in verdicts]
+
+
+def _case_row(verdict: CaseVerdict, run: str, about: Mapping[str, str], at: str) -> CaseRow:
+    seconds = [step.seconds for step in verdict.steps if step.seconds is not None]
+    return CaseRow(
+        **about,
+        run=run,
+        case=verdict.id,
+        repeat=verdict.repeat,
+        baseline=verdict.baseline,
+        passed=verdict.passed,
+        problem=str(verdict.problems[0]) if verdict.problems else "",
+        seconds=verdict.seconds,
+        step_seconds=statistics.median(seconds) if seconds else None,
+        loss=tuple(step.loss for step in verdict.steps),
+        grad_norm=tuple(step.grad_norm for step in verdict.steps),
+        measured_at=verdict.reused.from_ if verdict.reused else at,
+    )
+
+
+def publication_row(publication: Publication, repository: str) -> PublicationRow:
+    """The row of a publication in HOST/REPO."""
+    same = PublicationRow.model_fields.keys() & Publication.model_fields.keys()
+    sqsh, revoked = publication.sqsh, publication.revoked
+    return PublicationRow(
+        **{name: getattr(publication, name) for name in same},
+        repository=repository,
+        sqsh_digest=sqsh.digest if sqsh else None,
+        sqsh_size_bytes=sqsh.size_bytes if sqsh else 0,
+        sqsh_place=sqsh.place if sqsh else "",
+        revoked_at=revoked.at if revoked else None,
+        revoked_reason=revoked.reason if revoked else "",
+    )
+
+
+def moved(before: LockRow | None, after: LockRow) -> tuple[Moved, ...]:
+    """The packages that two locks have in different versions; a component from git is known by its commit."""
+    if before is None or before.digest == after.digest:
+        return ()
+    old, new = _versions(before), _versions(after)
+    return tuple(
+        Moved(package=name, before=old.get(name), after=new.get(name))
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    )
+
+
+def _versions(row: LockRow) -> dict[str, str]:
+    commits = {name: f"{part.version} {part.commit[:12]}" for name, part in row.components.items() if part.commit}
+    return {**row.packages, **commits}
+
+
+def blocked(row: LockRow, before: Iterable[Blocked], at: str, days: Mapping[str, float]) -> tuple[Blocked, ...]:
+    """The branches whose tips a lock did not take.
+
+    Args:
+        before: those of the night before, for how long it has been so.
+        days: by component, from the commit that was taken to now.
+    """
+    known = {item.component: item.since for item in before}
+    return tuple(
+        Blocked(
+            component=name,
+            asked=part.asked,
+            commit=part.commit or "",
+            head=part.head,
+            why=next((text for text in row.behind if name in text), "; ".join(row.behind)),
+            since=known.get(name, at),
+            days_behind=days.get(name),
+        )
+        for name, part in row.components.items()
+        if part.head and part.head != part.commit
+    )

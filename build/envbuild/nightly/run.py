@@ -1,0 +1,87 @@
+"""A whole night: alone for its stack, with the ledger that it shares, up to the states of its targets."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.catalog.context import Context
+from envbuild.core.errors import EnvbuildError
+from envbuild.ledger.ledger import Ledger
+from envbuild.ledger.models import NightRow, StepRow
+from envbuild.ledger.remote import SharedState
+from envbuild.nightly.culprits import CulpritSearch
+from envbuild.nightly.lease import Lease, only_night
+from envbuild.nightly.models import NightRequest
+from envbuild.nightly.nightly import Night
+from envbuild.nightly.published import PublishStep
+from envbuild.nightly.state import TargetState, states
+from envbuild.nightly.steps import Steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class NightPlaces:
+    """Where a night has its memory.
+
+    Attributes:
+        locks: the folder of the file locks that keep two nights apart.
+        shared: the ledger that runners share; None: this machine's alone.
+        max_age_days: after which a certified image is stale.
+        bisect_seconds: for so long it is looked for what broke a target; 0: not at all.
+    """
+
+    ledger: Path
+    locks: Path
+    shared: SharedState | None = None
+    max_age_days: float | None = None
+    bisect_seconds: float = 0.0
+
+
+def run_night(
+    request: NightRequest, publishing: PublishStep | None, places: NightPlaces, context: Context
+) -> tuple[NightRow, tuple[StepRow, ...], tuple[TargetState, ...]]:
+    """Run a night of a stack.
+
+    Returns:
+        The night, its steps, and the states of the stack's targets after it.
+
+    Raises:
+        MachineError: another night of the stack is running.
+        NetworkError: the shared ledger cannot be reached.
+    """
+    steps = Steps(request=request, context=context, publishing=publishing).all()
+    with only_night(request.stack, places.locks, context), Ledger.open(places.ledger) as ledger:
+        lease = Lease(places.shared, request.stack, context) if places.shared is not None else None
+        with _shared(places.shared, lease, ledger, context):
+            night = Night(request, steps, ledger, context, lease.take if lease is not None else lambda: None)
+            row = night.run()
+            search = CulpritSearch(
+                request=request, ledger=ledger, context=context, budget_seconds=places.bisect_seconds
+            )
+            search.keep_locks(night.rows)
+            night.rows += search.run(night.rows)
+        found = states(ledger, context.clock(), places.max_age_days, request.stack)
+    return row, tuple(night.rows), found
+
+
+@contextlib.contextmanager
+def _shared(state: SharedState | None, lease: Lease | None, ledger: Ledger, context: Context) -> Iterator[None]:
+    """Hold the lease, begin with what others wrote, and end with writing what is new, also after a failure."""
+    if state is None or lease is None:
+        yield
+        return
+    lease.take()
+    try:
+        state.fetch(ledger)
+        try:
+            yield
+        finally:
+            try:
+                state.push(ledger)
+            except EnvbuildError as error:
+                # The images are published and the ledger here has the rows: the next night sends them.
+                context.reporter.note(f"the shared ledger was not written: {error.what}. {error.why}")
+    finally:
+        lease.release()

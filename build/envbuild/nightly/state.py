@@ -1,0 +1,175 @@
+"""What there is of a stack for each target: the newest certified image, its age, and what keeps a newer one away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import takewhile
+from typing import Literal
+
+from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
+from envbuild.core.digests import Json, short
+from envbuild.ledger.ledger import Ledger
+from envbuild.ledger.models import Blocked, NightRow, PublicationRow, StepRow
+from envbuild.nightly.faults import counts
+
+# good: the newest lock's image is certified and published. stale: the newest certified image is older than the policy
+# allows. suspect: the newest lock failed, twice. waiting: for hardware. none: nothing certified was published.
+State = Literal["good", "stale", "suspect", "waiting", "none"]
+MARKS: dict[State, str] = {"good": "good", "stale": "STALE", "suspect": "suspect", "waiting": "waiting", "none": "none"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetState:
+    """A stack for a target.
+
+    Attributes:
+        since: when the state began; empty where nothing is known.
+        image: the newest certified publication that was not revoked.
+        age_days: of its certificate.
+        step: what failed, or waits, in the last night.
+        blocked: the branches of whose tips the newest lock took no commit.
+        max_age_days: of the policy.
+    """
+
+    stack: str
+    target: str
+    state: State
+    since: str
+    image: PublicationRow | None
+    age_days: float | None
+    step: StepRow | None
+    blocked: tuple[Blocked, ...]
+    max_age_days: float | None
+
+    @property
+    def pull_command(self) -> str:
+        """The command that gets the image; empty where there is none."""
+        if self.image is None:
+            return ""
+        return f"envbuild pull {self.image.repository}:{self.image.moving_tag} --target {self.target} --format sqsh"
+
+    def line(self) -> str:
+        """For people."""
+        words = [f"{self.stack:<12} {self.target:<10} {MARKS[self.state]:<8}"]
+        if self.image is not None:
+            at = (self.image.certified_at or self.image.published_at)[:10]
+            age = "" if self.age_days is None else f", {self.age_days:.0f} days"
+            words.append(f"{short(self.image.oci_digest)} of {at}{age}")
+        if self.state != "good" and self.since:
+            words.append(f"since {self.since[:10]}")
+        if self.step is not None:
+            why = self.step.error.what if self.step.error else self.step.note
+            words.append(f"{self.step.name} {self.step.state}: {why}")
+        return "  ".join(words)
+
+    def as_json(self) -> dict[str, Json]:
+        return {
+            "stack": self.stack,
+            "target": self.target,
+            "state": self.state,
+            "since": self.since or None,
+            "image": self.image.model_dump(mode="json") if self.image else None,
+            "age_days": self.age_days,
+            "max_age_days": self.max_age_days,
+            "step": self.step.model_dump(mode="json") if self.step else None,
+            "blocked": [item.model_dump(mode="json") for item in self.blocked],
+            "pull": self.pull_command or None,
+        }
+
+
+def states(
+    ledger: Ledger, at: datetime, max_age_days: float | None = None, stack: str | None = None
+) -> tuple[TargetState, ...]:
+    """The state of every stack for every target that the ledger knows, in the order of their names."""
+    publications = ledger.rows(PublicationRow, stack=stack)
+    nights = ledger.rows(NightRow, stack=stack)
+    steps = _by_target(ledger.rows(StepRow, stack=stack))
+    pairs = {(row.stack, row.target) for row in publications}
+    pairs |= {(night.stack, target) for night in nights for target in night.targets}
+    newest = {night.stack: night for night in nights}
+    return tuple(
+        _state(
+            pair,
+            [row for row in publications if (row.stack, row.target) == pair],
+            steps.get(pair, ()),
+            newest.get(pair[0]),
+            at,
+            max_age_days,
+        )
+        for pair in sorted(pairs)
+    )
+
+
+def _by_target(rows: Iterable[StepRow]) -> dict[tuple[str, str], list[StepRow]]:
+    found: dict[tuple[str, str], list[StepRow]] = {}
+    for row in rows:
+        found.setdefault((row.stack, row.target), []).append(row)
+    return found
+
+
+def _state(
+    pair: tuple[str, str],
+    publications: Sequence[PublicationRow],
+    steps: Sequence[StepRow],
+    night: NightRow | None,
+    at: datetime,
+    max_age_days: float | None,
+) -> TargetState:
+    certified = [row for row in publications if row.certified]
+    image = max(certified, key=lambda row: (row.certified_at or "", row.published_at), default=None)
+    stands_out = _standing_out(steps)
+    age = _days(image.certified_at, at) if image is not None and image.certified_at else None
+    state, since = _judged(image, age, steps, stands_out, max_age_days)
+    return TargetState(
+        stack=pair[0],
+        target=pair[1],
+        state=state,
+        since=since,
+        image=image,
+        age_days=age,
+        step=stands_out,
+        blocked=night.blocked if night else (),
+        max_age_days=max_age_days,
+    )
+
+
+def _judged(
+    image: PublicationRow | None,
+    age: float | None,
+    steps: Sequence[StepRow],
+    step: StepRow | None,
+    max_age_days: float | None,
+) -> tuple[State, str]:
+    since = _since(steps, step)
+    if image is None:
+        return ("waiting" if step is not None and step.state == "waiting" else "none", since)
+    if age is not None and max_age_days is not None and age > max_age_days:
+        limit = moment_of(image.certified_at or image.published_at) + timedelta(days=max_age_days)
+        return "stale", limit.strftime(MOMENT_FORMAT)
+    if step is not None and step.state == "waiting":
+        return "waiting", since
+    if step is not None and step.error is not None and counts(step.error.fault):
+        return "suspect", since
+    return "good", image.certified_at or image.published_at
+
+
+def _standing_out(steps: Sequence[StepRow]) -> StepRow | None:
+    """The step of the last night that failed or waits."""
+    last = steps[-1].night if steps else ""
+    return next((row for row in steps if row.night == last and row.state in ("failed", "waiting")), None)
+
+
+def _since(steps: Sequence[StepRow], step: StepRow | None) -> str:
+    """When the step began to end so: in the first of the nights without one that ended otherwise between."""
+    if step is None:
+        return ""
+    of_name = [row for row in steps if row.name == step.name and row.state != "skipped"]
+    same = list(takewhile(lambda row: row.state == step.state, reversed(of_name)))
+    return same[-1].started_at if same else step.started_at
+
+
+def _days(moment: str, at: datetime) -> float:
+    """Days since a moment; none below zero, where another machine's clock is ahead."""
+    return max(0.0, round((at - moment_of(moment)).total_seconds() / 86400, 2))

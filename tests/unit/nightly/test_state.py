@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from helpers.ledger_rows import digest, night_row, publication_row, step_row
+
+from envbuild.ledger.ledger import Ledger
+from envbuild.ledger.models import Fault, Row, StepError
+from envbuild.nightly.state import TargetState, states
+
+NOW = datetime(2026, 1, 20, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger.open(tmp_path / "ledger.sqlite")
+
+
+def only(ledger: Ledger, *rows: Row, limit: float | None = 30) -> TargetState:
+    ledger.record(*rows)
+    (found,) = states(ledger, NOW, limit)
+    return found
+
+
+def failure(fault: Fault) -> StepError:
+    return StepError(fault=fault, kind="CertificationFailedError", exit_code=7, what="3 of 15 cases failed")
+
+
+def published(day: str, **fields: object) -> Row:
+    at = f"2026-01-{day}T00:00:00Z"
+    return publication_row(day, certified_at=at, measured_at=at, published_at=at, **fields)
+
+
+def test_the_newest_certified_image_is_the_good_one(ledger: Ledger) -> None:
+    found = only(ledger, published("10"), published("15"), published("12"))
+    assert (found.state, found.age_days, found.since) == ("good", 5.0, "2026-01-15T00:00:00Z")
+    assert found.image is not None
+    assert found.image.oci_digest == digest("15")
+    assert found.pull_command == "envbuild pull registry.example/team/envs:mcore-cpu --target cpu --format sqsh"
+    assert "good" in found.line()
+
+
+def test_what_was_revoked_or_is_not_certified_is_not_it(ledger: Ledger) -> None:
+    none = {"certificate_digest": None, "keyid": None, "certified_at": None, "measured_at": None}
+    found = only(
+        ledger,
+        published("10"),
+        published("15", revoked_at="2026-01-16T00:00:00Z", revoked_reason="wrong"),
+        publication_row("u", published_at="2026-01-17T00:00:00Z", **none),
+    )
+    assert found.image is not None
+    assert found.image.oci_digest == digest("10")
+
+
+def test_an_image_older_than_the_policy_allows_is_stale_since_the_limit(ledger: Ledger) -> None:
+    found = only(ledger, published("10"), limit=7)
+    assert (found.state, found.since) == ("stale", "2026-01-17T00:00:00Z")
+    assert "STALE" in found.line()
+    assert states(ledger, NOW, None)[0].state == "good"
+
+
+def test_a_lock_that_failed_makes_the_state_suspect_since_the_first_night_of_it(ledger: Ledger) -> None:
+    nights = [
+        step_row("certify", night=f"n{day}", started_at=f"2026-01-{day}T01:00:00Z", state=state, error=error)
+        for day, state, error in (
+            ("11", "failed", failure("training")),
+            ("12", "done", None),
+            ("13", "failed", failure("training")),
+            ("14", "failed", failure("training")),
+        )
+    ]
+    found = only(ledger, published("10"), *nights)
+    assert (found.state, found.since) == ("suspect", "2026-01-13T01:00:00Z")
+    assert "certify failed: 3 of 15 cases failed" in found.line()
+
+
+def test_a_fault_of_the_infrastructure_makes_no_image_suspect(ledger: Ledger) -> None:
+    step = step_row("image", started_at="2026-01-14T00:00:00Z", state="failed", error=failure("infrastructure"))
+    found = only(ledger, published("10"), step)
+    assert found.state == "good"
+    assert found.step == step
+
+
+def test_waiting_and_none(ledger: Ledger) -> None:
+    waiting = step_row("certify", night="n2", started_at="2026-01-14T00:00:00Z", state="waiting", plan="out/plans/x")
+    found = only(ledger, night_row("n2", started_at="2026-01-14T00:00:00Z"), waiting)
+    assert (found.state, found.image) == ("waiting", None)
+    assert only(ledger, published("10")).state == "waiting"
+
+
+def test_a_target_of_a_night_without_any_image_is_shown(ledger: Ledger) -> None:
+    found = only(ledger, night_row(targets=["h200"]))
+    assert (found.target, found.state, found.pull_command) == ("h200", "none", "")
+
+
+def test_a_clock_that_is_ahead_gives_no_negative_age(ledger: Ledger) -> None:
+    at = "2026-01-21T00:00:00Z"
+    assert only(ledger, publication_row(certified_at=at)).age_days == 0.0
