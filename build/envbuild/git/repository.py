@@ -103,6 +103,16 @@ class GitRepository(TreeReader):
         arguments = ["rev-list", "--first-parent", "--count", f"{older.sha}..{newer.sha}"]
         return int(self._mirror.local(arguments, f"count the commits of {newer.name}"))
 
+    def first_parents(self, older: Commit, newer: Commit) -> list[str]:
+        """The digits of the first-parent commits after ``older`` up to ``newer``, oldest first.
+
+        None where that walk does not come by ``older``.
+        """
+        what = f"list the commits up to {newer.name}"
+        # Without --ancestry-path, a branch that was rewritten would give commits that never followed `older`.
+        walk = ["rev-list", "--first-parent", "--ancestry-path", "--reverse", f"{older.sha}..{newer.sha}"]
+        return self._mirror.local(walk, what).split()
+
     def default_branch(self) -> str:
         """The branch that a clone takes by default.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.context import Context
-from envbuild.image.build import build_image
+from envbuild.image.build import BaseChoice, build_image
 from envbuild.image.docker.load import engine_for, load_image
 from envbuild.image.inputs import ImageInputs
 from envbuild.image.output import PlacedImage, image_tag, place
@@ -37,14 +37,14 @@ def make_image(
     context: Context,
     *,
     lock_name: str | None = None,
-    refresh_base: bool = False,
+    choice: BaseChoice = BaseChoice.USUAL,
 ) -> ImageResult:
     """Build an image where the store does not have it, load it into a daemon if asked for, and place it.
 
     Args:
         formats: ``oci`` (always made), ``sqsh`` and ``docker`` (in a daemon).
         lock_name: of a lock that is not the stack's own.
-        refresh_base: make the base anew from the distribution's current packages.
+        choice: the base to build on.
 
     Raises:
         EnvbuildError: see :func:`build_image`, :func:`load_image` and :func:`place`.
@@ -52,7 +52,7 @@ def make_image(
     selection = inputs.selection
     tag = image_tag(lock_name or selection.stack_name, selection.base_name, selection.target_name)
     engine = engine_for(formats)
-    built = build_image(inputs, context, refresh_base=refresh_base)
+    built = build_image(inputs, context, choice)
     loaded = engine is not None and load_image(engine, built.path, built.record, tag, context.reporter)
     image, placed = place(built.path, out_dir, built.record, lock_name)
     version = engine.version if engine else None

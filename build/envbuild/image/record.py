@@ -29,6 +29,7 @@ class BaseRecord(TomlModel):
     digest: str = Field(default="", description="of the image that it is: of its manifest, or of its configuration")
     config: BaseConfig = BaseConfig()
     packages: dict[str, str] = Field(description="version of each Debian package by its name")
+    made_at: str = Field(default="", description="when it was made here; empty for one that was taken from elsewhere")
 
 
 class EnvironmentLayerRecord(TomlModel):
@@ -99,6 +100,7 @@ class ImageRecord(TomlModel):
     environment: tuple[str, ...] = Field(description="the image's variables, NAME=VALUE")
     base_digest: str = Field(description="of the base: its layers, and its configuration if it has one")
     base_made_by: str
+    base_rebuilt: bool = Field(default=True, description="the base is not the one that the lock was verified on")
     base_packages: dict[str, str]
     packages: dict[str, str]
     components: tuple[str, ...] = Field(default=(), description="the packages that the stack names")

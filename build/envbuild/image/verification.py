@@ -18,6 +18,7 @@ from envbuild.core.digests import Json
 from envbuild.core.errors import EnvbuildError, MachineError
 from envbuild.core.files import machine_errors, make_private
 from envbuild.image.base import StoredBase, apt, check_tools, find_base, make_base
+from envbuild.image.base.as_image import base_image
 from envbuild.image.layers.groups import LayerPlan
 from envbuild.image.layers.install import LayerMaker
 from envbuild.image.layers.sandbox import INSIDE_PROBE, PREFIX, VENV, InstallSandbox
@@ -31,10 +32,15 @@ from envbuild.sync.places import Filled, Place, ThisMachine, Trial
 
 @dataclass(frozen=True)
 class RootfsPlace:
-    """The root file system of a base, under bubblewrap."""
+    """The root file system of a base, under bubblewrap.
+
+    Attributes:
+        own: it is the base that the lock is for.
+    """
 
     selection: Selection
     context: Context
+    own: bool = False
 
     @property
     def where(self) -> str:
@@ -42,7 +48,13 @@ class RootfsPlace:
 
     @property
     def key(self) -> Json:
-        return ["base", self.selection.base_name, definition_digest(self.selection.base)]
+        # Once it is made: the base of another day is another place.
+        made = _made(self.selection.base, self.context) if self.own else None
+        image = [self._image(made)] if made else []
+        return ["base", self.selection.base_name, definition_digest(self.selection.base), *image]
+
+    def _image(self, base: StoredBase) -> str:
+        return base_image(base.record, self.selection.base.platform).digest
 
     def problem(self) -> str:
         base, name = self.selection.base, self.selection.base_name
@@ -104,7 +116,14 @@ class RootfsPlace:
                 logs=logs,
                 run_with_stub=with_stub if has_stub else None,
             )
-            yield Filled(venv=VENV, where=self.where, site_packages=maker.site_packages, probe=probe)
+            yield Filled(
+                venv=VENV,
+                where=self.where,
+                site_packages=maker.site_packages,
+                probe=probe,
+                base_image=self._image(self.base) if self.own else "",
+                base_made_at=self.base.record.made_at if self.own else "",
+            )
 
 
 def verification_places(selection: Selection, context: Context) -> tuple[Place, ...]:
@@ -112,7 +131,7 @@ def verification_places(selection: Selection, context: Context) -> tuple[Place, 
 
     The base's own root file system; another base's with the same Python and a glibc at least as new; this machine.
     """
-    places: list[Place] = [RootfsPlace(selection, context)]
+    places: list[Place] = [RootfsPlace(selection, context, own=True)]
     # What a base brings is in its own root file system alone.
     if not selection.base.provides:
         others = _others(selection.catalog, selection.base_name, selection.base, context)
@@ -136,13 +155,14 @@ def _others(catalog: Catalog, name: str, base: Base, context: Context) -> list[s
             # One for GPUs has the compilers that an import may need.
             and other.device is base.device
         ):
-            fitting[other_name] = (not _is_made(other, context), Version(other.glibc), other_name)
+            fitting[other_name] = (_made(other, context) is None, Version(other.glibc), other_name)
     return sorted(fitting, key=fitting.__getitem__)
 
 
-def _is_made(base: Base, context: Context) -> bool:
+def _made(base: Base, context: Context) -> StoredBase | None:
+    """The base in the store, if it is there."""
     try:
-        return find_base(base, context.store) is not None
+        return find_base(base, context.store)
     except MachineError:
         # Without mmdebstrap it is not known which one its version would make.
-        return False
+        return None

@@ -131,7 +131,9 @@ def _tried(
 
 
 def _next_base(item: Selection, following: Selection, error: EnvbuildError) -> str:
-    why = "its packages are of another CUDA than" if _is_of_another_cuda(error) else f"{error.what}: no lock on"
+    from envbuild.lock.search.search import summary  # slow to import
+
+    why = "its packages are of another CUDA than" if _is_of_another_cuda(error) else f"{summary(error)}: no lock on"
     has = " has" if _is_of_another_cuda(error) else ""
     return (
         f"{why} base {item.base_name}{has}: taking {following.base_name}, which stack {following.stack_name} names too"

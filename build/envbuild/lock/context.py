@@ -43,10 +43,15 @@ class Repositories:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkContext(Context):
-    """A context with a folder for throw-away projects and the log of the tools that run there."""
+    """A context with a folder for throw-away projects and the log of the tools that run there.
+
+    Attributes:
+        most_seconds: how long one resolution may take; None: as long as it does.
+    """
 
     folder: Path
     log: Path
+    most_seconds: float | None = None
 
 
 @contextlib.contextmanager

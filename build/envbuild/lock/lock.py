@@ -15,7 +15,7 @@ from envbuild.core import locks
 from envbuild.core.background import interruptible
 from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.errors import CheckRefusedError, MachineError
-from envbuild.core.files import machine_errors
+from envbuild.core.files import write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.lock import lockfile
 from envbuild.lock.checks.findings import refuse
@@ -94,8 +94,8 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
         existing = _existing(path, upgrade=options.upgrade)
         reused = None if options.upgrade else existing
         if reused is not None and _is_up_to_date(reused, inputs, repositories, context.reporter):
-            _verified(reused, inputs, options)
-            return LockResult(reused, built=False)
+            _note(path, _verified(reused, inputs, options))
+            return LockResult(read_lock(path), built=False)
         moved = inputs.moved_on(reused)
         with lock_made_anew(moved, existing, options, repositories, context) as folder:
             publish(folder, path)
@@ -166,14 +166,22 @@ def _verified(directory: LockDirectory, inputs: LockInputs, options: LockOptions
 
 
 def _note(folder: Path, verified: Verified | None) -> None:
-    """Write what verification showed into the record of a lock that is not published yet."""
-    if verified is not None:
-        lock = read_lock(folder).lock
-        allowed = (*lock.allowed, *[finding.line() for finding in verified.findings])
-        update = {"allowed": allowed, "verified_in": verified.where, "stubbed": verified.stubbed}
-        noted = lockfile.sealed(lock.model_copy(update=update))
-        with machine_errors(folder):
-            (folder / lockfile.RECORD_FILE).write_text(lockfile.render(noted))
+    """Write what verification showed into the record of a lock, where it does not have it."""
+    if verified is None:
+        return
+    lock = read_lock(folder).lock
+    found = [line for line in (finding.line() for finding in verified.findings) if line not in lock.allowed]
+    noted = lock.model_copy(
+        update={
+            "allowed": (*lock.allowed, *found),
+            "verified_in": verified.where,
+            "stubbed": verified.stubbed,
+            "base_image": verified.base_image,
+            "base_made_at": verified.base_made_at,
+        }
+    )
+    if noted != lock:
+        write_atomic(folder / lockfile.RECORD_FILE, lockfile.render(lockfile.sealed(noted)).encode())
 
 
 def _existing(path: Path, *, upgrade: bool) -> LockDirectory | None:

@@ -143,6 +143,10 @@ class Lock(TomlModel):
     verified_in: str = Field(
         default="", description="where its modules were imported before it was published; empty: nowhere"
     )
+    base_image: str = Field(
+        default="", description="digest of the image of the base on which it was verified; empty: verified elsewhere"
+    )
+    base_made_at: str = Field(default="", description="when that base was made; empty: not known")
     stubbed: tuple[str, ...] = Field(
         default=(), description="packages whose compiled modules were stubs then, since their wheels were not built"
     )

@@ -26,30 +26,36 @@ def with_next_command(
         place: the options that say where the lock is written.
         now: the current time.
     """
-    words, following, more = _next(error, selection, request, now)
-    command = ["envbuild", "lock", "--stack", selection.stack_name]
-    command += ["--base", selection.base_name] if following.base_named else []
+    words, following = _next(error, selection, request, now)
+    command = ["envbuild", "lock", "--stack", selection.stack_name, *_base_options(selection, request, following)]
     # Pins need a name for their lock.
     where = list(place) or (["--name", "NAME"] if following.pins else [])
-    line = shlex.join([*command, *request_options(following), *more, *where])
+    line = shlex.join([*command, *request_options(following), *where])
     return error.with_context(fix="\n".join(filter(None, [error.fix, f"{words}: {line}"])))
 
 
-def _next(
-    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime
-) -> tuple[str, LockRequest, list[str]]:
+def _base_options(selection: Selection, request: LockRequest, following: LockRequest) -> list[str]:
+    """The options with which ``following`` is about the base that was refused, or about the bases of its target."""
+    if following.base_named:
+        return ["--base", selection.base_name]
+    # Without a base the target chooses it, and without a target the stack's first one does.
+    is_default = selection.target_name == selection.stack.builds[0].target
+    return [] if is_default and not request.base_named else ["--target", selection.target_name]
+
+
+def _next(error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime) -> tuple[str, LockRequest]:
     """What the command is, in words, and what it asks for."""
     if isinstance(error, ResolutionError) and error.resolving_pins:
         pins = {**request.pins, **error.resolving_pins}
-        return "This resolved when it was tried", replace(request, pins=pins), []
+        return "This resolved when it was tried", replace(request, pins=pins)
     if request.exact:
-        return "Other releases and older commits are tried without --exact", replace(request, exact=False), []
+        return "Other releases and older commits are tried without --exact", replace(request, exact=False)
     builds = selection.stack.builds_for(selection.target_name)
     if request.base_named and builds is not None and len(builds.bases) > 1:
         words = f"The other bases of the stack ({', '.join(builds.bases)}) are tried without --base"
-        return words, replace(request, base_named=False), ["--target", selection.target_name]
+        return words, replace(request, base_named=False)
     if isinstance(error, LockRefusedError):
         allow = tuple(dict.fromkeys([*request.allow, *(item.id for item in error.findings if not item.warning)]))
-        return "To take it nevertheless", replace(request, allow=allow), []
+        return "The whole command", replace(request, allow=allow)
     day = (parse_date(request.as_of or "") or now.date()) - STEP_BACK
-    return "Next, with what there was a week earlier", replace(request, as_of=day.isoformat()), []
+    return "Next, with what there was a week earlier", replace(request, as_of=day.isoformat())

@@ -75,7 +75,7 @@ def check_committed(
     old = [result for result in results if result.problem]
     if old:
         raise CheckRefusedError(
-            f"{len(old)} of {len(results)} locks are not what their inputs give",
+            f"{len(old)} of {len(results)} locks are out of date or were edited",
             why="\n".join(f"{shown(result.path)}: {result.problem}" for result in old),
             fix="\n".join(_how_to_correct(old)),
         )

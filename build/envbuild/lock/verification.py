@@ -21,6 +21,8 @@ class Verified:
         not_checked: the modules of which nothing is known, each with the reason.
         findings: what does not install or import.
         stubbed: packages of which a stub was there instead of the compiled module, whose wheel is not built.
+        base_image: the digest of the image of the lock's own base, where that was the place.
+        base_made_at: when that base was made; empty where that is not known.
     """
 
     where: str
@@ -28,6 +30,8 @@ class Verified:
     not_checked: tuple[str, ...] = ()
     findings: tuple[CheckFinding, ...] = ()
     stubbed: tuple[str, ...] = ()
+    base_image: str = ""
+    base_made_at: str = ""
 
 
 # Installs a lock somewhere and imports its modules.

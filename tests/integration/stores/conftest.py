@@ -18,7 +18,7 @@ from helpers.stores import (
     s3_server,
 )
 
-from envbuild.store import objects, registry, repository
+from envbuild.store import bucket, registry, repository
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +55,7 @@ def own_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # The same number of tries, in less time.
     monkeypatch.setattr(registry, "BACKOFF_SECONDS", 0)
     monkeypatch.setattr(repository, "SETTLE_SECONDS", 0)
-    monkeypatch.setattr(objects, "RETRIES", 3)
+    monkeypatch.setattr(bucket, "RETRIES", 3)
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "open-sesame-gs")
 
 
@@ -80,6 +80,12 @@ def s3(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     yield from _place("s3", request, tmp_path)
 
 
+@pytest.fixture(params=["s3", "gs", "file"])
+def with_objects(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """What has objects by their paths."""
+    yield from _place(request.param, request, tmp_path)
+
+
 def _place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     own = f"t{time.time_ns()}"
     if kind == "file":
@@ -92,11 +98,23 @@ def _place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
             yield Place(f"oci://{proxy.host}/team/{own}", proxy=proxy)
         else:
             if kind == "gs":
-                proxy.translate = as_s3
+                proxy.translate, proxy.translate_back = as_s3, as_google
             yield Place(f"{kind}://{BUCKET}/{own}", proxy.address, proxy)
 
 
 def as_s3(headers: dict[str, str]) -> dict[str, str]:
     """Google's XML API is S3's but for the condition of a put and the credentials."""
-    names = {"x-goog-if-generation-match": ("If-None-Match", "*")}
-    return dict(names.get(name.lower(), (name, value)) for name, value in headers.items())
+
+    def translated(name: str, value: str) -> tuple[str, str]:
+        if name.lower() != "x-goog-if-generation-match":
+            return name, value
+        return ("If-None-Match", "*") if value == "0" else ("If-Match", f'"{int(value):032x}"')
+
+    return dict(translated(name, value) for name, value in headers.items())
+
+
+def as_google(headers: dict[str, str]) -> dict[str, str]:
+    """The entity tag of S3's answers (an MD5, or that of the parts and their number) as a generation, a number."""
+    tag = next((value for name, value in headers.items() if name.lower() == "etag"), "")
+    digits = tag.strip('"').partition("-")[0]
+    return {**headers, "x-goog-generation": str(int(digits, 16))} if digits else headers

@@ -15,11 +15,11 @@ from envbuild.image import base as bases
 from envbuild.image import build, inputs
 from envbuild.image.base import mmdebstrap
 from envbuild.image.build import build_image
-from envbuild.image.inputs import check_inputs, image_key
+from envbuild.image.inputs import ImageInputs, check_inputs, image_key
 from envbuild.image.squashfs import pack
 from envbuild.image.squashfs.compression import Compression
 from envbuild.image.squashfs.pack import Packing
-from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.oci.models import BaseConfig
 from envbuild.rootfs import gzip_writer
 from envbuild.store.local import LocalStore
@@ -42,7 +42,9 @@ def lock(tmp_path):
 @pytest.fixture
 def context(tmp_path):
     root, reporter = tmp_path / "store", SilentReporter()
-    site = Site(cache_dir=root, ca_bundle=None, apt_mirror=None, find_links=(), torch_index="https://t/{build}")
+    site = Site(
+        cache_dir=root, state_dir=root, ca_bundle=None, apt_mirror=None, find_links=(), torch_index="https://t/{build}"
+    )
     return Context(store=LocalStore(root, reporter), site=site, reporter=reporter)
 
 
@@ -180,3 +182,19 @@ def test_lock_for_another_definition_of_the_base_is_refused_with_the_command_tha
     other = lock.lock.base.model_copy(update={"definition_digest": "sha256:older"})
     stale = LockDirectory(lock.path.parent / path, changed(lock, base=other).lock)
     assert command in error_of(ConfigurationError, check_inputs, inputs_of(stale)).fix
+
+
+@pytest.mark.parametrize(
+    ("base", "target", "wheels", "noted"),
+    [
+        ("debian12-cu130", "h200", {}, True),
+        ("debian12-cu130", "h200", {"transformer-engine-torch": None}, False),
+        ("debian12", "cpu", {}, False),
+    ],
+)
+def test_packages_without_a_wheel_are_noted_before_any_work(base, target, wheels, noted):
+    lock = read_lock(data_root() / "lockfiles" / "mcore" / base)
+    selection = Selection(Catalog.open(data_root()), "mcore", base, target)
+    note = build.missing_wheels(ImageInputs(selection=selection, lock=lock, wheels=wheels))
+    command = "envbuild wheels --stack mcore --base debian12-cu130 --target h200"
+    assert note.endswith(command) if noted else not note

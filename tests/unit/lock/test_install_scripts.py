@@ -51,6 +51,12 @@ def test_releases(text, releases):
             {"mamba-ssm": COMMIT, "causal-conv1d": "v1.2.2.post1"},
         ),
         ("ARG MAMBA_TAG=v2.2.0", {"mamba-ssm": "v2.2.0"}),
+        # As NeMo had it until 2025-03-20, and packages that no variable is for.
+        (f'  "nemo_run@git+https://github.com/NVIDIA/NeMo-Run.git@{COMMIT}"', {"nemo-run": COMMIT}),
+        (f"T={COMMIT}\npip install 'nemo_run @ git+https://x/y/Run.git@${{T}}'", {"nemo-run": COMMIT}),
+        (f"NEMO_RUN_TAG=v0.3.0\npip install nemo_run@git+https://x/y/Run.git@{COMMIT}", {}),
+        ("pip install nemo_run@git+https://x/y/Run.git", {}),
+        (f"pip install entropy@git+https://x/y/entropy.git@{COMMIT}", {}),
         (f"ARG TE_COMMIT={COMMIT}\nRUN git checkout ${{TE_COMMIT}}", {"transformer-engine": COMMIT}),
         ('ENV MAMBA_COMMIT="abc1234" # why', {"mamba-ssm": "abc1234"}),
         ("MAMBA_TAG=${MAMBA_TAG:-v2.2.0}", {"mamba-ssm": "v2.2.0"}),

@@ -53,3 +53,10 @@ def test_pins_get_a_name():
     selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
     found = with_next_command(tried("torch"), selection, LockRequest(), [], NOW)
     assert found.fix.endswith("--pin torch=1.1 --name NAME")
+
+
+def test_a_target_that_chose_the_base_is_kept():
+    selection = Selection(Catalog.open(Path("/nonexistent")), "mcore", "debian12-cu130", "h200")
+    found = with_next_command(REFUSED, selection, LockRequest(base_named=False), [], NOW)
+    allow = f"--allow {REFUSED.findings[0].id}"
+    assert found.fix.endswith(f"The whole command: envbuild lock --stack mcore --target h200 {allow}")

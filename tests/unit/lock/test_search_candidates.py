@@ -38,7 +38,7 @@ def candidates(specifier: str, locked: str | None, *, without: str = "") -> Inde
         name=TE, spec=Component(), asked=specifier, origin=DecidedBy.UPSTREAM, because="", specifier=specifier
     )
     steps: Any = SimpleNamespace(
-        decided=SimpleNamespace(chosen={TE: item}, git_sources=SimpleNamespace(missing=())),
+        decided=SimpleNamespace(chosen={TE: item}, git_sources=SimpleNamespace(missing=(), in_force={})),
         resolved=SimpleNamespace(resolution=SimpleNamespace(pins={TE: locked} if locked else {}, tables={}))
         if locked
         else None,
@@ -77,8 +77,20 @@ def test_a_family_moves_together(package: str) -> None:
     moves = [*found.likely(package), *found.earlier(package)]
     assert [part.specifier for part in moves[0]] == ["==1.11.*", "==1.11.*"]
     assert {tuple(sorted(part.package for part in move)) for move in moves} == {(TE, f"{TE}-torch")}
-    until = found._until(TE, "any release", datetime(2025, 3, 2, tzinfo=timezone.utc), "why")
+    until = found._until(TE, "the newest release", datetime(2025, 3, 2, tzinfo=timezone.utc), "why")
     assert [part.package for part in until] == [TE, f"{TE}-cu12", f"{TE}-torch"]
+
+
+def test_what_a_release_is_taken_in_the_place_of() -> None:
+    found = candidates("==2.0.*", "2.0.0")
+    found.steps.resolved.resolution.pins["nvrx"] = "2.0.0"  # type: ignore[union-attr, index]
+    ((first,), *_) = found.earlier("nvrx")
+    assert first.text().startswith("nvrx ==1.11.* instead of the newest release: it fails with 2.0.0")
+    # As Megatron-Bridge takes nvidia-resiliency-ext, whose build needs a CUDA toolkit.
+    source: Any = SimpleNamespace(chosen=SimpleNamespace(asked="c0ffee", git="https://x/nvrx.git"))
+    found.steps.decided.git_sources.in_force["nvrx"] = source  # type: ignore[union-attr]
+    ((first,), *_) = found.earlier("nvrx")
+    assert first.text().startswith("nvrx ==1.11.* instead of c0ffee of https://x/nvrx.git: it fails with 2.0.0")
 
 
 def test_releases_that_ask_for_what_cannot_be_built_are_passed_over() -> None:

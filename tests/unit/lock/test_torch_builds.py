@@ -20,6 +20,7 @@ NOWHERE = "http://127.0.0.1:9/whl/{build}"  # the discard port, on which no prog
 def find(*find_links: object, index: str = NOWHERE, version="==2.13.0", build="cpu", python="3.11") -> TorchSource:
     site = Site(
         cache_dir=Path("/nonexistent"),
+        state_dir=Path("/nonexistent"),
         ca_bundle=None,
         apt_mirror=None,
         find_links=tuple(map(str, find_links)),

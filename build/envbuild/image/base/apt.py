@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from envbuild.catalog.base import Base
@@ -22,6 +23,24 @@ _ACCESS = re.compile(
 # apt reads these below its own Dir::Etc, which is another one while a base is made.
 _CREDENTIALS = {"Dir::Etc::netrc", "Dir::Etc::netrcparts"}
 _PROXIES = {"Acquire::http::Proxy": "http_proxy", "Acquire::https::Proxy": "https_proxy"}
+
+
+# In the site's mirror: the moment whose packages are wanted, as Debian's archive of snapshots has it in its paths.
+SNAPSHOT = "{snapshot}"
+_SNAPSHOT_FORMAT = "%Y%m%dT%H%M%SZ"
+
+
+def at_moment(base: Base, mirror: str | None, moment: datetime) -> str | None:
+    """The site's mirror; of one that keeps snapshots, the sources that it had at a moment."""
+    if mirror is None or SNAPSHOT not in mirror:
+        return mirror
+    lines = mirror_lines(base, mirror.replace(SNAPSHOT, moment.strftime(_SNAPSHOT_FORMAT)))
+    # A suite's Release file says until when it is valid, and a snapshot is old (sources.list(5)).
+    option = "check-valid-until=no"
+    return "\n".join(
+        line.replace("deb [", f"deb [{option} ", 1) if line.startswith("deb [") else f"deb [{option}]{line[3:]}"
+        for line in lines
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from envbuild.catalog.base import Base, Mmdebstrap, PythonSource
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.context import Context
+from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.core import sandbox
 from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, write_atomic
-from envbuild.image.base import facts, imported, mmdebstrap, standalone, subids
+from envbuild.image.base import apt, facts, imported, mmdebstrap, standalone, subids
 from envbuild.image.base.imported import ImportedBase
 from envbuild.image.record import BaseRecord
 from envbuild.oci.models import BaseConfig
@@ -91,7 +93,7 @@ def base_key(base: Base) -> str:
 def find_base(base: Base, store: LocalStore) -> StoredBase | None:
     """The base as it was made last, if it was."""
     path = store.find(KIND, base_key(base))
-    return _read(path, built=False) if path else None
+    return read_base(path, built=False) if path else None
 
 
 def check_tools(base: Base, name: str, *, made_anew: bool) -> None:
@@ -123,23 +125,34 @@ def make_base(selection: Selection, context: Context, *, refresh: bool = False) 
     store = context.store
 
     def build(folder: Path) -> None:
-        _build(folder, selection, context)
+        now = context.clock()
+        complete(folder, obtain(folder, selection, context, at=now), selection, context, made_at=now)
 
     entry = store.rebuild(KIND, key, build) if refresh else store.get_or_build(KIND, key, build)
-    return _read(entry.path, built=entry.built)
+    return read_base(entry.path, built=entry.built)
 
 
-def _read(path: Path, *, built: bool) -> StoredBase:
+def read_base(path: Path, *, built: bool) -> StoredBase:
+    """The base of a store entry."""
     return StoredBase(path=path, record=load(path / RECORD_FILE, BaseRecord), built=built)
 
 
-def _build(folder: Path, selection: Selection, context: Context) -> None:
+def obtain(folder: Path, selection: Selection, context: Context, *, at: datetime) -> ImportedBase:
+    """Make the base of a selection, or take it from where its file says: its root file system in ``folder``.
+
+    Args:
+        at: which packages a mirror of snapshots gives.
+
+    Raises:
+        EnvbuildError: see :func:`make_base`.
+    """
     base, name = selection.base, selection.base_name
     rootfs = folder / ROOTFS
     log = context.store.root / "logs" / f"base-{name}-{short(base_key(base))}.log"
     log.unlink(missing_ok=True)
     if isinstance(base.obtain, Mmdebstrap):
-        layer = mmdebstrap.build(folder, base, name, context.site.apt_mirror, log, context.reporter)
+        mirror = apt.at_moment(base, context.site.apt_mirror, at)
+        layer = mmdebstrap.build(folder, base, name, mirror, log, context.reporter)
         found = ImportedBase(layers=[layer], config=BaseConfig(), made_by=mmdebstrap.mmdebstrap_version())
     else:
         root = selection.catalog.path("bases", name).parents[2]
@@ -150,6 +163,18 @@ def _build(folder: Path, selection: Selection, context: Context) -> None:
     if base.python.source is PythonSource.STANDALONE:
         python = standalone.add_python(rootfs, base, name, log, context.reporter)
         found = replace(found, layers=[*found.layers, python.layer], made_by=f"{found.made_by}, {python.made_by}")
+    return found
+
+
+def complete(
+    folder: Path, found: ImportedBase, selection: Selection, context: Context, *, made_at: datetime | None = None
+) -> None:
+    """Make a store entry of what was obtained: its layers, its record, and files to mount on in its root file system.
+
+    Raises:
+        CheckRefusedError: it is not what its file says, or has an environment already.
+    """
+    base, name, rootfs = selection.base, selection.base_name, folder / ROOTFS
     for layer in found.layers:
         # A base of the same layer twice has one file for both.
         place = layer_file(folder, layer.record)
@@ -166,6 +191,7 @@ def _build(folder: Path, selection: Selection, context: Context) -> None:
         digest=found.digest,
         config=found.config,
         packages=facts.packages_of(rootfs),
+        made_at=made_at.strftime(MOMENT_FORMAT) if made_at else "",
     )
     write_atomic(folder / RECORD_FILE, dump(record))
 

@@ -58,7 +58,7 @@ def export_dockerfile(inputs: ImageInputs, context: Context, folder: Path) -> No
     refuse_foreign(folder)
     check_inputs(inputs)
     with (
-        hold_base(inputs.selection, context, refresh=False) as base,
+        hold_base(inputs, context) as base,
         context.store.staging("dockerfile") as work,
         machine_errors(folder),
     ):

@@ -14,13 +14,8 @@ from pathlib import Path
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
 from envbuild.core.files import link_or_copy, write_atomic
 from envbuild.image.record import ReferrerRecord
+from envbuild.oci.artifact import CREATED, EMPTY, TITLE, artifact_entry, artifact_manifest, file_descriptor
 from envbuild.oci.files import blob_path
-from envbuild.oci.models import MANIFEST_TYPE
-
-EMPTY = b"{}"
-EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
-TITLE = "org.opencontainers.image.title"
-CREATED = "org.opencontainers.image.created"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +43,11 @@ def attach(layout: Path, folder: Path, reports: Sequence[Attachment], created: s
         write_atomic(folder / report.file, report.content)
         digest = sha256_bytes(report.content)
         link_or_copy(folder / report.file, layout / blob_path(digest))
-        manifest = _manifest(report, digest, subject, created)
-        index["manifests"].append(
-            {
-                "mediaType": MANIFEST_TYPE,
-                "digest": _blob(layout, manifest),
-                "size": len(manifest),
-                "artifactType": report.media_type,
-                "annotations": {CREATED: created, TITLE: report.file},
-            }
-        )
+        described = file_descriptor(report.media_type, digest, len(report.content), report.file)
+        annotations = {CREATED: created, TITLE: report.file}
+        manifest = artifact_manifest(report.media_type, described, subject, annotations)
+        _blob(layout, manifest)
+        index["manifests"].append(artifact_entry(manifest, report.media_type, annotations))
         records.append(
             ReferrerRecord(
                 file=report.file,
@@ -71,29 +61,5 @@ def attach(layout: Path, folder: Path, reports: Sequence[Attachment], created: s
     return tuple(records)
 
 
-def _manifest(report: Attachment, digest: str, subject: dict[str, Json], created: str) -> bytes:
-    return canonical_json(
-        {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "artifactType": report.media_type,
-            # image-spec 1.1, manifest.md, "Guidance for an Empty Descriptor".
-            "config": {"mediaType": EMPTY_TYPE, "digest": sha256_bytes(EMPTY), "size": len(EMPTY), "data": "e30="},
-            "layers": [
-                {
-                    "mediaType": report.media_type,
-                    "digest": digest,
-                    "size": len(report.content),
-                    "annotations": {TITLE: report.file},
-                }
-            ],
-            "subject": subject,
-            "annotations": {CREATED: created, TITLE: report.file},
-        }
-    )
-
-
-def _blob(layout: Path, content: bytes) -> str:
-    digest = sha256_bytes(content)
-    write_atomic(layout / blob_path(digest), content)
-    return digest
+def _blob(layout: Path, content: bytes) -> None:
+    write_atomic(layout / blob_path(sha256_bytes(content)), content)

@@ -43,6 +43,7 @@ class CheckFinding:
         subject: what its ID is made from, the same where only versions and lines differ; by default the packages.
         packages: the packages that it is about, by canonical name: another version of one of them may cure it.
         missing_module: a module that nothing in the lock brings, and something imports.
+        files: where it shows, as files are named in their packages: an earlier state of one may not have it.
     """
 
     code: str
@@ -52,6 +53,7 @@ class CheckFinding:
     missing_module: str = ""
     warning: bool = False
     subject: str = ""
+    files: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -92,7 +94,7 @@ def refuse(findings: Iterable[CheckFinding], allowed: Iterable[str], title: str)
         raise LockRefusedError(
             f"the lock of {title} is refused by {len(refused)} finding{'s' if len(refused) > 1 else ''}",
             why="\n".join(f"[{finding.id}] {finding.what}\n  {finding.fix}" for finding in refused),
-            fix=f"Correct the stack. To take it nevertheless, noted in the record: {words}",
+            fix=f"Correct the stack. To accept what was found, noted in the record: {words}",
             findings=refused,
         )
     return passed

@@ -7,7 +7,7 @@ what has two values, and every form that is not named here is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from packaging.requirements import Requirement
@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
 from envbuild.lock.components.project_metadata import read_requirement
-from envbuild.lock.components.upstream import holds_on
+from envbuild.lock.components.upstream import GIT_URL, holds_on
 
 # Where NeMo and Megatron-Bridge have had them.
 SCRIPTS = ("docker/common/install_dep.sh", "reinstall.sh", "docker/Dockerfile.ci", "Dockerfile.ci")
@@ -74,10 +74,12 @@ def read_installs(text: str, base: Base) -> Installs:
     """What a Dockerfile or a shell script installs on a base."""
     lines = [_COMMENT.sub("", line) for line in text.replace("\\\n", " ").splitlines()]
     values = _variables(lines)
+    requirements = [(canonicalize_name(item.name), item) for item in _requirements(lines, values, base)]
     tags = [(TAGS[name], value) for name, value in values.items() if name in TAGS and value]
+    tags += [(name, ref) for name, item in requirements if name in TAGS.values() and (ref := _from_git(item))]
     images = (_put_in(match["image"], values) for match in map(_FROM.match, lines) if match)
     return Installs(
-        releases=_unambiguous(_releases(lines, values, base)),
+        releases=_unambiguous((name, version) for name, item in requirements if (version := _pinned(item))),
         refs=_unambiguous(tags),
         image=next((image for image in images if image and NGC_IMAGE.match(image)), ""),
     )
@@ -125,8 +127,7 @@ def _put_in(text: str, values: dict[str, str], *, own: str = "") -> str | None:
     return done if known and "$" not in done and "`" not in done else None
 
 
-def _releases(lines: Iterable[str], values: dict[str, str], base: Base) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+def _requirements(lines: Iterable[str], values: dict[str, str], base: Base) -> Iterator[Requirement]:
     for line in lines:
         if array := _ARRAY_LINE.match(line):
             words = [array[1]]
@@ -134,13 +135,14 @@ def _releases(lines: Iterable[str], values: dict[str, str], base: Base) -> list[
             words = _WORD.findall(install["words"])
         else:
             continue
-        requirements = (read_requirement(text) for word in words if (text := _put_in(_unquoted(word), values)))
-        found += [
-            (canonicalize_name(item.name), version)
-            for item in requirements
-            if item is not None and (version := _pinned(item)) and holds_on(str(item.marker or ""), base)
-        ]
-    return found
+        found = (read_requirement(text) for word in words if (text := _put_in(_unquoted(word), values)))
+        yield from (item for item in found if item is not None and holds_on(str(item.marker or ""), base))
+
+
+def _from_git(requirement: Requirement) -> str:
+    """The tag or commit of ``nemo_run@git+https://github.com/NVIDIA/NeMo-Run.git@f07f446``; empty: it has none."""
+    match = GIT_URL.match(requirement.url or "")
+    return match["ref"] if match is not None else ""
 
 
 def _unquoted(word: str) -> str:

@@ -207,9 +207,12 @@ def _companion(
     try:
         commit = repositories.at(git).resolve(GitRef(companion.ref), as_of)
     except (ConfigurationError, NetworkError) as error:
+        # uv fetches the submodules of what it builds from git, whatever is pinned.
+        another = f"Or say which {name} to take instead: --pin {name}=REF --name NAME"
+        older = "Or take a commit from before: without --exact, envbuild lock looks for one."
         named = error.with_context(
             why=f"{because} names it for {name}.\n{error.why}",
-            fix=f"{error.fix}\nOr say which {name} to take instead: --pin {name}=REF --name NAME",
+            fix=f"{error.fix}\n{older if companion.where.startswith('submodule') else another}",
         )
         raise named.about(canonicalize_name(name), canonicalize_name(by.chosen.name)).at_upstream() from None
     if spec.release_file is None:

@@ -39,7 +39,7 @@ PACKAGES = {
     "mcore": ("megatron-core",),
     "transformer-engine": ("transformer-engine", "transformer-engine-torch"),
 }
-_GIT_URL = re.compile(r"^git\+(?P<url>\w+://(?:[^@/]+@)?[^@/#]*/[^@#]*)@(?P<ref>[^@#]+)(?:#.*)?$")
+GIT_URL = re.compile(r"^git\+(?P<url>\w+://(?:[^@/]+@)?[^@/#]*/[^@#]*)@(?P<ref>[^@#]+)(?:#.*)?$")
 
 
 def companions(repository: GitRepository, commit: Commit, base: Base) -> dict[str, Companion]:
@@ -139,7 +139,7 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
         pinned = Companion(
             package=canonicalize_name(requirement.name), where=OVERRIDES, marker=str(requirement.marker or "")
         )
-        place, match = places.get(pinned.package), _GIT_URL.match(requirement.url or "")
+        place, match = places.get(pinned.package), GIT_URL.match(requirement.url or "")
         if match is not None:
             found += [
                 replace(pinned, package=name, git=match["url"], ref=match["ref"])

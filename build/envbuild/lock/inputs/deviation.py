@@ -11,7 +11,7 @@ class Deviation:
     """One thing of a lock that is not what upstream, the stack's file or the newest release say.
 
     Attributes:
-        instead_of: what these say, for people: ``==2.7.*``, ``any release``.
+        instead_of: what these say, for people: ``==2.7.*``, ``the newest release``.
         specifier: the releases that are taken instead; empty for any.
         until: nothing uploaded after this moment is taken of it (``2025-09-21T00:00:00Z``); empty: the lock's moment.
         added: nothing asks for it, and something needs it.
@@ -30,7 +30,7 @@ class Deviation:
     @property
     def taken(self) -> str:
         """What is taken, for people."""
-        parts = [self.specifier, f"nothing newer than {self.until}" if self.until else ""]
+        parts = [self.specifier, f"as of {self.until}" if self.until else ""]
         return ", ".join(filter(None, parts)) or "any release"
 
     def text(self, packages: str = "") -> str:

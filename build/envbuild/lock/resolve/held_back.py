@@ -1,11 +1,13 @@
 """Components for which uv went back to an old release: a newer one is demanded, to take it or to see what prevents it.
 
 uv goes back over the releases of whatever package it decides last: nemo-run 0.4.0 was locked where 0.5.0 resolves too.
+A demand that nothing meets can make it go back over all releases of many packages: what is tried has bounds.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +26,7 @@ from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project
 from envbuild.lock.resolve.declarations import releases_as_of
 from envbuild.lock.uv.preferences import prefer
+from envbuild.lock.uv.program import TookTooLongError
 from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_away, upload_seconds
 
 # A component this much older than the commit that leads was not what its authors worked with; of what their own uv.lock
@@ -31,6 +34,8 @@ from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_
 OLD, OLD_AND_LOCKED = timedelta(days=90), timedelta(days=365)
 # So many packages are named as being in the way.
 MOST_NAMED = 3
+# For all components together: so many resolutions, and so many times as long as the one that they are to improve.
+MOST_RESOLUTIONS, MOST_TIMES, LEAST_SECONDS = 8, 2.0, 60.0
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -120,6 +125,10 @@ def _unlike(plan: LockPlan, preference: Preference, item: HeldBack) -> LockPlan:
     )
 
 
+class _OutOfBoundsError(Exception):
+    """The resolutions, or the time for them, are used up."""
+
+
 def with_newer(plan: LockPlan, found: Resolution, context: LockContext) -> tuple[LockPlan, tuple[str, ...]]:
     """The plan with newer releases of the components that are held back; also lines about those that stay.
 
@@ -127,12 +136,16 @@ def with_newer(plan: LockPlan, found: Resolution, context: LockContext) -> tuple
     a version that upstream forces on another package.
     """
     lines: list[str] = []
+    trials = _Trials(found, context)
     for item in held_back(plan, found, context):
-        with context.reporter.step(f"look what holds {item.name} back at {item.version} of {item.uploaded}"):
-            newer, blocking = _demand(plan, item, found, context)
+        try:
+            with context.reporter.step(f"look what holds {item.name} back at {item.version} of {item.uploaded}"):
+                newer, blocking = _demand(plan, item, trials)
+            in_the_way = f"held back by {', '.join(blocking) or 'the rest'}"
+        except _OutOfBoundsError:
+            newer, in_the_way = None, f"what holds it back was not found in {trials.words}"
         if newer is None:
-            in_the_way = ", ".join(blocking) or "the rest"
-            lines.append(f"{item.name} {item.version} ({item.uploaded}), not {item.newest}: held back by {in_the_way}")
+            lines.append(f"{item.name} {item.version} ({item.uploaded}), not {item.newest}: {in_the_way}")
             context.reporter.note(f"note: {lines[-1]}")
         else:
             preference = _preferred(plan, item.name, found)
@@ -140,20 +153,18 @@ def with_newer(plan: LockPlan, found: Resolution, context: LockContext) -> tuple
     return plan, tuple(lines)
 
 
-def _demand(
-    plan: LockPlan, item: HeldBack, found: Resolution, context: LockContext
-) -> tuple[LockPlan | None, tuple[str, ...]]:
+def _demand(plan: LockPlan, item: HeldBack, trials: _Trials) -> tuple[LockPlan | None, tuple[str, ...]]:
     """The plan with a newer release; else which packages are in its way, the likeliest first."""
     name = canonicalize_name(item.name)
     # A lower bound is what uv needs: without one it ends at a release that is old enough to fit (astral-sh/uv#8157).
     limits = {**plan.project.limits, name: f">{item.version}"}
     trial = replace(plan, project=replace(plan.project, limits=limits))
     try:
-        return (trial, ()) if _is_better(trial, found, context) else (None, ())
+        return (trial, ()) if trials.is_better(trial) else (None, ())
     except ResolutionError as error:
         if NO_SOLUTION not in error.why:
             raise
-        blocking = _named(error.why, name, plan, found)
+        blocking = _named(error.why, name, plan, trials.found)
     for other in blocking:
         if (forced := plan.upstream_overrides.get(other)) is None:
             continue
@@ -170,25 +181,57 @@ def _demand(
             project=replace(trial.project, overrides=left),
         )
         try:
-            if _is_better(relaxed, found, context):
+            if trials.is_better(relaxed):
                 return relaxed, ()
+        except _OutOfBoundsError:
+            break  # what is in the way is known
         except ResolutionError:
             continue
     return None, blocking
 
 
-def _is_better(trial: LockPlan, found: Resolution, context: LockContext) -> bool:
-    """Whether no component gets older.
+@dataclass
+class _Trials:
+    """Resolutions with a newer release, within bounds."""
 
-    Raises:
-        ResolutionError: it does not resolve.
-    """
-    # With what was found as preferences: only what must move does.
-    folder = throw_away(render_project(trial.project, pins=trial.keep, source=trial.torch), context)
-    prefer(folder, found.pins)
-    quiet = replace(context, reporter=SilentReporter())
-    other = resolve(folder, trial.torch, trial.what, quiet, settings_may_be_ignored=True)
-    return not any(_is_older(name, other.pins, found.pins) for name in map(canonicalize_name, trial.project.chosen))
+    found: Resolution
+    context: LockContext
+    resolutions: int = 0
+    seconds: float = 0.0
+
+    @property
+    def most_seconds(self) -> float:
+        return max(LEAST_SECONDS, MOST_TIMES * self.found.seconds)
+
+    @property
+    def words(self) -> str:
+        """What was spent, for people."""
+        return f"{self.resolutions} resolution{'s' * (self.resolutions != 1)} ({self.seconds:.0f} s)"
+
+    def is_better(self, trial: LockPlan) -> bool:
+        """Whether no component gets older.
+
+        Raises:
+            ResolutionError: it does not resolve.
+            _OutOfBoundsError: the bounds are reached.
+        """
+        left = self.most_seconds - self.seconds
+        if self.resolutions >= MOST_RESOLUTIONS or left <= 0:
+            raise _OutOfBoundsError
+        self.resolutions += 1
+        # With what was found as preferences: only what must move does.
+        folder = throw_away(render_project(trial.project, pins=trial.keep, source=trial.torch), self.context)
+        prefer(folder, self.found.pins)
+        quiet = replace(self.context, reporter=SilentReporter(), most_seconds=left)
+        started = time.monotonic()
+        try:
+            other = resolve(folder, trial.torch, trial.what, quiet, settings_may_be_ignored=True)
+        except TookTooLongError:
+            raise _OutOfBoundsError from None
+        finally:
+            self.seconds += time.monotonic() - started
+        names = map(canonicalize_name, trial.project.chosen)
+        return not any(_is_older(name, other.pins, self.found.pins) for name in names)
 
 
 def _is_older(name: str, now: Mapping[str, str], before: Mapping[str, str]) -> bool:

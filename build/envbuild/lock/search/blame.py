@@ -20,6 +20,8 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NOT_BUILT = re.compile(rf"Failed to (?:download and )?build `{NAME}(?: @ |==)")
 _INCLUDED = re.compile(r"was included because (.*?)(?:hint:|$)", re.DOTALL)
 _ASKED_FOR = re.compile(rf"depends on `{NAME}(?=[`<>=!~\[ ])")
+# NeMo of 2025-04-08 to 04-19 has f-strings of Python 3.12: `nemo.collections.llm ... does not import: SyntaxError: ...`
+_SYNTAX = re.compile(r" does not import: (?:SyntaxError|IndentationError|TabError): ")
 # Numbers of versions, lines and times differ between two failures of one cause.
 _NUMBER = re.compile(r"\d+")
 
@@ -34,7 +36,14 @@ def blame_of(error: EnvbuildError, direct: Iterable[str]) -> Blame:
         packages = dict.fromkeys(canonicalize_name(name) for item in error.findings for name in item.packages)
         missing = dict.fromkeys(item.missing_module for item in error.findings if item.missing_module)
         text = "\n".join(sorted(f"{item.code} {_NUMBER.sub('', item.what)}" for item in error.findings))
-        return Blame(error=error, packages=tuple(packages), missing=tuple(missing), signature=text)
+        of_syntax = all(_SYNTAX.search(item.what) for item in error.findings)
+        return Blame(
+            error=error,
+            packages=tuple(packages),
+            missing=tuple(missing),
+            signature=text,
+            of_syntax=of_syntax,
+        )
     named: tuple[str, ...] = tuple(canonicalize_name(name) for name in error.packages)
     found: tuple[Clash, ...] = ()
     unbuilt = ""

@@ -44,6 +44,8 @@ MOST_PASSED_OVER = 8
 MOST_STUBS = 4
 # How long after the anchor's commit a release may have come out and still count as of its time.
 GRACE = timedelta(days=1)
+# What is taken where nobody asks for anything else.
+NEWEST = "the newest release"
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 
@@ -137,6 +139,14 @@ class Candidates:
             return True
         return item.commit is None and item.origin is not DecidedBy.PIN and not item.spec.version and not item.spec.ref
 
+    def _otherwise(self, package: str, item: Chosen | None) -> str:
+        """What would be taken of a package, for people."""
+        decided = self.steps.decided
+        source = decided.git_sources.in_force.get(package) if decided is not None else None
+        if item is None and source is not None:
+            return f"{source.chosen.asked} of {source.chosen.git or 'its address'}"
+        return item.asked if item is not None and item.specifier else NEWEST
+
     def _version(self, package: str) -> str | None:
         """The release that was locked; None: there is none, or only a placeholder."""
         resolved = self.steps.resolved
@@ -225,8 +235,8 @@ class Candidates:
             or (item.spec.release_file is not None and other.spec.git == item.spec.git and other.commit is None)
         ]
         return tuple(
-            Deviation(package=canonicalize_name(other.name), instead_of=other.asked, specifier=specifier, reason=reason)
-            for other in members
+            Deviation(package=name, instead_of=self._otherwise(name, other), specifier=specifier, reason=reason)
+            for name, other in ((canonicalize_name(other.name), other) for other in members)
         )
 
     def _first(self, package: str) -> Iterator[Move]:
@@ -240,7 +250,8 @@ class Candidates:
         # uv's exclude-newer takes what was uploaded before the moment; the times here have whole seconds.
         until = datetime.fromtimestamp(max(times), timezone.utc) + timedelta(seconds=1)
         reason = f"the index had no release of it yet; {found['version']} is the first"
-        yield self._until(package, "any release", until, reason)
+        decided = self.steps.decided
+        yield self._until(package, decided.as_of.text() if decided is not None else "the lock's moment", until, reason)
 
     def _of_the_time(self, package: str, item: Chosen | None, version: str) -> Iterator[Move]:
         """What there was when the anchor's commit was made."""
@@ -256,8 +267,7 @@ class Candidates:
         if min(times) < until.timestamp():
             return
         reason = f"{self.why} with {version}; until then the authors of {leads[0].chosen.at()} can have tried it"
-        asked = item.asked if item is not None else "any release"
-        yield self._until(package, asked, until, reason)
+        yield self._until(package, self._otherwise(package, item), until, reason)
 
     def _until(self, package: str, asked: str, until: datetime, reason: str) -> Move:
         """Nothing newer than a moment, of a package and of those that have one version with it."""
@@ -272,7 +282,7 @@ class Candidates:
     def _lines(self, package: str, item: Chosen | None, version: str) -> Iterator[Move]:
         limit = f"{item.specifier}," if item is not None and item.specifier else ""
         reason = f"{self.why} with {version}; an earlier release"
-        asked = item.asked if item is not None else "any release"
+        asked = self._otherwise(package, item)
         for line in self._earlier(package, _line(version), limit):
             yield self._moved(package, item, asked, f"=={line}.*", reason)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from packaging.utils import canonicalize_name
 
@@ -23,11 +23,14 @@ DECIDING_PATHS = (
     "setup.py",
     "setup.cfg",
     SUBMODULE,
+    ".gitmodules",
     "docker",
     *SCRIPTS,
 )
 # Changes that are looked back over.
 MOST_CHANGES = 40
+# And of the files that fail at the tip: what changed them before that seldom matters.
+MOST_OF_FILES = 2
 
 
 def leading(steps: Steps, error: EnvbuildError) -> Chosen | None:
@@ -44,7 +47,19 @@ def leading(steps: Steps, error: EnvbuildError) -> Chosen | None:
     return next(iter([*named, *followed]), None)
 
 
-def older_commits(lead: Chosen, repository: GitRepository) -> Iterator[Commit]:
-    """The commits before each change of what decides a lock, newest first."""
-    if lead.commit is not None:
-        yield from repository.before_changes(lead.head or lead.commit, DECIDING_PATHS, MOST_CHANGES)
+def older_commits(lead: Chosen, repository: GitRepository, files: Sequence[str] = ()) -> list[Commit]:
+    """The commits before each change of what decides a lock, and before the last ones of files, newest first.
+
+    Args:
+        files: where what blocks the tip shows, as they are named in their packages.
+    """
+    tip = lead.head or lead.commit
+    if tip is None:
+        return []
+    found = repository.before_changes(tip, DECIDING_PATHS, MOST_CHANGES)
+    if files:
+        # Where trees have packages; git takes paths literally here.
+        paths = [f"{folder}{file}" for folder in ("", "src/") for file in files]
+        found += repository.before_changes(tip, paths, MOST_OF_FILES)
+    commits = {commit.sha: commit for commit in found}.values()
+    return sorted(commits, key=lambda commit: commit.committed_at, reverse=True)

@@ -153,6 +153,8 @@ class Search:
         # Where a move did not help the next one is tried in its place.
         if not self._frames or not self._frames[-1].is_no_better(blame):
             locked = frozenset(steps.resolved.resolution.pins) if steps.resolved is not None else frozenset()
+            if blame.of_syntax:
+                self._frames = []
             self._frames.append(_Frame(state, blame, self._moves(blame, steps), locked))
         return self._next(steps, error)
 
@@ -195,7 +197,9 @@ class Search:
         assert head is not None  # noqa: S101 - for the type checker: what leads is a commit
         repository = self._repositories.at(lead.git)
         blocked = summary(self._blocking.error) if self._blocking is not None else ""
-        for commit in older_commits(lead, repository):
+        findings = self._blocking.findings if self._blocking is not None else ()
+        files = [*dict.fromkeys(file for item in findings for file in item.files)]
+        for commit in older_commits(lead, repository, files):
             count = repository.commits_between(commit, head)
             behind = f"{lead.name} {commit.sha[:12]}, {_distance(commit, head, count)}"
             yield State(commits={lead.name: commit.sha}, behind=(f"{behind} of {head.name}; the tip fails: {blocked}",))

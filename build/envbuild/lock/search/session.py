@@ -88,7 +88,7 @@ class SearchSession:
             if started is not None and timedelta() <= now - started < LASTING:
                 known = len(list(self.folder.glob("*.json"))) - 1
                 self.context.reporter.note(
-                    f"note: going on with the search of {started:%Y-%m-%d %H:%M} UTC: {known} attempts are known"
+                    f"note: resuming as of {started:%Y-%m-%d %H:%M} UTC, when it first ran; {known} attempts are known"
                 )
                 return started
             remove_tree(self.folder)

@@ -62,6 +62,7 @@ class Blame:
         unbuilt: a package that something asks for, and that uv cannot build; empty: none.
         signature: the same for two failures with one cause.
         resolved: the attempt resolved, and failed after that.
+        of_syntax: the base's Python does not understand a module: no other release of what it imports cures that.
     """
 
     error: EnvbuildError
@@ -71,12 +72,13 @@ class Blame:
     unbuilt: str = ""
     signature: str = ""
     resolved: bool = False
+    of_syntax: bool = False
 
     def is_beyond(self, other: Blame) -> bool:
         """Whether this failure is of an attempt that no longer has another one: the other was solved on the way."""
         if self._step != other._step:
             return self._step > other._step
-        mine, others = self._findings, other._findings
+        mine, others = self.findings, other.findings
         if mine and others:
             return others[0].id not in {item.id for item in mine}
         # uv names one contradiction; that of a move may be another one about the same packages.
@@ -85,9 +87,9 @@ class Blame:
     @property
     def _step(self) -> int:
         """How far the attempt came: to the resolution, to the checks, to the installation or the imports."""
-        imported = not self._findings or {"import", "install"} & {item.code for item in self._findings}
+        imported = not self.findings or {"import", "install"} & {item.code for item in self.findings}
         return self.resolved + (self.resolved and bool(imported))
 
     @property
-    def _findings(self) -> tuple[CheckFinding, ...]:
+    def findings(self) -> tuple[CheckFinding, ...]:
         return self.error.findings if isinstance(self.error, LockRefusedError) else ()

@@ -53,6 +53,10 @@ class NoInterpreterError(MachineError):
     """uv finds no Python of the version that it needs."""
 
 
+class TookTooLongError(ResolutionError):
+    """uv was ended before it had an answer."""
+
+
 @cache
 def uv_program() -> Path:
     """The uv binary that the Python package ``uv`` brings.
@@ -86,16 +90,19 @@ def run_uv(
     cwd: Path,
     on_line: Callable[[str], None] | None = None,
     settings_may_be_ignored: bool = False,
+    most_seconds: float | None = None,
 ) -> Finished:
     """Run uv with ``arguments`` in ``cwd``; uv's own configuration and variables hold.
 
     Args:
         settings_may_be_ignored: whoever calls looks at :func:`ignored_settings` of the output.
+        most_seconds: how long it may run; None: as long as it does.
 
     Raises:
         CheckRefusedError: uv does not know a key of the project, and dropped other settings too.
         ConfigurationError: uv's own configuration cannot be read.
         ResolutionError: uv found no solution (its explanation is kept).
+        TookTooLongError: it ran longer than ``most_seconds``.
         NetworkError: an index could not be reached.
         MachineError: no fitting Python interpreter, or the disk is full.
     """
@@ -108,7 +115,13 @@ def run_uv(
                 log=log,
                 on_line=on_line,
                 check=False,
-                options=ProcessOptions(cwd=cwd, env={**environment, **more}, working_on=cwd),
+                options=ProcessOptions(
+                    cwd=cwd,
+                    env={**environment, **more},
+                    working_on=cwd,
+                    timeout_seconds=most_seconds,
+                    error=TookTooLongError,
+                ),
             )
 
         finished = attempt({})

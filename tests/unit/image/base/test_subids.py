@@ -13,6 +13,7 @@ from envbuild.core.errors import MachineError
 from envbuild.core.progress import SilentReporter
 from envbuild.image import build
 from envbuild.image.base import base, subids
+from envbuild.image.build import BaseChoice
 from envbuild.store.local import LocalStore
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -98,9 +99,9 @@ def test_subordinate_ids_are_required_only_before_a_base_is_made(tmp_path, monke
     monkeypatch.setattr(build, "make_base", lambda *_, **__: fail("made the base"))
     lock = small_lock(tmp_path / "lock")
     reporter = SilentReporter()
-    site = Site(cache_dir=tmp_path, ca_bundle=None, apt_mirror=None, find_links=(), torch_index="")
+    site = Site(cache_dir=tmp_path, state_dir=tmp_path, ca_bundle=None, apt_mirror=None, find_links=(), torch_index="")
     context = Context(store=LocalStore(tmp_path / "store", reporter), site=site, reporter=reporter)
     monkeypatch.setattr(build, "locked_torch", lambda *_: None)
     expected = "made the base" if base_is_there and not refresh else "asked for IDs"
     with pytest.raises(MachineError, match=expected):
-        build.build_image(inputs_of(lock), context, refresh_base=refresh)
+        build.build_image(inputs_of(lock), context, BaseChoice.ANEW if refresh else BaseChoice.USUAL)

@@ -48,6 +48,7 @@ def context(tmp_path):
     store = LocalStore(tmp_path / "store", SilentReporter())
     site = Site(
         cache_dir=store.root,
+        state_dir=store.root,
         ca_bundle=None,
         apt_mirror=f"http://{HOST}/debian",
         find_links=(f"https://{HOST}/links",),

@@ -15,6 +15,7 @@ def site(**values) -> Site:
     return Site(
         **{
             "cache_dir": Path("/cache"),
+            "state_dir": Path("/state"),
             "ca_bundle": None,
             "apt_mirror": None,
             "find_links": (),
