@@ -130,7 +130,7 @@ def test_slow_network(harness: Harness, record: Record) -> None:
 @pytest.mark.fault
 @pytest.mark.soak
 def test_noise(harness: Harness, record: Record) -> None:
-    """Gradients differ in their last bits from one run to the next: every band holds, and the repeats do not agree."""
+    """Gradients differ in their last bits from one run to the next: repeats do not agree, whatever the bands say."""
     fault = fault_named("noise")
     case, _ = harness.cases_of(fault)
     name = harness.matrix("faults-repeats", [fault])
@@ -139,7 +139,7 @@ def test_noise(harness: Harness, record: Record) -> None:
     outcome = harness.certify(harness.switched, name, "--repeat", "3", variables={"ENVBUILD_FAULT": "noise"})
     assert note(record, fault.id, outcome, case.id), outcome.document
     assert outcome.status == FAILED
-    assert outcome.checks() == ["repeats"]
+    assert "repeats" in outcome.checks()
 
 
 @pytest.mark.fault

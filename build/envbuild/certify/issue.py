@@ -19,6 +19,7 @@ from envbuild.certify.certificate.statement import (
     Measured,
     MeasuredBandwidth,
     SmokeRunner,
+    docker_subject,
     make_certificate,
     subject_digests,
 )
@@ -31,9 +32,13 @@ from envbuild.certify.run.job import CertifyJob
 from envbuild.certify.run.plan import JUDGE_VERSION
 from envbuild.certify.run.reuse import Evidence, KeptVerdict
 from envbuild.certify.run.run import FinishedRun, logs_of, remove_working_files
+from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CertificationFailedError, ConfigurationError, disk_full
 from envbuild.core.files import space_is_low
+from envbuild.image.output import OCI_DIR
 from envbuild.lock.known_wrong import packages_of
+from envbuild.oci.docker_manifest import docker_manifest
+from envbuild.oci.files import FolderFiles, blob_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +254,13 @@ def issue_certificate(
         },
         "issued_at": context.clock().strftime(MOMENT_FORMAT),
     }
-    statement = make_certificate(subject_digests(job.subject.name, job.subject.as_json()), predicate)
+    subjects = subject_digests(job.subject.name, job.subject.as_json())
+    if job.request.image is not None and job.certifies_image:
+        # Clients without OCI know the image by the digest of docker's manifest, which registries have next to it.
+        layout = FolderFiles(job.request.image.path / OCI_DIR)
+        manifest = layout.read(blob_path(job.request.image.record.oci_digest))
+        subjects |= docker_subject(job.subject.name, sha256_bytes(docker_manifest(manifest)))
+    statement = make_certificate(subjects, predicate)
     write_certificate(job.certificate, statement, signer)
 
 

@@ -73,7 +73,7 @@ Bring back the whole folder, or at least `plan.json` and `results/results.jsonl`
 {judge}
 ```
 
-The plan has a nonce: its results are certified once. For another run write another plan.
+The plan counts for one run: other results with its nonce are refused. For another run write another plan.
 """
 # The image's file is mounted into the image so that the runner can hash it. A home folder, which pyxis may mount, can
 # bring another Python (planted fault another-python-in-the-image).

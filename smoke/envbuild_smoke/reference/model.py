@@ -61,7 +61,7 @@ class ReferenceModel:
 
     def _weight(self, name: str) -> Tensor:
         if name not in self._weights:
-            raise NotComparedError(f"the checkpoint has no {name}")
+            raise NotComparedError(f"the model has no {name}")
         if name not in self.read:
             self.read.append(name)
         return self._weights[name]

@@ -52,7 +52,7 @@ def train(
             torch.autograd.backward(mean + auxiliary / len(batches))
             loss += float(mean.detach())
         if unread := sorted(name for name, weight in own.items() if weight.grad is None):
-            raise NotComparedError(f"the checkpoint has tensors that the model has not: {', '.join(unread[:3])}")
+            raise NotComparedError(f"the model has tensors that the reference has not: {', '.join(unread[:3])}")
         gradients = {name: weight.grad for name, weight in own.items() if weight.grad is not None}
         if not trained.gradients:
             # Backwards, what was used last comes first.

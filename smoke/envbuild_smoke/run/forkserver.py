@@ -78,8 +78,9 @@ def rank_variables(device: Device) -> dict[str, str]:
     """Return the variables that have to be set before a rank's libraries are imported."""
     # One thread a process: the ranks share the machine's cores, and sums keep one order.
     environment = dict.fromkeys(_THREAD_VARIABLES, "1")
-    # Megatron's overlap of communication needs kernels to start in the order in which they were queued.
-    environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    # Megatron's overlap of communication needs kernels to start in the order in which they were queued. That order
+    # hides streams that do not wait for each other: who trains with CUDA's own 8 queues sets it for the run too.
+    environment["CUDA_DEVICE_MAX_CONNECTIONS"] = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
         # gloo otherwise looks for its address by the host's name, which in a container may not resolve.

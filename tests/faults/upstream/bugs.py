@@ -29,6 +29,7 @@ class Bug:
         fixed: a release without it; or, where none has the fix, an edit of ours to that release.
         check: the code of the check that must find it, among the problems of the case.
         device: "cuda" where it does not show on a CPU.
+        needs: what else it takes, for people.
         quick: in ``./dev test --all``; the others run in ``./dev soak`` alone.
     """
 
@@ -41,6 +42,7 @@ class Bug:
     case: str
     check: str
     device: Literal["cpu", "cuda"] = "cpu"
+    needs: str = ""
     quick: bool = False
 
 
@@ -208,7 +210,8 @@ BUGS = (
         case="moe-fp32-tp2-sp-etp1",
         check="parity-grad-norm",
     ),
-    # -- on GPUs alone: Mamba's kernels, a race of streams, Transformer Engine's experts
+    # -- on GPUs alone: Mamba's kernels, a race of streams, Transformer Engine's experts. Their record is of two H200s:
+    # benchmarks/records/upstream-bugs-2xh200-2026-11-23.json
     Bug(
         id="epsilon-of-mamba",
         thread=f"{MEGATRON}/pull/5750",
@@ -227,20 +230,22 @@ BUGS = (
         release="0.16.1",
         fixed="0.17.1",
         matrix="certify-full",
-        case="te-bf16-dp4-do-oi2-ogr",
+        case="wide-fp32-dp2-do-oi2-ogr",
         check="parity-grad-norm",
         device="cuda",
+        needs="CUDA_DEVICE_MAX_CONNECTIONS=8, CUDA's default: with one queue nothing overtakes",
     ),
     Bug(
         id="norm-of-the-gradients-of-experts",
         thread=f"{MEGATRON}/pull/5916",
-        broken="of Transformer Engine's experts, whole on a rank, one tensor-parallel rank's gradients are in the norm",
+        broken="of Transformer Engine's grouped experts, one tensor-parallel rank's gradients are in the norm",
         release="0.18.0",
         fixed="0.19.2",
         matrix="certify-full",
-        case="te-moe-bf16-tp2-sp-ep2-etp1",
+        case="te-moe-bf16-tp2-sp-ep2-etp1-grouped",
         check="parity-grad-norm",
         device="cuda",
+        needs="Transformer Engine 2.13 or newer: 2.11 marks the weights itself",
     ),
 )
 

@@ -20,8 +20,8 @@ GATHERED, TP2, BASELINE = "gpt-fp32-tp2-gathered", "gpt-fp32-tp2", "gpt-fp32-bas
 # megatron-core 0.16.1 is locked.
 ENTRIES = [
     *("gathered-logits", "interleaved-batched-p2p", "learning-rates-after-loading", "mamba-epsilon"),
-    *("masked-loss-in-contexts", "optimizer-state-in-buckets", "router-losses-per-token", "sequence-loss-per-token"),
-    "whole-experts",
+    *("masked-loss-in-contexts", "optimizer-state-in-buckets", "overlap-of-instances", "router-losses-per-token"),
+    *("sequence-loss-per-token", "whole-experts"),
 ]
 CASES = """
 [[cases]]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from unit.certify.plans import BASELINE, CASES, MATRIX, line, lines_of, plan_of, read
 
+from envbuild.certify.judge import reference
 from envbuild.certify.judge.judge import judge
 from envbuild.certify.judge.reference import band_of
 from envbuild.certify.models import CaseVerdict
@@ -92,10 +93,31 @@ def test_other_samples_are_not_taken_for_a_wrong_model(judged):
     ]
 
 
-def test_what_the_reference_cannot_read_is_not_compared_and_says_so(judged):
-    found = judged({"reason": "the checkpoint has no output_layer.weight", "steps": [], "gradients": []})
-    assert (found.passed, found.reference.not_compared) == (True, "the checkpoint has no output_layer.weight")
+def test_what_the_reference_cannot_read_fails(judged):
+    """A release that renames a weight must not switch the reference off."""
+    reason = "the model has no output_layer.weight"
+    found = judged({"reason": reason, "steps": [], "gradients": []})
+    assert (found.passed, found.reference.not_compared) == (False, reason)
+    assert [(problem.check, problem.text) for problem in found.problems] == [
+        ("reference", f"{reason}: the reference could not compare this baseline")
+    ]
     assert set(found.reference.largest_relative_difference.model_dump().values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("mask", "per_token", "moe", "fails"),
+    [
+        ("uneven", True, {"aux_loss_coeff": 0.01, "z_loss_coeff": 0.0}, False),
+        ("uneven", True, {"aux_loss_coeff": 0.0, "z_loss_coeff": 0.001}, False),
+        ("uneven", True, {"aux_loss_coeff": 0.0, "z_loss_coeff": 0.0}, True),
+        ("none", True, {"aux_loss_coeff": 0.01, "z_loss_coeff": 0.0}, True),
+        ("uneven", False, {"aux_loss_coeff": 0.01, "z_loss_coeff": 0.0}, True),
+        ("uneven", True, None, True),
+    ],
+)
+def test_only_losses_that_are_not_defined_are_left_out(mask, per_token, moe, fails):
+    case = {"training": {"loss_mask": mask, "calculate_per_token_loss": per_token}}
+    assert bool(reference._not_compared(case, {"moe": moe}, "why")) is fails
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "activations", "gradients", "weights"])

@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 from helpers.rows import CAPABILITIES
 
-from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import Matrix
 from envbuild.certify.cases.case import Capabilities, Case, same_arithmetic
 from envbuild.certify.cases.expansion import expansion
+from envbuild.certify.cases.known_wrong import affected_cases, left_out
+from envbuild.certify.cases.selection import chosen_cases, without_known_wrong
 from envbuild.certify.run.plan import sweep_of
+from envbuild.lock.known_wrong import known_wrong_in
+from envbuild.lock.lockfile import read_lock
 
 CATALOG = Catalog.open(Path("/nonexistent"))
 CPU, A100, H200, _ = CAPABILITIES
@@ -65,7 +70,10 @@ def axes_compared(cases: dict[str, Case]) -> set[str]:
 
 def test_full_compares_the_final_weights_for_at_least_one_case_of_each_axis():
     assert axes_compared(cases_of("certify-full", CPU)) == AXES - {"context", "attention_backend"}
-    assert axes_compared(cases_of("certify-full", H200)) == AXES | {"moe_grouped_gemm"}
+    assert axes_compared(cases_of("certify-full", H200)) == AXES | {
+        "moe_grouped_gemm",
+        "num_distributed_optimizer_instances",
+    }
 
 
 def test_full_on_the_cpu_has_every_layout_that_there_is_without_transformer_engine():
@@ -90,8 +98,8 @@ def test_full_leaves_out_what_the_target_or_the_lock_cannot_do():
     assert out["te-bf16-attn-flash"] == "it needs the package flash-attn, which the environment does not have"
     assert out["hybrid-bf16-cp2"] == "it needs the package mamba-ssm, which the environment does not have"
     assert {item.why for item in expansion(matrix, "m", CPU).left_out} == {"it is for device cuda"}
-    einops = "it needs the package einops, which the environment does not have"
-    assert {item.why for item in expansion(matrix, "m", H200).left_out} == {"it is for device cpu", einops}
+    assert out["te-bf16-dp2-do-oi2"] == "it needs the package einops, which the environment does not have"
+    assert {item.why for item in expansion(matrix, "m", H200).left_out} == {"it is for device cpu"}
 
 
 def test_recipe_s_seven_layouts():
@@ -120,3 +128,25 @@ def test_sweep_is_for_gpus_and_for_more_than_one():
     assert sweep_of(matrix, H200, 1) is None
     assert sweep_of(matrix, CPU, 4) is None
     assert sweep_of(CATALOG.matrix("certify-quick"), H200, 4) is None
+
+
+def _counted(matrix, base, target):
+    """How many cases ``certify --print-cases`` prints for the shipped lock of stack mcore."""
+    lock = read_lock(data_root() / "lockfiles" / "mcore" / base)
+    conflicts = known_wrong_in(lock, CATALOG)
+    cases = chosen_cases(CATALOG.matrix(matrix), matrix, Selection(CATALOG, "mcore", base, target), (), lock.packages())
+    wrong = left_out(affected_cases(cases, CATALOG.matrix(matrix), conflicts), conflicts)
+    return len(without_known_wrong(cases, wrong, ()))
+
+
+def test_the_docs_have_the_numbers_of_cases():
+    page = (data_root() / "docs/reference/certify.md").read_text()
+    cpu, h200 = (
+        {name: _counted(name, *where) for name in NAMES if name != "known-wrong"}
+        for where in (("debian12", "cpu"), ("debian12-cu130", "h200"))
+    )
+    assert f"{cpu['certify-full']} cases on CPUs, {h200['certify-full']} for h200" in page
+    assert cpu["certify-quick"] == h200["certify-quick"]
+    assert f"| `certify-quick` | {cpu['certify-quick']} cases " in page
+    assert "seven on GPUs, six on CPUs" in page
+    assert (h200["recipe-layouts"], cpu["recipe-layouts"]) == (7, 6)

@@ -36,8 +36,8 @@ class CertificateFile:
         """The key that it names as its signer's; None without a signature."""
         return self.content.signed.keyid if self.content.signed else None
 
-    def refuse(self, why: str, fix: str = AGAIN) -> CertificateRefusedError:
-        return refusal(self.path, why, fix)
+    def refuse(self, why: str, fix: str = AGAIN, reason: str = "") -> CertificateRefusedError:
+        return refusal(self.path, why, fix, reason)
 
     def statement(self) -> Certificate:
         """Its statement.
@@ -65,9 +65,9 @@ class CertificateFile:
         return found
 
 
-def refusal(path: Path, why: str, fix: str = AGAIN) -> CertificateRefusedError:
+def refusal(path: Path, why: str, fix: str = AGAIN, reason: str = "") -> CertificateRefusedError:
     """The error for a certificate that does not count."""
-    return CertificateRefusedError(f"the certificate {path} is refused", why=why, fix=fix)
+    return CertificateRefusedError(f"the certificate {path} is refused", why=why, fix=fix, reason=reason)
 
 
 def open_certificate(path: Path) -> CertificateFile:

@@ -174,7 +174,7 @@ class Certificate(TomlModel):
         if self.predicate.in_ in WITHOUT_IMAGE:
             if kinds != ["lock"]:
                 raise ValueError(f"a run in {self.predicate.in_} certifies a lock and no image; it names {kinds}")
-        elif not set(kinds) <= {"oci", "sqsh"}:
+        elif not set(kinds) <= {"oci", "sqsh", "docker"} or kinds == ["docker"]:
             raise ValueError(f"a run in an image certifies that image; it names {kinds}")
         if kinds == ["lock"] and f"sha256:{self.subject[0].digest.sha256}" != self.predicate.lock_digest:
             raise ValueError("its subject is another lock than its lock_digest")
@@ -223,7 +223,9 @@ class Certificate(TomlModel):
         found = list(dict.fromkeys(case.id for case in self.predicate.cases))
         if self.predicate.key != key:
             return f"it is of key {self.predicate.key}"
-        if self.digests() != subject_digests(name, subject):
+        # Docker's digest follows from the OCI manifest; certificates of older versions lack it.
+        without_docker = {thing: digest for thing, digest in self.digests().items() if not is_docker(thing)}
+        if without_docker != subject_digests(name, subject):
             return f"it is about {', '.join(f'{thing} {digest}' for thing, digest in self.digests().items())}"
         if found != [case for case in case_ids if case in found or case not in known_wrong]:
             return f"its cases are {', '.join(found)}"
@@ -243,6 +245,16 @@ def subject_digests(name: str, subject: Mapping[str, Json]) -> dict[str, str]:
         return {f"{name}.lock": str(subject["lock_digest"])}
     forms = {f"{name}.{form}": str(subject.get(f"{form}_digest") or "") for form in ("oci", "sqsh")}
     return {form: digest for form, digest in forms.items() if digest}
+
+
+def docker_subject(name: str, docker_digest: str) -> dict[str, str]:
+    """The digest of docker's manifest of an image, as a subject next to the others."""
+    return {f"{name}.docker": docker_digest}
+
+
+def is_docker(subject_name: str) -> bool:
+    """Whether a subject is docker's manifest."""
+    return subject_name.endswith(".docker")
 
 
 def make_certificate(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
+from envbuild.certify.certificate.envelope import SignedBytes
 from envbuild.certify.certificate.file import CertificateFile, open_certificate
 from envbuild.certify.certificate.sign import verifies
 from envbuild.certify.certificate.statement import Certificate
@@ -42,11 +43,13 @@ class Verified:
     Attributes:
         key: whose signature it has.
         compared: descriptions of what was hashed here and is what the certificate is about.
+        content: of the file, as it was verified.
     """
 
     statement: Certificate
     key: TrustedKey
     compared: tuple[str, ...]
+    content: SignedBytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ def verify(path: Path, trust: Trust, about: About, *, at: datetime, max_age: tim
     statement = file.statement()
     _check_times(file, statement, key, at, max_age)
     _check_limits(file, statement, key)
-    return Verified(statement, key, _check_subject(file, statement, about))
+    return Verified(statement, key, _check_subject(file, statement, about), file.content)
 
 
 def _signed_by(file: CertificateFile, trust: Trust) -> TrustedKey:
@@ -84,20 +87,24 @@ def _signed_by(file: CertificateFile, trust: Trust) -> TrustedKey:
         raise file.refuse(
             "It is not signed: it proves nothing about who measured its numbers.",
             "Certify with a key (envbuild certify --key FILE). `envbuild certificate show` prints it.",
+            "not-signed",
         )
     key = trust.keys.get(signed.keyid)
     if key is None:
         raise file.refuse(
             f"It names key {signed.keyid!r:.80}; {trust.path} has other keys: {trust.names()}.",
             "If you trust the signer, get the public key from them (not from next to the certificate) and add it.",
+            "unknown-key",
         )
     if key.settings.revoked is not None:
         raise file.refuse(
             f"Key {key.name} was revoked: {key.settings.revoked}. Nothing that it signed counts, whenever that was.",
             "Get a certificate that another key signed.",
+            "revoked-key",
         )
     if not verifies(file.content, key.key):
-        raise file.refuse(f"Its signature is not key {key.name}'s for this content: it was changed, or forged.")
+        why = f"Its signature is not key {key.name}'s for this content: it was changed, or forged."
+        raise file.refuse(why, reason="signature")
     return key
 
 
@@ -111,17 +118,21 @@ def _check_times(
                 f"{outside[0].upper()}{outside[1:]}; the certificate {what} {moment.strftime(MOMENT_FORMAT)}.",
                 "Get one that was signed by a key in its time. If you know that this file was there while the key "
                 "counted, verify it for that moment: --at.",
+                "key-time",
             )
     if future := statement.future(at):
         raise file.refuse(
             f"{future[0].upper()}{future[1:]}.",
             "Look at the clocks of both machines, and at --at; get one from a machine whose clock is right.",
+            "from-the-future",
         )
     # The moment of issue alone would make reused numbers look fresh.
     oldest = oldest_measurement(statement)
     if max_age is not None and at - moment_of(oldest) > max_age:
         raise file.refuse(
-            f"Its oldest numbers are from {oldest}; at most {max_age} is allowed.", "Certify again, with --fresh."
+            f"Its oldest numbers are from {oldest}; at most {max_age} is allowed.",
+            "Certify again, with --fresh.",
+            "too-old",
         )
 
 
@@ -140,6 +151,7 @@ def _check_limits(file: CertificateFile, statement: Certificate, key: TrustedKey
             raise file.refuse(
                 f"It is about {what} {found}; key {key.name} is trusted for {', '.join(allowed)}.",
                 "Get one from a signer whom you trust with that.",
+                "key-scope",
             )
 
 
@@ -170,6 +182,7 @@ def _about_another(file: CertificateFile, stated: str, what: str, found: str) ->
     return file.refuse(
         f"It is about {stated}; this is another one: {what}, {found}.",
         "Get the certificate of this one, or this certificate's own image.",
+        "another-image",
     )
 
 

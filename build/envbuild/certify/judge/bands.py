@@ -20,8 +20,9 @@ from envbuild.certify.models import Numbers, Problem, Spread, Step
 
 # Of two gradients of a tensor, the expected one first: how far they are apart.
 Measure = Callable[[Gradient, Gradient], float]
-# One for all models, precisions and devices.
-FACTOR = 5.0
+# One for all models, precisions and devices. The bands of gradients are its own, for no matrix limits them: healthy
+# cases on two H200s had at most 0.46 of theirs (benchmarks/records).
+FACTOR = 3.0
 # Losses, norms and gradients are summed in float32 whatever the precision: sixteen of its units.
 FLOOR = 16 * 2.0**-23
 
@@ -103,7 +104,29 @@ class GradientDifference:
         return self.found / self.allowed if math.isfinite(self.found) else math.inf
 
 
-def compare_gradients(result: CaseResult, baseline: CaseResult) -> tuple[GradientDifference | None, list[Problem]]:
+@dataclass(frozen=True)
+class GradientBands:
+    """The bands of the gradients of the first step, by tensor: of their norms, and of where they point."""
+
+    norms: Mapping[str, float]
+    directions: Mapping[str, float]
+
+    @classmethod
+    def of(cls, baseline: CaseResult) -> GradientBands:
+        """Those of the cases of a baseline; empty where they were not measured."""
+        if not (baseline.gradients and baseline.perturbed):
+            return cls({}, {})
+        return cls(*(_gradient_bands(baseline, measure) for measure in (_norm_difference, _distance)))
+
+    @property
+    def caught(self) -> float | None:
+        """The relative error that is caught in the gradient of half of the tensors: the median of the bands."""
+        return statistics.median(self.norms.values()) if self.norms else None
+
+
+def compare_gradients(
+    result: CaseResult, baseline: CaseResult, bands: GradientBands
+) -> tuple[GradientDifference | None, list[Problem]]:
     """The tensor whose gradient of the first step is nearest to its band, and the first that is outside of it."""
     own = {gradient.name: gradient for gradient in result.gradients or ()}
     expected = {gradient.name: gradient for gradient in baseline.gradients or ()}
@@ -112,11 +135,11 @@ def compare_gradients(result: CaseResult, baseline: CaseResult) -> tuple[Gradien
         shown = ", ".join(names[:5]) or "none"
         text = f"its gradients of the first step are not those of its baseline's tensors: {shown}"
         return None, [Problem(check="parity-gradients", text=text)]
-    norms, directions = (_gradient_bands(baseline, measure) for measure in (_norm_difference, _distance))
+    kinds = (("norm", _norm_difference, bands.norms), ("direction", _distance, bands.directions))
     found = [
-        GradientDifference(name, what, measure(expected[name], own[name]), bands[name])
+        GradientDifference(name, what, measure(expected[name], own[name]), allowed[name])
         for name in expected
-        for what, measure, bands in (("norm", _norm_difference, norms), ("direction", _distance, directions))
+        for what, measure, allowed in kinds
     ]
     off = [item for item in found if not item.found <= item.allowed]
     worst = max(found, key=lambda item: item.of_band)
@@ -127,12 +150,6 @@ def compare_gradients(result: CaseResult, baseline: CaseResult) -> tuple[Gradien
         f"relative, allowed {off[0].allowed:.2e}; of {len(expected)} tensors {len({item.name for item in off})} are off"
     )
     return worst, [Problem(check="parity-gradients", text=text)]
-
-
-def caught_gradient_error(baseline: CaseResult) -> float | None:
-    """The relative error that is caught in the gradient of half of a baseline's tensors: the median of their bands."""
-    bands = _gradient_bands(baseline, _norm_difference) if baseline.gradients and baseline.perturbed else {}
-    return statistics.median(bands.values()) if bands else None
 
 
 def _gradient_bands(baseline: CaseResult, measure: Measure) -> Mapping[str, float]:

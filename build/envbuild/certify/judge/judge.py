@@ -12,7 +12,7 @@ from typing import Any
 
 from envbuild.catalog.matrix import Matrix
 from envbuild.certify.cases.case import Case, same_arithmetic
-from envbuild.certify.judge.bands import Bands, caught_gradient_error, compare_gradients, spread_of
+from envbuild.certify.judge.bands import Bands, GradientBands, compare_gradients, spread_of
 from envbuild.certify.judge.config_checks import bandwidth_problems, environment_problems, observed_problems
 from envbuild.certify.judge.numbers import off_by, relative_difference
 from envbuild.certify.judge.reference import compare_reference
@@ -55,6 +55,8 @@ class _Judge:
         self._planned = {case["id"]: case for case in plan["cases"]}
         self._models = plan["models"]
         self._on_cpu = plan["device"] == "cpu"
+        # By case and repeat: they are the same for all cases of a baseline.
+        self._bands: dict[tuple[str, int], GradientBands] = {}
 
     def verdicts(self) -> tuple[CaseVerdict, ...]:
         """Case by case; of each case, repeat by repeat."""
@@ -89,7 +91,7 @@ class _Judge:
             problems += [*self._configuration(case, result, None), *self._repeated(case, result)]
             spread = spread_of(result)
             if spread is not None:
-                spread = spread.model_copy(update={"caught": caught_gradient_error(result)})
+                spread = spread.model_copy(update={"caught": self._gradient_bands(result).caught})
             else:
                 text = "it was to be trained again with its weights moved, and the runner did not report that whole"
                 problems.append(Problem(check="baseline", text=text))
@@ -106,7 +108,7 @@ class _Judge:
         bands = Bands(spread, self._matrix.tolerance[case.precision])
         comparison = _Comparison(case, bands, result.steps, baseline.steps)
         comparison.compare_weights(result.weights)
-        worst, gradients = compare_gradients(result, baseline)
+        worst, gradients = compare_gradients(result, baseline, self._gradient_bands(baseline))
         # What was computed comes first: it is what people look for.
         problems = [
             *comparison.problems,
@@ -124,6 +126,12 @@ class _Judge:
         planned = self._planned[case.id]
         of_baseline = baseline.observed if baseline else None
         return observed_problems(planned, self._models[planned["model"]], result.observed, of_baseline)
+
+    def _gradient_bands(self, baseline: CaseResult) -> GradientBands:
+        key = (baseline.case, baseline.repeat)
+        if key not in self._bands:
+            self._bands[key] = GradientBands.of(baseline)
+        return self._bands[key]
 
     def _incomplete(self, case: Case, result: CaseResult) -> list[Problem]:
         return incomplete(result, self._planned[case.id]["training"]["steps"])

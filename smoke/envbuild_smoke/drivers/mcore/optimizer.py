@@ -3,7 +3,8 @@
 Gradients are exchanged, and sharded weights gathered, at the end of a step or bucket by bucket meanwhile.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,24 +30,25 @@ def build_optimizer(
     """Wrap the chunks for data parallelism and return them with Megatron's Adam over all of them."""
     settings, training = case.settings, case.training
     sharded = settings.distributed_optimizer
-    wrapped = [
-        DistributedDataParallel(
-            config=config,
-            # Gradients are summed in float32 whatever the precision, as Megatron's own scripts do.
-            ddp_config=DistributedDataParallelConfig(
-                grad_reduce_in_fp32=True,
-                overlap_grad_reduce=settings.overlap_grad_reduce,
-                overlap_param_gather=settings.overlap_param_gather,
-                bucket_size=settings.bucket_size,
-                use_distributed_optimizer=sharded,
-                num_distributed_optimizer_instances=settings.num_distributed_optimizer_instances,
-            ),
-            module=chunk,
-            # As Megatron-LM's get_model: the communication of later chunks overlaps with computing anyway.
-            disable_bucketing=index > 0,
-        )
-        for index, chunk in enumerate(chunks)
-    ]
+    with _own_stream(chunks):
+        wrapped = [
+            DistributedDataParallel(
+                config=config,
+                # Gradients are summed in float32 whatever the precision, as Megatron's own scripts do.
+                ddp_config=DistributedDataParallelConfig(
+                    grad_reduce_in_fp32=True,
+                    overlap_grad_reduce=settings.overlap_grad_reduce,
+                    overlap_param_gather=settings.overlap_param_gather,
+                    bucket_size=settings.bucket_size,
+                    use_distributed_optimizer=sharded,
+                    num_distributed_optimizer_instances=settings.num_distributed_optimizer_instances,
+                ),
+                module=chunk,
+                # As Megatron-LM's get_model: the communication of later chunks overlaps with computing anyway.
+                disable_bucketing=index > 0,
+            )
+            for index, chunk in enumerate(chunks)
+        ]
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
@@ -73,6 +75,23 @@ def build_optimizer(
         config.no_sync_func = _each_or_only([chunk.no_sync for chunk in wrapped])
         config.grad_sync_func = _each_or_only([chunk.start_grad_sync for chunk in wrapped])
     return wrapped, optimizer
+
+
+@contextmanager
+def _own_stream(chunks: list[torch.nn.Module]) -> Iterator[None]:
+    """On a GPU, run what is inside in a stream of its own, after all before it and before all after it.
+
+    As Megatron-LM's get_model (training.py): the hooks on gradients then run in that stream, and not where the model
+    is computed, which a reduction has to wait for too.
+    """
+    if next(chunks[0].parameters()).device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 def _each_or_only(functions: list[Callable[..., Any]]) -> "list[Callable[..., Any]] | Callable[..., Any]":
