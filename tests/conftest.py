@@ -66,7 +66,8 @@ class Tool:
     env: dict[str, str] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "ENVBUILD_CACHE_DIR": str(self.cache), "NO_COLOR": "1", **self.env}
+        own = {"ENVBUILD_CACHE_DIR": str(self.cache), "ENVBUILD_STATE_DIR": str(self.project / "state")}
+        return {**os.environ, **own, "NO_COLOR": "1", **self.env}
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "envbuild", *arguments]

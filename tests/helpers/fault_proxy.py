@@ -25,6 +25,7 @@ class Fault:
         keep: the body ends after so many bytes, and is said to.
         swap: the body in place of the server's.
         cut_request: the connection is closed after so many bytes of the request's body, without an answer.
+        drop_answer: the server does what is asked, and the connection is closed without its answer.
         hold: called before the request goes on to the server.
     """
 
@@ -38,6 +39,7 @@ class Fault:
     keep: int | None = None
     swap: bytes | None = None
     cut_request: int | None = None
+    drop_answer: bool = False
     hold: Callable[[], object] = lambda: None
     seen: int = 0
 
@@ -48,12 +50,18 @@ class FaultProxy:
 
     Attributes:
         translate: makes the headers that the server gets out of those that came.
+        own: the body of an answer of its own; None: the server is asked.
+        seen: gets each request with its body and the server's status; gives headers to add to the answer.
+        translate_back: the same of the headers of its answers.
     """
 
     address: str = ""
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     translate: Callable[[dict[str, str]], dict[str, str]] = dict
+    own: Callable[[str, str], bytes | None] = lambda method, path: None
+    seen: Callable[[str, str, bytes, int], Mapping[str, str]] = lambda method, path, body, status: {}
+    translate_back: Callable[[dict[str, str]], dict[str, str]] = dict
 
     @property
     def host(self) -> str:
@@ -106,6 +114,9 @@ def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
                 return
             if fault is not None:
                 fault.hold()
+            if (answered := proxy.own(self.command, self.path)) is not None:
+                self.answer(200, {"Content-Type": "application/vnd.oci.image.index.v1+json"}, answered)
+                return
             server = http.client.HTTPConnection(target, timeout=30)
             # Host as it came, so that the server's own addresses lead here.
             server.request(self.command, self.path, body=body, headers=proxy.translate(dict(self.headers)))
@@ -113,7 +124,11 @@ def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
             content = came.read()
             headers = {name: value for name, value in came.getheaders() if name.lower() != "transfer-encoding"}
             server.close()
-            self.spoiled(came.status, headers, content, fault)
+            headers |= proxy.seen(self.command, self.path, body, came.status)
+            if fault is not None and fault.drop_answer:
+                self.hang_up()
+                return
+            self.spoiled(came.status, proxy.translate_back(headers), content, fault)
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = do_any
 

@@ -231,7 +231,7 @@ def tensors_that_do_not_fit_are_not_compared():
     unknown = config("M")
     for own, used, words in (
         (lacking, model, "no decoder.layers.0.mlp.linear_fc2.weight"),
-        (surplus, model, "that the model has not: decoder.layers.0.mlp.shared_experts.linear_fc1.weight"),
+        (surplus, model, "that the reference has not: decoder.layers.0.mlp.shared_experts.linear_fc1.weight"),
         (weights_of(unknown), unknown, "Mamba layers of unknown sizes"),
     ):
         assert words in refusal(used, own)

@@ -11,7 +11,7 @@ from envbuild.catalog.matrix import AttentionBackend, CaseSpec, LossMask, Precis
 from envbuild.catalog.model_spec import Experts, LayerSpec, MambaLayers, ModelSpec, Normalization
 from envbuild.certify.cases.case import Capabilities, ResolvedRow
 
-PACKAGES = frozenset({"transformer-engine", "flash-attn", "mamba-ssm"})
+PACKAGES = frozenset({"einops", "transformer-engine", "flash-attn", "mamba-ssm"})
 CAPABILITIES = (
     Capabilities(device=Device.CPU),
     *(Capabilities(device=Device.CUDA, sm=(sm,), packages=PACKAGES) for sm in ("80", "90", "100a")),

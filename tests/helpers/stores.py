@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from helpers.tls import write_tls
 from helpers.wheels import make_wheel
 
 from envbuild.core import locks
@@ -34,7 +35,8 @@ version: 0.1
 log: {{level: error}}
 storage:
   filesystem: {{rootdirectory: {folder}/data}}
-http: {{addr: "127.0.0.1:{port}"}}
+  delete: {{enabled: true}}
+{more}http: {{addr: "127.0.0.1:{port}"{tls}}}
 {auth}
 """
 AUTH = "auth: {{htpasswd: {{realm: tests, path: {folder}/htpasswd}}}}"
@@ -57,20 +59,32 @@ def registry_program(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def docker_registry(program: Path, folder: Path, *, password: bool = False) -> Iterator[str]:
-    """The registry with a folder and a port of its own; gives its address, ``http://HOST:PORT``."""
+def docker_registry(
+    program: Path, folder: Path, *, password: bool = False, tls: bool = False, read_only: bool = False
+) -> Iterator[str]:
+    """The registry with a folder and a port of its own; gives its address, ``http://HOST:PORT`` or ``https:``.
+
+    Args:
+        tls: its certificate is signed by the CA in ``folder/ca.pem``.
+        read_only: it takes no uploads.
+    """
     folder.mkdir(parents=True)
+    if tls:
+        write_tls(folder)
     (folder / "htpasswd").write_text(HTPASSWD)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     auth = AUTH.format(folder=folder) if password else ""
-    (folder / "config.yml").write_text(REGISTRY.format(folder=folder, port=port, auth=auth))
+    secured = f", tls: {{certificate: {folder}/server.pem, key: {folder}/server.key}}" if tls else ""
+    more = "  maintenance: {readonly: {enabled: true}}\n" if read_only else ""
+    config = REGISTRY.format(folder=folder, port=port, auth=auth, tls=secured, more=more)
+    (folder / "config.yml").write_text(config)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([program, "serve", folder / "config.yml"], stdout=log, stderr=log)
     try:
         _wait_for(port, process, folder / "log")
-        yield f"http://127.0.0.1:{port}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait()

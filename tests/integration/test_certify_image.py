@@ -32,7 +32,7 @@ from envbuild.certify.certify import CertifyOptions, certify
 from envbuild.certify.issue import Certification
 from envbuild.certify.run import job
 from envbuild.certify.run.job import CertifyRequest
-from envbuild.core.digests import sha256_file
+from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError, CheckRefusedError
 from envbuild.core.progress import SilentReporter
 from envbuild.core.sandbox import Sandbox
@@ -44,6 +44,8 @@ from envbuild.launch.docker import RESULTS_LABEL, DockerExecutor
 from envbuild.launch.executors import Task, Where
 from envbuild.launch.open_image import open_layers
 from envbuild.lock.lockdir import find_lock
+from envbuild.oci.docker_manifest import docker_manifest
+from envbuild.oci.files import FolderFiles, blob_path
 from envbuild.store.local import LocalStore
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +117,12 @@ def test_fake_runner_would_reach_the_machine_outside_if_it_had_its_network(
     assert variables(seen_inside(mini, tmp_path, monkeypatch))["REACHED"] == "True"
 
 
+def docker_digest(image: dict[str, Any]) -> str:
+    """The digest that the image has where registries know docker's manifests alone."""
+    files = FolderFiles(Path(image["path"]) / "oci")
+    return sha256_bytes(docker_manifest(files.read(blob_path(image["record"]["oci_digest"]))))
+
+
 @pytest.mark.parametrize(("place", "runtime"), [("oci", "layers"), ("sqsh", None)])
 def test_cases_have_loopback_alone_and_subjects_are_what_the_runner_hashed(
     mini: Tool,
@@ -129,7 +137,7 @@ def test_cases_have_loopback_alone_and_subjects_are_what_the_runner_hashed(
     assert (seen["INTERFACES"], seen["REACHED"]) == ("lo", "False")
     record = mini_image["record"]
     digests = {"oci": [record["oci_digest"]], "sqsh": [record["oci_digest"], record["sqsh"]["digest"]]}[place]
-    assert list(done.statement.digests().values()) == digests
+    assert list(done.statement.digests().values()) == [*digests, docker_digest(mini_image)]
     assert done.statement.predicate.measured.image.file_digest == digests[-1]  # type: ignore[union-attr]
     assert runtime in (None, done.statement.predicate.runtime)
 
@@ -141,7 +149,8 @@ def test_docker_runs_the_image_with_that_digest_without_a_network(
     done = seen_inside(mini, tmp_path, monkeypatch, "docker")
     seen = variables(done)
     assert (seen["INTERFACES"], seen["REACHED"]) == ("lo", "False")
-    assert done.statement.digests() == {f"{done.statement.subject[0].name}": mini_image["record"]["oci_digest"]}
+    subjects = {name.rpartition(".")[2]: digest for name, digest in done.statement.digests().items()}
+    assert subjects == {"oci": mini_image["record"]["oci_digest"], "docker": docker_digest(mini_image)}
     assert done.statement.predicate.runtime == open_engine(otherwise="").version
     results = done.certificate.parent / "run" / "results" / "results.jsonl"
     assert results.stat().st_uid == os.getuid()

@@ -44,7 +44,7 @@ def test_release_that_came_after_the_commit_and_does_not_import_is_replaced(
     assert done["verified"]["imported"] == ["nemo", "megatron.core", "packaging.version"]
     lock = lock_of(nemo, "nemo")
     (deviation,) = lock.deviations
-    assert deviation.startswith("helper nothing newer than 2025-03-21T12:00:00Z instead of any release: ")
+    assert deviation.startswith("helper as of 2025-03-21T12:00:00Z instead of the newest release: ")
     assert "module 'helper' has no attribute 'gone'" in deviation
     assert lock.verified_in.startswith("this machine (glibc ")
     assert result(nemo.run(*LOCK))["built"] is False
@@ -60,7 +60,7 @@ def test_diff_shows_what_a_lock_would_take_after_its_search(
     digest = result(nemo.run(*LOCK))["digest"]
     wheel("helper", "2.0", LATER)
     diff = nemo.run("lock", "--stack", "nemo", "--diff").stdout
-    assert "  deviation: helper nothing newer than 2025-03-21T12:00:00Z instead of any release: " in diff
+    assert "  deviation: helper as of 2025-03-21T12:00:00Z instead of the newest release: " in diff
     assert "~ helper" not in diff
     assert "~ helper 1.0 -> 2.0" in nemo.run("lock", "--stack", "nemo", "--diff", "--no-verify").stdout
     assert lock_of(nemo, "nemo").digest == digest
@@ -94,6 +94,17 @@ def test_older_commit_is_taken_where_nothing_works_at_the_tip(nemo: Any, tip: Ca
     assert (lock_of(nemo, "nemo").components["nemo-toolkit"].commit, lock_of(nemo, "nemo").behind) == (better, ())
 
 
+def test_the_change_of_the_file_that_fails_is_undone(nemo: Any, tip: Callable[..., str]) -> None:
+    """As of NeMo's tree of 2025-04-10, where one file has syntax that no other package brought."""
+    good = tip("")
+    tip("def f(:\n", day="2025-03-21T12:00:00Z")
+    tip("def f(:\n# more\n", day="2025-03-22T12:00:00Z")
+    nemo.run(*LOCK)
+    lock = lock_of(nemo, "nemo")
+    assert lock.components["nemo-toolkit"].commit == good
+    assert f"nemo-toolkit {good[:12]}, 2 commits and 2 days behind the tip of main" in lock.behind[0]
+
+
 @pytest.fixture
 def needs_an_older_helper(tip: Callable[..., str], wheel: Callable[..., None]) -> None:
     """A search of two attempts: the newest helper does not import."""
@@ -125,7 +136,7 @@ def test_interrupted_search_goes_on_where_it_was(nemo: Any, monkeypatch: pytest.
     assert "1 attempts are known" in done.stderr
     assert resolved == ["on", "resolved"], "the first attempt is not repeated"
     assert lock_of(nemo, "nemo").inputs.as_of == f"{moment}Z"
-    assert lock_of(nemo, "nemo").deviations[0].startswith("helper nothing newer than 2025-03-21T12:00:00Z")
+    assert lock_of(nemo, "nemo").deviations[0].startswith("helper as of 2025-03-21T12:00:00Z")
     assert list((nemo.cache / "searches").iterdir()) == []
     # Another search begins anew.
     nemo.run(*LOCK, "--upgrade")
@@ -222,6 +233,21 @@ def test_of_a_release_that_never_was_the_nearest_later_one_comes_first(
     assert lock.components["transformer-engine"].version == version
     (deviation,) = lock.deviations
     assert deviation.startswith(f"transformer-engine =={version}.* instead of ")
+
+
+def test_no_other_release_is_tried_against_syntax(engine: Any, upstream: Upstream, wheel: Callable[..., None]) -> None:
+    """As of NeMo's tree of April 2025 on a base with Python 3.10: another base, or an older commit."""
+    for release in ("1.12", "1.13", "2.0", "2.1"):
+        wheel("transformer_engine", release, OLD)
+    files = project_files("nemo-toolkit", "2.4.0", "nemo", ())
+    files["nemo/__init__.py"] = "def f(:\n"
+    upstream.nemo.commit("main", "2025-03-21T12:00:00Z", files)
+    done = engine.run(*LOCK)
+    at_the_tip, back, _ = done.stderr.partition("nothing works at the tip")
+    assert at_the_tip.count("trying transformer-engine") == 1
+    assert back
+    (behind,) = lock_of(engine, "nemo").behind
+    assert "the tip fails: nemo of nemo-toolkit does not import: SyntaxError: invalid syntax" in behind
 
 
 def test_failure_that_nothing_cures_says_what_was_tried(nemo: Any, upstream: Upstream) -> None:

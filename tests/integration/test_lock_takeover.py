@@ -40,13 +40,15 @@ def bridge(upstream: Upstream) -> Callable[..., str]:
     """Commits to Megatron-Bridge, whose submodule is another Megatron-LM than NeMo's manifest names."""
     history = History(made(upstream.folder / "NVIDIA-NeMo/Megatron-Bridge"))
 
-    def commit(*overrides: str, needs: tuple[str, ...] = ("megatron-core", "iniconfig<2")) -> str:
+    def commit(
+        *overrides: str, needs: tuple[str, ...] = ("megatron-core", "iniconfig<2"), megatron: str = MCORE_URL
+    ) -> str:
         files = project_files("megatron-bridge", "0.6.0", "bridge", needs)
         lines = ", ".join(f'"{line}"' for line in overrides)
         files["pyproject.toml"] = f"{files['pyproject.toml']}[tool.uv]\noverride-dependencies = [{lines}]\n"
         files["pyproject.toml"] += '[tool.uv.sources]\nmegatron-core = { path = "3rdparty/Megatron-LM/" }\n'
         files["3rdparty/Megatron-LM"] = Submodule(upstream.commits["m3"])
-        files[".gitmodules"] = f'[submodule "m"]\n\tpath = 3rdparty/Megatron-LM\n\turl = {MCORE_URL}\n'
+        files[".gitmodules"] = f'[submodule "m"]\n\tpath = 3rdparty/Megatron-LM\n\turl = {megatron}\n'
         return history.commit("main", "2025-03-01T00:00:00Z", files)
 
     return commit
@@ -76,6 +78,33 @@ def test_bridge_takes_over_where_the_tree_has_no_llm_collection(
     moved = bridge()
     refused = error(nemo.run("lock", "--check", "--json", status=5))
     assert f"megatron-bridge: branch main moved from {commit[:12]} to {moved[:12]}" in refused["why"]
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("https://git.example.invalid/nobody/Megatron-LM", "cannot list the refs of "),
+        # It can be reached, and has no such commit.
+        (NEMO_URL, f"{NEMO_URL} has no commit "),
+    ],
+)
+def test_a_submodule_that_cannot_be_had(nemo: Any, bridge: Callable[..., str], url: str, what: str) -> None:
+    good = bridge()
+    tip = bridge(megatron=url)
+    write_nemo(nemo)
+    refused = error(nemo.run("lock", "--nemo", "main", "--exact", "--json", status=10 if "cannot" in what else 3))
+    assert what in refused["what"]
+    assert url in refused["what"]
+    assert f"submodule 3rdparty/Megatron-LM of megatron-bridge {tip[:12]} names it for megatron-core" in refused["why"]
+    assert "without --exact, envbuild lock looks for one" in refused["fix"]
+    assert not (nemo.project / "lockfiles").exists()
+    # The commit before the address changed.
+    nemo.run("lock", "--nemo", "main")
+    lock = lock_of(nemo, "nemo")
+    assert lock.components["megatron-bridge"].commit == good
+    (behind,) = lock.behind
+    assert behind.startswith(f"megatron-bridge {good[:12]}, 1 commits and 0 days behind the tip of main; ")
+    assert what in behind
 
 
 def test_nemo_stays_where_the_tree_has_the_collection(

@@ -80,6 +80,7 @@ LIVE = ("gpt-fp32-tp2", "gpt-fp32-pp2-vp2", "gpt-fp32-dp2", "moe-fp32-dp2-ep2", 
 LOSS_RELATIVE = 1e-6
 GRAD_NORM_RELATIVE = 1e-5
 WEIGHTS_RELATIVE = 1e-5
+GRADIENTS_RELATIVE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,16 @@ def test_layout_reproduces_the_baseline(parity: Run, name: str) -> None:
     baseline = next(case["baseline"] for case in CASES if case["id"] == name)
     for number, relative in (("loss", LOSS_RELATIVE), ("grad_norm", GRAD_NORM_RELATIVE)):
         assert parity.numbers(name, number) == pytest.approx(parity.numbers(baseline, number), rel=relative, abs=0)
+
+
+@pytest.mark.parametrize("name", [case["id"] for case in CASES])
+def test_gradients_of_the_first_step_are_the_baselines(parity: Run, name: str) -> None:
+    baseline = next(case["baseline"] for case in CASES if case["id"] == name)
+    own, expected = ({item["name"]: item for item in parity.cases[key]["gradients"]} for key in (name, baseline))
+    assert own.keys() == expected.keys()
+    for tensor, gradient in expected.items():
+        numbers, wanted = ([item["norm"], *item["projections"]] for item in (own[tensor], gradient))
+        assert numbers == pytest.approx(wanted, rel=0, abs=GRADIENTS_RELATIVE * gradient["norm"]), tensor
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -4,53 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import click
 
-from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
+from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.keys import make_keys, secret_of
 from envbuild.certify.certificate.sign import UNSIGNED
 from envbuild.certify.certificate.trust import load_trust
 from envbuild.certify.certificate.verify import About, oldest_measurement, verify
 from envbuild.certify.report.describe import count, describe_matrix, describe_not_vouched, lines
+from envbuild.cli.arguments import parse_age, parse_digest, parse_moment
 from envbuild.cli.command import Command, CommandGroup, hands_over
 from envbuild.cli.common import PathArgument, Session, output_options
 from envbuild.core.digests import Json
 from envbuild.core.errors import UsageError
 from envbuild.core.text import shown
 
-UNITS = {"h": 1, "d": 24, "w": 7 * 24}
 KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-def parse_moment(context: click.Context, parameter: click.Parameter, value: str | None) -> datetime:  # noqa: ARG001
-    """``2026-01-31T23:59:59Z``; now where nothing is named."""
-    if value is None:
-        return datetime.now(timezone.utc)
-    try:
-        return moment_of(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a moment such as 2026-01-31T23:59:59Z (UTC)") from None
-
-
-def parse_age(context: click.Context, parameter: click.Parameter, value: str | None) -> timedelta | None:  # noqa: ARG001
-    """``12h``, ``30d`` or ``4w``."""
-    if value is None:
-        return None
-    # Five digits of weeks are 1900 years; six would lead to before the year 1.
-    if not (found := re.fullmatch(r"(\d{1,5})([hdw])", value)):
-        raise click.BadParameter(f"{value!r} is not an age such as 12h, 30d or 4w")
-    return timedelta(hours=int(found[1]) * UNITS[found[2]])
-
-
-def parse_digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001
-    """``sha256:`` and 64 hex digits."""
-    if value is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", value):
-        raise click.BadParameter(f"{value!r} is not a digest (sha256: and 64 hex digits)")
-    return value
 
 
 def parse_name(context: click.Context, parameter: click.Parameter, value: str) -> str:  # noqa: ARG001

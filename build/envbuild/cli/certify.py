@@ -18,6 +18,7 @@ from envbuild.certify.certificate.sign import UNSIGNED
 from envbuild.certify.certify import CertifyOptions, certify
 from envbuild.certify.issue import Certification
 from envbuild.certify.offline import ExplicitOptions, judge_folder, write_plan
+from envbuild.certify.readme import judge_command
 from envbuild.certify.report.describe import describe_matrix, describe_not_vouched
 from envbuild.certify.run.executors import DEFAULT_VENV, MachineOptions, parse_gpus
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest
@@ -279,5 +280,5 @@ def _print_plan(session: Session, job: CertifyJob, folder: Path) -> None:
             "cases": [case.id for case in job.cases],
         },
         f"{shown(folder)}: a plan of {len(job.cases)} cases, the runner, and README.md with the commands to run it",
-        f"judge the results with: envbuild certify ... --judge {shlex.quote(shown(folder))}",
+        f"judge the results with: {judge_command(job, shlex.quote(shown(folder)))}",
     )

@@ -14,7 +14,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "envbuild.cli.certificate",
         "Make signing keys; show and verify certificates.",
     ),
-    "list": ("envbuild.cli.list", "List stacks, bases, targets, clusters or matrices."),
+    "bisect": ("envbuild.cli.bisect", "Find the package or commit that breaks a lock, between two locks."),
+    "ci": ("envbuild.cli.ci", "Write files for GitHub, systemd or Slurm that call the nightly."),
+    "publish": ("envbuild.cli.publish", "Publish a certified image to a registry; take one back."),
+    "nightly": ("envbuild.cli.nightly", "Lock, build, certify and publish what is new, for each target."),
+    "status": ("envbuild.cli.status", "Print the newest certified image of each stack and target, and its age."),
+    "gc": ("envbuild.cli.gc", "Remove images that no tag, no lock and none of the last nights needs."),
+    "ledger": ("envbuild.cli.ledger", "Export the record of what was done, or make it anew from what is published."),
+    "pull": ("envbuild.cli.pull", "Fetch a published image, after its certificate and digest were verified."),
+    "importer": ("envbuild.cli.importer", "Serve certified images to pyxis."),
+    "report": ("envbuild.cli.site", "Write a static site: the good images, how to pull them, every night."),
+    "list": ("envbuild.cli.list", "List stacks, bases, targets and what else is defined."),
     "schema": ("envbuild.cli.schema", "Write the JSON schemas of the TOML files."),
 }
 
@@ -42,5 +52,5 @@ Options:
 Exit codes: 0 done; 1 a fault of envbuild; 2 usage; 3 configuration; 4 resolution; 5 a check refused; 6 a build
 failed; 7 a case failed; 8 certification could not run; 9 publication refused; 10 network, registry or store;
 11 a tool, permission or disk space is missing; 12 certificate refused;
-13 results refused; 130 interrupted.
+13 results refused; 14 no certified image is as new as the policy wants; 130 interrupted.
 """

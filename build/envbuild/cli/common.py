@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select, select_to_lock
-from envbuild.catalog.context import Context
-from envbuild.catalog.site import Site, load_site
 from envbuild.cli.output import put
 from envbuild.core.digests import Json
 from envbuild.core.progress import Reporter, choose_reporter
 from envbuild.core.text import printable_lines
-from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
-from envbuild.store.local import LocalStore
 
+# What a session has is imported when it is asked for.
 if TYPE_CHECKING:
+    from envbuild.catalog.catalog import Catalog, Selection
+    from envbuild.catalog.context import Context
+    from envbuild.catalog.site import Site
+    from envbuild.lock.lockfile import LockDirectory
+    from envbuild.store.local import LocalStore
     from envbuild.store.remote import Remote
     from envbuild.wheels.cache.wheelhouse import Built
 
@@ -46,6 +47,8 @@ class Session:
 
     @cached_property
     def site(self) -> Site:
+        from envbuild.catalog.site import load_site
+
         return load_site()
 
     @cached_property
@@ -54,10 +57,19 @@ class Session:
 
     @cached_property
     def store(self) -> LocalStore:
+        from envbuild.store.local import LocalStore
+
         return LocalStore(self.site.cache_dir, self.reporter)
+
+    @property
+    def ledger_file(self) -> Path:
+        """Where the ledger is."""
+        return self.site.state_dir / "ledger.sqlite"
 
     @cached_property
     def context(self) -> Context:
+        from envbuild.catalog.context import Context
+
         return Context(store=self.store, site=self.site, reporter=self.reporter)
 
     def logs(self, name: str) -> Path:
@@ -71,6 +83,8 @@ class Session:
 
     @cached_property
     def catalog(self) -> Catalog:
+        from envbuild.catalog.catalog import Catalog
+
         catalog = Catalog.open(self.project)
         # A misspelled folder would else only show as an unknown name.
         for stray in catalog.strays():
@@ -79,10 +93,14 @@ class Session:
 
     def select(self, stack: str, target: str | None, base: str | None) -> Selection:
         """The stack, base and target of this command."""
+        from envbuild.catalog.catalog import HostDistribution, select
+
         return select(self.catalog, stack, target, base, HostDistribution.here())
 
     def select_to_lock(self, stack: str, target: str | None, base: str | None) -> Selection:
         """The same for commands that need no target, since a lock belongs to a base."""
+        from envbuild.catalog.catalog import HostDistribution, select_to_lock
+
         return select_to_lock(self.catalog, stack, target, base, HostDistribution.here())
 
     def select_locked(
@@ -180,6 +198,8 @@ def name_option(function: F) -> F:
 
 def phases_option(text: str) -> Callable[[F], F]:
     """Add ``--phases``; :func:`parse_phases` reads it."""
+    from envbuild.lock.lockfile import PHASE_FILES  # only commands that import it anyway have this option
+
     return click.option("--phases", default=",".join(PHASE_FILES), show_default=True, metavar="LIST", help=text)
 
 

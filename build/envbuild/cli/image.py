@@ -13,6 +13,7 @@ from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
 from envbuild.core.errors import UsageError
 from envbuild.core.text import shown
+from envbuild.image.build import BaseChoice
 from envbuild.image.checks.rules import RULES
 from envbuild.image.image import ImageResult, make_image
 from envbuild.image.inputs import ImageInputs
@@ -60,6 +61,7 @@ def parse_builder(context: click.Context, parameter: click.Parameter, value: str
     help="native; for a Dockerfile see `envbuild export`.",
 )
 @click.option("--refresh-base", is_flag=True, help="Make the base anew from the distribution's current packages.")
+@click.option("--locked-base", is_flag=True, help="Refuse where the base that the lock was verified on cannot be had.")
 @click.option(
     "--allow",
     multiple=True,
@@ -95,6 +97,7 @@ def command(
     formats: tuple[str, ...],
     builder: str,  # noqa: ARG001 - checked by its callback
     refresh_base: bool,
+    locked_base: bool,
     allow: tuple[str, ...],
     sqsh_compression: str,
     sqsh_builder: str,
@@ -108,6 +111,7 @@ def command(
     if hands_over(context):
         return
     _refuse_unused(context)
+    choice = _base_choice(refresh=refresh_base, locked=locked_base)
     if sqsh_builder == "enroot":
         raise _no_enroot()
     readable = session.catalog.cluster(cluster).sqsh_compression if cluster is not None else ()
@@ -129,7 +133,7 @@ def command(
         packing=packing,
         with_sqsh="sqsh" in formats,
     )
-    made = make_image(inputs, formats, out_dir, session.context, lock_name=name, refresh_base=refresh_base)
+    made = make_image(inputs, formats, out_dir, session.context, lock_name=name, choice=choice)
     record = made.image.record
     session.done(
         {
@@ -160,6 +164,16 @@ def _summary(made: ImageResult) -> list[str]:
     lines += [f"from the wheelhouse: {package} {short(digest)}" for package, digest in record.wheels.items()]
     lines += [f"not checked: {module}: {reason}" for module, reason in record.not_checked.items()]
     return [*lines, *([f"{made.tag}  {record.config_digest} in {made.engine}"] if made.engine else [])]
+
+
+def _base_choice(*, refresh: bool, locked: bool) -> BaseChoice:
+    if refresh and locked:
+        raise UsageError(
+            "--refresh-base and --locked-base exclude each other",
+            why="One makes the base anew; the other takes none but that of the lock.",
+            fix="Leave one of them out.",
+        )
+    return BaseChoice.ANEW if refresh else BaseChoice.LOCKED if locked else BaseChoice.USUAL
 
 
 def _no_enroot() -> UsageError:

@@ -21,7 +21,7 @@ from envbuild.core.text import shown
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @output_options
 def command(session: Session, kind: str) -> None:
-    """List the stacks, bases, targets, clusters or matrices that are defined: your own and the shipped."""
+    """List what is defined, your own and the shipped: stacks, bases, targets, ..."""
     rows: list[dict[str, Json]] = []
     broken: list[ConfigurationError] = []
     for name in session.catalog.names(kind):

@@ -282,9 +282,7 @@ def _diff_all(session: Session, base: str | None, *, upgrade: bool, verify: bool
 
 def _check(session: Session, stack: str | None, base: str | None, name: str | None) -> None:
     paths = check_committed(session.project, session.catalog, session.context, stack=stack, base=base, name=name)
-    session.done(
-        {"checked": [str(path) for path in paths]}, *[f"{shown(path)}: what its inputs give" for path in paths]
-    )
+    session.done({"checked": [str(path) for path in paths]}, *[f"{shown(path)}: up to date" for path in paths])
 
 
 def _lock_all(session: Session, *, upgrade: bool) -> None:

@@ -178,6 +178,11 @@ class CertificationCannotRunError(EnvbuildError):
 
 
 class PublicationRefusedError(EnvbuildError):
+    """An image is not published: nothing was sent, or no tag and no index names it.
+
+    Reasons: those of certificates that are refused; ``no-certificate``, ``part-of-matrix``, ``gpu``, ``revoked``...
+    """
+
     exit_code = 9
     meaning = "publication refused"
 
@@ -193,7 +198,10 @@ class MachineError(EnvbuildError):
 
 
 class CertificateRefusedError(EnvbuildError):
-    """A certificate does not prove what it is asked for."""
+    """A certificate does not prove what it is asked for.
+
+    Reasons: ``not-signed``, ``unknown-key``, ``revoked-key``, ``key-time``, ``too-old``, ``another-image``...
+    """
 
     exit_code = 12
     meaning = "a certificate does not verify: changed, by a wrong, expired or unknown key, or of another image"
@@ -207,6 +215,13 @@ class ResultsRefusedError(EnvbuildError):
 
     exit_code = 13
     meaning = "results are not judged: of another plan or image, truncated, or not as the schema has them"
+
+
+class StaleImageError(EnvbuildError):
+    """No certified image is as new as the policy wants."""
+
+    exit_code = 14
+    meaning = "the newest certified image is older than the policy allows"
 
 
 class InterruptedByUserError(EnvbuildError):
@@ -236,6 +251,7 @@ ERROR_CLASSES: tuple[type[EnvbuildError], ...] = (
     MachineError,
     CertificateRefusedError,
     ResultsRefusedError,
+    StaleImageError,
     InterruptedByUserError,
 )
 

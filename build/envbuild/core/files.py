@@ -232,6 +232,12 @@ def os_error(error: OSError, path: Path, doing: str = "write") -> EnvbuildError:
             else "Make it readable for this account (each folder above it needs the right to enter), or run the "
             "command in another directory.",
         )
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return MachineError(
+            f"cannot {doing} {where}",
+            why=f"A file is where a folder is needed, or something else is there already ({error.strerror}).",
+            fix="Name another place, or move away what is there.",
+        )
     return MachineError(
         f"cannot {doing} {where}",
         why=error.strerror or str(error),

@@ -67,7 +67,7 @@ def _held(path: Path, operation: int, on_wait: Callable[[], None] | None) -> Ite
                     on_wait()
                 waited = True
                 fcntl.flock(descriptor, operation)
-            if _is_file_at(descriptor, path):  # else its last holder removed it, and the next comer makes a new one
+            if is_file_at(descriptor, path):  # else its last holder removed it, and the next comer makes a new one
                 yield
                 return
         finally:
@@ -88,12 +88,13 @@ def exclusive_if_free(path: Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
         else:
-            yield _is_file_at(descriptor, path)
+            yield is_file_at(descriptor, path)
     finally:
         os.close(descriptor)
 
 
-def _is_file_at(descriptor: int, path: Path) -> bool:
+def is_file_at(descriptor: int, path: Path) -> bool:
+    """Whether a descriptor is of the file that a path names now: another process may have put one in its place."""
     try:
         found = path.stat()
     except FileNotFoundError:

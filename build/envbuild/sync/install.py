@@ -30,6 +30,10 @@ GIT_PHASE = "git"
 # decides which are there. NVIDIA's CUTLASS DSL for CUDA 13 before 4.6 is meant to lie over its base package, which is
 # for 12 (4.5.0: 178 files, 98 of them different; of four installs by uv three had those of 13, one those of the base).
 LATER = {"nvidia-cutlass-dsl-libs-cu13": "<4.6"}
+_COMPILE_FIRST = (
+    "\nA package that does not compile here may lack a CUDA toolkit: `envbuild wheels`, with the same --stack, --base, "
+    "--target and --name, brings one. `sync` and `image` take its wheels."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,22 +264,23 @@ class _PipInstall:
         # seconds, and a network. uv notices what is missing before it installs anything.
         offline = [self.place.uv, *UV_OPTIONS, *arguments, "--offline"]
         cached = self.place.run(offline, what=what, log=_log(self.place, name))
-        return cached if cached.status == 0 else _uv(self.place, arguments, what, name)
+        more = _COMPILE_FIRST if self.phase == WHEELS_PHASE else ""
+        return cached if cached.status == 0 else _uv(self.place, arguments, what, name, more=more)
 
 
 def _log(place: InstallTarget, name: str) -> Path:
     return place.logs / f"{name}.log"
 
 
-def _uv(place: InstallTarget, arguments: Sequence[str], what: str, name: str) -> Finished:
+def _uv(place: InstallTarget, arguments: Sequence[str], what: str, name: str, *, more: str = "") -> Finished:
     log = _log(place, name)
     finished = place.run([place.uv, *UV_OPTIONS, *arguments], what=what, log=log)
     if finished.status != 0:
-        raise _failure(place, finished, what, log)
+        raise _failure(place, finished, what, log, more)
     return finished
 
 
-def _failure(place: InstallTarget, finished: Finished, what: str, log: Path) -> EnvbuildError:
+def _failure(place: InstallTarget, finished: Finished, what: str, log: Path, more: str) -> EnvbuildError:
     if ran_out_of_space(finished.output, place.disk):
         return disk_full(full_disk(finished.output, place.disk))
     # What uv calls unsolvable is here a hash or a wheel that does not fit: nothing is resolved.
@@ -286,6 +291,6 @@ def _failure(place: InstallTarget, finished: Finished, what: str, log: Path) -> 
         f"cannot {what}: uv {describe_status(finished.status)}",
         why=tail(finished.output),
         fix="The lines above are uv's own. A hash that differs means that the index serves another file than the "
-        "one that was locked: lock again with --upgrade, or find out who changed it.",
+        f"one that was locked: lock again with --upgrade, or find out who changed it.{more}",
         log=log,
     )

@@ -30,10 +30,9 @@ class InstalledPackages:
 
     def of_file(self, path: str) -> str:
         """The package that a file belongs to, which may be named by another place's path; empty if there is none."""
-        found = max((path.rfind(folder) + len(folder) for folder in FOLDERS if folder in path), default=0)
-        if not found:
+        relative = inside(path)
+        if not relative:
             return ""
-        relative = path[found:]
         # Files that were written after the installation (compiled helpers, say) are in no RECORD.
         return self._files.get(relative) or self.of_module(relative.rpartition(".")[0].replace("/", "."))
 
@@ -73,6 +72,12 @@ class InstalledPackages:
                 owners.setdefault(".".join(parts.parts[:count]), set()).add(name)
         # A package with an __init__.py has one owner, even if others put files into its folder.
         return owners | {module: {name} for module, name in regular.items()}
+
+
+def inside(path: str) -> str:
+    """A file's path below the folder that packages are installed in; empty where it is in none."""
+    found = max((path.rfind(folder) + len(folder) for folder in FOLDERS if folder in path), default=0)
+    return path[found:] if found else ""
 
 
 def _paths(record: Path) -> Iterator[str]:

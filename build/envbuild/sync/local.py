@@ -178,3 +178,5 @@ def _make_room(into: Path) -> None:
                 why="An environment is made anew, and what is in its place would be lost.",
                 fix="Name another folder, or remove this one yourself.",
             )
+        # Here, for uv's refusal to write it would read as a build that failed.
+        into.mkdir(parents=True, exist_ok=True)

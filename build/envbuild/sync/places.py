@@ -61,12 +61,16 @@ class Filled:
     Attributes:
         venv: its path as it is seen from where modules are imported.
         site_packages: the folder of this machine with its packages.
+        base_image: the digest of the image of the lock's own base, in which it is; empty in another place.
+        base_made_at: when that base was made.
     """
 
     venv: str
     where: str
     site_packages: Path
     probe: ImportProbe
+    base_image: str = ""
+    base_made_at: str = ""
 
 
 class Place(Protocol):

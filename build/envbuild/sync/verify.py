@@ -163,6 +163,8 @@ class Verifier:
                     ),
                     findings=tuple(_not_imported(item, installed, filled.venv) for item in imports.failed),
                     stubbed=tuple(trial.stubs),
+                    base_image=filled.base_image,
+                    base_made_at=filled.base_made_at,
                 )
         except BuildError as error:
             return Verified(where=place.where, imported=(), findings=(_not_installed(error, trial.lock),)), False
@@ -195,9 +197,9 @@ def _no_place(problems: Sequence[str], without: str) -> MachineError:
     return MachineError(
         "the lock cannot be verified on this machine",
         why="\n".join(problems),
-        fix="Have one of these places (a base is made with mmdebstrap and bubblewrap, as `envbuild image` does; "
-        "ENVBUILD_APT_MIRROR names a mirror that has its distribution), or lock without a verification, which "
-        f"the record says:\n{without}",
+        fix="Correct one of these (a base is made with mmdebstrap and bubblewrap, as `envbuild image` does; "
+        "ENVBUILD_APT_MIRROR names a mirror that has its distribution), or lock without a verification, which the "
+        f"record states:\n{without}",
     )
 
 
@@ -210,6 +212,7 @@ def _not_imported(item: NotImported, installed: InstalledPackages, venv: str) ->
         fix=f"{FIX}\n  log: {item.log}",
         packages=about.packages,
         missing_module=about.missing_module,
+        files=about.files,
         subject=f"{item.component} {item.module}",
     )
 

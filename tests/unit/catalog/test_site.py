@@ -28,6 +28,7 @@ def configure(home: dict[str, str], text: str) -> Path:
 def test_defaults(home):
     site = load_site(home)
     assert site.cache_dir == Path(home["HOME"]) / ".cache" / "envbuild"
+    assert site.state_dir == Path(home["HOME"]) / ".local/state/envbuild"
     assert site.find_links == ()
     assert site.torch_index == PUBLIC_TORCH_INDEX
     assert site.apt_mirror is None
@@ -36,6 +37,7 @@ def test_defaults(home):
 
 FILE = """\
 cache_dir = "~/from-file"
+state_dir = "~/state"
 apt_mirror = "http://file.example/debian"
 [torch_builds]
 find_links = ["/file/wheels"]
@@ -47,6 +49,7 @@ def test_file(home):
     configure(home, FILE)
     site = load_site(home)
     assert site.cache_dir == Path(home["HOME"]) / "from-file"
+    assert site.state_dir == Path(home["HOME"]) / "state"
     assert site.apt_mirror == "http://file.example/debian"
     assert site.find_links == ("/file/wheels",)
     assert site.torch_index == "http://file.example/{build}"
@@ -58,11 +61,13 @@ def test_environment_wins_over_the_file(home):
         {
             **home,
             "ENVBUILD_CACHE_DIR": "/from-env",
+            "ENVBUILD_STATE_DIR": "/state-from-env",
             "ENVBUILD_APT_MIRROR": "http://env.example/debian",
             "ENVBUILD_TORCH_INDEX": "http://env.example/cpu",
         }
     )
     assert site.cache_dir == Path("/from-env")
+    assert site.state_dir == Path("/state-from-env")
     assert site.apt_mirror == "http://env.example/debian"
     assert site.torch_index == "http://env.example/cpu"
 
@@ -70,9 +75,11 @@ def test_environment_wins_over_the_file(home):
 def test_xdg_folders(home, tmp_path):
     (tmp_path / "xdg" / "envbuild").mkdir(parents=True)
     (tmp_path / "xdg" / "envbuild" / "config.toml").write_text('apt_mirror = "http://xdg.example"\n')
-    site = load_site({**home, "XDG_CONFIG_HOME": str(tmp_path / "xdg"), "XDG_CACHE_HOME": str(tmp_path / "cache")})
+    variables = {"CONFIG": "xdg", "CACHE": "cache", "STATE": "state"}
+    site = load_site({**home, **{f"XDG_{name}_HOME": str(tmp_path / folder) for name, folder in variables.items()}})
     assert site.apt_mirror == "http://xdg.example"
     assert site.cache_dir == tmp_path / "cache" / "envbuild"
+    assert site.state_dir == tmp_path / "state" / "envbuild"
 
 
 @pytest.mark.parametrize("value", ["", "rel", "./rel", None])

@@ -366,6 +366,7 @@ def test_print_cases_lists_what_is_left_out_and_why(project, capsys):
         "left out, it needs the package mamba-ssm, which the environment does not have",
         "left out, it needs the package flash-attn, which the environment does not have",
         "left out, precision = fp8 needs GPUs of SM 89 or newer; the target has SM 80",
+        "left out, known to train wrongly",
     ]
 
 
@@ -467,9 +468,9 @@ def test_damaged_lock_is_refused_by_every_command(project, arguments, newer, exp
 
 
 def test_fault_of_envbuild_shows_the_traceback(project, monkeypatch, capsys):
-    import envbuild.cli.common
+    import envbuild.catalog.catalog
 
-    monkeypatch.setattr(envbuild.cli.common.Catalog, "open", lambda _: 1 // 0)
+    monkeypatch.setattr(envbuild.catalog.catalog.Catalog, "open", lambda _: 1 // 0)
     assert run(["list", "stacks"]) == 1
     message = capsys.readouterr().err
     assert "envbuild has a fault: ZeroDivisionError" in message
@@ -478,12 +479,12 @@ def test_fault_of_envbuild_shows_the_traceback(project, monkeypatch, capsys):
 
 
 def test_uncaught_os_error_has_no_traceback(project, monkeypatch, capsys):
-    import envbuild.cli.common
+    import envbuild.catalog.catalog
 
     def refuse(_):
         raise PermissionError(13, "Permission denied", "/some/file")
 
-    monkeypatch.setattr(envbuild.cli.common.Catalog, "open", refuse)
+    monkeypatch.setattr(envbuild.catalog.catalog.Catalog, "open", refuse)
     assert run(["list", "stacks"]) == 11
     message = capsys.readouterr().err
     assert "/some/file" in message

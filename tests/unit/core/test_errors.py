@@ -33,6 +33,7 @@ DESIGN = {
     "MachineError": 11,
     "CertificateRefusedError": 12,
     "ResultsRefusedError": 13,
+    "StaleImageError": 14,
     "InterruptedByUserError": 130,
 }
 

@@ -84,6 +84,14 @@ def test_os_error_by_number(number, text):
     assert error.fix
 
 
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    for place in ("file/a", "file/a/b"):
+        with pytest.raises(MachineError, match=r"cannot write .*/file") as caught, machine_errors(tmp_path / place):
+            (tmp_path / place).parent.mkdir(parents=True)
+        assert caught.value.why.startswith("A file is where a folder is needed")
+
+
 def test_os_error_names_what_was_tried():
     refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/some/file")
     assert os_error(refused, Path()).what == "no permission to write /some/file"

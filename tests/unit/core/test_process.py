@@ -29,6 +29,10 @@ time.sleep(3600)
 """
 
 
+# Long enough for a Python to start where forty processes share two cores: it has to be at work when its time is over.
+SHORT = ProcessOptions(timeout_seconds=3)
+
+
 def python(code: str, *arguments: object) -> list[str]:
     return [sys.executable, "-S", "-c", code, *map(str, arguments)]
 
@@ -201,7 +205,7 @@ def test_run_timeout_kills_grandchildren_too(tmp_path):
             python(f"print(flush=True)\n{FAMILY}", tmp_path),
             what="try",
             on_line=lambda _: watch(),
-            options=ProcessOptions(timeout_seconds=0.3),
+            options=SHORT,
         )
     assert "import os" in caught.value.why
     assert len(seen) == 2
@@ -211,7 +215,7 @@ def test_run_timeout_kills_grandchildren_too(tmp_path):
 def test_run_timeout_kills_a_grandchild_that_ignores_sigterm(tmp_path):
     stubborn = FAMILY.replace("name =", "child or signal.signal(signal.SIGTERM, signal.SIG_IGN)\nname =")
     with pytest.raises(BuildError):
-        run(python(f"import signal\n{stubborn}", tmp_path), what="try", options=ProcessOptions(timeout_seconds=0.3))
+        run(python(f"import signal\n{stubborn}", tmp_path), what="try", options=SHORT)
     pids = family(tmp_path)
     wait_until(lambda: not any(map(alive, pids)))
 
@@ -231,7 +235,7 @@ while True:
 
 def test_run_timeout_lets_grandchildren_clean_up(tmp_path):
     with pytest.raises(BuildError):
-        run(python(PEACE, tmp_path), what="try", options=ProcessOptions(timeout_seconds=0.3))
+        run(python(PEACE, tmp_path), what="try", options=SHORT)
     assert (tmp_path / "cleaned").exists()
 
 

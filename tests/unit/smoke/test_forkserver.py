@@ -11,6 +11,7 @@ from helpers.smoke_plans import case_document
 from unit.smoke.conftest import BASELINE, Done, two_ranks
 from unit.smoke.processes import assert_gone
 
+from envbuild_smoke.run.forkserver import rank_variables
 from envbuild_smoke.run.options import Isolation, Options
 from envbuild_smoke.run.pool import Pool
 
@@ -88,3 +89,13 @@ def test_comparison_is_made_once_more(run_fake: RunFake) -> None:
     assert done.cases["train-unlucky"]["status"] == "completed"
     assert done.cases["train-unlucky"]["weights"]["compared_with"] == "train-baseline"
     assert restarted(done) == {"train-unlucky"}
+
+
+@pytest.mark.parametrize(("set_to", "expected"), [(None, "1"), ("8", "8")])
+def test_ranks_have_as_many_queues_as_the_run_is_given(
+    monkeypatch: pytest.MonkeyPatch, set_to: str | None, expected: str
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if set_to:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", set_to)
+    assert rank_variables("cuda")["CUDA_DEVICE_MAX_CONNECTIONS"] == expected

@@ -81,6 +81,13 @@ def test_sync_installs_and_imports(lock, tmp_path, calls):
     assert (done.imported, done.not_checked) == (("torch",), ())
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_uv_runs(lock, tmp_path, calls):
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineError, match="file/venv"):
+        run(lock, tmp_path, into="file/venv")
+    assert calls == {}
+
+
 def test_modules_of_phases_that_were_left_out_are_not_checked(lock, tmp_path, calls):
     components = {
         "torch": lock.lock.components["torch"],
@@ -168,7 +175,7 @@ def test_an_environment_is_made_anew_and_nothing_else_is_touched(lock, tmp_path,
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv/pyvenv.cfg").write_text("")
     run(lock, tmp_path)
-    assert not (tmp_path / "venv").exists(), "the old one went; the install is a stand-in here"
+    assert not any((tmp_path / "venv").iterdir()), "the old one went; the install is a fake here"
     (tmp_path / "empty").mkdir()
     run(lock, tmp_path, into="empty")
     calls.clear()

@@ -1,0 +1,39 @@
+"""Moments, ages and digests on the command line."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+
+import click
+
+from envbuild.catalog.fields import moment_of
+
+UNITS = {"h": 1, "d": 24, "w": 7 * 24}
+
+
+def parse_moment(context: click.Context, parameter: click.Parameter, value: str | None) -> datetime:  # noqa: ARG001
+    """``2026-01-31T23:59:59Z``; now where nothing is named."""
+    if value is None:
+        return datetime.now(timezone.utc)
+    try:
+        return moment_of(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a moment such as 2026-01-31T23:59:59Z (UTC)") from None
+
+
+def parse_age(context: click.Context, parameter: click.Parameter, value: str | None) -> timedelta | None:  # noqa: ARG001
+    """``12h``, ``30d`` or ``4w``."""
+    if value is None:
+        return None
+    # Five digits of weeks are 1900 years; six would lead to before the year 1.
+    if not (found := re.fullmatch(r"(\d{1,5})([hdw])", value)):
+        raise click.BadParameter(f"{value!r} is not an age such as 12h, 30d or 4w")
+    return timedelta(hours=int(found[1]) * UNITS[found[2]])
+
+
+def parse_digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001
+    """``sha256:`` and 64 hex digits."""
+    if value is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", value):
+        raise click.BadParameter(f"{value!r} is not a digest (sha256: and 64 hex digits)")
+    return value

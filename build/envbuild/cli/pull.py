@@ -1,0 +1,125 @@
+"""``envbuild pull``. In a job most of its processes follow the first one (``follow``), and never come here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from envbuild.certify.certificate.trust import load_trust
+from envbuild.cli.arguments import parse_age
+from envbuild.cli.command import Command
+from envbuild.cli.common import PathArgument, Session, output_options
+from envbuild.cli.follow import leave, place
+from envbuild.core.digests import Json
+from envbuild.core.errors import UsageError
+from envbuild.core.text import printable_lines
+from envbuild.publish.pull import Pulled, PullRequest, pull
+from envbuild.publish.pull_layout import pull_layout
+from envbuild.publish.sources import parse_reference
+
+
+@click.command("pull", cls=Command)
+@click.argument("reference")
+@click.option("--target", metavar="NAME", help="The image must be for this target.")
+@click.option("--format", "form", type=click.Choice(["sqsh", "oci"]), default="sqsh", show_default=True)
+@click.option(
+    "--output",
+    type=PathArgument(),
+    metavar="PATH",
+    help="Where to: the .sqsh, or the folder of an OCI layout. Default for a .sqsh: it stays in the store.",
+)
+@click.option(
+    "--trust", type=PathArgument(dir_okay=False), help="The keys that you trust; default: the configuration's."
+)
+@click.option("--max-age", metavar="AGE", help="The oldest numbers in the certificate: 12h, 30d, 4w at most.")
+@click.option("--uncertified", is_flag=True, help="Take an image without a certificate, too.")
+@output_options
+def command(
+    session: Session,
+    reference: str,
+    target: str | None,
+    form: str,
+    output: Path | None,
+    trust: Path | None,
+    max_age: str | None,
+    uncertified: bool,
+) -> None:
+    """Fetch the published image REFERENCE: its certificate and its digest are verified before it has its name.
+
+    REFERENCE is REGISTRY/REPO:TAG, s3://BUCKET/PREFIX:TAG, gs://BUCKET/PREFIX:TAG or /DIRECTORY:TAG; @sha256:... names
+    one image by its digest. A certificate goes next to --output, as PATH.intoto.jsonl.
+    """
+    if form == "oci" and output is None:
+        raise UsageError(
+            "--format oci needs --output FOLDER",
+            why="It writes an OCI layout.",
+            fix="Name a folder that does not exist yet: --output image/",
+        )
+    question: dict[str, Json] = {
+        "reference": reference,
+        "target": target,
+        "layout": str(output) if form == "oci" else None,
+        "trust": str(trust) if trust else None,
+        "max_age": max_age,
+        "uncertified": uncertified,
+    }
+    pulled = ask(session, question)
+    found = result_of(pulled)
+    certified = f"certified by {pulled.key}, measured {found['measured_at']}" if pulled.key else "NOT certified"
+    lines = [f"{found['tag']} ({found['target']}): {certified}", str(found["digest"])]
+    if form == "sqsh":
+        leave(pulled.asked, found, [printable_lines(line) for line in lines])
+        found["path"] = place(found, str(output)) if output is not None else found["path"]
+    session.done(found, *lines, str(found["path"]))
+
+
+def question_of(reference: str, environ: Mapping[str, str]) -> dict[str, Json]:
+    """What the importer asks: for a certified .sqsh, as the site's variables want it."""
+    return {
+        "reference": reference,
+        "target": environ.get("ENVBUILD_PULL_TARGET"),
+        "layout": None,
+        "trust": None,
+        "max_age": environ.get("ENVBUILD_PULL_MAX_AGE"),
+        "uncertified": False,
+    }
+
+
+def ask(session: Session, question: dict[str, Json]) -> Pulled:
+    """Fetch what a question names."""
+    trust = question["trust"] or session.site.signing.trust
+    context = click.get_current_context()
+    max_age = str(question["max_age"]) if question["max_age"] else None
+    request = PullRequest(
+        reference=parse_reference(str(question["reference"])),
+        target=str(question["target"]) if question["target"] else None,
+        trust=load_trust(Path(str(trust))) if trust else None,
+        max_age=parse_age(context, context.command.params[0], max_age),
+        uncertified=bool(question["uncertified"]),
+    )
+    if question["layout"] is None:
+        return pull(request, session.context)
+    return pull_layout(request, Path(str(question["layout"])), session.context)
+
+
+def result_of(pulled: Pulled) -> dict[str, Json]:
+    """What ``--json`` prints about a pulled image."""
+    publication, sqsh = pulled.publication, pulled.publication.sqsh
+    return {
+        "stack": publication.stack,
+        "base": publication.base,
+        "target": publication.target,
+        "tag": publication.tag,
+        "moving_tag": publication.moving_tag,
+        "digest": sqsh.digest if sqsh else None,
+        "size_bytes": sqsh.size_bytes if sqsh else 0,
+        "oci_digest": publication.oci_digest,
+        "lock_digest": publication.lock_digest,
+        "key": pulled.key,
+        "certified_at": publication.certified_at,
+        "measured_at": publication.measured_at,
+        "certificate": str(pulled.certificate) if pulled.certificate else None,
+        "path": str(pulled.path),
+    }

@@ -1,0 +1,54 @@
+"""`envbuild gc` at the command line: a dry run removes nothing, and no night goes on meanwhile."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+from helpers.ledger_rows import night_row
+from unit.image.test_record import RECORD
+
+from envbuild.cli.main import run
+from envbuild.core.progress import SilentReporter
+from envbuild.ledger.ledger import Ledger
+from envbuild.store.local import LocalStore
+from envbuild.store.record import RECORD_FILE, dump
+
+KEY = f"sha256:{1:064x}"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+    """A store with an image that nothing needs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ENVBUILD_STATE_DIR", str(tmp_path / "state"))
+    store = LocalStore(tmp_path / "cache", SilentReporter())
+
+    def write(folder: Path) -> None:
+        (folder / RECORD_FILE).write_bytes(dump(RECORD))
+
+    store.get_or_build("images", KEY, write)
+    os.utime(store.path_of("images", KEY), (0, 0))
+    return store
+
+
+def test_a_dry_run_names_what_goes_and_leaves_it(store: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, there in ((("--dry-run",), True), ((), False)):
+        assert run(["gc", "--json", *words]) == 0
+        (removed,) = json.loads(capsys.readouterr().out)["removed"]
+        assert (removed["kind"], removed["key"]) == ("images", KEY.removeprefix("sha256:"))
+        assert store.path_of("images", KEY).is_dir() is there
+
+
+def test_nothing_goes_while_a_night_runs(store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Ledger.open(tmp_path / "state/ledger.sqlite") as ledger:
+        ledger.record(night_row())
+    with (tmp_path / "state/nightly-mcore.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert run(["gc"]) == 11
+    assert "running already" in capsys.readouterr().err
+    assert store.path_of("images", KEY).is_dir()

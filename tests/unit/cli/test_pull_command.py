@@ -1,0 +1,196 @@
+"""`envbuild pull` and `envbuild importer` from the command line, and enroot's hook behind the importer."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from helpers.publish_world import make_publish_world
+from helpers.pull_world import PullWorld, make_pull_world
+
+from envbuild.catalog.data import data_root
+from envbuild.cli.main import run
+from envbuild.core.digests import sha256_file
+from envbuild.publish.models import Revocation
+
+ENROOT = data_root() / "containers" / "enroot"
+CONTENT = b"a squashfs file " * 10_000
+
+
+@pytest.fixture
+def there(tmp_path, monkeypatch) -> PullWorld:
+    world = make_publish_world(tmp_path / "project")
+    world.rebuild({"torch": CONTENT})
+    found = make_pull_world(world, tmp_path / "home")
+    for name in ("ENVBUILD_TRUST", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "ENVBUILD_CONFIG", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(found.home))
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(found.home / "cache"))
+    monkeypatch.setenv("TMPDIR", str(found.home))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.chdir(found.home)
+    return found
+
+
+@pytest.fixture
+def pull_json(there, capsys):
+    """What `envbuild pull` prints with --json."""
+
+    def command(*arguments, status=0, trust=True):
+        trusted = ["--trust", str(there.world.project / "trust.toml")] if trust else []
+        assert run(["pull", *arguments, *trusted, "--json"]) == status
+        return json.loads(capsys.readouterr().out)
+
+    return command
+
+
+def test_pull_prints_where_the_file_is(there, pull_json):
+    publication = there.publish()
+    found = pull_json(f"{there.store.address}:mcore-debian12", "--target", "cpu")
+    assert Path(found["path"]).read_bytes() == there.image.read_bytes()
+    assert found["digest"] == publication.sqsh.digest == sha256_file(Path(found["path"]))
+    assert (found["key"], found["tag"], found["target"]) == ("lab", publication.tag, "cpu")
+
+
+def test_output_and_its_certificate(there, pull_json, capsys):
+    there.publish()
+    found = pull_json(f"{there.store.address}:mcore-debian12-cpu", "--output", "out/nemo.sqsh")
+    assert found["path"] == str(there.home / "out/nemo.sqsh")
+    output = there.home / "out/nemo.sqsh"
+    assert output.read_bytes() == there.image.read_bytes()
+    words = ["certificate", "verify", "out/nemo.sqsh.intoto.jsonl", "--image", "out/nemo.sqsh"]
+    assert run([*words, "--trust", str(there.world.project / "trust.toml")]) == 0
+    assert "verified: signed by lab" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("prepare", "arguments", "status", "part"),
+    [
+        (lambda there: there.publish(certified=False), [], 9, "without a certificate"),
+        (lambda there: there.store.revoke(there.publish().oci_digest, BACK), [], 9, "wrong NCCL"),
+        (lambda there: there.publish(), ["--target", "h200"], 9, "not for h200"),
+        (lambda there: there.publish(), ["--max-age", "12x"], 2, "is not an age"),
+        (lambda there: there.publish(), ["--format", "oci", "--output", "x"], 2, "has no OCI images"),
+        (lambda there: None, [], 3, "has no such tag"),
+    ],
+)
+def test_refusals(there, pull_json, prepare, arguments, status, part):
+    prepare(there)
+    error = pull_json(f"{there.store.address}:mcore-debian12-cpu", *arguments, "--output", "o", status=status)["error"]
+    assert part in error["what"] + error["why"]
+    assert error["fix"]
+    assert not (there.home / "o").exists()
+
+
+BACK = Revocation(reason="wrong NCCL", at="2026-11-20T07:00:00Z")
+
+
+def test_a_layout_needs_a_place(pull_json):
+    assert "needs --output" in pull_json("host/repo:tag", "--format", "oci", status=2)["error"]["what"]
+
+
+def test_without_trusted_keys_nothing_is_pulled(there, pull_json):
+    there.publish()
+    error = pull_json(f"{there.store.address}:mcore-debian12-cpu", status=2, trust=False)["error"]
+    assert "no trusted keys" in error["what"]
+
+
+def test_what_others_follow_is_fetched_anew_where_it_is_gone(there, pull_json, monkeypatch):
+    there.publish()
+    first = Path(pull_json(f"{there.store.address}:mcore-debian12-cpu")["path"])
+    # As if this process had begun before the first one asked, which is gone with what it fetched.
+    monkeypatch.setattr("envbuild.cli.follow.time.monotonic", lambda: 0.0)
+    first.write_bytes(b"changed")
+    assert pull_json(f"{there.store.address}:mcore-debian12-cpu")["path"] == str(first)
+    assert first.read_bytes() == there.image.read_bytes()
+
+
+def test_a_follower_imports_little():
+    # Of every rank's time: 0.3 s for pydantic and the like, 0.05 s for click.
+    code = "import sys, envbuild.cli.main, envbuild.cli.follow; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"pydantic", "urllib3", "click", "dataclasses", "tempfile", "ssl"} & set(loaded)
+
+
+@pytest.fixture
+def site(there, tmp_path):
+    """The importer's script as a site installs it, but for where its configuration is."""
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    (folder / "trust.toml").write_bytes((there.world.project / "trust.toml").read_bytes())
+    (folder / "config.toml").write_text(f'cache_dir = "{there.home}/cache"\n')
+    script = folder / "importer.sh"
+    script.write_text((ENROOT / "importer.sh").read_text().replace("/etc/envbuild", str(folder)))
+    script.chmod(0o755)
+    (folder / "bin").mkdir()
+    (folder / "bin/envbuild").write_text(f'#!/bin/sh\nexec {sys.executable} -m envbuild "$@"\n')
+    (folder / "bin/envbuild").chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def slurm(there, site):
+    """Run one of the scripts in a step of a job."""
+
+    def command(*words, step="0", **more):
+        own = {"PATH": f"{site}/bin:{os.environ['PATH']}", "HOME": str(there.home), "TMPDIR": str(there.home)}
+        job = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": step, "SLURM_JOB_UID": str(os.geteuid())}
+        return subprocess.run(words, env={**own, **job, **more}, capture_output=True, text=True, check=False)
+
+    return command
+
+
+def test_importer_serves_pyxis(there, site, slurm):
+    there.publish()
+    uri = f"{there.store.address}:mcore-debian12-cpu"
+    # What the job sets does not count.
+    got = slurm(site / "importer.sh", "get", uri, ENVBUILD_TRUST="/dev/null", ENVBUILD_CACHE_DIR="")
+    assert got.returncode == 0, got.stderr
+    (line,) = got.stdout.splitlines()
+    assert Path(line).is_absolute()
+    assert Path(line).read_bytes() == there.image.read_bytes()
+    for _ in range(2):
+        assert slurm(site / "importer.sh", "release").returncode == 0
+    assert Path(line).is_file()
+
+
+@pytest.mark.parametrize("uri", ["docker://ubuntu:24.04", "{store}:uncertified"])
+def test_importer_refuses_what_is_not_certified(there, site, slurm, uri):
+    there.publish(certified=False, moving_tag="uncertified")
+    refused = slurm(site / "importer.sh", "get", uri.format(store=there.store.address))
+    assert refused.returncode != 0
+    assert refused.stdout == ""
+    assert "error: " in refused.stderr
+    assert "help: " in refused.stderr
+    assert slurm(ENROOT / "hook.sh", ENROOT_ROOTFS="/data/pyxis_7.0").returncode == 1
+
+
+def test_hook_lets_start_what_the_importer_verified(there, site, slurm):
+    there.publish()
+    hook, root = ENROOT / "hook.sh", "/data/pyxis_7.0"
+    refused = slurm(hook, ENROOT_ROOTFS=root)
+    assert refused.returncode == 1
+    assert "did not come through envbuild's importer" in refused.stderr
+    assert slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu").returncode == 0
+    assert slurm(site / "importer.sh", "release").returncode == 0
+    assert slurm(hook, ENROOT_ROOTFS=root).returncode == 0
+    assert slurm(hook, ENROOT_ROOTFS="/data/pyxis_named").returncode == 0
+    # Another step: of a path that pyxis starts without the importer, and of the container that has a name.
+    assert slurm(hook, step="1", ENROOT_ROOTFS="/data/pyxis_7.1").returncode == 1
+    assert slurm(hook, step="1", ENROOT_ROOTFS="/run/enroot/overlay").returncode == 1
+    assert slurm(hook, step="1", ENROOT_ROOTFS="/data/pyxis_named").returncode == 0
+    # Outside of a job it is nobody's business.
+    assert slurm(hook, ENROOT_ROOTFS="/data/x", SLURM_JOB_ID="").returncode == 0
+
+
+def test_steps_of_old_jobs_are_forgotten(there, site, slurm):
+    there.publish()
+    jobs = there.home / f"envbuild-{os.geteuid()}" / "jobs"
+    for name in ("5", "6"):
+        (jobs / name).mkdir(parents=True)
+    os.utime(jobs / "5", (0, 0))
+    assert slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu").returncode == 0
+    assert sorted(path.name for path in jobs.iterdir()) == ["6", "7"]
