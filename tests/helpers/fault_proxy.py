@@ -6,10 +6,11 @@ import contextlib
 import http.client
 import http.server
 import socket
-import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+
+from helpers.loopback import serving
 
 
 @dataclass
@@ -163,13 +164,6 @@ def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)
 
-    class Server(http.server.ThreadingHTTPServer):
-        daemon_threads = True
-
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with serving(Handler) as server:
         proxy.address = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            yield proxy
-        finally:
-            server.shutdown()
+        yield proxy

@@ -9,7 +9,6 @@ import http.server
 import io
 import json
 import tarfile
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from helpers.loopback import serving
 from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
@@ -169,10 +169,6 @@ def simple_index() -> Iterator[SimpleIndex]:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with serving(Handler) as server:
         index.address = f"http://127.0.0.1:{server.server_port}{prefix}"
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            yield index
-        finally:
-            server.shutdown()
+        yield index

@@ -7,11 +7,12 @@ import contextlib
 import functools
 import hashlib
 import http.server
-import threading
 import urllib.parse
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from helpers.loopback import serving
 
 
 def make_wheel(
@@ -73,9 +74,5 @@ def served(folder: Path) -> Iterator[str]:
             pass
 
     handler = functools.partial(Handler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
+    with serving(handler) as server:
+        yield f"http://127.0.0.1:{server.server_port}"

@@ -7,7 +7,6 @@ import http.server
 import json
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from conftest import Tool
 from helpers.kept_entries import keep_base
+from helpers.loopback import serving
 from helpers.mini import NAME, image_of, write_stack
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select
@@ -129,15 +129,8 @@ def snapshots() -> Iterator[tuple[str, list[str]]]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Redirect)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(Redirect) as server:
         yield f"http://127.0.0.1:{server.server_port}/{{snapshot}}/debian", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.slow

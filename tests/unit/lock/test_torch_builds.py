@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from helpers.loopback import serving
 
 from envbuild.catalog.site import Site
 from envbuild.core.errors import NetworkError
@@ -57,12 +58,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def serve(pages: dict[str, str]):
     """A web server on loopback; gives its address and what it was asked for."""
     asked: list[tuple[str, str | None]] = []
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, pages, asked)) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        try:
-            yield f"127.0.0.1:{server.server_port}", asked
-        finally:
-            server.shutdown()
+    with serving(functools.partial(Handler, pages, asked)) as server:
+        yield f"127.0.0.1:{server.server_port}", asked
 
 
 def link(wheel: str) -> str:

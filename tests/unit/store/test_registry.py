@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from helpers.loopback import serving
 from helpers.stores import write_docker_config
 
 from envbuild.core.errors import NetworkError
@@ -39,7 +40,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[Server]:
+def answering() -> Iterator[Server]:
     state = Server()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -69,24 +70,20 @@ def serving() -> Iterator[Server]:
 
         do_GET = do_PUT = do_POST = do_any
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with serving(Handler) as server:
         state.port = server.server_port
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            yield state
-        finally:
-            server.shutdown()
+        yield state
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with serving() as running:
+    with answering() as running:
         yield running
 
 
 @pytest.fixture
 def other() -> Iterator[Server]:
-    with serving() as running:
+    with answering() as running:
         yield running
 
 
