@@ -38,6 +38,7 @@ from typing import Any
 from history_record import (
     Result,
     attempts,
+    branch,
     days_between,
     failure,
     line,
@@ -142,6 +143,7 @@ class History:
         lead = record["components"][LEADS[driver]]
         missing = not_imported(driver, printed["verified"])
         return {
+            "driver": driver,
             "base": printed["base"],
             "digest": printed["digest"],
             "version": lead["version"],
@@ -295,14 +297,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     history = History(options.work.resolve(), repositories_of(options.repository), options.limit)
     results: list[Result] = []
     what = options.releases or f"NeMo {options.ref}"
-    title = f"`envbuild lock`, {what}" + (f", base {options.base}" if options.base else "")
+    base = f", base {options.base}" if options.base else ""
     for case in cases_of(options):
         result = history.result(case, fresh=options.fresh, retry=options.retry)
         results.append(result)
         outcome = f"verified, {result.days_behind} days behind" if result.verified else result.failure
         print(f"{case.name}: {result.seconds:.0f} s, {result.attempts} attempts, {outcome}", flush=True)
+        if not options.releases:
+            what = branch(options.ref, results)
         if options.record:
-            write_record(options.record, title, results)
+            write_record(options.record, f"`envbuild lock`, {what}{base}", results)
     return int(not hold(what, summary(results)))
 
 

@@ -38,6 +38,7 @@ class Result:
 
     Attributes:
         attempts: how many locks the search made, the last one included.
+        driver: ``nemo`` or ``bridge``; empty where there is no lock.
         commit: of the leading component; empty for a release.
         days_behind: how much older the commit is than the branch's tip of that day.
         verified: the command succeeded, and the driver's entry point was imported.
@@ -52,6 +53,7 @@ class Result:
     seconds: float
     attempts: int
     envbuild: str
+    driver: str = ""
     base: str = ""
     digest: str = ""
     version: str = ""
@@ -71,6 +73,12 @@ class Result:
     def from_json(cls, value: Mapping[str, Any]) -> Result:
         known = {key: value[key] for key in cls.__dataclass_fields__ if key in value}
         return cls(**{**known, **{key: tuple(known.get(key, ())) for key in ("deviations", "stubbed")}})
+
+
+def branch(ref: str, results: Iterable[Result]) -> str:
+    """The branch that the days are of: Megatron-Bridge's where it drives every lock."""
+    drivers = {item.driver for item in results if item.driver}
+    return "Megatron-Bridge main" if drivers == {"bridge"} else f"NeMo {ref}"
 
 
 def days_between(older: str, newer: str) -> int:

@@ -101,6 +101,19 @@ def test_days_between(record: ModuleType, older: str, newer: str, days: int) -> 
     assert record.days_between(older, newer) == days
 
 
+@pytest.mark.parametrize(
+    ("drivers", "expected"),
+    [
+        (["bridge", "", "bridge"], "Megatron-Bridge main"),
+        (["nemo", "bridge"], "NeMo r2.6"),
+        (["", "nemo"], "NeMo r2.6"),
+        ([""], "NeMo r2.6"),
+    ],
+)
+def test_the_branch_in_the_title(record: ModuleType, drivers: list[str], expected: str) -> None:
+    assert record.branch("r2.6", [result(record, driver=driver) for driver in drivers]) == expected
+
+
 def test_days(bench: ModuleType) -> None:
     found = bench.days(date(2025, 3, 1), date(2025, 3, 21), 10)
     assert [*map(str, found)] == ["2025-03-01", "2025-03-11", "2025-03-21"]
@@ -200,5 +213,6 @@ def test_a_lock_that_was_made(bench: ModuleType, tmp_path: Path) -> None:
         "verified": {"where": "base x", "imported": ["nemo.collections.llm"]},
     }
     found = history._of_lock(printed)
+    assert found["driver"] == "nemo"
     assert (found["days_behind"], found["deviations"], found["verified"]) == (3, ("a", "b"), False)
     assert found["failure"] == "not imported: nemo.collections.llm.recipes"
