@@ -40,6 +40,13 @@ class LoadBalancing(str, Enum):
     SEQ_AUX_LOSS = "seq_aux_loss"
 
 
+class Recipe(str, Enum):
+    """A pretrain recipe of NeMo."""
+
+    QWEN25_7B = "qwen25_7b"
+    LLAMA3_8B = "llama3_8b"
+
+
 class Experts(TomlModel):
     """A mixture of experts in the place of each layer's MLP."""
 
@@ -76,6 +83,10 @@ class ModelSpec(TomlModel):
     normalization: Normalization = Normalization.LAYER
     norm_epsilon: Annotated[float, Field(gt=0, le=0.1)] = 1e-5
     layer_spec: LayerSpec = LayerSpec.LOCAL
+    recipe: Recipe | None = Field(
+        default=None,
+        description="NeMo's pretrain recipe, cut down to these sizes; for stacks with driver nemo, and only there",
+    )
     moe: Experts | None = None
     mamba: MambaLayers | None = Field(default=None, description="of kind mamba-hybrid, and only there")
 

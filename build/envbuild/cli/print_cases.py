@@ -43,7 +43,7 @@ def print_cases(session: Session, selection: Selection, wanted: WantedCases) -> 
     matrix_name, only = wanted.matrix, wanted.only
     matrix = selection.catalog.matrix(matrix_name)
     lock = _lock(session, selection, wanted.lock_name)
-    driver_of(selection, lock.lock if lock else None)
+    driver_of(selection, matrix_name, lock.lock if lock else None)
     packages = lock.packages() if lock else ()
     cases = chosen_cases(matrix, matrix_name, selection, only, packages)
     capabilities = Capabilities.of(selection, packages)

@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 from envbuild_smoke.plan.json_reader import NOT_EMPTY, NOT_NEGATIVE, POSITIVE, PlanError, at_least, matching
 
 Device = Literal["cpu", "cuda"]
-Driver = Literal["mcore"]
+Driver = Literal["mcore", "nemo"]
 Precision = Literal["fp32", "bf16", "fp8"]
 Kind = Literal["gpt", "mamba-hybrid"]
+# A module of nemo.collections.llm with a `pretrain_recipe`.
+Recipe = Literal["qwen25_7b", "llama3_8b"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
 LayerSpec = Literal["local", "transformer-engine"]
 AttentionBackend = Literal["local", "auto", "flash", "fused", "unfused"]
@@ -72,7 +74,8 @@ class Model:
     """A model to train; sizes in elements, `sequence_length` in tokens.
 
     `num_query_groups` equals `num_attention_heads` when attention is not grouped. `moe` is None in a model
-    without experts, `mamba` is None in every model but those of kind mamba-hybrid.
+    without experts, `mamba` is None in every model but those of kind mamba-hybrid. `recipe` is NeMo's, cut
+    down to these sizes, and None with another driver than nemo.
     """
 
     kind: Kind
@@ -87,6 +90,7 @@ class Model:
     moe: Moe | None
     mamba: Mamba | None
     norm_epsilon: Positive = 1e-5
+    recipe: Recipe | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,6 +116,7 @@ def test_every_case_of_known_wrong_is_affected_and_few_of_the_other_matrices():
     few = {"hybrid-local-fp32-baseline", "hybrid-local-fp32-tp2", "moe-aux-fp32-cp2"}
     few |= {f"te-bf16-dp{size}-do-oi2-ogr" for size in (2, 4)} | {f"wide-fp32-dp{size}-do-oi2-ogr" for size in (2, 4)}
     few |= {"te-moe-bf16-tp2-sp-ep2-etp1-grouped"}
+    few |= {"qwen25-7b-bf16-pp2-vp2-bp2p", "qwen25-7b-local-fp32-pp2-vp2-bp2p"}
     for name in CATALOG.names("matrices"):
         matrix = CATALOG.matrix(name)
         for capabilities in CAPABILITIES:

@@ -210,15 +210,13 @@ def assert_no_cases(error, driver, reason):
     assert error["exit_code"] == 8
     assert error["what"] == f"there are no certification cases for driver {driver} yet"
     assert error["why"].startswith(reason)
-    assert error["why"].endswith("the smoke runner has cases for: mcore.")
+    assert error["why"].endswith("the smoke runner has cases for: mcore, nemo.")
 
 
 @pytest.mark.parametrize(
     ("stack", "base", "driver"),
     [
-        ("nemo-2.7", "ubuntu2404-cu130", "nemo"),
         ("bridge-0.6", "ubuntu2404-cu130", "bridge"),
-        ("nemo", None, "nemo or bridge"),
     ],
 )
 def test_stack_whose_driver_has_no_cases_is_refused_before_lock_and_image(
@@ -231,12 +229,32 @@ def test_stack_whose_driver_has_no_cases_is_refused_before_lock_and_image(
 
 
 def test_lock_whose_driver_has_no_cases_is_refused_before_the_image(world, answer):
-    make_lock(world.lock.path, inputs=world.lock.lock.inputs, driver="nemo")
+    make_lock(world.lock.path, inputs=world.lock.lock.inputs, driver="bridge")
     remove_tree(world.image.path)
     status, error = answer()
     assert status == 8
-    assert_no_cases(error, "nemo", "The lock of stack mcore on debian12 names it")
+    assert_no_cases(error, "bridge", "The lock of stack mcore on debian12 names it")
     assert world.calls == []
+
+
+@pytest.mark.parametrize(
+    ("stack", "base", "matrix", "driver"),
+    [
+        ("nemo-2.7", "ubuntu2404-cu130", "certify-quick", "nemo"),
+        ("nemo", None, "certify-full", "nemo"),
+        ("mcore", "ubuntu2404-cu130", "nemo-recipes", "mcore"),
+    ],
+)
+def test_matrix_of_another_driver_is_refused_before_lock_and_image(
+    tmp_path, monkeypatch, capsys, stack, base, matrix, driver
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["certify", "--stack", stack, "--target", "h200", "--matrix", matrix, "--json"]
+    assert run([*arguments, *(["--base", base] if base else [])]) == 8
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["what"] == f"matrix {matrix} has no cases for driver {driver}"
+    other = "certify-quick" if driver == "mcore" else "nemo-recipes"
+    assert error["fix"] == f"Nothing was run. Choose another matrix: --matrix {other}."
 
 
 # ---- the lock

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jsonschema
 import pytest
 from helpers.matrices import six_layouts
 from unit.certify.plans import SUBJECT
 
+from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import BandwidthSweep, CaseRow, Precision
@@ -206,3 +208,12 @@ def test_key_changes_with_the_sweep_the_judge_and_the_scope(monkeypatch):
     keys = {key(), *(key(matrix=swept) for swept in sweeps), key(scope="part of quick")}
     monkeypatch.setattr(plan_module, "JUDGE_VERSION", plan_module.JUDGE_VERSION + 1)
     assert len({*keys, key()}) == 6
+
+
+def test_plan_of_a_recipe_names_it_and_has_no_reference():
+    matrix = Catalog.open(Path("/nonexistent")).matrix("nemo-recipes")
+    cases = expand(matrix, "nemo-recipes", CPU)
+    planned = plan(matrix=matrix, cases=cases, driver=Driver.NEMO)
+    assert {model["recipe"] for model in planned["models"].values()} == {"qwen25_7b"}
+    assert not any(case["compare_reference"] for case in planned["cases"])
+    assert parse_plan(json.dumps(planned).encode()).models["qwen25-7b-local"].recipe == "qwen25_7b"

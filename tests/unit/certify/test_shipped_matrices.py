@@ -43,7 +43,14 @@ def test_shipped_matrix_expands_and_compares_something(name, capabilities):
 
 
 def test_shipped_matrices():
-    assert NAMES == ["certify-full", "certify-quick", "known-wrong", "recipe-layouts"]
+    assert NAMES == [
+        "certify-full",
+        "certify-quick",
+        "known-wrong",
+        "nemo-known-wrong",
+        "nemo-recipes",
+        "recipe-layouts",
+    ]
 
 
 def test_quick_is_the_same_on_every_device():
@@ -150,3 +157,13 @@ def test_the_docs_have_the_numbers_of_cases():
     assert f"| `certify-quick` | {cpu['certify-quick']} cases " in page
     assert "seven on GPUs, six on CPUs" in page
     assert (h200["recipe-layouts"], cpu["recipe-layouts"]) == (7, 6)
+
+
+def test_recipes_of_nemo_have_enough_layouts_of_two_and_of_four_gpus():
+    cases = [case for case in cases_of("nemo-recipes", H200).values() if not case.is_baseline]
+    sizes = [case.world_size for case in cases]
+    assert (sizes.count(2), sizes.count(4)) == (14, 18)
+    interleaved = [case for case in cases if case.layout.virtual_pipeline > 1]
+    assert all(case.settings.overlap_p2p_comm for case in interleaved)
+    wrong = cases_of("nemo-known-wrong", H200).values()
+    assert sorted(case.settings.overlap_p2p_comm for case in wrong if not case.is_baseline) == [False, True]

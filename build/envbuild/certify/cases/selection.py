@@ -13,7 +13,9 @@ from envbuild.core.errors import CertificationCannotRunError, ConfigurationError
 from envbuild.lock.models import Lock
 
 # The drivers that the smoke runner has.
-DRIVERS = (Driver.MCORE,)
+DRIVERS = (Driver.MCORE, Driver.NEMO)
+# The shipped matrix of NeMo's recipes.
+NEMO_MATRIX = "nemo-recipes"
 
 
 def chosen_cases(
@@ -85,11 +87,11 @@ def with_baselines(cases: tuple[Case, ...], ids: Collection[str]) -> tuple[Case,
     return tuple(case for case in cases if case.id in ids or case.id in needed)
 
 
-def driver_of(selection: Selection, lock: Lock | None = None) -> Driver:
+def driver_of(selection: Selection, matrix_name: str, lock: Lock | None = None) -> Driver:
     """The driver of the cases: the lock's, or without a lock that of the stack's file.
 
     Raises:
-        CertificationCannotRunError: there are no cases for it.
+        CertificationCannotRunError: the smoke runner does not have it, or the matrix has no cases for it.
     """
     stack = selection.stack
     possible, source = [stack.driver], f"The file of stack {selection.stack_name}"
@@ -98,7 +100,8 @@ def driver_of(selection: Selection, lock: Lock | None = None) -> Driver:
     # Which driver it is depends on the files of the commit, and no commit was looked up yet without a lock.
     elif lock is None and stack.takeover is not None:
         possible.append(stack.takeover.driver)
-    if not any(driver in DRIVERS for driver in possible):
+    there = [driver for driver in possible if driver in DRIVERS]
+    if not there:
         names = " or ".join(driver.value for driver in possible)
         known = ", ".join(driver.value for driver in DRIVERS)
         raise CertificationCannotRunError(
@@ -107,4 +110,19 @@ def driver_of(selection: Selection, lock: Lock | None = None) -> Driver:
             fix=f'Nothing was run. Certify a stack with driver = "{DRIVERS[0].value}", such as stack mcore.',
             reason="no-cases",
         )
-    return possible[0]
+    fitting = [driver for driver in there if _trains(driver, selection.catalog.matrix(matrix_name))]
+    if not fitting:
+        names = " or ".join(driver.value for driver in there)
+        recipes = Driver.NEMO in there
+        raise CertificationCannotRunError(
+            f"matrix {matrix_name} has no cases for driver {names}",
+            why=f"{source} names the driver. Driver nemo trains models with a recipe, and driver mcore those without.",
+            fix=f"Nothing was run. Choose another matrix: --matrix {NEMO_MATRIX if recipes else 'certify-quick'}.",
+            reason="no-cases",
+        )
+    return fitting[0]
+
+
+def _trains(driver: Driver, matrix: Matrix) -> bool:
+    """Whether a driver trains every model of a matrix."""
+    return all((model.recipe is not None) == (driver is Driver.NEMO) for model in matrix.models.values())

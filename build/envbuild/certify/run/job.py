@@ -136,7 +136,7 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
         CertificationCannotRunError: all that is compared is known to be trained wrongly.
     """
     selection, lock = request.selection, request.lock.lock
-    driver = driver_of(selection, lock)
+    driver = driver_of(selection, request.matrix_name, lock)
     matrix = selection.catalog.matrix(request.matrix_name)
     packages = request.lock.packages()
     cases = chosen_cases(matrix, request.matrix_name, selection, request.only, packages)

@@ -126,6 +126,7 @@ def _model_json(model: ModelSpec) -> Json:
         "normalization": model.normalization.value,
         "norm_epsilon": model.norm_epsilon,
         "layer_spec": model.layer_spec.value,
+        **({"recipe": model.recipe.value} if model.recipe else {}),
         "moe": model.moe.model_dump(mode="json") if model.moe else None,
         "mamba": model.mamba.model_dump(mode="json") if model.mamba else None,
     }
@@ -149,7 +150,8 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
         "resume_at": case.resume_at,
         "continue_in": dict(vars(case.continue_in)) if case.continue_in else None,
         "compare_weights": case.compare_weights,
-        "compare_reference": case.is_baseline,
+        # The reference has no recipe's layers.
+        "compare_reference": case.is_baseline and driver is Driver.MCORE,
         "perturbed_runs": PERTURBED_RUNS if case.is_baseline else 0,
         "estimated_seconds": None,
         "time_limit_seconds": matrix.time_limit_seconds,

@@ -1,0 +1,1 @@
+"""Trains cut-down recipes with NeMo's own pretrain; `pretrain` is the driver, and imports NeMo."""

@@ -1,0 +1,196 @@
+"""NeMo's own pretrain recipes, cut down to what a case of the plan asks for.
+
+What is not named here stays as the recipe has it: layers, norm, positions, fusions, loss, optimizer and its constants.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import fiddle
+import nemo_run
+import torch
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+from megatron.core.distributed import DistributedDataParallelConfig
+from nemo.collections import llm
+from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
+from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
+from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecision
+
+from envbuild_smoke.drivers.nemo.data import RecordedMockData
+from envbuild_smoke.drivers.nemo.limits import gpus_of, refuse_unsupported
+from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.rank_context import RankContext
+
+# As Megatron's default.
+FFN_WIDTH = 4
+
+
+class RunnersRanks(ClusterEnvironment):  # type: ignore[misc]
+    """The ranks that the runner has started, on one node; Lightning is to start none."""
+
+    def __init__(self, rank: int, world_size: int, port: int) -> None:
+        self._rank, self._world_size, self._port = rank, world_size, port
+
+    @staticmethod
+    def detect() -> bool:
+        """It is always named, and never found."""
+        return False
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """The runner has started them."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """All ranks are on this machine."""
+        return "127.0.0.1"
+
+    @property
+    def main_port(self) -> int:
+        """Where the ranks of the case have met."""
+        return self._port
+
+    def world_size(self) -> int:
+        """Number of ranks of the case."""
+        return self._world_size
+
+    def set_world_size(self, size: int) -> None:
+        """Refuse what Lightning computes, where it is something else."""
+        if size != self._world_size:
+            raise ValueError(f"NeMo counts {size} ranks, and the case has {self._world_size}")
+
+    def global_rank(self) -> int:
+        """Number of this rank in the case."""
+        return self._rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Refuse what Lightning computes, where it is something else."""
+        if rank != self._rank:
+            raise ValueError(f"NeMo numbers this rank {rank}, and the case {self._rank}")
+
+    def local_rank(self) -> int:
+        """Its place in `devices`, which is not the number of its GPU."""
+        return self._rank
+
+    def node_rank(self) -> int:
+        """There is one node."""
+        return 0
+
+
+def recipe_of(context: RankContext, callbacks: "list[Any]") -> Callable[[], Any]:
+    """Return the recipe's pretrain, ready to be called. `callbacks` follow those of the recipe.
+
+    Raises ValueError where the case asks for what this driver does not set.
+    """
+    case, model = context.case, context.model
+    refuse_unsupported(case, model)
+    recipe = getattr(llm, str(model.recipe)).pretrain_recipe(
+        dir=str(context.out / "cases" / case.id / "nemo"), name=case.id, num_nodes=1, num_gpus_per_node=1
+    )
+    _cut_model(recipe.model.config, case, model)
+    if context.device == "cpu":
+        _fit_cpu(recipe.model.config)
+    _cut_training(recipe, case, model)
+    _lay_out(recipe.trainer, context)
+    recipe.trainer.callbacks.extend(callbacks)
+    # Nothing is logged to files, restored, or saved but by the driver.
+    recipe.log.tensorboard = recipe.log.ckpt = recipe.resume = None
+    built: Callable[[], Any] = fiddle.build(recipe)
+    return built
+
+
+def _cut_model(config: Any, case: Case, model: Model) -> None:
+    config.num_layers = model.num_layers
+    config.hidden_size = model.hidden_size
+    config.ffn_hidden_size = FFN_WIDTH * model.hidden_size
+    config.num_attention_heads = model.num_attention_heads
+    config.num_query_groups = model.num_query_groups
+    config.seq_length = model.sequence_length
+    config.vocab_size = model.vocabulary_size
+    config.parallel_output = case.settings.parallel_output
+
+
+def _fit_cpu(config: Any) -> None:
+    # Of Transformer Engine and Apex.
+    config.apply_rope_fusion = config.persist_layer_norm = False
+    # gloo reads what it sends later; with NCCL the memory is kept by the stream.
+    config.deallocate_pipeline_outputs = False
+
+
+def _cut_training(recipe: Any, case: Case, model: Model) -> None:
+    training, settings = case.training, case.settings
+    recipe.data = nemo_run.Config(
+        RecordedMockData,
+        seq_length=model.sequence_length,
+        micro_batch_size=training.micro_batch_size,
+        global_batch_size=training.global_batch_size,
+        num_train_samples=training.steps * training.global_batch_size,
+        # The default one downloads GPT-2's files. It adds an entry of its own.
+        tokenizer=nemo_run.Config(NullTokenizer, vocab_size=model.vocabulary_size - 1),
+        # In this process: a rank starts no others.
+        num_workers=0,
+        pin_memory=False,
+    )
+    optimizer = recipe.optim.config
+    optimizer.lr = training.learning_rate
+    optimizer.weight_decay = training.weight_decay
+    optimizer.clip_grad = training.clip_grad_norm
+    optimizer.use_distributed_optimizer = settings.distributed_optimizer
+    # Constant: the recipe's warm-up of hundreds of steps would not move the weights.
+    recipe.optim.lr_scheduler.warmup_steps = 0
+    recipe.optim.lr_scheduler.min_lr = training.learning_rate
+    trainer = recipe.trainer
+    trainer.max_steps = training.steps
+    trainer.log_every_n_steps = 1
+    trainer.limit_val_batches = trainer.limit_test_batches = trainer.num_sanity_val_steps = 0
+    trainer.val_check_interval = None
+    trainer.enable_checkpointing = trainer.enable_progress_bar = trainer.logger = False
+    if case.precision == "fp32":
+        optimizer.bf16, optimizer.params_dtype = False, torch.float32
+        trainer.plugins = nemo_run.Config(
+            MegatronMixedPrecision,
+            precision="32",
+            params_dtype=torch.float32,
+            pipeline_dtype=torch.float32,
+            autocast_enabled=False,
+            grad_reduce_in_fp32=True,
+        )
+
+
+def _lay_out(trainer: Any, context: RankContext) -> None:
+    case, layout, settings = context.case, context.case.layout, context.case.settings
+    strategy = trainer.strategy
+    strategy.tensor_model_parallel_size = layout.tensor
+    strategy.pipeline_model_parallel_size = layout.pipeline
+    strategy.virtual_pipeline_model_parallel_size = layout.virtual_pipeline if layout.virtual_pipeline > 1 else None
+    strategy.context_parallel_size = layout.context
+    strategy.sequence_parallel = layout.sequence
+    strategy.pipeline_dtype = torch.float32 if case.precision == "fp32" else torch.bfloat16
+    strategy.use_gloo_process_groups = False
+    strategy.ckpt_async_save = False
+    strategy.ddp = nemo_run.Config(
+        DistributedDataParallelConfig,
+        use_distributed_optimizer=settings.distributed_optimizer,
+        overlap_grad_reduce=settings.overlap_grad_reduce,
+        overlap_param_gather=settings.overlap_param_gather,
+        grad_reduce_in_fp32=True,
+        bucket_size=settings.bucket_size,
+    )
+    # Without it the plain recipe sends in batches, and with two interleaved stages trains wrongly.
+    if settings.overlap_p2p_comm:
+        trainer.callbacks.append(
+            nemo_run.Config(
+                MegatronCommOverlapCallback,
+                tp_comm_overlap=False,
+                overlap_grad_reduce=settings.overlap_grad_reduce,
+                overlap_param_gather=settings.overlap_param_gather,
+                align_param_gather=False,
+                bucket_size=settings.bucket_size,
+            )
+        )
+    trainer.accelerator = "gpu" if context.device == "cuda" else "cpu"
+    gpus = gpus_of(context.rank, context.world_size, context.device_index, torch.cuda.device_count())
+    trainer.devices = gpus if context.device == "cuda" else context.world_size
+    ranks = nemo_run.Config(RunnersRanks, rank=context.rank, world_size=context.world_size, port=context.port)
+    trainer.plugins = [trainer.plugins, ranks]
