@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from envbuild.catalog.context import Context
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.sign import Signer, verifies
+from envbuild.certify.certificate.statement import WantedCertificate
 from envbuild.certify.issue import (
     Certification,
     evidence_of,
@@ -93,7 +94,7 @@ def _why_not_counted(job: CertifyJob, context: Context, options: CertifyOptions)
         found, file = read_certificate(job.certificate)
     except CertificateRefusedError as error:
         return error.why
-    problem = found.mismatch(
+    wanted = WantedCertificate(
         name=job.subject.name,
         subject=job.subject.as_json(),
         key=job.key,
@@ -102,6 +103,7 @@ def _why_not_counted(job: CertifyJob, context: Context, options: CertifyOptions)
         matrix_digest=job.matrix_digest,
         matrix_is_shipped=job.matrix_is_shipped,
     )
+    problem = found.mismatch(wanted)
     runtime = options.machine.runtime
     if problem := problem or found.future(context.clock()):
         return problem

@@ -13,12 +13,12 @@ from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.keys import make_keys, secret_of
 from envbuild.certify.certificate.sign import UNSIGNED
-from envbuild.certify.certificate.trust import load_trust
 from envbuild.certify.certificate.verify import About, oldest_measurement, verify
 from envbuild.certify.report.describe import count, describe_matrix, describe_not_vouched, lines
 from envbuild.cli.arguments import parse_age, parse_digest, parse_moment
 from envbuild.cli.command import Command, CommandGroup, hands_over
 from envbuild.cli.common import PathArgument, Session, output_options
+from envbuild.cli.signing import trust_of
 from envbuild.core.digests import Json
 from envbuild.core.errors import UsageError
 from envbuild.core.text import shown
@@ -102,9 +102,9 @@ def verify_command(
 
     Exit code 12 and the reason where it does not count.
     """
-    configured = session.site.signing.trust
     # No default: a key that came with the certificate would prove nothing.
-    if trust is None and configured is None:
+    trusted = trust_of(session, trust)
+    if trusted is None:
         raise UsageError(
             "no trusted keys are named",
             why="There is neither --trust nor signing.trust in the configuration.",
@@ -112,7 +112,7 @@ def verify_command(
         )
     found = verify(
         file,
-        load_trust(trust or Path(configured or "")),
+        trusted,
         About(image=image, digest=digest, lock=lock),
         at=at,
         max_age=max_age,

@@ -12,8 +12,10 @@ from envbuild.cli.command import Command
 from envbuild.cli.common import Session, out_dir_option, output_options
 from envbuild.cli.ledger import opened_ledger, state_option
 from envbuild.core.digests import Json
+from envbuild.core.text import shown
+from envbuild.image.build import KIND as IMAGES
 from envbuild.ledger.models import NightRow
-from envbuild.nightly.gc import unneeded_entries, what_stays
+from envbuild.nightly.gc import stored_images, unneeded_entries, what_stays
 from envbuild.nightly.lease import only_night
 from envbuild.publish.collect import plan_sweep, sweep
 from envbuild.publish.repository import open_repository
@@ -46,6 +48,7 @@ def command(
     """
     removed: list[Json] = []
     lines: list[str] = []
+    reasons: dict[str, Json] = {}
     with contextlib.ExitStack() as stack, opened_ledger(session, state) as ledger:
         for name in sorted({night.stack for night in ledger.rows(NightRow)}):
             # A night that goes on may use what it has not recorded yet.
@@ -54,6 +57,8 @@ def command(
         for repository in repositories:
             registry = open_repository(repository, session.site, os.environ)
             planned = plan_sweep(registry, kept.needs())
+            reasons[repository] = {**planned.kept}
+            lines += [f"kept: {repository}:{tag}: {why}" for tag, why in planned.kept.items()]
             if not dry_run:
                 sweep(registry, planned.going)
             for item in planned.going:
@@ -61,9 +66,21 @@ def command(
                 lines.append(f"{repository}:{item.tag}  {item.size_bytes / 1e6:.0f} MB")
             for item in planned.damaged:
                 session.reporter.note(f"note: {repository}:{item.tag} {LOST}")
+        looked = stored_images(session.store)
         old = unneeded_entries(session.store, kept)
         gone = old if dry_run else remove(session.store, old)
     removed += [{"kind": item.kind, "key": item.key, "bytes": item.size_bytes} for item in gone]
     lines += [f"{item.name}  {item.size_bytes / 1e6:.0f} MB" for item in gone]
     word = "would go" if dry_run else "removed"
-    session.done({"removed": removed, "dry_run": dry_run}, *lines, f"{len(removed)} {word}")
+    stay = looked - sum(item.kind == IMAGES for item in gone)
+    lines.append(
+        f"the store has {looked} images, of which {stay} stay: needed by {len(kept.locks)} locks and "
+        f"{len(kept.images)} images of tags, nights and {shown(out_dir)}, or used within a day"
+    )
+    found: dict[str, Json] = {
+        "removed": removed,
+        "dry_run": dry_run,
+        "kept": reasons,
+        "store": {"images": looked, "kept": stay},
+    }
+    session.done(found, *lines, f"{len(removed)} {word}")

@@ -12,8 +12,7 @@ import click
 from envbuild.cli.command import Command
 from envbuild.cli.common import DEFAULT_STACK, PathArgument, Session, name_option, out_dir_option, output_options
 from envbuild.cli.ledger import shared_state, state_option
-from envbuild.cli.publish import trust_of
-from envbuild.cli.signing import key_options, signer_of
+from envbuild.cli.signing import key_options, signer_of, trust_of
 from envbuild.core.errors import StaleImageError, UsageError
 from envbuild.ledger.models import NightRow, StepRow
 from envbuild.nightly.hardware import parse_run_with

@@ -10,7 +10,6 @@ import click
 
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
-from envbuild.certify.certificate.trust import Trust, load_trust
 from envbuild.cli.arguments import parse_digest
 from envbuild.cli.command import Command, given_options
 from envbuild.cli.common import (
@@ -21,7 +20,7 @@ from envbuild.cli.common import (
     output_options,
     selection_options,
 )
-from envbuild.cli.signing import key_options, signer_of
+from envbuild.cli.signing import key_options, signer_of, trust_of
 from envbuild.core.digests import Json
 from envbuild.core.errors import UsageError
 from envbuild.image.output import PlacedImage, find_image
@@ -141,12 +140,6 @@ def _request(session: Session, selection: Selection, arguments: Arguments) -> Pu
         docker_manifest=arguments.docker_manifest,
         signer=signer_of(session, arguments.key, arguments.key_password),
     )
-
-
-def trust_of(session: Session, named: Path | None) -> Trust | None:
-    """The trusted keys that an option names, or the site; None where neither does."""
-    path = named or session.site.signing.trust
-    return load_trust(Path(path)) if path else None
 
 
 def newest_certificate(out_dir: Path, image: PlacedImage) -> Path | None:

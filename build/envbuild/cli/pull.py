@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from envbuild.certify.certificate.trust import load_trust
 from envbuild.cli.arguments import parse_age
 from envbuild.cli.command import Command
 from envbuild.cli.common import PathArgument, Session, output_options
 from envbuild.cli.follow import leave, place
+from envbuild.cli.signing import trust_of
 from envbuild.core.digests import Json
 from envbuild.core.errors import UsageError
 from envbuild.core.text import printable_lines
@@ -89,13 +89,12 @@ def question_of(reference: str, environ: Mapping[str, str]) -> dict[str, Json]:
 
 def ask(session: Session, question: dict[str, Json]) -> Pulled:
     """Fetch what a question names."""
-    trust = question["trust"] or session.site.signing.trust
     context = click.get_current_context()
     max_age = str(question["max_age"]) if question["max_age"] else None
     request = PullRequest(
         reference=parse_reference(str(question["reference"])),
         target=str(question["target"]) if question["target"] else None,
-        trust=load_trust(Path(str(trust))) if trust else None,
+        trust=trust_of(session, Path(str(question["trust"])) if question["trust"] else None),
         max_age=parse_age(context, context.command.params[0], max_age),
         uncertified=bool(question["uncertified"]),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +11,7 @@ from envbuild.cli.common import F, Session
 
 if TYPE_CHECKING:
     from envbuild.certify.certificate.sign import Signer
+    from envbuild.certify.certificate.trust import Trust
 
 OFF = "off"
 
@@ -41,3 +43,17 @@ def signer_of(session: Session, key: str | None, password: str | None) -> Signer
     from envbuild.certify.certificate.sign import load_signer
 
     return load_signer(key, password)
+
+
+def trust_of(session: Session, named: Path | None) -> Trust | None:
+    """The trusted keys that an option names, or the site; None where neither does.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is not as it should be.
+    """
+    path = named or session.site.signing.trust
+    if not path:
+        return None
+    from envbuild.certify.certificate.trust import load_trust
+
+    return load_trust(Path(path))

@@ -128,6 +128,23 @@ def replace_tree(staged: Path, final: Path) -> None:
             staged.rename(final)
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Refuse a path at which this account can put no folder, before the work whose result goes there.
+
+    Raises:
+        MachineError: no folder can be made there, or the disk is full; it names ``path``.
+    """
+    place = path.absolute().parent
+    while not place.exists():
+        place = place.parent
+    try:
+        # access(2) allows root what the file system refuses, as in /proc. The name is one that tidy() removes.
+        Path(tempfile.mkdtemp(dir=place, prefix=f".{path.name}.new.")).rmdir()
+    except OSError as error:
+        refuse_hidden_interruption(error)
+        raise os_error(OSError(error.errno, error.strerror), path) from error
+
+
 class NotPlainFileError(OSError):
     """Something is no file with an end: a pipe, a device, a socket, a folder."""
 

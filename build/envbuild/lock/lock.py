@@ -15,7 +15,7 @@ from envbuild.core import locks
 from envbuild.core.background import interruptible
 from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.errors import CheckRefusedError, MachineError
-from envbuild.core.files import write_atomic
+from envbuild.core.files import refuse_unwritable, write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.lock import lockfile
 from envbuild.lock.checks.findings import refuse
@@ -96,6 +96,7 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
         if reused is not None and _is_up_to_date(reused, inputs, repositories, context.reporter):
             _note(path, _verified(reused, inputs, options))
             return LockResult(read_lock(path), built=False)
+        refuse_unwritable(path)
         moved = inputs.moved_on(reused)
         with lock_made_anew(moved, existing, options, repositories, context) as folder:
             publish(folder, path)

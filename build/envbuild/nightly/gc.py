@@ -66,6 +66,11 @@ def _heads(ledger: Ledger) -> set[str]:
     return {row.oci_digest for row in newest.values()}
 
 
+def stored_images(store: LocalStore) -> int:
+    """How many images the store has."""
+    return sum(1 for _ in _entries(store, IMAGES))
+
+
 def unneeded_entries(store: LocalStore, kept: Kept, *, unused_days: float = REST_DAYS) -> tuple[Old, ...]:
     """Images, environments and layers of the store that nothing kept has, and that were not used for some days."""
     since = time.time() - unused_days * DAY_SECONDS

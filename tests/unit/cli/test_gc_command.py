@@ -52,3 +52,11 @@ def test_nothing_goes_while_a_night_runs(store: LocalStore, tmp_path: Path, caps
         assert run(["gc"]) == 11
     assert "running already" in capsys.readouterr().err
     assert store.path_of("images", KEY).is_dir()
+
+
+def test_a_dry_run_says_what_it_looked_at(store: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
+    os.utime(store.path_of("images", KEY))
+    assert run(["gc", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "the store has 1 images, of which 1 stay" in shown
+    assert "0 would go" in shown

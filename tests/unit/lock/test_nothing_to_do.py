@@ -20,6 +20,7 @@ from envbuild.lock import lock as locking
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.models import Inputs
+from envbuild.lock.verification import Verified
 from envbuild.store.local import LocalStore
 
 
@@ -159,3 +160,28 @@ def test_everything_that_the_command_line_adds_is_an_input(tmp_path, request_):
     assert inputs_digest(selection, LockRequest(torch_build="cpu")) == plain
     other = LockRequest(allow=tuple(reversed(request_.allow)) * 2)
     assert inputs_digest(selection, other) == inputs_digest(selection, LockRequest(allow=request_.allow))
+
+
+def test_a_verified_lock_names_the_image_of_its_base(project):
+    verified = Verified(
+        where=f"base {BASE}", imported=("torch",), base_image=DIGEST, base_made_at="2026-01-02T03:04:05Z"
+    )
+    for folder in (project / "store", project / "lockfiles/s", project / "lockfiles/s" / BASE):
+        folder.chmod(0o755)
+    found = lock(project, verify=lambda *_: verified)
+    assert found.built is False
+    assert found.directory.lock.base_image == DIGEST
+    assert found.directory.lock.base_made_at == "2026-01-02T03:04:05Z"
+    assert f'base_image = "{DIGEST}"' in (found.directory.path / "stack.lock.toml").read_text()
+
+
+def test_a_place_that_takes_no_lock_is_refused_before_it_is_made(project, monkeypatch):
+    monkeypatch.setattr(locking, "_exclusive", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(locking, "lock_made_anew", lambda *_: pytest.fail("it was made"))
+    selection = Selection(Catalog.open(project), "s", BASE, "cpu")
+    context = Context(
+        store=LocalStore(project / "store", SilentReporter()), site=load_site({}), reporter=SilentReporter()
+    )
+    with pytest.raises(MachineError) as caught:
+        lock_stack(selection, LockRequest(), LockOptions(path=Path("/proc/x")), context)
+    assert caught.value.what == "cannot write /proc/x"

@@ -12,6 +12,7 @@ there is no signature; an attacker can write a seal too.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
@@ -158,6 +159,24 @@ class Predicate(TomlModel):
         return self
 
 
+@dataclass(frozen=True, kw_only=True)
+class WantedCertificate:
+    """What a certificate has to be about.
+
+    Attributes:
+        subject: the plan's.
+        known_wrong: cases that may have failed, and are not among its own then.
+    """
+
+    name: str
+    subject: Mapping[str, Json]
+    key: str
+    case_ids: Sequence[str]
+    known_wrong: Collection[str]
+    matrix_digest: str
+    matrix_is_shipped: bool
+
+
 class Certificate(TomlModel):
     model_config = ConfigDict(populate_by_name=True)
 
@@ -203,35 +222,21 @@ class Certificate(TomlModel):
             return f"its newest numbers are from {newest}, after it was issued ({issued})"
         return ""
 
-    def mismatch(
-        self,
-        *,
-        name: str,
-        subject: Mapping[str, Json],
-        key: str,
-        case_ids: Sequence[str],
-        known_wrong: Collection[str],
-        matrix_digest: str,
-        matrix_is_shipped: bool,
-    ) -> str:
-        """Why it is not the certificate of a subject, key, cases and matrix; empty when it is.
-
-        Args:
-            known_wrong: cases that may have failed, and are not among its own then.
-        """
+    def mismatch(self, wanted: WantedCertificate) -> str:
+        """Why it is not the certificate of a subject, key, cases and matrix; empty when it is."""
         # A case has an entry for each of its repeats.
         found = list(dict.fromkeys(case.id for case in self.predicate.cases))
-        if self.predicate.key != key:
+        if self.predicate.key != wanted.key:
             return f"it is of key {self.predicate.key}"
         # Docker's digest follows from the OCI manifest; certificates of older versions lack it.
         without_docker = {thing: digest for thing, digest in self.digests().items() if not is_docker(thing)}
-        if without_docker != subject_digests(name, subject):
+        if without_docker != subject_digests(wanted.name, wanted.subject):
             return f"it is about {', '.join(f'{thing} {digest}' for thing, digest in self.digests().items())}"
-        if found != [case for case in case_ids if case in found or case not in known_wrong]:
+        if found != [case for case in wanted.case_ids if case in found or case not in wanted.known_wrong]:
             return f"its cases are {', '.join(found)}"
-        if self.predicate.matrix_digest != matrix_digest:
+        if self.predicate.matrix_digest != wanted.matrix_digest:
             return f"its matrix {self.predicate.matrix} had another definition ({self.predicate.matrix_digest})"
-        if self.predicate.matrix_is_shipped != matrix_is_shipped:
+        if self.predicate.matrix_is_shipped != wanted.matrix_is_shipped:
             return f"envbuild shipped another matrix {self.predicate.matrix} when it was made"
         return ""
 

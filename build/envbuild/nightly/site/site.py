@@ -9,7 +9,7 @@ from pathlib import Path
 
 from envbuild.core import jsonread
 from envbuild.core.errors import UsageError
-from envbuild.core.files import machine_errors, remove_tree, replace_tree
+from envbuild.core.files import machine_errors, refuse_unwritable, remove_tree, replace_tree
 from envbuild.ledger.ledger import Ledger
 from envbuild.nightly.site.pages import INDEX, RECORD, RECORD_SCHEMA, Site
 from envbuild.nightly.site.snapshot import LedgerSnapshot
@@ -38,6 +38,7 @@ def write_site(ledger: Ledger, into: Path, at: datetime, max_age_days: float) ->
     """
     into = into.absolute()
     _refuse_other(into)
+    refuse_unwritable(into)
     snapshot = LedgerSnapshot.of(ledger)
     site = Site(snapshot, states(ledger, at, max_age_days), at)
     with machine_errors(into):
