@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
+from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
-from envbuild.lock.search.search import _Frame
+from envbuild.lock.inputs.deviation import Deviation
+from envbuild.lock.search import search as module
+from envbuild.lock.search.search import Search, _Frame
 from envbuild.lock.search.state import Blame, State
 
 
@@ -31,3 +37,31 @@ def test_move_that_led_nowhere(code: str, packages: tuple[str, ...], no_better: 
 
 def test_after_what_did_not_resolve_every_package_is_new() -> None:
     assert not _Frame(State(), blame("import", "lib"), iter(())).is_no_better(blame("install", "brought"))
+
+
+@pytest.mark.parametrize(
+    ("error", "next_commit"),
+    [
+        (NetworkError("cannot resolve: uv cannot fetch from a git repository"), True),
+        (ResolutionError("cannot resolve", why="Failed to build `foo==1.0`"), False),
+    ],
+)
+def test_a_repository_that_gives_nothing_is_not_cured_by_another_release(
+    error: EnvbuildError, next_commit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (
+        (Deviation(package="te", instead_of="==2.7", specifier=text, reason="r"),) for text in ("==2.6.*", "==2.5.*")
+    )
+    older = State(commits={"lead": "a" * 40}, behind=("lead a, 1 commit behind",))
+    monkeypatch.setattr(module, "may_deviate", lambda *_: True)
+    monkeypatch.setattr(Search, "_moves", lambda _, blame, __: iter((first, second) if "te" in blame.packages else ()))
+    monkeypatch.setattr(Search, "_older_states", lambda *_: iter((older,)))
+    inputs: Any = SimpleNamespace(selection=None, request=SimpleNamespace(base_named=True))
+    reporter = SimpleNamespace(note=lambda _: None)
+    search = Search(inputs, cast("Any", None), cast("Any", SimpleNamespace(reporter=reporter)), older=True)
+    steps: Any = SimpleNamespace(resolved=None, decided=None, plan=None)
+
+    after_one = search.after(State(), steps, ResolutionError("no te ==2.7").about("te"))
+    assert after_one == State().with_move(first)
+    after_two = search.after(after_one, steps, error)
+    assert after_two == (older if next_commit else State().with_move(second))

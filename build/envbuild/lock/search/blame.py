@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from packaging.utils import canonicalize_name
 
-from envbuild.core.errors import EnvbuildError, ResolutionError
+from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
 from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.search.clashes import Clash, clashes
 from envbuild.lock.search.state import Blame
@@ -54,7 +54,14 @@ def blame_of(error: EnvbuildError, direct: Iterable[str]) -> Blame:
             unbuilt, named = canonicalize_name(match[1]), asking(error.why, direct)
     about = [unbuilt, *named, *(item.kept.package for item in found)]
     signature = " ".join([type(error).__name__, error.what, *filter(None, about)])
-    return Blame(error=error, packages=named, clashes=found, unbuilt=unbuilt, signature=signature)
+    return Blame(
+        error=error,
+        packages=named,
+        clashes=found,
+        unbuilt=unbuilt,
+        signature=signature,
+        of_source=isinstance(error, NetworkError),
+    )
 
 
 def asking(explanation: str, direct: Iterable[str]) -> tuple[str, ...]:

@@ -153,7 +153,8 @@ class Search:
         # Where a move did not help the next one is tried in its place.
         if not self._frames or not self._frames[-1].is_no_better(blame):
             locked = frozenset(steps.resolved.resolution.pins) if steps.resolved is not None else frozenset()
-            if blame.of_syntax:
+            # What was tried against earlier failures is not about this one.
+            if blame.of_syntax or blame.of_source:
                 self._frames = []
             self._frames.append(_Frame(state, blame, self._moves(blame, steps), locked))
         return self._next(steps, error)

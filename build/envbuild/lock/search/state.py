@@ -63,6 +63,7 @@ class Blame:
         signature: the same for two failures with one cause.
         resolved: the attempt resolved, and failed after that.
         of_syntax: the base's Python does not understand a module: no other release of what it imports cures that.
+        of_source: a git repository does not give a commit: no other release of an unrelated package cures that.
     """
 
     error: EnvbuildError
@@ -73,6 +74,7 @@ class Blame:
     signature: str = ""
     resolved: bool = False
     of_syntax: bool = False
+    of_source: bool = False
 
     def is_beyond(self, other: Blame) -> bool:
         """Whether this failure is of an attempt that no longer has another one: the other was solved on the way."""
