@@ -34,7 +34,7 @@ CASES = [
     "gpt-fp32-baseline",
     "gpt-fp32-baseline-dlr0.0005-mask-uneven-ptl",
     "gpt-fp32-baseline-gb4",
-    "moe-fp32-baseline",
+    "moe-fp32-baseline-clip0.1",
     "gpt-fp32-dp2",
     "gpt-fp32-tp2",
     "gpt-fp32-pp2",
@@ -45,7 +45,7 @@ CASES = [
     "gpt-fp32-dp2-pp2-dlr0.0005-mask-uneven-ptl",
     "gpt-fp32-resume3",
     "gpt-fp32-dp2-gb4",
-    "moe-fp32-dp2-ep2",
+    "moe-fp32-dp2-ep2-clip0.1",
 ]
 
 

@@ -12,6 +12,7 @@ INTERLEAVED = Case(row={"pipeline": 2, "virtual_pipeline": 2, "global_batch_size
 SEQUENCE = Case(kind="norms", row={"tensor": 2, "sequence": True})
 CONTEXT = Case(row={"context": 2})
 EXPERTS = Case(kind="experts", row={"data": 2, "expert": 2})
+CLIPPED_EXPERTS = Case(kind="experts", row={"data": 2, "expert": 2, "clip_grad_norm": 0.1})
 EXPERTS_TWICE = Case(kind="experts", row={"data": 4, "expert": 2, "global_batch_size": 8})
 SHARDED = Case(row={"data": 2, "distributed_optimizer": True})
 BUCKETS = {"overlap_grad_reduce": True, "bucket_size": 4000}

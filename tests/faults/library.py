@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from faults.cases import (
+    CLIPPED_EXPERTS,
     CONTEXT,
     DATA,
     EXPERTS,
@@ -225,6 +226,29 @@ LIBRARY = (
         check="parity-loss",
     ),
     library_fault(
+        id="experts-clipped-by-their-own-norm",
+        broken="gradients are clipped by the norm of all, but those of experts by their own",
+        plant=Edit(
+            file=OPTIMIZER,
+            changes=(
+                (
+                    "                    total_norm=grad_norm,\n                    use_decoupled_grad=(\n",
+                    (
+                        "                    total_norm=(\n"
+                        "                        grad_norm\n"
+                        "                        if getattr(parameters[0], 'allreduce', True)\n"
+                        "                        else optimizer.get_grad_norm()\n"
+                        "                    ),\n"
+                        "                    use_decoupled_grad=(\n"
+                    ),
+                ),
+            ),
+        ),
+        case=CLIPPED_EXPERTS,
+        check="parity-loss",
+        quick=True,
+    ),
+    library_fault(
         id="optimizer-state-forgotten",
         broken="a resumed training has its weights, and an optimizer that begins anew",
         plant=Edit(
@@ -294,8 +318,8 @@ LIBRARY = (
             ),
         ),
         case=PIPELINE,
-        # It loads its own weights too, to train again with them moved.
         check="rank-exception",
+        text="lacks decoder.layers.",
         at="baseline",
     ),
 )

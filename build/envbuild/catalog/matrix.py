@@ -20,6 +20,7 @@ MicroSamples = Annotated[int, Field(gt=0, le=1024, description="samples")]
 Step = Annotated[int, Field(gt=0, le=100_000)]
 LearningRate = Annotated[float, Field(gt=0)]
 WeightDecay = Annotated[float, Field(ge=0, le=10)]
+ClipNorm = Annotated[float, Field(gt=0)]
 BucketSize = Annotated[int, Field(gt=0, le=2**40, description="parameters")]
 
 
@@ -71,7 +72,7 @@ class Training(TomlModel):
     micro_batch_size: MicroSamples
     global_batch_size: Samples
     learning_rate: LearningRate
-    clip_grad_norm: Annotated[float, Field(gt=0)]
+    clip_grad_norm: ClipNorm
     weight_decay: WeightDecay = Field(default=0.0, description="of Adam, decoupled; biases and norms have none")
     decoupled_lr: LearningRate | None = Field(
         default=None, description="of the embeddings and the output layer; without it learning_rate"
@@ -129,6 +130,7 @@ class CaseSpec(LayoutSpec):
     precision: Precision = Precision.FP32
     micro_batch_size: MicroSamples | None = None
     global_batch_size: Samples | None = None
+    clip_grad_norm: ClipNorm | None = None
     weight_decay: WeightDecay | None = None
     decoupled_lr: LearningRate | None = None
     loss_mask: LossMask | None = None
@@ -190,6 +192,7 @@ class CaseRow(TomlModel):
         default=None, description="in the place of the matrix's, where the case may differ in it from its baseline"
     )
     global_batch_size: OneOrMore[Samples] | None = Field(default=None, description=OWN_BASELINE)
+    clip_grad_norm: OneOrMore[ClipNorm] | None = Field(default=None, description=OWN_BASELINE)
     weight_decay: OneOrMore[WeightDecay] | None = Field(default=None, description=OWN_BASELINE)
     decoupled_lr: OneOrMore[LearningRate] | None = Field(default=None, description=OWN_BASELINE)
     loss_mask: OneOrMore[LossMask] | None = Field(default=None, description=OWN_BASELINE)

@@ -228,8 +228,10 @@ def fields_at(model: type[BaseModel], location: Location) -> list[str]:
 
 
 def _follow(schema: Any, node: Any) -> Any:
-    while isinstance(node, dict) and "$ref" in node:
-        node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]]
+    while isinstance(node, dict) and ("$ref" in node or "anyOf" in node):
+        # A table that may be left out is one of two: itself, or null.
+        tables = [option for option in node.get("anyOf", ()) if option.get("type") != "null"]
+        node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else next(iter(tables), {})
     return node if isinstance(node, dict) else {}
 
 

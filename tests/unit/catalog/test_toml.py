@@ -45,6 +45,8 @@ def line_of(text: str, part: str) -> int:
         (Stack, STACK, "driver =", "drivr =",
          "drivr: unknown key; did you mean 'driver'? Allowed here: summary, driver, "),
         (Base, BASE, 'build = "cpu"', 'build = "cpu"\nzzz = 1', "torch.zzz: unknown key. Allowed here: build"),
+        (Matrix, MATRIX, "router_topk = 2", "router_topk = 2, topk = 2",
+         "models.moe.moe.topk: unknown key. Allowed here: num_experts, router_topk, "),
         (Stack, STACK, 'modules = ["torch"', 'module = ["torch"',
          "components.torch.module: unknown key; did you mean 'modules'? Allowed here: version, "),
         (Matrix, MATRIX, "virtual_pipeline = 2", "virtual_pipelines = 2",

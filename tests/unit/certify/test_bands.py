@@ -1,12 +1,14 @@
 """Bands are what moved weights do to a baseline, times one factor, between a floor and the matrix's limit."""
 
 import pytest
+from helpers.certify_world import Notes
 from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read
 
-from envbuild.catalog.matrix import Band
+from envbuild.catalog.matrix import Band, Precision
 from envbuild.certify.judge.bands import FACTOR, FLOOR, Bands, spread_of
 from envbuild.certify.judge.judge import judge
 from envbuild.certify.models import Spread
+from envbuild.certify.report.console import show
 
 LIMIT = Band(loss_relative=1e-3, grad_norm_relative=1e-2, weights_relative=1e-2)
 FC1, FC2 = (f"decoder.layers.0.mlp.linear_fc{number}.weight" for number in (1, 2))
@@ -88,6 +90,38 @@ def test_gradient_of_one_tensor_that_is_off(verdict, lines, change, text):
     found = verdict()
     assert [problem.text[: len(text)] for problem in found.problems] == [text]
     assert checks(found) == {"parity-gradients"}
+
+
+def test_worst_gradient_is_named_and_how_many_others_are_off(verdict, lines):
+    case = line(lines, TP2)
+    case["gradients"] = [{**item, "norm": norm} for item, norm in zip(case["gradients"], (1.001, 3.0), strict=True)]
+    (problem,) = verdict().problems
+    assert problem.text.startswith(f"the gradient of {FC2} in the first step has another norm: off by 5.00e-01")
+    assert problem.text.endswith("that is allowed; it is the worst of 2 that are off, of 2")
+
+
+def test_steps_that_are_off_are_one_problem(verdict, lines):
+    for step, factor in zip(line(lines, TP2)["steps"], (1, 1.01, 1.03, 1.02, 1), strict=True):
+        step["loss"] *= factor
+    (problem,) = verdict().problems
+    assert problem.text.startswith("step 2: loss expected ")
+    assert problem.text.endswith("allowed 3e-06; 3 of 5 steps are off, step 3 the most, by 3.00e-02")
+
+
+def test_band_at_the_limit_of_the_matrix_is_named(lines, verdict):
+    case, limit = line(lines, TP2), MATRIX.tolerance[Precision.FP32].loss_relative
+    for step in line(lines, BASELINE)["perturbed"][0]["steps"]:
+        step["loss"] *= 1.5
+    case["steps"][0]["loss"] *= 1 + 2 * limit
+    found = verdict()
+    limited = "(the matrix's limit; 3 times the measured spread is 1.5)"
+    assert found.problems[0].text.endswith(f"allowed {limit:g} {limited}")
+    reporter = Notes()
+    show([verdict(BASELINE), found], [], reporter)
+    assert (
+        f"  note      {BASELINE}: the matrix's tolerance limits the bands of its cases: loss {limit:.2g} (measured 1.5)"
+        in reporter.notes
+    )
 
 
 def test_gradient_that_is_zero_but_for_rounding_has_a_band_of_its_own(verdict, lines):

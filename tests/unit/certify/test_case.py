@@ -75,6 +75,7 @@ def test_id_and_axes(row, identity, axes):
     ("own", "words"),
     [
         ({"weight_decay": 0.01}, "wd0.01"),
+        ({"clip_grad_norm": 0.1}, "clip0.1"),
         ({"decoupled_lr": 5e-4}, "dlr0.0005"),
         ({"loss_mask": "uneven", "calculate_per_token_loss": True, "global_batch_size": 8}, "gb8-mask-uneven-ptl"),
     ],

@@ -7,6 +7,7 @@ from helpers.matrices import six_layouts
 from helpers.rows import CAPABILITIES
 
 from envbuild.catalog.matrix import CaseRow
+from envbuild.catalog.model_spec import ModelSpec
 from envbuild.certify.cases.coverage import AXES, Pair, coverage, lines_of
 from envbuild.certify.cases.expansion import expand
 
@@ -37,7 +38,10 @@ def test_pair_is_covered_by_the_cases_that_use_both():
     [
         (("virtual_pipeline", "mamba"), "virtual_pipeline > 1 needs a model of kind gpt"),
         (("expert", "mamba"), "a model of kind mamba-hybrid has no moe here"),
-        (("recompute", "fp8"), "layer_spec transformer-engine needs device cuda"),
+        (("recompute_full", "fp8"), "layer_spec transformer-engine needs device cuda"),
+        (("recompute_selective", "recompute_full"), "a case has one or the other"),
+        (("aux_loss", "seq_aux_loss"), "a case has one or the other"),
+        (("packed", "seq_aux_loss"), "packed needs another router_load_balancing_type than seq_aux_loss"),
     ],
 )
 def test_pair_is_impossible_by_a_rule(axes, why):
@@ -50,6 +54,17 @@ def test_pair_is_impossible_by_a_rule(axes, why):
 def test_pair_that_could_run_is_not_covered(axes):
     """Also where no model of the matrix has it: another one could."""
     assert pairs_of()[axes].state == "not covered"
+
+
+def test_kinds_of_recompute_and_of_router_losses_are_axes_of_their_own():
+    experts = {"num_experts": 4, "router_topk": 2, "router_load_balancing_type": "seq_aux_loss", "aux_loss_coeff": 0.01}
+    model = ModelSpec.model_validate({**SIX.models["gpt"].model_dump(mode="json"), "moe": experts})
+    matrix = SIX.model_copy(update={"models": {"gpt": model}})
+    rows = ({"model": "gpt"}, {"model": "gpt", "context": 2, "recompute": "full"})
+    matrix = matrix.model_copy(update={"cases": tuple(CaseRow.model_validate(row) for row in rows)})
+    pairs = {pair.axes: pair for pair in coverage(matrix, expand(matrix, "m", CPU), CPU)}
+    assert pairs["context", "seq_aux_loss"].state == pairs["context", "recompute_full"].state == "covered"
+    assert pairs["context", "aux_loss"].state == pairs["context", "recompute_selective"].state == "not covered"
 
 
 def test_what_a_gpu_can_do_is_not_impossible_there():

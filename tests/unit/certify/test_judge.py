@@ -94,7 +94,7 @@ def test_one_number_at_the_tolerance(judged, failed, number, check, band, sign, 
     ((name, ((code, text),)),) = failed(plan, lines).items()
     assert (name, code) == (TP2, check)
     assert text.startswith(f"step {step}: {number} expected {value:.8g}, found {entry[number]:.8g}: off by ")
-    assert text.endswith(f"allowed {band:g}")
+    assert f" relative, allowed {band:g} (the matrix's limit; 3 times the measured spread is " in text
 
 
 def test_difference_is_visible_in_the_words_also_for_small_numbers(failed, plan, lines):

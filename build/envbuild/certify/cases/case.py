@@ -242,6 +242,7 @@ class ResolvedRow:
         own, usual = self.training, self.matrix_training
         words = {
             "global_batch_size": f"gb{own.global_batch_size}",
+            "clip_grad_norm": f"clip{own.clip_grad_norm:g}",
             "weight_decay": f"wd{own.weight_decay:g}",
             "decoupled_lr": f"dlr{own.decoupled_lr:g}" if own.decoupled_lr else "",
             "loss_mask": f"mask-{own.loss_mask.value}",

@@ -36,7 +36,8 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {
         "distributed_optimizer": True,
         "num_distributed_optimizer_instances": 2,
     },
-    "recompute": {"recompute": "selective"},
+    "recompute_selective": {"recompute": "selective"},
+    "recompute_full": {"recompute": "full"},
     "parallel_output": {"tensor": 2, "parallel_output": False},
     "moe_token_dispatcher_type": {"data": 2, "expert": 2, "moe_token_dispatcher_type": "alltoall"},
     "moe_grouped_gemm": {"moe_grouped_gemm": True},
@@ -52,7 +53,8 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {
     "fp8_recipe": {"precision": "fp8", "fp8_recipe": "tensorwise"},
 }
 # What a model has; a matrix without such a model has no case for it.
-_MODELS = ("norm_epsilon", "num_query_groups", "moe", "aux_loss", "z_loss", "mamba", "transformer-engine")
+_ROUTER_LOSSES = {LoadBalancing.AUX_LOSS.value, LoadBalancing.SEQ_AUX_LOSS.value, "z_loss"}
+_MODELS = ("norm_epsilon", "num_query_groups", "moe", *sorted(_ROUTER_LOSSES), "mamba", "transformer-engine")
 AXES = (*_ROWS, *_MODELS)
 _OF_EXPERTS = ("expert", "expert_tensor", "moe_token_dispatcher_type", "moe_grouped_gemm")
 _TRAINING = Training(steps=2, micro_batch_size=2, global_batch_size=16, learning_rate=1e-3, clip_grad_norm=1.0, seed=1)
@@ -91,6 +93,7 @@ def axes_of(case: Case, model: ModelSpec) -> frozenset[str]:
         "packed" if training.packed else "",
         "fp8_recipe" if case.settings.fp8_recipe else "",
         case.precision.value if case.precision is not Precision.FP32 else "",
+        f"recompute_{case.settings.recompute.value}",
         *_features(model),
     }
     return frozenset(own & set(AXES))
@@ -103,8 +106,8 @@ def _features(model: ModelSpec) -> Iterator[str]:
         yield "num_query_groups"
     if model.moe is not None:
         yield "moe"
-        if model.moe.router_load_balancing_type is not LoadBalancing.NONE:
-            yield "aux_loss"
+        # The value "none" is no axis.
+        yield model.moe.router_load_balancing_type.value
         if model.moe.z_loss_coeff:
             yield "z_loss"
     if model.mamba is not None:
@@ -128,8 +131,11 @@ def coverage(matrix: Matrix, cases: Sequence[Case], capabilities: Capabilities) 
 
 def _forbidden(pair: tuple[str, str], capabilities: Capabilities) -> str:
     """The rules that every row with both axes breaks, of the one that breaks the fewest; empty if one can run."""
-    if {"moe", "aux_loss", "z_loss", *_OF_EXPERTS} & set(pair) and "mamba" in pair:
+    if {"moe", *_ROUTER_LOSSES, *_OF_EXPERTS} & set(pair) and "mamba" in pair:
         return "a model of kind mamba-hybrid has no moe here"
+    for both in (("recompute_selective", "recompute_full"), ("aux_loss", "seq_aux_loss")):
+        if set(both) == set(pair):
+            return "a case has one or the other"
     model = _model(pair)
     reasons: list[list[str]] = []
     for spec in _least_rows(pair, model):
@@ -144,10 +150,10 @@ def _model(pair: tuple[str, str]) -> ModelSpec:
     axes = set(pair)
     mamba = MambaLayers(hybrid_override_pattern="M*M-M*M-", state_dim=16, head_dim=16, num_groups=4)
     losses = {
-        "router_load_balancing_type": LoadBalancing.AUX_LOSS if "aux_loss" in axes else LoadBalancing.NONE,
+        "router_load_balancing_type": next(iter(axes & set(LoadBalancing)), LoadBalancing.NONE),
         "z_loss_coeff": 1e-3 if "z_loss" in axes else 0.0,
     }
-    has_experts = axes & {"moe", "aux_loss", "z_loss", *_OF_EXPERTS}
+    has_experts = axes & {"moe", *_ROUTER_LOSSES, *_OF_EXPERTS}
     engine = axes & {"mamba", "fp8", "fp8_recipe", "moe_grouped_gemm", "packed", "transformer-engine"}
     return ModelSpec(
         kind="mamba-hybrid" if "mamba" in axes else "gpt",

@@ -86,6 +86,15 @@ class Bands:
         """Those of the last step, and of the weights."""
         return Numbers(loss=self.at("loss", -1), grad_norm=self.at("grad_norm", -1), weights=self.weights)
 
+    def limited(self, name: str, index: int = -1) -> str:
+        """What to say of a band that is the matrix's limit, where moved weights ask for a wider one; else nothing."""
+        spread = getattr(self.spread, name)
+        spread = spread[index] if isinstance(spread, tuple) else spread
+        asked = math.inf if spread is None else FACTOR * spread
+        if asked <= getattr(self.limit, f"{name}_relative"):
+            return ""
+        return f" (the matrix's limit; {FACTOR:g} times the measured spread is {asked:.2g})"
+
     def _band(self, spread: float, limit: float) -> float:
         return min(max(FACTOR * spread, FLOOR), limit)
 
@@ -127,7 +136,7 @@ class GradientBands:
 def compare_gradients(
     result: CaseResult, baseline: CaseResult, bands: GradientBands
 ) -> tuple[GradientDifference | None, list[Problem]]:
-    """The tensor whose gradient of the first step is nearest to its band, and the first that is outside of it."""
+    """The tensor whose gradient of the first step is farthest out in its band, and the problem if it is outside."""
     own = {gradient.name: gradient for gradient in result.gradients or ()}
     expected = {gradient.name: gradient for gradient in baseline.gradients or ()}
     if not own or own.keys() != expected.keys():
@@ -146,9 +155,11 @@ def compare_gradients(
     if not off:
         return worst, []
     text = (
-        f"the gradient of {off[0].name} in the first step has another {off[0].what}: off by {off[0].found:.2e} "
-        f"relative, allowed {off[0].allowed:.2e}; of {len(expected)} tensors {len({item.name for item in off})} are off"
+        f"the gradient of {worst.name} in the first step has another {worst.what}: off by {worst.found:.2e} "
+        f"relative, {worst.of_band:.2g} times the {worst.allowed:.2e} that is allowed"
     )
+    if more := len({item.name for item in off} - {worst.name}):
+        text += f"; it is the worst of {more + 1} that are off, of {len(expected)}"
     return worst, [Problem(check="parity-gradients", text=text)]
 
 

@@ -215,6 +215,16 @@ def compare_again(case: Case, verdict: CaseVerdict, baseline: CaseVerdict, matri
     return _judged(verdict.model_copy(update=compared), comparison.problems)
 
 
+def _first_of(name: str, off: Sequence[tuple[int, float, str]], steps: int) -> str:
+    """The first step that is off, and how many more there are: later ones follow from it."""
+    step, _, numbers = off[0]
+    text = f"step {step}: {name} {numbers}"
+    if len(off) == 1:
+        return text
+    worst, difference, _ = max(off, key=lambda item: math.inf if math.isnan(item[1]) else item[1])
+    return f"{text}; {len(off)} of {steps} steps are off, step {worst} the most, by {difference:.2e}"
+
+
 class _Comparison:
     """A case and its baseline, both complete: how far they are from each other, and where that is too far."""
 
@@ -235,15 +245,18 @@ class _Comparison:
         return Numbers(**{name: value for name, value in numbers.items() if math.isfinite(value)})
 
     def _compare_steps(self, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
-        for index, (mine, reference) in enumerate(zip(steps, baseline, strict=True)):
-            for name, check in _PARITY.items():
+        for name, check in _PARITY.items():
+            off: list[tuple[int, float, str]] = []
+            for index, (mine, reference) in enumerate(zip(steps, baseline, strict=True)):
                 expected, found = (_number(getattr(item, name)) for item in (reference, mine))
                 limit = self._bands.at(name, index)
                 difference = relative_difference(expected, found)
                 self._largest[name] = max(self._largest[name], difference)
                 if not difference <= limit:  # also where it is NaN
-                    text = f"step {mine.step}: {name} {off_by(expected, found, limit)}"
-                    self.problems.append(Problem(check=check, text=text))
+                    limited = self._bands.limited(name, index)
+                    off.append((mine.step, difference, f"{off_by(expected, found, limit)}{limited}"))
+            if off:
+                self.problems.append(Problem(check=check, text=_first_of(name, off, len(steps))))
 
     def _compare_bits(self, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
         for mine, reference in zip(steps, baseline, strict=True):
@@ -282,6 +295,7 @@ class _Comparison:
         allowed = self._bands.weights
         if not difference <= allowed:  # also where it is NaN
             text = f"final weights: {worst} is off by {difference:.2e} relative, allowed {allowed:.2g}"
+            text += self._bands.limited("weights")
             self.problems.append(Problem(check="parity-weights", text=text))
         if difference and same_arithmetic(self._case):
             text = f"the final weights differ from the baseline's by {difference:.2e}, and must not"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from envbuild.certify.judge.bands import FACTOR, FLOOR
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import CaseVerdict, Problem
 from envbuild.certify.report.describe import describe_reference
@@ -36,8 +38,34 @@ def show(verdicts: Sequence[CaseVerdict], problems: Sequence[Problem], reporter:
                 reporter.note(
                     f"  {state:<9} {verdict.id}{repeat_suffix(verdict.repeat)}: {brief(verdict.problems[0])}{also}"
                 )
+    for line in _capped(verdicts):
+        reporter.note(line)
     for problem in problems:
         reporter.note(f"  FAILED    {brief(problem)}")
+
+
+def _capped(verdicts: Sequence[CaseVerdict]) -> Iterator[str]:
+    """Of each baseline whose bands the matrix limits: which, and how wide they would have been."""
+    for baseline in verdicts:
+        compared = [item for item in verdicts if (item.baseline, item.repeat) == (baseline.id, baseline.repeat)]
+        widest = next((item.tolerance for item in compared if item.tolerance.loss is not None), None)
+        if baseline.spread is None or widest is None or baseline.repeat > 1:
+            continue
+        weights = baseline.spread.weights
+        spreads = {
+            "loss": baseline.spread.loss[-1],
+            "grad_norm": baseline.spread.grad_norm[-1],
+            "weights": math.inf if weights is None else weights,
+        }
+        limits = {name: getattr(widest, name) for name in spreads}
+        shown = [
+            f"{name.replace('_', ' ')} {limit:.2g} (measured {FACTOR * spreads[name]:.2g})"
+            for name, limit in limits.items()
+            # The band of a certificate is rounded nowhere: what is wider was cut.
+            if limit is not None and FACTOR * spreads[name] > limit > FLOOR
+        ]
+        if shown:
+            yield f"  note      {baseline.id}: the matrix's tolerance limits the bands of its cases: {', '.join(shown)}"
 
 
 def _show_passed(passed: Sequence[CaseVerdict], repeats: int, reporter: Reporter) -> None:
@@ -86,6 +114,9 @@ def failure(
         known = sum(bool(verdict.known_wrong) for verdict in failed)
         what = f"{len(failed)} of {len(verdicts)} {'runs of cases' if repeated else 'cases'} failed"
         what += f", {known} of them known to train wrongly" if known else ""
+        if known == len(failed) and not problems:
+            what = "no case is left to certify: all that were compared are known to train wrongly, and do"
+            what = f"{what} ({len(failed)} of {len(verdicts)} failed)"
     elif "environment" in checks:
         what = "the environment is not what was locked"
     else:

@@ -23,7 +23,7 @@ with warnings.catch_warnings():
 
     from envbuild_smoke.drivers.mcore import checkpoints
     from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
-    from envbuild_smoke.drivers.mcore.compare_weights import compare_weights
+    from envbuild_smoke.drivers.mcore.compare_weights import check_saved_weights, compare_weights
     from envbuild_smoke.drivers.mcore.data import SamplesRead, forward_step, global_loss, own_batches
     from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
     from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
@@ -40,6 +40,8 @@ with warnings.catch_warnings():
 
 from envbuild_smoke.drivers.samples import global_batch
 from envbuild_smoke.rank_context import RankContext
+
+_Weights = Mapping[str, torch.Tensor]
 
 __all__ = ["compare_weights", "measure_bandwidth", "train"]
 
@@ -61,28 +63,29 @@ def train(context: RankContext) -> None:
                 context.report_step(**measured)
             if step == case.resume_at:
                 run.resume()
-        weights = run.weights() if case.perturbed_runs else {}
+        initial, weights = run.initial, run.weights() if case.perturbed_runs else {}
         run.finish()
         # The model refers to its process groups, which `joined` destroys next.
         del run
         if case.perturbed_runs:
-            runs = [_perturbed(context, device, seed, weights) for seed in range(case.perturbed_runs)]
+            runs = [_perturbed(context, device, seed, (initial, weights)) for seed in range(case.perturbed_runs)]
             context.report_perturbed(runs)
 
 
 def _perturbed(
-    context: RankContext, device: torch.device, seed: int, unmoved: Mapping[str, torch.Tensor]
+    context: RankContext, device: torch.device, seed: int, unmoved: tuple[_Weights, _Weights]
 ) -> dict[str, Any]:
     """Train a baseline of one rank once more with its weights moved, and return what that measured.
 
-    `unmoved` are the weights that it ended with as it was.
+    `unmoved` are the weights that it began with, and those that it ended with, as it was.
     """
+    initial, final = unmoved
     # Scales of fp8 start anew.
     forget_transformer_engine()
     run = _Run(context, device)
-    run.start_moved(seed)
+    run.start_moved(initial, seed)
     steps = [run.step(step) for step in range(1, context.case.training.steps + 1)]
-    weights = largest_difference(unmoved, run.weights())
+    weights = largest_difference(final, run.weights())
     shown = [{name: step[name] for name in ("step", "loss", "grad_norm")} for step in steps]
     run.forget()
     return {"steps": shown, "gradients": run.gradients, "weights": weights if math.isfinite(weights) else None}
@@ -97,6 +100,8 @@ class _Run:
         self._device = device
         self._samples = SamplesRead()
         self._reference: ReferenceRun | None = None
+        # Of a baseline that is trained again: its weights before the first step.
+        self.initial: dict[str, torch.Tensor] = {}
         # Of the first step, by `summarize_gradients`.
         self.gradients: list[dict[str, Any]] = []
         self._build()
@@ -121,16 +126,22 @@ class _Run:
             checkpoints.load_weights(self._chunks, self._context.checkpoint)
         else:
             checkpoints.save_weights(self._chunks, self._context.checkpoint)
+            check_saved_weights(self._chunks, self._context.checkpoint)
+            self.initial = self.weights() if self._case.perturbed_runs else {}
             if torch.distributed.get_rank() == 0:
                 self._context.report_weights_saved()
         if self._case.compare_reference:
             self._reference = ReferenceRun(self._case, self._context.model, self._chunks[0])
         self._build_optimizer()
 
-    def start_moved(self, seed: int) -> None:
-        """Load the weights that a baseline began with, and move each by one unit in the last place."""
-        checkpoints.load_weights(self._chunks, self._context.checkpoint)
+    def start_moved(self, initial: Mapping[str, torch.Tensor], seed: int) -> None:
+        """Take the weights that a baseline began with, and move each by one unit in the last place.
+
+        Not those of its checkpoint: damage there would make the bands wide that have to find it.
+        """
         for chunk in self._chunks:
+            for name, parameter in chunk.named_parameters():
+                parameter.data.copy_(initial[name])
             move_weights(chunk, mantissa_bits(self._case, self._context.model), seed)
         self._build_optimizer()
 

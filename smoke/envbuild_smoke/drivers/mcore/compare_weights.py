@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint import load as load_checkpoint
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from envbuild_smoke.drivers.mcore.checkpoints import weights_state
 from envbuild_smoke.rank_context import RankContext
 
 
@@ -55,6 +58,52 @@ def read_weights(directory: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     # This process reads all shards by itself: there is no process group.
     load_checkpoint(tensors, storage_reader=FileSystemReader(directory), no_dist=True)
     return tensors, sorted(partial)
+
+
+def check_saved_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
+    """Require that a checkpoint of this one rank's weights has each of them, bit for bit, read without Megatron.
+
+    So what trains and what the reference trains from is what the checkpoint has, which all other cases load. Raises
+    ValueError for a checkpoint that cannot be read, or lacks a weight, or has another.
+    """
+    try:
+        stored, partial = read_weights(directory)
+    # torch raises what its readers, zipfile and pickle do.
+    except Exception as error:
+        raise ValueError(
+            f"the checkpoint of the initial weights in {directory} cannot be read: {type(error).__name__}: {error}. "
+            "The reference and the other cases start from it: look at the disk that it is on"
+        ) from error
+    state = weights_state(chunks)
+    apply_factories(state)
+    shards = [value for value in nested_values(state) if isinstance(value, ShardedTensor)]
+    lacking = sorted({*partial, *({shard.key for shard in shards} - stored.keys())}) or _unsaved(chunks, shards)
+    other = sorted({shard.key for shard in shards if shard.key in stored and not _has(stored[shard.key], shard)})
+    for names, words in ((lacking, "lacks"), (other, "has other values than the model in")):
+        if names:
+            shown = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+            raise ValueError(
+                f"the checkpoint of the initial weights in {directory} {words} {shown}. The reference and the other "
+                "cases start from it: look at the disk that it is on, and at what saves checkpoints"
+            )
+
+
+def _unsaved(chunks: list[torch.nn.Module], shards: list[ShardedTensor]) -> list[str]:
+    """Return the names of weights of which Megatron's state for a checkpoint has nothing."""
+    named = [item for chunk in chunks for item in chunk.named_parameters()]
+    if sum(shard.data.numel() for shard in shards) >= sum(value.numel() for _, value in named):
+        return []
+    places = {shard.data.data_ptr() for shard in shards}
+    return [name for name, value in named if value.data_ptr() not in places] or ["a part of a weight"]
+
+
+def _has(stored: torch.Tensor, shard: ShardedTensor) -> bool:
+    """Whether a whole tensor has the values of a shard in its place."""
+    own = shard.data.detach().cpu()
+    # Of axes that are prepended, as those of layers in one tensor, a shard has one place each.
+    own = own.reshape([1] * shard.prepend_axis_num + list(own.shape))
+    place = tuple(slice(at, at + size) for at, size in zip(shard.global_offset, own.shape, strict=True))
+    return bool(torch.equal(stored[place], own))
 
 
 def _difference(name: str, own: torch.Tensor, baseline: torch.Tensor) -> float:
