@@ -11,7 +11,7 @@ from typing import Literal
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.core.digests import Json, short
 from envbuild.ledger.ledger import Ledger
-from envbuild.ledger.models import Blocked, NightRow, PublicationRow, StepRow
+from envbuild.ledger.models import BisectRow, Blocked, NightRow, PublicationRow, StepRow
 from envbuild.nightly.faults import counts
 
 # good: the newest lock's image is certified and published. stale: the newest certified image is older than the policy
@@ -29,6 +29,7 @@ class TargetState:
         image: the newest certified publication that was not revoked.
         age_days: of its certificate.
         step: what failed, or waits, in the last night.
+        broken_by: what a bisection found for the lock of that step; empty: nothing.
         blocked: the branches of whose tips the newest lock took no commit.
         max_age_days: of the policy.
     """
@@ -40,6 +41,7 @@ class TargetState:
     image: PublicationRow | None
     age_days: float | None
     step: StepRow | None
+    broken_by: str
     blocked: tuple[Blocked, ...]
     max_age_days: float | None
 
@@ -62,6 +64,8 @@ class TargetState:
         if self.step is not None:
             why = self.step.error.what if self.step.error else self.step.note
             words.append(f"{self.step.name} {self.step.state}: {why}")
+        if self.broken_by:
+            words.append(self.broken_by)
         return "  ".join(words)
 
     def as_json(self) -> dict[str, Json]:
@@ -74,6 +78,7 @@ class TargetState:
             "age_days": self.age_days,
             "max_age_days": self.max_age_days,
             "step": self.step.model_dump(mode="json") if self.step else None,
+            "broken_by": self.broken_by or None,
             "blocked": [item.model_dump(mode="json") for item in self.blocked],
             "pull": self.pull_command or None,
         }
@@ -89,14 +94,15 @@ def states(
     pairs = {(row.stack, row.target) for row in publications}
     pairs |= {(night.stack, target) for night in nights for target in night.targets}
     newest = {night.stack: night for night in nights}
+    found = ledger.rows(BisectRow, stack=stack)
     return tuple(
         _state(
             pair,
             [row for row in publications if (row.stack, row.target) == pair],
             steps.get(pair, ()),
             newest.get(pair[0]),
-            at,
-            max_age_days,
+            [row for row in found if (row.stack, row.target) == pair],
+            (at, max_age_days),
         )
         for pair in sorted(pairs)
     )
@@ -114,9 +120,10 @@ def _state(
     publications: Sequence[PublicationRow],
     steps: Sequence[StepRow],
     night: NightRow | None,
-    at: datetime,
-    max_age_days: float | None,
+    bisected: Sequence[BisectRow],
+    age_limit: tuple[datetime, float | None],
 ) -> TargetState:
+    at, max_age_days = age_limit
     certified = [row for row in publications if row.certified]
     image = max(certified, key=lambda row: (row.certified_at or "", row.published_at), default=None)
     stands_out = _standing_out(steps)
@@ -130,6 +137,7 @@ def _state(
         image=image,
         age_days=age,
         step=stands_out,
+        broken_by=_broken_by(stands_out, bisected),
         blocked=night.blocked if night else (),
         max_age_days=max_age_days,
     )
@@ -159,6 +167,14 @@ def _standing_out(steps: Sequence[StepRow]) -> StepRow | None:
     """The step of the last night that failed or waits."""
     last = steps[-1].night if steps else ""
     return next((row for row in steps if row.night == last and row.state in ("failed", "waiting")), None)
+
+
+def _broken_by(step: StepRow | None, bisected: Sequence[BisectRow]) -> str:
+    """What breaks the lock that failed, also nights after it was found."""
+    if step is None or step.state != "failed":
+        return ""
+    found = [row.text.partition("\n")[0] for row in bisected if row.bad == step.lock_digest]
+    return found[-1] if found else ""
 
 
 def _since(steps: Sequence[StepRow], step: StepRow | None) -> str:

@@ -7,7 +7,7 @@ import pytest
 from helpers.ledger_rows import digest, night_row, publication_row, step_row
 
 from envbuild.ledger.ledger import Ledger
-from envbuild.ledger.models import Fault, Row, StepError
+from envbuild.ledger.models import BisectRow, Fault, Row, StepError
 from envbuild.nightly.state import TargetState, states
 
 NOW = datetime(2026, 1, 20, tzinfo=timezone.utc)
@@ -98,3 +98,19 @@ def test_a_target_of_a_night_without_any_image_is_shown(ledger: Ledger) -> None:
 def test_a_clock_that_is_ahead_gives_no_negative_age(ledger: Ledger) -> None:
     at = "2026-01-21T00:00:00Z"
     assert only(ledger, publication_row(certified_at=at)).age_days == 0.0
+
+
+def test_what_a_bisection_found_is_named_as_long_as_its_lock_fails(ledger: Ledger) -> None:
+    bad, text = digest("bad"), "broken by liba 1.0 -> 2.0\nfailure: 3 of 15 cases failed"
+    row = BisectRow(
+        stack="mcore", night="n1", target="cpu", good=digest("good"), bad=bad, component="liba", before="1.0",
+        after="2.0", commit="", tests=4, text=text, ended_at="2026-01-16T00:00:00Z",
+    )  # fmt: skip
+    first = step_row("certify", night="n1", state="failed", lock_digest=bad, error=failure("training"))
+    second = step_row("certify", night="n2", state="failed", lock_digest=bad, error=failure("training"))
+    found = only(ledger, published("10"), night_row("n1"), first, row, night_row("n2"), second)
+    assert (found.state, found.broken_by) == ("suspect", "broken by liba 1.0 -> 2.0")
+    assert found.line().endswith("broken by liba 1.0 -> 2.0")
+    assert found.as_json()["broken_by"] == found.broken_by
+    other = step_row("certify", night="n3", state="failed", lock_digest=digest("c"), error=failure("training"))
+    assert only(ledger, night_row("n3"), other).broken_by == ""
