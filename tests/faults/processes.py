@@ -81,7 +81,7 @@ PROCESS = (
         where="file",
         case=TENSOR,
         check="rank-exception",
-        text="has other values than the model in embedding.word_embeddings.weight",
+        text="has other values than the model in decoder.layers.0.mlp.linear_fc1.weight",
         at="baseline",
     ),
     process_fault(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader
 from torch.distributed.checkpoint import load as load_checkpoint
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -67,17 +67,18 @@ def check_saved_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
     ValueError for a checkpoint that cannot be read, or lacks a weight, or has another.
     """
     try:
-        stored, partial = read_weights(directory)
-    # torch raises what its readers, zipfile and pickle do.
-    except Exception as error:
+        stored, _ = read_weights(directory)
+    # torch raises what its readers, zipfile and pickle do, some of it within a BaseException of its own.
+    except (Exception, CheckpointException) as error:
+        cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         raise ValueError(
-            f"the checkpoint of the initial weights in {directory} cannot be read: {type(error).__name__}: {error}. "
+            f"the checkpoint of the initial weights in {directory} cannot be read: {type(cause).__name__}: {cause}. "
             "The reference and the other cases start from it: look at the disk that it is on"
         ) from error
     state = weights_state(chunks)
     apply_factories(state)
     shards = [value for value in nested_values(state) if isinstance(value, ShardedTensor)]
-    lacking = sorted({*partial, *({shard.key for shard in shards} - stored.keys())}) or _unsaved(chunks, shards)
+    lacking = sorted({shard.key for shard in shards} - stored.keys()) or _unsaved(chunks, shards)
     other = sorted({shard.key for shard in shards if shard.key in stored and not _has(stored[shard.key], shard)})
     for names, words in ((lacking, "lacks"), (other, "has other values than the model in")):
         if names:
