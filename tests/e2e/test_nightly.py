@@ -11,83 +11,34 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import Tool, shared_folder
-from helpers.stores import (
-    BUCKET,
-    PASSWORD,
-    S3_KEYS,
-    USER,
-    docker_registry,
-    registry_program,
-    s3_server,
-    write_docker_config,
-)
+from helpers.fault_proxy import fault_proxy
+from helpers.night_place import Place, night_place
+from helpers.stores import PASSWORD, USER, docker_registry, registry_program, write_docker_config
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.site import CA_FILES
 from envbuild.ledger.ledger import Ledger
 from envbuild.ledger.models import CaseRow, CertificateRow, PublicationRow
-from envbuild.oci.push import digest_of_tag
 from envbuild.publish.index import read_index
-from envbuild.publish.models import Publication
 from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
 
 NIGHT = ("nightly", "--stack", "mcore", "--targets", "cpu", "--base", "debian12")
 CASES = 15
+CHAIN = ("lock", "wheels", "image", "certify", "publish")
 # With the base, which is not the default one of the target.
 MOVING = "mcore-debian12-cpu"
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where nights publish, and an account that may."""
-
-    host: str
-    ca: Path
-    env: dict[str, str]
-    keys: Path
-
-    def registry(self, repository: str) -> Registry:
-        return Registry(parse_address(f"oci://{self.host}/{repository}"), self.ca, {**os.environ, **self.env})
-
-    def published(self, repository: str) -> list[Publication]:
-        """What the index names; every tag of it names what it says."""
-        registry = self.registry(repository)
-        found = list(read_index(registry))
-        for item in found:
-            assert digest_of_tag(registry, item.tag) == item.oci_digest
-            assert digest_of_tag(registry, item.moving_tag) == item.oci_digest
-        return found
-
-    def words(self, repository: str, prefix: str) -> list[str]:
-        """The options of a night that publishes there."""
-        where = ["--to", f"{self.host}/{repository}", "--sqsh-to", f"s3://{BUCKET}/{prefix}/sqsh"]
-        own = ["--key", str(self.keys / "lab.key"), "--trust", str(self.keys / "trust.toml")]
-        return [*where, "--state", f"s3://{BUCKET}/{prefix}/state", *own]
-
-
 @pytest.fixture(scope="module")
 def place(tool: Tool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    binary = registry_program(shared_folder(tmp_path_factory) / "docker-registry")
-    folder = tmp_path_factory.mktemp("registry") / "secure"
-    keys = tmp_path_factory.mktemp("keys")
-    tool.run("certificate", "keygen", "--out", str(keys), "--name", "lab")
-    (keys / "trust.toml").write_text('[keys.lab]\nfile = "lab.pub"\n')
-    with docker_registry(binary, folder, password=True, tls=True) as address, s3_server() as s3:
-        host = address.removeprefix("https://")
-        auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-        config = write_docker_config(folder / "docker", {"auths": {host: {"auth": auth}}})
-        # uv and git go on with the CAs of the machine.
-        bundle = folder / "bundle.pem"
-        own = next((Path(name).read_text() for name in CA_FILES if Path(name).is_file()), "")
-        bundle.write_text(own + (folder / "ca.pem").read_text())
-        env = {**config, **S3_KEYS, "AWS_ENDPOINT_URL": s3, "SSL_CERT_FILE": str(bundle), "NO_PROXY": "127.0.0.1"}
-        yield Place(host, folder / "ca.pem", {**env, "no_proxy": "127.0.0.1"}, keys)
+    with night_place(tool, tmp_path_factory.mktemp("place"), shared_folder(tmp_path_factory)) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +113,14 @@ def test_without_a_key_nothing_begins(tool: Tool, place: Place) -> None:
     assert "--to needs --key" in refused.stderr
 
 
+def assert_whole(registry: Registry, tag: str) -> None:
+    """Every blob of the image that a tag names is there."""
+    accept = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
+    manifest = json.loads(registry.ask("GET", f"manifests/{tag}", accept=(200,), headers=accept).body)
+    for item in (manifest["config"], *manifest["layers"]):
+        registry.ask("HEAD", f"blobs/{item['digest']}", accept=(200,))
+
+
 def kill_nights(other: Tool, place: Place, kills: int, seed: int, longest: float) -> None:
     """Kill nights at random moments. What a moving tag names is whole after each."""
     dice = random.Random(seed)
@@ -206,3 +165,61 @@ def test_killed_nights_end_with_the_same_digests(
     assert {step["state"] for step in nothing["steps"]} == {"nothing"}
     assert not list((other.cache / "staging").glob("*/*"))
     print(f"{kills} kills in {time.monotonic() - started:.0f} s")
+
+
+def publish_fails(own: Tool, *words: str) -> str:
+    """The message of a night whose publication alone fails, and by the infrastructure."""
+    done = own.run(*NIGHT, *words, "--json", status=10)
+    steps = {step["name"]: step for step in json.loads(done.stdout)["steps"]}
+    assert {steps[name]["state"] for name in CHAIN[:-1]} <= {"done", "nothing"}
+    error = steps["publish"]["error"]
+    assert (error["fault"], error["kind"], steps["publish"]["attempts"]) == ("infrastructure", "NetworkError", 2)
+    assert PASSWORD not in done.stdout + done.stderr
+    return f"{error['what']} {error['why']} {error['fix']}"
+
+
+def goes_on(own: Tool, *words: str) -> None:
+    """The next night publishes, and trains nothing again."""
+    steps = {step["name"]: step for step in json.loads(own.run(*NIGHT, *words, "--json").stdout)["steps"]}
+    assert (steps["certify"]["state"], steps["publish"]["state"]) == ("nothing", "done")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["wrong CA", "expired credentials"])
+def test_a_registry_that_refuses_is_the_infrastructures_fault(
+    night: dict, tool: Tool, place: Place, tmp_path: Path, fault: str
+) -> None:
+    repository = f"team/{fault.lower().replace(' ', '-')}"
+    words = place.words(repository, "first")
+    old = base64.b64encode(f"{USER}:no longer".encode()).decode()
+    config = write_docker_config(tmp_path / "docker", {"auths": {place.host: {"auth": old}}})
+    own_ca = next(name for name in CA_FILES if Path(name).is_file())
+    spoiled = {"SSL_CERT_FILE": own_ca} if fault == "wrong CA" else config
+    message = publish_fails(replace(tool, env={**place.env, **spoiled}), *words)
+    assert ("certificate" if fault == "wrong CA" else "401") in message
+    assert place.published(repository) == []
+    goes_on(replace(tool, env=place.env), *words)
+    assert len(place.published(repository)) == 1
+
+
+@pytest.mark.slow
+def test_a_quota_that_is_exceeded_mid_push_loses_nothing(
+    night: dict, tool: Tool, place: Place, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    accept = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
+    manifest = place.registry("team/first").ask("GET", f"manifests/{MOVING}", accept=(200,), headers=accept).body
+    largest = max(json.loads(manifest)["layers"], key=lambda item: item["size"])["digest"]
+    program = registry_program(shared_folder(tmp_path_factory) / "docker-registry")
+    body = json.dumps({"errors": [{"code": "DENIED", "message": "quota exceeded"}]}).encode()
+    with docker_registry(program, tmp_path / "small") as address, fault_proxy(address) as proxy:
+        quota = proxy.add(method="PUT", path=largest, status=403, body=body)
+        own, words = replace(tool, env=place.env), place.words("team/first", "first")
+        words[1] = f"{proxy.host}/team/quota"
+        assert "quota exceeded" in publish_fails(own, *words)
+        assert quota.seen
+        registry = Registry(parse_address(f"oci://{proxy.host}/team/quota"), None, {**os.environ, **own.env})
+        assert list(read_index(registry)) == []
+        quota.times = 0
+        goes_on(own, *words)
+        (item,) = read_index(registry)
+        assert_whole(registry, item.moving_tag)
