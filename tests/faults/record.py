@@ -106,5 +106,6 @@ def machine() -> dict[str, Any]:
     return {
         "cpu_model": model,
         "cpu_count": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        # Rounded: what a kernel keeps for itself differs by a page or two from one start to the next.
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
     }
