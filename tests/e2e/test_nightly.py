@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import random
 import shutil
 import signal
 import subprocess
-import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from helpers.stores import PASSWORD, USER, docker_registry, registry_program, wr
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.site import CA_FILES
 from envbuild.ledger.ledger import Ledger
-from envbuild.ledger.models import CaseRow, CertificateRow, PublicationRow
+from envbuild.ledger.models import CaseRow, CertificateRow, NightRow, PublicationRow, StepRow
 from envbuild.publish.index import read_index
 from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
@@ -31,6 +32,8 @@ from envbuild.store.registry import Registry
 NIGHT = ("nightly", "--stack", "mcore", "--targets", "cpu", "--base", "debian12")
 CASES = 15
 CHAIN = ("lock", "wheels", "image", "certify", "publish")
+# In which steps nights are killed, and up to how many seconds after a step began.
+AIMS = {"lock": 3.0, "image": 12.0, "certify": 25.0, "publish": 4.0}
 # With the base, which is not the default one of the target.
 MOVING = "mcore-debian12-cpu"
 
@@ -113,6 +116,66 @@ def test_without_a_key_nothing_begins(tool: Tool, place: Place) -> None:
     assert "--to needs --key" in refused.stderr
 
 
+@dataclass
+class KilledNights:
+    """Nights of one project that are killed while a step runs, at a random moment of it."""
+
+    tool: Tool
+    place: Place
+    repository: str
+    prefix: str
+    struck: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> list[str]:
+        return [*NIGHT, *self.place.words(self.repository, self.prefix)]
+
+    def finish(self) -> list[dict]:
+        """The steps of a night that is left alone."""
+        steps: list[dict] = json.loads(self.tool.run(*self.words, "--json").stdout)["steps"]
+        return steps
+
+    def kill(self, step: str, seconds: float, blow: signal.Signals) -> None:
+        """Kill a night so many seconds after a step began; what a moving tag names is whole then."""
+        known = self._nights()
+        process = self.tool.start(*self.words)
+        # The step before it is in the ledger when it begins; a night that ends earlier is none the worse.
+        while process.poll() is None and not self._has_begun(step, known):
+            _wait(process, 0.1)
+        _wait(process, seconds)
+        running = self._running(known) if process.poll() is None else "ended"
+        process.send_signal(blow)
+        _, stderr = process.communicate()
+        self.struck.append(f"{running} {blow.name}")
+        assert process.returncode in (130, -signal.SIGKILL, 0), stderr
+        assert "Traceback" not in stderr
+        for item in self.place.published(self.repository):
+            assert_whole(self.place.registry(self.repository), item.moving_tag)
+
+    def _nights(self) -> set[str]:
+        with Ledger.open(self.tool.project / "state" / "ledger.sqlite") as ledger:
+            return {row.id for row in ledger.rows(NightRow)}
+
+    def _steps(self, known: set[str]) -> list[str] | None:
+        """The steps of the new night that ended; None before it began."""
+        with Ledger.open(self.tool.project / "state" / "ledger.sqlite") as ledger:
+            new = [row.id for row in ledger.rows(NightRow) if row.id not in known]
+            return [row.name for row in ledger.rows(StepRow) if row.night == new[-1]] if new else None
+
+    def _has_begun(self, step: str, known: set[str]) -> bool:
+        steps = self._steps(known)
+        return steps is not None and len(steps) >= CHAIN.index(step)
+
+    def _running(self, known: set[str]) -> str:
+        steps = self._steps(known)
+        return "start" if steps is None else (*CHAIN, "end")[len(steps)]
+
+
+def _wait(process: subprocess.Popen[str], seconds: float) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+
+
 def assert_whole(registry: Registry, tag: str) -> None:
     """Every blob of the image that a tag names is there."""
     accept = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
@@ -121,22 +184,16 @@ def assert_whole(registry: Registry, tag: str) -> None:
         registry.ask("HEAD", f"blobs/{item['digest']}", accept=(200,))
 
 
-def kill_nights(other: Tool, place: Place, kills: int, seed: int, longest: float) -> None:
-    """Kill nights at random moments. What a moving tag names is whole after each."""
-    dice = random.Random(seed)
-    for number in range(kills):
-        blow = signal.SIGKILL if number % 4 else signal.SIGINT
-        process = other.start(*NIGHT, *place.words("team/killed", "killed"))
-        # At least until Python has come as far as envbuild.
-        limit = dice.uniform(1.0, longest)
-        try:
-            process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            process.send_signal(blow)
-            _, stderr = process.communicate()
-            assert process.returncode in (130, -signal.SIGKILL, 0), stderr
-            assert "Traceback" not in stderr
-        place.published("team/killed")
+def empty_project(tool: Tool, folder: Path, env: dict[str, str]) -> Tool:
+    """A project with the locks of another one, and a store with its layers: the image is put together anew."""
+    other = Tool(folder / "project", folder / "cache", env=env)
+    (other.project / "state").mkdir(parents=True)
+    shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
+    other.cache.mkdir()
+    for kept in ("bases", "environments", "layers", "verifications"):
+        if (tool.cache / kept).is_dir():
+            (other.cache / kept).symlink_to(tool.cache / kept)
+    return other
 
 
 @pytest.mark.slow
@@ -145,26 +202,24 @@ def test_killed_nights_end_with_the_same_digests(
     night: dict, tool: Tool, place: Place, tmp_path: Path, kills: int
 ) -> None:
     (wanted,) = place.published("team/first")
-    other = Tool(tmp_path / "elsewhere", tmp_path / "cache", env=place.env)
-    other.project.mkdir()
-    shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")
-    other.cache.mkdir()
-    for kept in ("bases", "environments", "layers", "verifications"):
-        if (tool.cache / kept).is_dir():
-            (other.cache / kept).symlink_to(tool.cache / kept)
-    started = time.monotonic()
-    kill_nights(other, place, kills, seed=20261123, longest=45.0)
-    last = json.loads(other.run(*NIGHT, *place.words("team/killed", "killed"), "--json").stdout)
-    assert {step["state"] for step in last["steps"]} <= {"done", "nothing"}
-    (found,) = place.published("team/killed")
-    assert (found.oci_digest, found.lock_digest, found.tag) == (wanted.oci_digest, wanted.lock_digest, wanted.tag)
-    assert found.sqsh is not None
-    assert wanted.sqsh is not None
-    assert found.sqsh.digest == wanted.sqsh.digest
-    nothing = json.loads(other.run(*NIGHT, *place.words("team/killed", "killed"), "--json").stdout)
-    assert {step["state"] for step in nothing["steps"]} == {"nothing"}
-    assert not list((other.cache / "staging").glob("*/*"))
-    print(f"{kills} kills in {time.monotonic() - started:.0f} s")
+    dice, struck = random.Random(20261123), []
+    for number in range(kills // len(AIMS)):
+        repository, other = f"team/killed{kills}-{number}", empty_project(tool, tmp_path / str(number), place.env)
+        nights = KilledNights(other, place, repository, repository)
+        for step, seconds in AIMS.items():
+            nights.kill(step, dice.uniform(0, seconds), dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGINT]))
+        struck += nights.struck
+        print(f"killed while this ran: {nights.struck}")
+        assert {step["state"] for step in nights.finish()} <= {"done", "nothing"}
+        (found,) = place.published(repository)
+        assert (found.oci_digest, found.lock_digest, found.tag) == (wanted.oci_digest, wanted.lock_digest, wanted.tag)
+        assert found.sqsh is not None
+        assert wanted.sqsh is not None
+        assert found.sqsh.digest == wanted.sqsh.digest
+        assert {step["state"] for step in nights.finish()} == {"nothing"}
+        assert not list((other.cache / "staging").glob("*/*"))
+        shutil.rmtree(other.project / "out")
+    print(json.dumps(Counter(struck), sort_keys=True))
 
 
 def publish_fails(own: Tool, *words: str) -> str:
