@@ -97,21 +97,26 @@ class Browser:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """What was loaded since the last time."""
+        """What pages loaded since the last time; not what the browser's own first page does, however late that is."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        return [url for url in sent if not url.startswith("chrome:")]
 
     def press(self, *keys: str) -> None:
         for key in keys:
             self.driver.switch_to.active_element.send_keys(key)
 
     def screenshot(self, file: Path) -> bytes:
-        """The whole page as a picture."""
-        taken = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
+        """The page as a picture, as far down as the browser can: it refuses one that is too large."""
+        width, height = self.ask("const e = document.documentElement; return [e.scrollWidth, e.scrollHeight]")
+        clip = {"x": 0, "y": 0, "width": width, "height": min(height, LARGEST_PICTURE), "scale": 1}
+        taken = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
         file.write_bytes(base64.b64decode(taken["data"]))
         return file.read_bytes()
 
 
+# Pixels; what a texture may have on most machines.
+LARGEST_PICTURE = 16000
 TAB, ENTER = Keys.TAB, Keys.ENTER
 
 

@@ -68,7 +68,7 @@ class Builder:
 def docker_builder(daemon: Daemon, *, buildkit: bool) -> Builder:
     """docker's command line of the daemon's own version, where that was unpacked, else this machine's."""
     environment = {**os.environ, **daemon.programs, "DOCKER_HOST": daemon.host, "DOCKER_BUILDKIT": str(int(buildkit))}
-    return Builder(program=(_found("docker", environment),), environment=environment)
+    return Builder(program=(_docker_of_its_dockerd(environment),), environment=environment)
 
 
 def podman_builder(folder: Path, programs: Mapping[str, str]) -> Builder:
@@ -85,6 +85,18 @@ def podman_builder(folder: Path, programs: Mapping[str, str]) -> Builder:
         build_options=("--isolation", "chroot", "--layers=false"),
         run_options=PODMAN_RUN,
     )
+
+
+def _docker_of_its_dockerd(environment: Mapping[str, str]) -> str:
+    """A newer docker elsewhere on PATH has no BuildKit of its own, and asks for a plugin that may not be there."""
+    version = _version(_found("dockerd", environment))
+    places = [Path(folder) / "docker" for folder in environment["PATH"].split(os.pathsep)]
+    same = [str(place) for place in places if os.access(place, os.X_OK) and _version(place) == version]
+    return same[0] if same else _found("docker", environment)
+
+
+def _version(program: str | Path) -> str:
+    return subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout.partition(",")[0]
 
 
 def _found(name: str, environment: Mapping[str, str]) -> str:
