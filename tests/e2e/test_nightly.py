@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -99,6 +100,21 @@ def test_a_lost_ledger_is_made_anew_from_what_is_published(
     assert target["image"] == night["targets"][0]["image"]
 
 
+def test_what_was_taken_back_elsewhere_is_good_no_more(night: dict, tool: Tool, place: Place, tmp_path: Path) -> None:
+    """The next night looks at the repository, whose image another machine revoked."""
+    own = replace(tool, env=place.env)
+    own.run(*NIGHT, *place.words("team/revoked", "revoked"))
+    (publication,) = place.published("team/revoked")
+    words = ("--revoke", publication.oci_digest, "--reason", "wrong NCCL")
+    Tool(tmp_path, tool.cache, env=place.env).run("publish", "--to", f"{place.host}/team/revoked", *words)
+    refused = own.run(*NIGHT, *place.words("team/revoked", "revoked"), "--json", status=9)
+    steps = {step["name"]: step for step in json.loads(refused.stdout)["steps"]}
+    assert (steps["publish"]["error"]["reason"], steps["publish"]["attempts"]) == ("revoked", 1)
+    with Ledger.open(tool.project / "state" / "ledger.sqlite") as ledger:
+        rows = [row for row in ledger.rows(PublicationRow) if row.repository == f"{place.host}/team/revoked"]
+    assert [(row.certified, row.revoked_reason) for row in rows] == [(False, "wrong NCCL")]
+
+
 def test_two_nights_of_a_stack_at_once_are_one(night: dict, tool: Tool, place: Place) -> None:
     own = replace(tool, env=place.env)
     held = tool.project / "state" / "nightly-mcore.lock"
@@ -139,13 +155,16 @@ class KilledNights:
         """Kill a night so many seconds after a step began; what a moving tag names is whole then."""
         known = self._nights()
         process = self.tool.start(*self.words)
-        # The step before it is in the ledger when it begins; a night that ends earlier is none the worse.
-        while process.poll() is None and not self._has_begun(step, known):
-            _wait(process, 0.1)
-        _wait(process, seconds)
-        running = self._running(known) if process.poll() is None else "ended"
-        process.send_signal(blow)
-        _, stderr = process.communicate()
+        try:
+            # The step before it is in the ledger when it begins; a night that ends earlier is none the worse.
+            while process.poll() is None and not self._has_begun(step, known):
+                _wait(process, 0.1)
+            _wait(process, seconds)
+            running = self._running(known) if process.poll() is None else "ended"
+            process.send_signal(blow)
+            _, stderr = process.communicate()
+        finally:
+            process.kill()
         self.struck.append(f"{running} {blow.name}")
         assert process.returncode in (130, -signal.SIGKILL, 0), stderr
         assert "Traceback" not in stderr
@@ -216,7 +235,9 @@ def test_killed_nights_end_with_the_same_digests(
         assert found.sqsh is not None
         assert wanted.sqsh is not None
         assert found.sqsh.digest == wanted.sqsh.digest
+        began = time.monotonic()
         assert {step["state"] for step in nights.finish()} == {"nothing"}
+        print(f"a night with nothing new: {time.monotonic() - began:.1f} s")
         assert not list((other.cache / "staging").glob("*/*"))
         shutil.rmtree(other.project / "out")
     print(json.dumps(Counter(struck), sort_keys=True))

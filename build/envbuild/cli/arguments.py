@@ -1,4 +1,4 @@
-"""Moments, ages and digests on the command line."""
+"""Moments, ages and digests on the command line, and options that exclude each other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 import click
 
 from envbuild.catalog.fields import moment_of
+from envbuild.core.errors import UsageError
 
 UNITS = {"h": 1, "d": 24, "w": 7 * 24}
 
@@ -37,3 +38,15 @@ def parse_digest(context: click.Context, parameter: click.Parameter, value: str 
     if value is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", value):
         raise click.BadParameter(f"{value!r} is not a digest (sha256: and 64 hex digits)")
     return value
+
+
+def refuse_place_of_no_sqsh(no_sqsh: bool, sqsh_to: str | None) -> None:
+    """Refuse a place for a .sqsh that is not published.
+
+    Raises:
+        UsageError: both options are given.
+    """
+    if no_sqsh and sqsh_to:
+        raise UsageError(
+            "--sqsh-to has no effect with --no-sqsh", why="No .sqsh is published then.", fix="Leave one of them out."
+        )

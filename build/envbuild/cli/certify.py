@@ -256,6 +256,7 @@ def _print(session: Session, result: Certification) -> None:
             "not_vouched": [item.model_dump(mode="json") for item in predicate.not_vouched],
         },
         f"{state}: {count} agree with their baseline, key {short(predicate.key)}",
+        *([] if predicate.whole_matrix else [f"a part of matrix {predicate.matrix}, which publishing wants whole"]),
         *([] if predicate.matrix_is_shipped else [f"the cases are those of {describe_matrix(predicate)}"]),
         *([_reused(reused, len(predicate.cases))] if reused else []),
         *[f"not vouched for: {describe_not_vouched(item)}" for item in predicate.not_vouched],

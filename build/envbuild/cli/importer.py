@@ -40,7 +40,8 @@ def get_command(session: Session, uri: str) -> None:
 
 
 @command.command("release", cls=Command)
+@click.argument("uri", required=False)
 @output_options
-def release_command(session: Session) -> None:
+def release_command(session: Session, uri: str | None) -> None:  # noqa: ARG001 - whatever pyxis says
     """Do nothing: the image stays in the store, for the next step. pyxis runs it twice."""
     session.done({"released": True})

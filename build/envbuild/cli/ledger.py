@@ -72,18 +72,20 @@ def rebuild_command(session: Session, repositories: tuple[str, ...], state: str 
     The old file stays next to the new one under another name.
     """
     from envbuild.ledger.ledger import made_anew
-    from envbuild.nightly.published import published_rows
+    from envbuild.ledger.models import PublicationRow
+    from envbuild.nightly.published import rebuilt_rows
 
     shared = shared_state(session, state)
     # Before the old ledger is touched.
-    rows = [row for repository in repositories for row in published_rows(repository, session.context)]
+    rows = [row for repository in repositories for row in rebuilt_rows(repository, session.context)]
+    published = sum(isinstance(row, PublicationRow) for row in rows)
     with made_anew(session.ledger_file) as ledger:
         count = ledger.record(*rows)
         if shared is not None:
             count += shared.fetch(ledger)
     session.done(
-        {"ledger": str(session.ledger_file), "published": len(rows), "rows": count},
-        f"{shown(session.ledger_file)}: {len(rows)} publications of {', '.join(repositories)}",
+        {"ledger": str(session.ledger_file), "published": published, "rows": count},
+        f"{shown(session.ledger_file)}: {published} publications of {', '.join(repositories)}",
     )
 
 

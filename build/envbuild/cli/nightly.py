@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from envbuild.cli.arguments import refuse_place_of_no_sqsh
 from envbuild.cli.command import Command
 from envbuild.cli.common import DEFAULT_STACK, PathArgument, Session, name_option, out_dir_option, output_options
 from envbuild.cli.ledger import shared_state, state_option
@@ -35,6 +36,7 @@ def parse_targets(context: click.Context, parameter: click.Parameter, value: str
 @name_option
 @click.option("--to", metavar="REGISTRY/REPO", help="Publish what is certified there; default: publish nothing.")
 @click.option("--sqsh-to", metavar="PLACE", help="Put the .sqsh into s3://B/P, gs://B/P or DIR, not into the registry.")
+@click.option("--no-sqsh", is_flag=True, help="Do not publish the .sqsh.")
 @click.option("--policy", metavar="NAME", default="default", show_default=True, help="What must hold (envs/policies/).")
 @click.option("--trust", type=PathArgument(dir_okay=False), help="The keys that you trust; default: configured.")
 @click.option(
@@ -100,6 +102,7 @@ class Arguments:
     name: str | None
     to: str | None
     sqsh_to: str | None
+    no_sqsh: bool
     policy: str
     trust: Path | None
     run_with: tuple[str, ...]
@@ -137,6 +140,7 @@ def _publishing(session: Session, arguments: Arguments, request: NightRequest) -
                 fix="Name the registry too: --to REGISTRY/REPO.",
             )
         return None
+    refuse_place_of_no_sqsh(arguments.no_sqsh, arguments.sqsh_to)
     trust = trust_of(session, arguments.trust)
     # Before hours of work: the gate would refuse what comes of them.
     for missing, option, setting in ((request.signer, "--key", "key"), (trust, "--trust", "trust")):
@@ -149,6 +153,8 @@ def _publishing(session: Session, arguments: Arguments, request: NightRequest) -
     return PublishStep(
         to=arguments.to,
         sqsh_to=arguments.sqsh_to,
+        sqsh=not arguments.no_sqsh,
+        signer=request.signer,
         policy=session.catalog.policy(arguments.policy),
         trust=trust,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import click
 
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
-from envbuild.cli.arguments import parse_digest
+from envbuild.cli.arguments import parse_digest, refuse_place_of_no_sqsh
 from envbuild.cli.command import Command, given_options
 from envbuild.cli.common import (
     PathArgument,
@@ -22,11 +23,12 @@ from envbuild.cli.common import (
 )
 from envbuild.cli.signing import key_options, signer_of, trust_of
 from envbuild.core.digests import Json
-from envbuild.core.errors import UsageError
+from envbuild.core.errors import EnvbuildError, UsageError
 from envbuild.image.output import PlacedImage, find_image
 from envbuild.lock.lockdir import find_lock
 from envbuild.publish.base import PublishedBase, publish_base
 from envbuild.publish.draft import PublishRequest
+from envbuild.publish.models import Publication
 from envbuild.publish.publish import Published, publish
 from envbuild.publish.revoke import Revoked, revoke
 
@@ -79,12 +81,11 @@ def command(session: Session, **values: Any) -> None:
                 why="Whoever meets the revoked image is shown it.",
                 fix="Write why, in one sentence.",
             )
-        _print_revoked(session, revoke(arguments.to, arguments.digest, reason, session.context))
+        revoked = revoke(arguments.to, arguments.digest, reason, session.context)
+        _keep(session, arguments.to, revoked.publications)
+        _print_revoked(session, revoked)
         return
-    if arguments.no_sqsh and arguments.sqsh_to:
-        raise UsageError(
-            "--sqsh-to has no effect with --no-sqsh", why="No .sqsh is published then.", fix="Leave one of them out."
-        )
+    refuse_place_of_no_sqsh(arguments.no_sqsh, arguments.sqsh_to)
     if arguments.reason is not None:
         raise UsageError(
             "--reason has no effect without --revoke", why="It is why.", fix="Name a digest, or leave it out."
@@ -95,7 +96,9 @@ def command(session: Session, **values: Any) -> None:
         _print_base(session, publish_base(alone, arguments.to, session.context))
         return
     selection = session.select_locked(arguments.stack, arguments.target, arguments.base, arguments.name)
-    _print(session, publish(_request(session, selection, arguments), session.context))
+    done = publish(_request(session, selection, arguments), session.context)
+    _keep(session, arguments.to, [done.publication])
+    _print(session, done)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +143,19 @@ def _request(session: Session, selection: Selection, arguments: Arguments) -> Pu
         docker_manifest=arguments.docker_manifest,
         signer=signer_of(session, arguments.key, arguments.key_password),
     )
+
+
+def _keep(session: Session, to: str, publications: Sequence[Publication]) -> None:
+    """Write publications into the ledger; what is published stays published where that fails."""
+    from envbuild.ledger.ledger import Ledger
+    from envbuild.nightly.published import repository_name
+    from envbuild.nightly.records import publication_row
+
+    try:
+        with Ledger.open(session.ledger_file) as ledger:
+            ledger.record(*[publication_row(item, repository_name(to)) for item in publications])
+    except EnvbuildError as error:
+        session.reporter.note(f"note: the ledger was not written: {error.what}. {error.why}")
 
 
 def newest_certificate(out_dir: Path, image: PlacedImage) -> Path | None:

@@ -86,7 +86,8 @@ class Ledger:
         given = {name: value for name, value in where.items() if value is not None}
         # Names of tables and columns are constants of this package.
         condition = " AND ".join(f"{name} = ?" for name in given) or "1"
-        query = f"SELECT body FROM {kind.table} WHERE {condition} ORDER BY moment DESC, key DESC LIMIT ?"  # noqa: S608
+        order = f"moment DESC, {kind.within_a_second} DESC, key DESC"
+        query = f"SELECT body FROM {kind.table} WHERE {condition} ORDER BY {order} LIMIT ?"  # noqa: S608
         limit = -1 if newest is None else newest
         with database_errors(self.path):
             found = self._connection.execute(query, (*given.values(), limit)).fetchall()

@@ -28,10 +28,12 @@ class Row(TomlModel, ABC):
 
     Attributes:
         first_stays: of two rows of one key that are alike final, the earlier one stays; else the later one.
+        within_a_second: what rows of one moment are ordered by, in SQL.
     """
 
     table: ClassVar[str]
     first_stays: ClassVar[bool] = False
+    within_a_second: ClassVar[str] = "key"
     stack: str
 
     @property
@@ -353,6 +355,7 @@ class StepRow(Row):
 
     Attributes:
         state: ``nothing``: all of it was there; ``skipped``: a step before it failed or waits.
+        position: among the steps of its night, as they ran.
         digest: of what came of it: a lock, an image, a certificate; of a failure: of all that decides it.
         attempts: how often it ran; a failure is repeated once.
         bytes_sent: to a registry or store.
@@ -360,12 +363,14 @@ class StepRow(Row):
     """
 
     table: ClassVar[str] = "steps"
+    within_a_second: ClassVar[str] = "json_extract(body, '$.position')"
     night: str
     target: str = ""
     name: StepName
     state: StepState
     base: str = ""
     started_at: Moment
+    position: int = 0
     seconds: float = 0.0
     bytes_sent: int = 0
     digest: str = ""

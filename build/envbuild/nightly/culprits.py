@@ -167,6 +167,7 @@ class CulpritSearch:
             night=step.night,
             target=step.target,
             name="bisect",
+            position=sum(row.night == step.night for row in self.ledger.rows(StepRow, stack=step.stack)),
             base=step.base,
             lock_digest=step.lock_digest,
             state=state,

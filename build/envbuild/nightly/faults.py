@@ -15,11 +15,13 @@ from envbuild.core.errors import (
     InternalError,
     MachineError,
     NetworkError,
+    PublicationRefusedError,
     ResolutionError,
     ResultsRefusedError,
     UsageError,
 )
 from envbuild.ledger.models import Fault, StepError
+from envbuild.publish.tags import TAG_TAKEN
 
 # What a lost GPU, a full disk or a lost network leaves in the message of a rank: texts of cudaGetErrorString for
 # cudaErrorECCUncorrectable, cudaErrorDevicesUnavailable, cudaErrorSystemNotReady and cudaErrorNoDevice ("CUDA Runtime
@@ -57,7 +59,9 @@ def counts(fault: Fault) -> bool:
 
 
 def is_worth_repeating(error: EnvbuildError) -> bool:
-    """Whether another attempt may end otherwise: not where the command line or a file is wrong."""
+    """Whether another attempt may end otherwise: not where the command line, a file or the image is wrong."""
+    if isinstance(error, PublicationRefusedError):
+        return error.reason == TAG_TAKEN
     return not isinstance(error, (UsageError, ConfigurationError))
 
 

@@ -11,8 +11,9 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -21,16 +22,19 @@ from pydantic import JsonValue
 from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.core import locks
+from envbuild.core.background import run_in_background
 from envbuild.core.digests import digest_of, short
-from envbuild.core.errors import CheckRefusedError, MachineError, NetworkError
+from envbuild.core.errors import CheckRefusedError, EnvbuildError, MachineError, NetworkError
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.ledger.remote import SharedState
 from envbuild.store.remote import Pushed
 
 KIND = "leases"
 FILE = "lease.json"
-# A night renews its lease at each step; the longest one is a certification.
-LEASE = timedelta(hours=12)
+# A night renews its lease at each step and, in the background, three times in its duration: so long a runner that was
+# killed keeps the others from theirs.
+LEASE = timedelta(minutes=30)
+RENEW_SECONDS = LEASE.total_seconds() / 3
 
 
 @contextlib.contextmanager
@@ -85,6 +89,24 @@ class Lease:
     stack: str
     context: Context
     number: int = 0
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Have the lease while the block runs.
+
+        Raises:
+            MachineError: another runner has it.
+        """
+        self.take()
+        over = threading.Event()
+        keeping = run_in_background(lambda: self._keep(over))
+        try:
+            yield
+        finally:
+            over.set()
+            keeping.result()
+            self._release()
 
     def take(self) -> None:
         """Take the lease, or renew it.
@@ -92,12 +114,19 @@ class Lease:
         Raises:
             MachineError: another runner has it.
         """
-        newest = self._newest()
-        if newest > self.number:
-            self._refuse_if_held(newest)
-        self._write(newest + 1, until=self.context.clock() + LEASE)
+        with self._one_at_a_time:
+            newest = self._newest()
+            if newest > self.number:
+                self._refuse_if_held(newest)
+            self._write(newest + 1, until=self.context.clock() + LEASE)
 
-    def release(self) -> None:
+    def _keep(self, over: threading.Event) -> None:
+        while not over.wait(RENEW_SECONDS):
+            # The next step tries again, and raises what it meets.
+            with contextlib.suppress(EnvbuildError):
+                self.take()
+
+    def _release(self) -> None:
         """Give it back; a place that cannot be reached keeps it until it ends."""
         with contextlib.suppress(NetworkError, MachineError, CheckRefusedError):
             self._write(self.number + 1, until=self.context.clock())
@@ -112,12 +141,12 @@ class Lease:
         if not isinstance(record, dict):
             return
         until, host = str(record.get("until")), str(record.get("host"))
-        # This machine's own night has ended: its file lock is held by this process.
-        if host != _host() and _is_before(self.context.clock(), until):
-            raise _running(self.stack, f"Runner {host} has the lease at {self.state.address} until {until}.")
+        if _is_before(self.context.clock(), until) and not _has_ended(record):
+            why = f"Runner {host} has the lease at {self.state.address} until {until}, and renews it while it runs."
+            raise _running(self.stack, why)
 
     def _write(self, number: int, until: datetime) -> None:
-        record: JsonValue = {"host": _host(), "until": until.strftime(MOMENT_FORMAT), "pid": os.getpid()}
+        record: JsonValue = {"host": socket.gethostname(), "until": until.strftime(MOMENT_FORMAT), **_process()}
         with self.state.store.staging(KIND) as folder:
             (folder / FILE).write_text(json.dumps(record))
             path = (self._name, f"{number:09d}")
@@ -142,5 +171,37 @@ def _is_before(at: datetime, until: str) -> bool:
         return False
 
 
-def _host() -> str:
-    return socket.gethostname()
+def _process() -> dict[str, JsonValue]:
+    """Which process has the lease: its number counts in its machine, since its start, and in its container."""
+    return {"pid": os.getpid(), "since": _started(os.getpid()), "where": _numbered_in()}
+
+
+def _has_ended(record: Mapping[str, JsonValue]) -> bool:
+    """Whether the process that wrote a lease is known to run no more: one of this machine and container."""
+    pid, where = record.get("pid"), record.get("where")
+    if not isinstance(pid, int) or not where or where != _numbered_in():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # another user's, of which /proc may show nothing
+    return _started(pid) not in ("", record.get("since"))
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the machine's clock ticks (proc(5), field 22 of stat); empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _numbered_in() -> str:
+    """What numbers processes: this start of the machine, and the namespace; empty where it is not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""

@@ -242,8 +242,8 @@ class Night:
         self._record(row.model_copy(update={"error": failure}), *rows)
 
     def _record(self, row: StepRow, *rows: Row) -> None:
-        self.rows.append(row)
-        self.ledger.record(row, *rows)
+        self.rows.append(row.model_copy(update={"position": len(self.rows)}))
+        self.ledger.record(self.rows[-1], *rows)
 
     def _about(self, name: StepName, target: str, base: str) -> dict[str, Any]:
         return {"stack": self.request.stack, "night": self._row.id, "target": target, "name": name, "base": base}

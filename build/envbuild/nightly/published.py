@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 from envbuild.catalog.context import Context
 from envbuild.catalog.policy import Policy
+from envbuild.certify.certificate.sign import Signer
+from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.certify.certificate.trust import Trust
-from envbuild.core.errors import InternalError
-from envbuild.ledger.models import PublicationRow
+from envbuild.core.errors import CertificateRefusedError, InternalError
+from envbuild.core.files import write_atomic
+from envbuild.ledger.models import PublicationRow, Row
 from envbuild.nightly.models import Job, Outcome
-from envbuild.nightly.records import publication_row
+from envbuild.nightly.records import certificate_rows, publication_row
 from envbuild.publish.draft import PublishRequest
-from envbuild.publish.index import read_index
 from envbuild.publish.publish import publish
-from envbuild.publish.repository import open_repository
+from envbuild.publish.sources import open_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +27,16 @@ class PublishStep:
     Attributes:
         to: the repository, HOST/REPO.
         sqsh_to: a .sqsh store; empty: the registry.
+        sqsh: whether the .sqsh is published, too.
+        signer: signs the test result.
     """
 
     to: str
     policy: Policy
     trust: Trust | None
     sqsh_to: str | None = None
+    sqsh: bool = True
+    signer: Signer | None = None
 
     def publish(self, job: Job, context: Context) -> Outcome:
         """Publish the image of a job; one that is published already costs a few requests.
@@ -51,6 +57,8 @@ class PublishStep:
                 policy=self.policy,
                 trust=self.trust,
                 sqsh_to=self.sqsh_to,
+                sqsh=self.sqsh,
+                signer=self.signer,
             ),
             context,
         )
@@ -72,8 +80,31 @@ def published_rows(repository: str, context: Context) -> list[PublicationRow]:
         CheckRefusedError: the index is damaged.
         NetworkError: the registry cannot be reached, or refuses.
     """
-    registry = open_repository(repository, context.site, os.environ)
-    return [publication_row(item, repository_name(repository)) for item in read_index(registry)]
+    source = open_source(repository, context.site, os.environ)
+    return [publication_row(item, repository_name(repository)) for item in source.publications()]
+
+
+def rebuilt_rows(repository: str, context: Context) -> list[Row]:
+    """The rows of everything that a repository's index has, with those of the certificates that are attached there.
+
+    Raises:
+        CheckRefusedError: the index is damaged.
+        NetworkError: the registry cannot be reached, or refuses.
+    """
+    source = open_source(repository, context.site, os.environ)
+    rows: list[Row] = []
+    with context.store.staging("ledger") as folder:
+        for publication in source.publications():
+            rows.append(publication_row(publication, repository_name(repository)))
+            content = source.certificate(publication)
+            if content is None:
+                continue
+            write_atomic(folder / CERTIFICATE_FILE, content)
+            try:
+                rows += certificate_rows(folder / CERTIFICATE_FILE)
+            except CertificateRefusedError as error:
+                context.reporter.note(f"note: the certificate of {publication.tag} is left out: {error.why}")
+    return rows
 
 
 def repository_name(text: str) -> str:

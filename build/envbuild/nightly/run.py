@@ -16,7 +16,7 @@ from envbuild.nightly.culprits import CulpritSearch
 from envbuild.nightly.lease import Lease, only_night
 from envbuild.nightly.models import NightRequest
 from envbuild.nightly.nightly import Night
-from envbuild.nightly.published import PublishStep
+from envbuild.nightly.published import PublishStep, published_rows
 from envbuild.nightly.state import TargetState, states
 from envbuild.nightly.steps import Steps
 
@@ -62,8 +62,18 @@ def run_night(
             )
             search.keep_locks(night.rows)
             night.rows += search.run(night.rows)
+            if publishing is not None:
+                _look_at_repository(publishing.to, request.stack, ledger, context)
         found = states(ledger, context.clock(), places.max_age_days, request.stack)
     return row, tuple(night.rows), found
+
+
+def _look_at_repository(repository: str, stack: str, ledger: Ledger, context: Context) -> None:
+    """Take over what others published or took back there."""
+    try:
+        ledger.record(*[row for row in published_rows(repository, context) if row.stack == stack])
+    except EnvbuildError as error:
+        context.reporter.note(f"note: what is published was not looked at: {error.what}. {error.why}")
 
 
 @contextlib.contextmanager
@@ -72,8 +82,7 @@ def _shared(state: SharedState | None, lease: Lease | None, ledger: Ledger, cont
     if state is None or lease is None:
         yield
         return
-    lease.take()
-    try:
+    with lease.held():
         state.fetch(ledger)
         try:
             yield
@@ -83,5 +92,3 @@ def _shared(state: SharedState | None, lease: Lease | None, ledger: Ledger, cont
             except EnvbuildError as error:
                 # The images are published and the ledger here has the rows: the next night sends them.
                 context.reporter.note(f"the shared ledger was not written: {error.what}. {error.why}")
-    finally:
-        lease.release()

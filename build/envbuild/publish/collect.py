@@ -54,7 +54,7 @@ def plan_sweep(registry: Registry, needs: Needs) -> Sweep:
     left_out = index.left_out - {item.tag for item in index.publications}
     published = [*index.publications, *_left_behind(registry, left_out)]
     heads = {head.tag for item in index.publications if (head := head_of(index.publications, item.moving_tag))}
-    kept = {item.tag: why for item in published if (why := _why_kept(item, heads, needs))}
+    kept = {item.tag: why for item in published if (why := why_kept(item, heads, needs))}
     images = {item.oci_digest for item in published if item.tag in kept}
     going = []
     for item in published:
@@ -90,7 +90,8 @@ def _left_behind(registry: Registry, left_out: Collection[str]) -> list[Publicat
     return [entry[0] for entry in found if entry is not None]
 
 
-def _why_kept(item: Publication, heads: Collection[str], needs: Needs) -> str:
+def why_kept(item: Publication, heads: Collection[str], needs: Needs) -> str:
+    """Why a publication stays, with the tags that moving tags mean; empty where nothing needs it."""
     if item.revoked is not None:
         return "it was revoked"
     if item.tag in heads:
@@ -108,9 +109,12 @@ def _has_bundle(registry: Registry, digest: str) -> bool:
 
 
 def _remove(registry: Registry, item: Publication) -> None:
-    # Asked before the image goes: afterwards the registry may not know them any more.
+    record = digest_of_tag(registry, item.tag + PUBLICATION_SUFFIX)
+    # Asked before the image goes: afterwards the registry may not know them any more. A registry that lists referrers
+    # itself has the record among them.
     for artifact in list_referrers(registry, item.oci_digest):
-        _delete(registry, artifact.digest)
+        if artifact.digest != record:
+            _delete(registry, artifact.digest)
     for tag in (tag_of(item.oci_digest), item.tag + DOCKER_SUFFIX, item.tag):
         _delete_tagged(registry, tag)
     _delete(registry, item.oci_digest)

@@ -22,10 +22,11 @@ from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.push import digest_of_tag
 from envbuild.oci.referrers import has_api
 from envbuild.publish.gate import Admitted
+from envbuild.publish.index import is_same, read_entry
 from envbuild.publish.models import Publication, PublishedSqsh
 from envbuild.publish.moving import refuse_foreign
 from envbuild.publish.sqsh_stores import SqshStore
-from envbuild.publish.tags import UNCERTIFIED, Tags, tags_of
+from envbuild.publish.tags import PUBLICATION_SUFFIX, UNCERTIFIED, Tags, tags_of
 from envbuild.store.registry import Registry
 
 
@@ -178,11 +179,11 @@ def _free_tag(own: Tags, draft: Publication, registry: Registry, publications: t
     while True:
         tag = own.revision(number).immutable
         entry = by_tag.get(tag)
-        if entry is not None:
-            if (entry.oci_digest, entry.moving_tag) == (draft.oci_digest, draft.moving_tag):
-                return tag
         # Without an entry: of a publication that was killed before the index had it.
-        elif digest_of_tag(registry, tag) in (None, draft.oci_digest):
+        if entry is None and digest_of_tag(registry, tag) in (None, draft.oci_digest):
+            found = read_entry(registry, tag + PUBLICATION_SUFFIX)
+            entry = found[0] if found is not None else draft
+        if entry is not None and is_same(entry, draft):
             return tag
         number += 1
 

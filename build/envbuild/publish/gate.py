@@ -162,9 +162,10 @@ def _wrong_gpus(statement: Certificate, target: Target) -> str:
 def _refused(image: PlacedImage, reason: str, why: str, fix: str = "") -> PublicationRefusedError:
     record = image.record
     command = f"envbuild certify --stack {record.stack} --base {record.base} --target {record.target} --key FILE"
+    fix = (fix or CERTIFY.format(command=command)).rstrip(".")
     return PublicationRefusedError(
         f"the image {image.name} is not published",
         why=why,
-        fix=f"{fix or CERTIFY.format(command=command)} `--uncertified` publishes it under tags that say so.",
+        fix=f"{fix}. `--uncertified` publishes it under tags that say so.",
         reason=reason,
     )

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from pydantic import Field
 
 from envbuild.core.digests import Json, canonical_json
-from envbuild.core.errors import CheckRefusedError, NetworkError
+from envbuild.core.errors import CheckRefusedError, NetworkError, PublicationRefusedError
 from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
 from envbuild.oci.models import MANIFEST_TYPE, Index, not_an_image, read
 from envbuild.oci.models import Manifest as OciManifest
 from envbuild.oci.push import CONFLICT, NOT_THERE, Manifest, digest_of_tag, if_unchanged, put_manifest, read_manifest
 from envbuild.oci.referrers import INDEX_TYPE, MOST_WRITES, not_kept
 from envbuild.publish.models import Publication, read_publication
-from envbuild.publish.tags import PUBLICATION_SUFFIX, REVOKED_SUFFIX
+from envbuild.publish.tags import PUBLICATION_SUFFIX, REVOKED_SUFFIX, TAG_TAKEN
 from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags
 
@@ -31,6 +31,10 @@ PUBLICATION_TYPE = "application/vnd.envbuild.publication.v1+json"
 PUBLICATION = "org.envbuild.publication"
 # The tags of publications that were left out to keep the index small.
 LEFT_OUT = "org.envbuild.left-out"
+_MADE_ANEW = (
+    f"Use the version of envbuild that wrote it, or remove the tag {INDEX_TAG} there: the next publication writes it "
+    "anew from the publications' own tags."
+)
 # Registries take manifests of 4 MiB (distribution-spec 1.1, "Pushing Manifests").
 MOST_BYTES = 3 << 20
 
@@ -70,17 +74,17 @@ def load_index(registry: Registry) -> RepositoryIndex:
     """The same with what its writers need."""
     found = read_manifest(registry, INDEX_TAG)
     if found is None:
-        return RepositoryIndex(sizes={})
+        return _from_own_tags(registry)
     where = f"the index of {registry.address}"
     index = read(found.content, Index, where, not_an_image)
     publications = []
     for entry in index.manifests:
-        publication = read_publication(entry.annotations.get(PUBLICATION, "").encode(), where)
+        publication = read_publication(entry.annotations.get(PUBLICATION, "").encode(), where, fix=_MADE_ANEW)
         if publication.oci_digest != entry.digest:
             raise CheckRefusedError(
                 f"{where} is refused",
                 why=f"Its entry of {entry.digest} has the publication of {publication.oci_digest}: it was changed.",
-                fix=f"Remove the tag {INDEX_TAG} there: the next publication writes it anew from the others' tags.",
+                fix=_MADE_ANEW,
             )
         publications.append(publication)
     return RepositoryIndex(
@@ -89,6 +93,16 @@ def load_index(registry: Registry) -> RepositoryIndex:
         sizes={entry.digest: entry.size_bytes for entry in index.manifests},
         before=found,
     )
+
+
+def _from_own_tags(registry: Registry) -> RepositoryIndex:
+    """What an index that is not there would state: nothing was published, or a retention rule took it."""
+    publications, sizes = tuple[Publication, ...](), dict[str, int]()
+    for tag in list_tags(registry):
+        if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX)) and (found := read_entry(registry, tag)) is not None:
+            publications = _merged(publications, [found[0]])
+            sizes[found[0].oci_digest] = found[1]
+    return RepositoryIndex(publications=publications, sizes=sizes)
 
 
 def head_of(publications: Iterable[Publication], moving_tag: str) -> Publication | None:
@@ -105,26 +119,66 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
 
     Raises:
         CheckRefusedError: what is there is damaged.
+        PublicationRefusedError: another publisher took the immutable tag meanwhile.
         NetworkError: the registry cannot be reached, refuses, or does not keep what is written.
     """
     suffix = REVOKED_SUFFIX if publication.revoked else PUBLICATION_SUFFIX
+    refuse_taken(registry, publication)
     put_manifest(registry, publication.tag + suffix, _entry_manifest(publication, manifest_bytes))
     own = {publication.tag: publication}
     for _ in range(MOST_WRITES):
         index = load_index(registry)
+        listed = next((item for item in index.publications if item.tag == publication.tag), None)
+        if listed is not None and not is_same(listed, publication):
+            # Its record was replaced by this one between two requests.
+            put_manifest(
+                registry, listed.tag + PUBLICATION_SUFFIX, _entry_manifest(listed, index.sizes[listed.oci_digest])
+            )
+            raise _taken_by(registry, listed)
         sizes = {**index.sizes, publication.oci_digest: manifest_bytes}
         merged, own = _merged(index.publications, own.values()), {}
         for tag in _unknown_tags(list_tags(registry), merged, index.left_out):
             if (found := read_entry(registry, tag)) is not None:
                 merged = _merged(merged, [found[0]])
                 sizes[found[0].oci_digest] = found[1]
-        if merged == index.publications:
+        if merged == index.publications and index.before is not None:
             if publication.tag in {item.tag for item in merged}:
+                refuse_taken(registry, publication)
                 return merged
             raise removed(registry, publication.oci_digest)
         if not _write(registry, merged, sizes, index):
             own = {publication.tag: publication}
     raise not_kept(registry, INDEX_TAG)
+
+
+def is_same(one: Publication, other: Publication) -> bool:
+    """Whether an immutable tag of one is that of the other: of one image under one moving tag."""
+    return (one.oci_digest, one.moving_tag) == (other.oci_digest, other.moving_tag)
+
+
+def refuse_taken(registry: Registry, publication: Publication) -> None:
+    """Refuse an immutable tag that has the record of another publication.
+
+    Raises:
+        PublicationRefusedError: it has.
+    """
+    found = read_entry(registry, publication.tag + PUBLICATION_SUFFIX)
+    if found is not None and not is_same(found[0], publication):
+        raise _taken_by(registry, found[0])
+
+
+def taken(registry: Registry, tag: str, why: str) -> PublicationRefusedError:
+    """The error for an immutable tag that another publisher had first."""
+    return PublicationRefusedError(
+        f"the tag {tag} of {registry.address} was taken meanwhile",
+        why=why,
+        fix="Run the same command again: it takes the next free tag.",
+        reason=TAG_TAKEN,
+    )
+
+
+def _taken_by(registry: Registry, other: Publication) -> PublicationRefusedError:
+    return taken(registry, other.tag, f"Another publisher has it for {other.oci_digest} under {other.moving_tag}.")
 
 
 def _write(

@@ -82,16 +82,19 @@ class Publication(TomlModel):
         return canonical_json(self.model_dump(mode="json", by_alias=True))
 
 
-def read_publication(data: bytes, where: str) -> Publication:
+PUBLISH_AGAIN = "Use the version of envbuild that wrote it, or publish the image again."
+
+
+def read_publication(data: bytes, where: str, fix: str = PUBLISH_AGAIN) -> Publication:
     """The publication in a JSON document.
 
     Args:
         where: what holds it, for the error.
+        fix: what helps.
 
     Raises:
         CheckRefusedError: it is not one, or was written by another version of envbuild.
     """
-    fix = "Use the version of envbuild that wrote it, or publish the image again"
     try:
         jsonread.loads(data)
         return Publication.model_validate_json(data, strict=True)

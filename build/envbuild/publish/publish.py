@@ -19,7 +19,7 @@ from envbuild.core.errors import CheckRefusedError, PublicationRefusedError
 from envbuild.image.output import PlacedImage
 from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.models import DOCKER_MANIFEST_TYPE, MANIFEST_TYPE
-from envbuild.oci.push import Manifest, Sent, digest_of_tag, push_blobs, put_manifest
+from envbuild.oci.push import Blob, Manifest, Sent, digest_of_tag, push_blobs, put_manifest
 from envbuild.oci.referrers import attach, list_referrers
 from envbuild.publish import artifacts, index
 from envbuild.publish.artifacts import Artifact
@@ -31,6 +31,7 @@ from envbuild.publish.repository import open_repository
 from envbuild.publish.sqsh_stores import open_sqsh_store
 from envbuild.publish.tags import DOCKER_SUFFIX
 from envbuild.store.registry import Registry
+from envbuild.store.upload import has_blob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +73,20 @@ def publish(request: PublishRequest, context: Context, environ: Mapping[str, str
     registry = open_repository(request.to, context.site, environ, mount_from=request.mount_from)
     manifest, blobs = artifacts.image_blobs(request.image)
     store = open_sqsh_store(request.sqsh_to, context.site, environ) if request.sqsh_to and request.sqsh else None
-    there = Destination(registry=registry, store=store, publications=index.read_index(registry))
+    listed = index.load_index(registry)
+    there = Destination(registry=registry, store=store, publications=listed.publications)
     with context.store.staging("publish") as folder:
         draft = draft_publication(request, there, manifest, admitted, context)
         standing = find_standing(draft, there.publications)
         # A newer certificate than this one stays: only what is no certificate is looked for then.
         newer = standing is not None and standing.certificate_digest != draft.certificate_digest
         attached = _artifacts(request, manifest, None if newer else admitted, draft, folder)
-        if standing is not None and _is_whole(registry, standing, attached):
+        if (
+            standing is not None
+            and listed.before is not None
+            and _is_whole(registry, standing, blobs, attached)
+            and (store is None or newer or store.has(standing))
+        ):
             _move(there, standing, context)
             return Published(publication=standing, seconds=time.monotonic() - started, nothing_to_do=True)
         draft = standing or draft
@@ -102,13 +109,18 @@ def _list(there: Destination, draft: Publication, manifest_bytes: int, context: 
         context.reporter.note(f"note: {gone} is listed no more: the registry removed it, or the index was full")
 
 
-def _is_whole(registry: Registry, publication: Publication, attached: Sequence[Artifact]) -> bool:
+def _is_whole(
+    registry: Registry, publication: Publication, blobs: Sequence[Blob], attached: Sequence[Artifact]
+) -> bool:
     """Whether a publication of the index is still all there: a retention rule may have removed something."""
     if digest_of_tag(registry, publication.tag) != publication.oci_digest:
         return False
     listed = {item.digest for item in list_referrers(registry, publication.oci_digest)}
     wanted = [sha256_bytes(item.manifest) for item in attached]
-    return all(digest in listed and digest_of_tag(registry, digest) for digest in wanted)
+    if not all(digest in listed and digest_of_tag(registry, digest) for digest in wanted):
+        return False
+    own = [*blobs, *(item.blob for item in attached)]
+    return all(has_blob(registry, blob.digest, blob.size_bytes) for blob in own)
 
 
 def _move(there: Destination, publication: Publication, context: Context) -> None:
@@ -185,9 +197,4 @@ def _tag(registry: Registry, manifest: bytes, draft: Publication) -> None:
         if digest_of_tag(registry, tag) != content.digest:
             put_manifest(registry, tag, content)
         if (now := digest_of_tag(registry, tag)) != content.digest:
-            raise PublicationRefusedError(
-                f"the tag {tag} of {registry.address} was taken meanwhile",
-                why=f"It was written, and names {now}.",
-                fix="Run the same command again: it takes the next free tag.",
-                reason="tag-taken",
-            )
+            raise index.taken(registry, tag, f"It was written, and names {now}.")

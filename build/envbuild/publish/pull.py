@@ -30,7 +30,8 @@ from envbuild.publish.sources import Reference, Source, open_source
 SQSH_KIND, CERTIFICATE_KIND = "sqsh", "certificates"
 # How often a tag may move while what it meant is fetched.
 MOST_MOVES = 5
-LOOK = "`envbuild status` lists what is published."
+LOOK = "`envbuild status` lists what the ledger has."
+MOST_TAGS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +118,18 @@ def find(request: PullRequest, source: Source) -> Publication:
     if found is None:
         raise ConfigurationError(
             f"nothing is published as {reference}",
-            why=f"{source.address} has no such {'digest' if reference.is_digest else 'tag'}.",
-            fix=f"Correct it. {LOOK}",
+            why=f"{source.address} has no such {'digest' if reference.is_digest else 'tag'}. {_known_tags(source)}",
+            fix="Name a tag or a digest of what is there.",
         )
     if target is not None and found.target != target:
         raise _refused(request, "target", f"It is for {found.target}, not for {target}.", f"Name another tag. {LOOK}")
     return found
+
+
+def _known_tags(source: Source) -> str:
+    tags = sorted({item.moving_tag for item in source.publications() if item.revoked is None})
+    more = f" and {len(tags) - MOST_TAGS} more" if len(tags) > MOST_TAGS else ""
+    return f"Its moving tags are {', '.join(tags[:MOST_TAGS])}{more}." if tags else "It has no moving tag."
 
 
 def admit(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MOMENT_FORMAT
-from envbuild.core.errors import ConfigurationError
+from envbuild.core.errors import ConfigurationError, PublicationRefusedError
 from envbuild.publish import index
 from envbuild.publish.models import Publication, Revocation
 from envbuild.publish.moving import move_tag
@@ -36,6 +36,7 @@ def revoke(to: str, digest: str, reason: str, context: Context, environ: Mapping
 
     Raises:
         ConfigurationError: nothing there has the digest.
+        PublicationRefusedError: it is taken back, and its moving tag is somebody else's now.
         NetworkError: the registry cannot be reached, or refuses.
     """
     registry = open_repository(to, context.site, environ)
@@ -56,7 +57,10 @@ def revoke(to: str, digest: str, reason: str, context: Context, environ: Mapping
         publications.append(revoked)
         if item.sqsh is not None and item.sqsh.place:
             store_of(item.sqsh.place, context.site, environ).revoke(item.sqsh.digest, revoked.revoked or now)
-    heads = {tag: move_tag(registry, tag) for tag in dict.fromkeys(item.moving_tag for item in named)}
+    try:
+        heads = {tag: move_tag(registry, tag) for tag in dict.fromkeys(item.moving_tag for item in named)}
+    except PublicationRefusedError as error:
+        raise error.with_context(why=f"The image was taken back, and readers refuse it. {error.why}") from error
     for tag, head in heads.items():
         if head is not None and head.sqsh is not None and head.sqsh.place:
             store_of(head.sqsh.place, context.site, environ).move_tag(tag, head, context.clock())

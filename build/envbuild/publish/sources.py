@@ -74,7 +74,7 @@ def parse_reference(text: str) -> Reference:
         raise UsageError(
             f"{mask(text)!r} names no published image",
             why=f"It is none of: {FORMS}.",
-            fix="Name the place and a tag or a digest; `envbuild status` lists what is published.",
+            fix="Name the place and a tag or a digest; `envbuild status` lists what the ledger has.",
         )
     return Reference(place=place, name=name)
 
@@ -85,6 +85,9 @@ class Source(Protocol):
     @property
     def address(self) -> str:
         """Where it is, for people."""
+
+    def publications(self) -> tuple[Publication, ...]:
+        """Everything that is published there."""
 
     def find(self, name: str) -> Publication | None:
         """What a tag or a digest means; None when there is nothing."""
@@ -105,6 +108,9 @@ class StoreSource:
     @property
     def address(self) -> str:
         return self.store.address
+
+    def publications(self) -> tuple[Publication, ...]:
+        return self.store.publications()
 
     def find(self, name: str) -> Publication | None:
         found = self.store.find(name)
@@ -133,8 +139,11 @@ class RepositorySource:
     def address(self) -> str:
         return str(self.registry.address)
 
+    def publications(self) -> tuple[Publication, ...]:
+        return read_index(self.registry)
+
     def find(self, name: str) -> Publication | None:
-        publications = read_index(self.registry)
+        publications = self.publications()
         moved = [item for item in publications if item.moving_tag == name]
         if moved:
             # Where all were taken back, the newest of them says why.

@@ -71,7 +71,7 @@ class SqshStore:
 
     def place_of(self, digest: str) -> str:
         """The address of a .sqsh there, which its publication states before it is put."""
-        return f"{self.address}/{FILES}/{_hex(digest)}{SUFFIX}"
+        return f"{self.address}/{FILES}/{hex_of(digest)}{SUFFIX}"
 
     def put(self, file: Path, publication: Publication, bundle: bytes | None) -> str:
         """Put an image there under its immutable tag: the .sqsh, the certificate's bundle, the publication.
@@ -87,7 +87,7 @@ class SqshStore:
         if sqsh is None or sqsh.place != self.place_of(sqsh.digest) or (certificate is None) != (bundle is None):
             raise ValueError("the publication names no .sqsh of this store, or no certificate for the bundle")
         self._refuse_taken_tag(publication)
-        path = f"{FILES}/{_hex(sqsh.digest)}{SUFFIX}"
+        path = f"{FILES}/{hex_of(sqsh.digest)}{SUFFIX}"
         if self.objects.size(path) != sqsh.size_bytes:
             with machine_errors(file, "read"):
                 if file.stat().st_size != sqsh.size_bytes or sha256_file(file) != sqsh.digest:
@@ -98,13 +98,29 @@ class SqshStore:
                     )
             self.objects.upload(file, path, sqsh.size_bytes)
         if certificate is not None and bundle is not None:
-            self._change(f"{CERTIFICATES}/{_hex(certificate)}.json", bundle, lambda _: bundle)
-        document = _path(publication)
+            self._change(f"{CERTIFICATES}/{hex_of(certificate)}.json", bundle, lambda _: bundle)
+        document = document_of(publication)
         self._change(document, publication.canonical(), lambda there: _newer(there, publication))
         pointer = Pointer(publication=document).canonical()
-        self._change(f"{NAMES}/{_hex(sqsh.digest)}.json", pointer, lambda _: pointer)
+        self._change(f"{NAMES}/{hex_of(sqsh.digest)}.json", pointer, lambda _: pointer)
         self._change(f"{TAGS}/{publication.tag}.json", pointer, lambda _: pointer)
         return sqsh.place
+
+    def has(self, publication: Publication) -> bool:
+        """Whether a publication is all there: nobody, and no rule of the store, removed a part of it."""
+        sqsh = publication.sqsh
+        if sqsh is None:
+            return True
+        try:
+            found = self.find(publication.tag)
+        except CheckRefusedError:
+            return False
+        return (
+            found is not None
+            and found.oci_digest == publication.oci_digest
+            and self.objects.size(f"{FILES}/{hex_of(sqsh.digest)}{SUFFIX}") == sqsh.size_bytes
+            and (publication.certificate_digest is None or self.bundle(publication) is not None)
+        )
 
     def move_tag(self, tag: str, publication: Publication, at: datetime) -> bool:
         """Let a moving tag mean a publication that was put there; False: it means a newer one, and stays.
@@ -112,7 +128,7 @@ class SqshStore:
         Args:
             at: now. A publication from after it has a wrong clock, and holds nobody back.
         """
-        pointer, kept = Pointer(publication=_path(publication)).canonical(), False
+        pointer, kept = Pointer(publication=document_of(publication)).canonical(), False
 
         def moved(there: bytes) -> bytes:
             nonlocal kept
@@ -132,7 +148,7 @@ class SqshStore:
         found = self.find(digest)
         if found is None:
             return None
-        path = _path(found)
+        path = document_of(found)
 
         def revoked(there: bytes) -> bytes:
             known = read_publication(there, self._name(path))
@@ -149,13 +165,15 @@ class SqshStore:
         if not _DIGEST.fullmatch(reference):
             there = self._read(f"{TAGS}/{reference}.json") if re.fullmatch(TAG_PATTERN, reference) else None
             return None if there is None else self._followed(there.content, reference)
-        name = self._read(f"{NAMES}/{_hex(reference)}.json")
+        name = self._read(f"{NAMES}/{hex_of(reference)}.json")
         if name is not None:
             found = self._followed(name.content, reference)
             if found.sqsh is None or found.sqsh.digest != reference:
-                raise self._damaged(f"{NAMES}/{_hex(reference)}.json", "It leads to the publication of another .sqsh.")
+                raise self._damaged(
+                    f"{NAMES}/{hex_of(reference)}.json", "It leads to the publication of another .sqsh."
+                )
             return found
-        ending = f"/{_hex(reference)}.json"
+        ending = f"/{hex_of(reference)}.json"
         path = next((path for path in self.objects.names(PUBLICATIONS) if path.endswith(ending)), None)
         return None if path is None else self._publication(path)
 
@@ -167,7 +185,7 @@ class SqshStore:
         """The bundle of a publication's certificate; None where it has none, or it is not there."""
         if publication.certificate_digest is None:
             return None
-        found = self._read(f"{CERTIFICATES}/{_hex(publication.certificate_digest)}.json")
+        found = self._read(f"{CERTIFICATES}/{hex_of(publication.certificate_digest)}.json")
         return None if found is None else found.content
 
     def download(self, publication: Publication, to: Path, start: int = 0) -> bool:
@@ -178,7 +196,7 @@ class SqshStore:
         sqsh = publication.sqsh
         if sqsh is None:
             return False
-        path = f"{FILES}/{_hex(sqsh.digest)}{SUFFIX}"
+        path = f"{FILES}/{hex_of(sqsh.digest)}{SUFFIX}"
         try:
             return self.objects.download(path, sqsh.size_bytes, to, start)
         except NotPlainFileError as error:
@@ -216,7 +234,7 @@ class SqshStore:
         if found is None:
             raise self._damaged(path, "It is not there.")
         publication = read_publication(found.content, self._name(path))
-        if _path(publication) != path:
+        if document_of(publication) != path:
             raise self._damaged(path, f"It is the publication of {publication.tag}, {publication.oci_digest}.")
         return publication
 
@@ -279,11 +297,13 @@ def store_of(place: str, site: Site, environ: Mapping[str, str] = os.environ) ->
     return open_sqsh_store(match[1], site, environ)
 
 
-def _path(publication: Publication) -> str:
-    return f"{PUBLICATIONS}/{publication.tag}/{_hex(publication.oci_digest)}.json"
+def document_of(publication: Publication) -> str:
+    """The path of a publication's document."""
+    return f"{PUBLICATIONS}/{publication.tag}/{hex_of(publication.oci_digest)}.json"
 
 
-def _hex(digest: str) -> str:
+def hex_of(digest: str) -> str:
+    """A digest as paths have it."""
     return digest.removeprefix("sha256:")
 
 

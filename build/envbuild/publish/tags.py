@@ -21,6 +21,8 @@ DOCKER_SUFFIX = "-docker"
 # Of the tags of a publication's own record, and of the one that takes it back.
 PUBLICATION_SUFFIX = "-publication"
 REVOKED_SUFFIX = "-revoked"
+# The reason of a refusal: another publisher was quicker, and there is a next tag.
+TAG_TAKEN = "tag-taken"
 # Another image of the same lock and target (a rebuilt base, another envbuild) has the next number: -r2.
 REVISION = "-r{number}"
 

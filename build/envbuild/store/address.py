@@ -96,5 +96,6 @@ def _wrong(text: str, why: str) -> ConfigurationError:
     return ConfigurationError(
         f"{mask(text)!r} is not the address of a store",
         why=f"{why}\nAddresses are: {', '.join(FORMS.values())}.",
-        fix="Correct it where it is set: --store, ENVBUILD_STORE, or [stores.NAME] of the configuration file.",
+        fix="Correct it where it is set: the option (--store, --to, --sqsh-to, --state), ENVBUILD_STORE, or "
+        "[stores.NAME] of the configuration file.",
     )

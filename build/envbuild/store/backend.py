@@ -83,6 +83,9 @@ class ObjectStore(Protocol):
     def write(self, path: str, content: bytes) -> None:
         """Put a small object there, in the place of what is there."""
 
+    def remove(self, path: str) -> None:
+        """Remove an object; nothing where there is none."""
+
     def names(self, prefix: str) -> list[str]:
         """The paths of all objects below a folder."""
 

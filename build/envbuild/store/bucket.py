@@ -101,6 +101,13 @@ class Bucket:
         with self._errors(f"write {path}"):
             self._put(path, content)
 
+    def remove(self, path: str) -> None:
+        import obstore
+
+        # Where there is nothing, S3 answers well and GCS does not.
+        with self._errors(f"remove {path}"), contextlib.suppress(FileNotFoundError):
+            wait_for(lambda: obstore.delete(self._store, path))
+
     def names(self, prefix: str) -> list[str]:
         import obstore
 

@@ -82,6 +82,10 @@ class Share:
         with self._errors("write"), self._written(content) as temporary:
             temporary.replace(self._made(path))
 
+    def remove(self, path: str) -> None:
+        with self._errors("write"), self._alone():
+            (self._root / path).unlink(missing_ok=True)
+
     def names(self, prefix: str) -> list[str]:
         with self._errors("read"):
             found = sorted(self._root.joinpath(prefix).rglob("*"))

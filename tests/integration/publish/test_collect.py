@@ -6,6 +6,7 @@ import pytest
 from helpers.fault_proxy import FaultProxy
 from helpers.locks import MAIN
 from helpers.publish_world import PublishWorld
+from helpers.referrers_api import ReferrersApi
 
 from envbuild.core.errors import NetworkError
 from envbuild.oci.push import digest_of_tag, read_manifest
@@ -83,10 +84,15 @@ def test_what_was_revoked_stays(removing: str, repository: str, world: PublishWo
     assert plan_sweep(registry, Needs()).kept[first.tag] == "it was revoked"
 
 
+@pytest.mark.parametrize("api", [True, False], ids=["API", "tags"])
 def test_a_removal_that_was_killed_is_finished_by_the_next(
-    removing: str, repository: str, world: PublishWorld, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultProxy, repository: str, world: PublishWorld, monkeypatch: pytest.MonkeyPatch, api: bool
 ) -> None:
-    to, registry = f"{removing}/{repository}", Registry(parse_address(f"oci://{removing}/{repository}"), None, {})
+    """With the referrers API, too: it lists the record that a removal is finished by."""
+    if api:
+        ReferrersApi().put_before(proxy)
+    to = f"{proxy.host}/{repository}"
+    registry = Registry(parse_address(f"oci://{to}"), None, {})
     first, head = published(world, to, 2)
     left, real = 0, collect._delete
 
@@ -98,7 +104,8 @@ def test_a_removal_that_was_killed_is_finished_by_the_next(
         real(registry, digest)
 
     monkeypatch.setattr(collect, "_delete", delete)
-    for number in range(1, 12):
+    # At first each removal alone, so that every manifest is once the last one that went.
+    for number in (*[1] * 6, *range(1, 8)):
         left = number
         going = plan_sweep(registry, Needs()).going
         if not going:
@@ -108,6 +115,7 @@ def test_a_removal_that_was_killed_is_finished_by_the_next(
         except KeyboardInterrupt:
             assert [item.tag for item in read_index(registry)] == [head.tag]
     assert going == ()
+    assert read_manifest(registry, first.oci_digest) is None
     assert not [tag for tag in list_tags(registry) if tag.startswith(first.tag)]
     assert is_whole(registry, head)
 

@@ -98,7 +98,8 @@ def test_nothing_to_do_costs_a_few_requests(
 ) -> None:
     before = len(proxy.requests)
     assert publish(world.request(str(registry.address)), world.context).nothing_to_do
-    assert len(proxy.requests) - before <= 16
+    # Each blob is looked at: a rule of the registry may have removed one.
+    assert len([path for _, path, _ in proxy.requests[before:] if "/blobs/" not in path]) <= 16
     assert all(method in ("GET", "HEAD") for method, _, _ in proxy.requests[before:])
 
 

@@ -29,6 +29,7 @@ from envbuild.publish.moving import NOTHING, move_tag
 from envbuild.publish.publish import publish
 from envbuild.publish.revoke import revoke
 from envbuild.publish.sqsh_stores import open_sqsh_store
+from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags
 
 
@@ -269,6 +270,105 @@ def test_a_lost_index_is_made_again(secure: Secure, repository: str, world: Publ
     ]
 
 
+def remove(registry: Registry, path: str) -> None:
+    registry.ask("DELETE", path, accept=(202,))
+
+
+def test_an_index_that_is_not_there_is_read_from_the_publications_own_tags(
+    secure: Secure, repository: str, world: PublishWorld
+) -> None:
+    """Publishing, taking back and reading go on; the next publication writes it anew."""
+    registry, to = secure.registry(repository), f"{secure.host}/{repository}"
+    world.certify()
+    first = publish(world.request(to), world.context).publication
+
+    def lose_index() -> None:
+        remove(registry, f"manifests/{digest_of_tag(registry, INDEX_TAG)}")
+        assert read_manifest(registry, INDEX_TAG) is None
+
+    lose_index()
+    assert read_index(registry) == (first,)
+    again = publish(world.request(to), world.context)
+    assert (again.publication, again.sent.sent, again.attached.sent) == (first, 0, 0)
+    assert read_manifest(registry, INDEX_TAG) is not None
+    lose_index()
+    taken_back = revoke(to, first.oci_digest, "wrong", world.context)
+    assert taken_back.heads == {first.moving_tag: None}
+    lose_index()
+    (kept,) = read_index(registry)
+    assert kept.revoked is not None
+    with pytest.raises(PublicationRefusedError, match="not published again"):
+        publish(world.request(to), world.context)
+
+
+def test_one_image_under_two_moving_tags_at_the_same_moment(
+    secure: Secure, repository: str, world: PublishWorld
+) -> None:
+    """An immutable tag belongs to one of them: the other is told so, and takes the next one."""
+    registry, to = secure.registry(repository), f"{secure.host}/{repository}"
+    world.certify()
+    names = [None, "other", "third"]
+
+    def write(name: str | None) -> bool:
+        try:
+            publish(world.request(to, moving_tag=name), world.context)
+        except PublicationRefusedError as error:
+            assert error.reason == "tag-taken"
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        done = list(pool.map(write, names))
+    listed = {item.moving_tag for item in read_index(registry)}
+    assert listed >= {name or "mcore-debian12-cpu" for name, there in zip(names, done, strict=True) if there}
+    assert all(write(name) for name in names)
+    publications = read_index(registry)
+    assert {item.moving_tag for item in publications} == {"mcore-debian12-cpu", "other", "third"}
+    assert len({item.tag for item in publications}) == len(publications)
+
+
+def test_the_record_of_another_publisher_is_not_replaced(secure: Secure, repository: str, world: PublishWorld) -> None:
+    registry, to = secure.registry(repository), f"{secure.host}/{repository}"
+    world.certify()
+    first = publish(world.request(to), world.context).publication
+    other = first.model_copy(update={"moving_tag": "other"})
+    with pytest.raises(PublicationRefusedError, match="taken meanwhile"):
+        record(registry, other, 1000)
+    assert read_index(registry) == (first,)
+    # One that was killed before the index had it keeps its tag, too.
+    remove(registry, f"manifests/{digest_of_tag(registry, INDEX_TAG)}")
+    second = publish(world.request(to, moving_tag="other"), world.context).publication
+    assert second.tag == f"{first.tag}-r2"
+    assert read_index(registry) == (first, second)
+
+
+def test_what_was_removed_is_published_again(
+    secure: Secure, repository: str, world: PublishWorld, tmp_path: Path
+) -> None:
+    """A layer, the .sqsh, and what a .sqsh store has."""
+    registry, to, place = secure.registry(repository), f"{secure.host}/{repository}", tmp_path / "sqsh"
+    world.certify()
+    found = publish(world.request(to), world.context).publication
+    layer = world.image.record.layers[-1].digest
+    assert found.sqsh is not None
+    for digest in (layer, found.sqsh.digest):
+        remove(registry, f"blobs/{digest}")
+        again = publish(world.request(to), world.context)
+        assert not again.nothing_to_do
+        assert (again.publication, again.sent.sent + again.attached.sent) == (found, 1)
+        registry.ask("HEAD", f"blobs/{digest}", accept=(200,))
+    assert publish(world.request(to), world.context).nothing_to_do
+    place.mkdir()
+    stored = publish(world.request(to, sqsh_to=str(place)), world.context).publication
+    for folder in ("sqsh", "certificates", "publications", "tags"):
+        for file in (place / folder).rglob("*"):
+            if file.is_file():
+                file.unlink()
+        assert not publish(world.request(to, sqsh_to=str(place)), world.context).nothing_to_do, folder
+        assert open_sqsh_store(str(place), world.context.site).publications() == (stored,)
+        assert publish(world.request(to, sqsh_to=str(place)), world.context).nothing_to_do
+
+
 def test_publishers_at_the_same_moment_lose_nothing(secure: Secure, repository: str, world: PublishWorld) -> None:
     """Ten writers of the index and of one moving tag; the newest has the tag, and all are listed."""
     registry, to = secure.registry(repository), f"{secure.host}/{repository}"
@@ -322,3 +422,12 @@ def test_the_command_line(secure: Secure, repository: str, world: PublishWorld) 
     assert json.loads(again.stdout)["error"]["reason"] == "revoked"
     missing = run_here(["publish", *to, "--revoke", f"sha256:{'0' * 64}", "--reason", "x"], world.project, env)
     assert missing.returncode == 3
+    (row,) = json.loads(run_here(["ledger", "export", "--json"], world.project, env).stdout)["publications"]
+    assert (row["oci_digest"], row["revoked_reason"]) == (first["publication"]["oci_digest"], "wrong NCCL")
+    lost = {**env, "ENVBUILD_STATE_DIR": str(world.project / "lost")}
+    rebuilt = run_here(["ledger", "rebuild", "--from", f"{secure.host}/{repository}"], world.project, lost)
+    assert "1 publications" in rebuilt.stdout, rebuilt.stderr
+    known = json.loads(run_here(["ledger", "export", "--json"], world.project, lost).stdout)
+    assert known["publications"] == [row]
+    assert [item["digest"] for item in known["certificates"]] == [row["certificate_digest"]]
+    assert len(known["cases"]) == 1

@@ -17,7 +17,7 @@ from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
 from envbuild.oci.models import MANIFEST_TYPE
 from envbuild.oci.push import digest_of_tag, put_manifest, read_manifest
 from envbuild.oci.referrers import attach, has_api, list_referrers, tag_of
-from envbuild.publish.index import read_index
+from envbuild.publish.index import PUBLICATION_TYPE, read_index
 from envbuild.publish.models import Publication
 from envbuild.publish.publish import publish
 from envbuild.store.address import parse_address
@@ -107,7 +107,9 @@ def _complete(registry: Registry, tag: str) -> None:
     for blob in (document["config"], *document["layers"]):
         registry.ask("HEAD", f"blobs/{blob['digest']}", accept=(200,))
     if not tag.endswith("-docker"):
-        assert len(list_referrers(registry, manifest.digest)) == 4
+        # Where a registry has the API, the record of the publication is one of them.
+        listed = [item for item in list_referrers(registry, manifest.digest) if item.artifact_type != PUBLICATION_TYPE]
+        assert len(listed) == 4
 
 
 def test_publishers_that_die_at_any_request_leave_nothing_incomplete(
