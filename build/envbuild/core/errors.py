@@ -260,7 +260,7 @@ def disk_full(path: Path) -> MachineError:
     return MachineError(
         f"the disk that holds {path} is full",
         why="Writing failed with 'no space left on device', or less than 64 MiB is left after a tool failed.",
-        fix="Free some space there, or point what lies there at a larger disk: ENVBUILD_CACHE_DIR, UV_CACHE_DIR (uv's "
-        "cache), TMPDIR, or the command's own option (--out, --out-dir, --into). Then run the same command again: "
-        "nothing half-written was kept.",
+        fix="Free some space there, or point what lies there at a larger disk: ENVBUILD_CACHE_DIR, ENVBUILD_STATE_DIR "
+        "(the ledger), UV_CACHE_DIR (uv's cache), TMPDIR, or the command's own option (--out, --out-dir, --into). Then "
+        "run the same command again: nothing half-written was kept.",
     )

@@ -36,7 +36,7 @@ def lock_on_fitting_base(
         options_for: the options for them.
 
     Raises:
-        EnvbuildError: see :func:`lock_stack`; of the first base.
+        EnvbuildError: see :func:`lock_stack`; of the first base of the packages' CUDA.
     """
     sessions: list[SearchSession] = []
 
@@ -92,15 +92,20 @@ def _on_one_base(
         failures.append((item, done))
         if following is not None:
             context.reporter.note(_next_base(item, following, done))
-    older = failures if may_deviate(selection, request) and len(bases) > 1 else []
-    for item, failure in older:
-        if not _is_of_another_cuda(failure):
-            fallback_from = default if item.base_name != default else ""
-            own = replace(request, base_named=True, fallback_from=fallback_from)
-            done = _tried(item, own, options_for(item), context)
-            if isinstance(done, LockResult):
-                return done
-    raise failures[0][1]
+    # That a base has another CUDA says nothing about what blocks the others.
+    telling = [one for one in failures if not _is_of_another_cuda(one[1])] or failures[:1]
+    blocking = telling[0][1]
+    if not may_deviate(selection, request) or len(bases) == 1 or _is_of_another_cuda(blocking):
+        raise blocking
+    for item, _ in telling:
+        fallback_from = default if item.base_name != default else ""
+        own = replace(request, base_named=True, fallback_from=fallback_from)
+        done = _tried(item, own, options_for(item), context)
+        if isinstance(done, LockResult):
+            return done
+        if item is telling[0][0]:
+            blocking = done
+    raise blocking
 
 
 def _fallback(

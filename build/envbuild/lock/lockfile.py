@@ -199,7 +199,8 @@ def _command_for(path: Path) -> str:
 
 def _restore(path: Path) -> str:
     return (
-        f"Restore {path} from version control, or make it anew: the `envbuild lock` command it is from, with --upgrade."
+        f"Restore {path} from version control, or make it anew, with the options it was made with: "
+        f"{_command_for(path)} --upgrade"
     )
 
 

@@ -1,12 +1,18 @@
-"""What is printed when the next base of a stack is taken."""
+"""What is printed when the next base of a stack is taken, and what is raised when none has a lock."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from envbuild.core.errors import CheckRefusedError, ResolutionError
-from envbuild.lock.bases import _next_base
+from envbuild.core.errors import CheckRefusedError, EnvbuildError, ResolutionError
+from envbuild.lock import bases as module
+from envbuild.lock.bases import _next_base, lock_on_fitting_base
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
+from envbuild.lock.inputs.request import LockRequest
+from envbuild.lock.lock import LockOptions
 
 SYNTAX = "nemo.collections.llm of nemo-toolkit does not import: SyntaxError: f-string: unmatched '['"
 
@@ -31,3 +37,42 @@ SYNTAX = "nemo.collections.llm of nemo-toolkit does not import: SyntaxError: f-s
 def test_why_the_next_base_is_taken(error, text):
     one, two = (SimpleNamespace(base_name=name, stack_name="nemo") for name in ("one", "two"))
     assert _next_base(one, two, error) == text
+
+
+OTHER_CUDA = CheckRefusedError("as of then no torch is for CUDA 13", codes=["cuda-mixed"])
+
+
+@dataclass(frozen=True)
+class Item:
+    base_name: str
+    stack_name: str = "nemo"
+
+
+@pytest.mark.parametrize(
+    ("failures", "raised"),
+    [
+        ((OTHER_CUDA, ResolutionError("two"), ResolutionError("three")), "two, with older commits"),
+        ((ResolutionError("one"), OTHER_CUDA, ResolutionError("three")), "one, with older commits"),
+        ((OTHER_CUDA,) * 3, OTHER_CUDA.what),
+    ],
+)
+def test_what_blocks_the_first_base_of_the_right_cuda_is_raised(
+    failures: tuple[EnvbuildError, ...], raised: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    items = [Item("a"), Item("b"), Item("c")]
+
+    def tried(item: Item, _: object, options: LockOptions, __: object) -> EnvbuildError:
+        error = failures[items.index(item)]
+        return ResolutionError(f"{error.what}, with older commits") if options.older else error
+
+    monkeypatch.setattr(module, "_tried", tried)
+    monkeypatch.setattr(module, "_other_bases", lambda _: items[1:])
+    monkeypatch.setattr(module, "may_deviate", lambda *_: True)
+    monkeypatch.setattr(module, "lock_on_base", lambda *_: None)
+    context = cast("Any", SimpleNamespace(reporter=SimpleNamespace(note=lambda _: None)))
+    options = LockOptions(path=tmp_path, older=True)
+    with pytest.raises(EnvbuildError) as caught:
+        lock_on_fitting_base(
+            cast("Any", items[0]), LockRequest(base_named=False), lambda _: tmp_path, lambda _: options, context
+        )
+    assert caught.value.what == raised

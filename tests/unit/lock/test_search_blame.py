@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from envbuild.core.errors import BuildError, ResolutionError
+from envbuild.core.errors import BuildError, NetworkError, ResolutionError
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.search.blame import blame_of
 from envbuild.lock.search.search import summary
@@ -109,6 +109,8 @@ def test_what_blocks_is_the_first_failure_that_nothing_solves() -> None:
     assert not resolution("error: something else").is_beyond(gap)
     assert (drift.is_beyond(gap), gap.is_beyond(drift)) == (True, False)
     assert (failing.is_beyond(drift), drift.is_beyond(failing)) == (True, False)
+    unfetched = blame_of(NetworkError("uv cannot fetch from a git repository"), DIRECT)
+    assert (unfetched.is_beyond(gap), unfetched.is_beyond(drift)) == (True, False)
     assert (findings("import", "b").is_beyond(failing), failing.is_beyond(failing)) == (True, False)
 
 

@@ -90,6 +90,23 @@ def test_repository_that_cannot_be_fetched_is_a_network_error_about_git(uv, tmp_
     assert "UV_DEFAULT_INDEX" not in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("said", "of_upstream"),
+    [
+        ("remote: Repository not found.", True),
+        ("fatal: could not read Username for 'https://host': terminal prompts disabled", True),
+        ("fatal: couldn't find remote ref refs/heads/gone", True),
+        ("fatal: unable to access 'https://host/': Could not resolve host: host", False),
+        ("error: RPC failed; HTTP 503", False),
+        ("error: unable to read sha1 file of a.gif", False),
+    ],
+)
+def test_an_outage_of_a_repository_sends_nobody_to_an_older_commit(said, of_upstream, tmp_path):
+    output = f"error: Failed to download and build `q`\n  cause: Git operation failed\n  cause: {said}"
+    error = failure(Finished(status=2, output=output, seconds=0.1), "resolve", tmp_path / "log")
+    assert (type(error), error.of_upstream) == (NetworkError, of_upstream)
+
+
 @pytest.mark.parametrize("downloads", ["never", "automatic"])
 def test_missing_interpreter_is_named_with_a_command(uv, tmp_path, monkeypatch, downloads):
     """Also where uv may download one and cannot: that is no package index."""

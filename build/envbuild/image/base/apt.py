@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ from envbuild.catalog.base import Base
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.process import answer, find_tool
 
-_FIELDS = ("REPO_URI", "RELEASE", "CODENAME", "COMPONENT", "SIGNED_BY", "SOURCESENTRY")
+_FIELDS = ("REPO_URI", "RELEASE", "CODENAME", "ORIGIN", "COMPONENT", "SIGNED_BY", "SOURCESENTRY")
 # apt prints a field that a source does not have as its own name.
 _FORMAT = "\t".join(f"$({field})" for field in _FIELDS)
 # How repositories are reached and trusted; nothing about what is installed.
@@ -66,6 +66,8 @@ def suites_of(base: Base) -> tuple[str, ...]:
 def sources_for(base: Base, base_name: str, mirror: str | None) -> AptSources:
     """Where the packages of ``base`` come from: the site's mirror, else this machine's own sources.
 
+    Of another release of this machine's distribution: the same archives, which have them all.
+
     Args:
         mirror: the site's ``apt_mirror``: a URL, or whole one-line sources (``deb ...``).
 
@@ -102,17 +104,33 @@ def mirror_lines(base: Base, mirror: str) -> tuple[str, ...]:
     return tuple(f"deb {mirror} {suite} {components}" for suite in suites)
 
 
-def lines_for(base: Base, listed: Iterable[str]) -> tuple[str, ...]:
-    """One-line sources of the suites and components of ``base`` among apt's index targets."""
+def _suite(base: Base, values: Mapping[str, str]) -> str:
+    """The suite of ``base`` that a source has, if any."""
+    # A source may name its suite by what it is now ("stable"); the codename names the suite then.
+    return next((name for name in (values["RELEASE"], values["CODENAME"]) if name in suites_of(base)), "")
+
+
+def _other_release(base: Base, values: Mapping[str, str]) -> str:
+    """The suite of ``base`` in the place of the same one of another release: trixie-security of bookworm-security."""
+    _, dash, kind = values["RELEASE"].partition("-")
+    name = f"{base.archive.suite}{dash}{kind}"
+    return name if values["ORIGIN"].lower() == base.distribution and name in suites_of(base) else ""
+
+
+def lines_for(base: Base, listed: Sequence[str]) -> tuple[str, ...]:
+    """One-line sources of the suites and components of ``base``, from apt's index targets."""
+    return _lines(base, listed, _suite) or _lines(base, listed, _other_release)
+
+
+def _lines(base: Base, listed: Iterable[str], suite_of: Callable[[Base, Mapping[str, str]], str]) -> tuple[str, ...]:
     found: dict[tuple[int, str, str, str], set[str]] = {}
     suites = suites_of(base)
     for line in listed:
         values = _values(line)
         if values is None:
             continue
-        # A source may name its suite by what it is now ("stable"); the codename names the suite then.
-        suite = next((name for name in (values["RELEASE"], values["CODENAME"]) if name in suites), None)
-        if suite is None or values["COMPONENT"] not in base.archive.components:
+        suite = suite_of(base, values)
+        if not suite or values["COMPONENT"] not in base.archive.components:
             continue
         # The installer leaves such a line in sources.list; mmdebstrap cannot read a disc.
         if values["REPO_URI"].startswith("cdrom:"):

@@ -78,6 +78,8 @@ class Blame:
 
     def is_beyond(self, other: Blame) -> bool:
         """Whether this failure is of an attempt that no longer has another one: the other was solved on the way."""
+        if self.of_source and not (other.resolved or other.of_source):
+            return True
         if self._step != other._step:
             return self._step > other._step
         mine, others = self.findings, other.findings

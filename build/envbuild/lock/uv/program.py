@@ -31,6 +31,11 @@ _GIT = re.compile(r"Git operation failed")
 # git's words for a commit that a server does not have, and uv's for which. Server and client write to one stream, and
 # may write into each other's lines.
 _NO_COMMIT = re.compile(r"not our ref|unadvertised object")
+# git's words for a repository or a ref that is not there; a host asks for a user where it shows none to a stranger.
+# Of an outage another commit of upstream's is no cure.
+_GONE = re.compile(
+    r"not found|does not (appear to be|exist)|couldn't find remote ref|could not read Username", re.IGNORECASE
+)
 _COMMIT = re.compile(r"failed to fetch commit `([0-9a-f]{12})")
 # The archive's name is in whatever uv writes of a Python that it could not download: of the connection, of a mirror
 # without it, of a file that is cut off.
@@ -179,13 +184,14 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
             log=log,
         ).at_upstream()
     if _GIT.search(output):
-        return NetworkError(
+        error = NetworkError(
             f"cannot {what}: uv cannot fetch from a git repository",
             why=output,
             fix="See whether the `git fetch` that it names above works here. What git needs to reach the repository is "
             "set in git itself: rewriting (url.<base>.insteadOf), http.proxy, http.sslCAInfo, credential.helper.",
             log=log,
-        ).at_upstream()
+        )
+        return error.at_upstream() if _GONE.search(output) else error
     if _NETWORK.search(output):
         return NetworkError(
             f"cannot {what}: a package index or a file on it cannot be reached",

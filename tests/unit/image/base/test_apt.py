@@ -11,8 +11,11 @@ DEBIAN = CATALOG.base("debian12")
 UBUNTU = CATALOG.base("ubuntu2404")
 
 
-def target(uri, release, component, codename="$(CODENAME)", signed_by="$(SIGNED_BY)", entry="$(SOURCESENTRY)"):
-    return f"{uri}\t{release}\t{codename}\t{component}\t{signed_by}\t{entry}"
+TRIXIE = CATALOG.base("debian13-cu130")
+
+
+def target(uri, release, component, codename="$(CODENAME)", origin="$(ORIGIN)", signed_by="$(SIGNED_BY)"):
+    return f"{uri}\t{release}\t{codename}\t{origin}\t{component}\t{signed_by}\t$(SOURCESENTRY)"
 
 
 OWN = target("http://m/debian/", "bookworm", "main")
@@ -58,6 +61,21 @@ OWN_LINE = "deb http://m/debian/ bookworm main"
             (OWN_LINE,),
             id="fingerprint",
         ),
+        pytest.param(
+            TRIXIE,
+            [
+                target("http://m/debian/", "bookworm", "main", origin="Debian", signed_by="/usr/share/keyrings/k.gpg"),
+                target("http://m/debian/", "bookworm-backports", "main", origin="Debian"),
+                target("http://s/debian-security/", "bookworm-security", "main", origin="Debian"),
+                target("http://d/docker/", "bookworm", "main", origin="Docker"),
+            ],
+            (
+                "deb [signed-by=/usr/share/keyrings/k.gpg] http://m/debian/ trixie main",
+                "deb http://s/debian-security/ trixie-security main",
+            ),
+            id="another release of the machine's distribution",
+        ),
+        pytest.param(UBUNTU, [target("http://m/debian/", "bookworm", "main", origin="Debian")], (), id="another one"),
         *(
             (DEBIAN, [other, OWN], (OWN_LINE,))
             for other in (
