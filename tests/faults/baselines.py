@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from faults.cases import DATA, EXPERTS, SEQUENCE
+from faults.cases import DATA, EXPERTS, ROUTER_LOSSES_PER_TOKEN, SEQUENCE
 from faults.kinds import Edit, Fault, Switch
 from faults.library import CORE
 
@@ -46,6 +46,21 @@ BASELINES = (
         ),
         case=DATA,
         text="step 2: loss of the reference",
+    ),
+    baseline_fault(
+        id="router-loss-dropped",
+        broken="with a loss per token the router's auxiliary loss is left out",
+        plant=Edit(
+            file=f"{CORE}/transformer/moe/router.py",
+            changes=(
+                (
+                    "MoEAuxLossAutoScaler.apply(activation, aux_loss * num_tokens)",
+                    "MoEAuxLossAutoScaler.apply(activation, aux_loss * 0.0)",
+                ),
+            ),
+        ),
+        case=ROUTER_LOSSES_PER_TOKEN,
+        text="mlp.router",
     ),
     baseline_fault(
         id="experts-weighed-by-all-scores",

@@ -9,10 +9,12 @@ from faults.cases import (
     CONTEXT,
     DATA,
     EXPERTS,
+    EXPERTS_OVERLAPPED,
     EXPERTS_TWICE,
     INTERLEAVED,
     PIPELINE,
     RESUMED,
+    ROUTER_LOSSES_IN_STAGES,
     SEQUENCE,
     SHARDED,
     TENSOR,
@@ -25,6 +27,8 @@ BUFFERS = f"{CORE}/distributed/param_and_grad_buffer.py"
 DATA_PARALLEL = f"{CORE}/distributed/distributed_data_parallel.py"
 FINALIZE = f"{CORE}/distributed/finalize_model_grads.py"
 OPTIMIZER = f"{CORE}/optimizer/optimizer.py"
+_OF_EXPERTS = "self.ddp_config.overlap_grad_reduce and any(not getattr(p, 'allreduce', True) for p in self.params)"
+_ALONE = "bucket.grad_data.clone() if alone else bucket.grad_data"
 library_fault = partial(Fault, where="library")
 
 LIBRARY = (
@@ -288,6 +292,40 @@ LIBRARY = (
         ),
         case=DATA,
         check="parity-loss",
+    ),
+    library_fault(
+        id="experts-not-reduced-where-it-overlaps",
+        broken="the gradients of experts are not reduced over the ranks that have the same ones, where that overlaps",
+        plant=Edit(
+            file=BUFFERS,
+            changes=(
+                (
+                    "        grad_reduce_handle = None\n",
+                    f"        grad_reduce_handle = None\n        alone = {_OF_EXPERTS}\n",
+                ),
+                (
+                    "                        bucket.grad_data, op=reduce_op",
+                    f"                        {_ALONE}, op=reduce_op",
+                ),
+            ),
+        ),
+        case=EXPERTS_OVERLAPPED,
+        check="parity-grad-norm",
+    ),
+    library_fault(
+        id="router-losses-scaled-by-pipeline-stages",
+        broken="the router's losses have the scale of the pipeline's stages, and not of micro batches",
+        plant=Edit(
+            file=SCHEDULES,
+            changes=(
+                (
+                    "set_loss_scale(loss_scale * cp_group_size / num_microbatches)\n",
+                    "set_loss_scale(loss_scale * cp_group_size * config.pipeline_model_parallel_size)\n",
+                ),
+            ),
+        ),
+        case=ROUTER_LOSSES_IN_STAGES,
+        check="parity-grad-norm",
     ),
     library_fault(
         id="other-attention",

@@ -37,6 +37,10 @@ class ReferrersApi:
         ).encode()
 
     def seen(self, method: str, path: str, body: bytes, status: int) -> Mapping[str, str]:
+        if method == "DELETE" and status == 202:
+            gone = path.rpartition("/")[2]
+            for known in self.referrers.values():
+                known[:] = [entry for entry in known if entry["digest"] != gone]
         if method != "PUT" or "/manifests/" not in path or status != 201:
             return {}
         manifest = json.loads(body)

@@ -21,7 +21,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.ledger.ledger import Ledger
 from envbuild.ledger.models import BisectRow, StepError
 from envbuild.lock.lockfile import read_lock
-from envbuild.nightly.culprits import CulpritSearch
+from envbuild.nightly.culprits import CERTIFIED_LOCKS, CulpritSearch
 from envbuild.nightly.models import NightRequest
 from envbuild.store.local import LocalStore
 
@@ -145,6 +145,10 @@ def test_a_night_finds_what_broke_a_target_that_was_certified_before(
         assert search.run([another]) != ()
         of_machine = another.model_copy(update={"error": error.model_copy(update={"fault": "infrastructure"})})
         assert search.run([of_machine]) == ()
+        (context.store.find(CERTIFIED_LOCKS, good) / "stack.lock.toml").write_text("damaged")
+        (lost,) = search.run([another])
+        assert lost.state == "skipped"
+        assert lost.note.endswith("is not in the store")
 
 
 def test_of_a_package_from_git_the_commit_is_found(nemo: Any, upstream: Upstream, wheel: Callable[..., Path]) -> None:

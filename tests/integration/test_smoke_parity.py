@@ -215,6 +215,7 @@ def test_what_was_built_is_observed(parity: Run) -> None:
         observed, baseline = (parity.cases[name]["observed"] for name in (case["id"], case["baseline"]))
         assert plain.items() <= observed.items()
         assert observed["normalization"] == ("LayerNorm" if case["model"] == "gpt" else "RMSNorm")
+        assert observed["router_gemm"] == ("torch" if case["model"] == "moe" else "none")
         assert observed["distributed_optimizer"] == case["settings"]["distributed_optimizer"]
         assert ("ContextParallel" in observed["attention"]) == (case["layout"]["context"] > 1)
         # Counted by the ranks together, each what no other has; read by them together, each its share.

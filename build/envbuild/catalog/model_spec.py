@@ -82,6 +82,9 @@ class ModelSpec(TomlModel):
     vocabulary_size: Annotated[int, Field(ge=LEAST_VOCABULARY, le=2**20)]
     normalization: Normalization = Normalization.LAYER
     norm_epsilon: Annotated[float, Field(gt=0, le=0.1)] = 1e-5
+    qkv_bias: bool = Field(
+        default=False, description="a bias on queries, keys and values where other layers have none, as in Qwen2"
+    )
     layer_spec: LayerSpec = LayerSpec.LOCAL
     recipe: Recipe | None = Field(
         default=None,

@@ -71,7 +71,7 @@ class Spread(TomlModel):
         runs: how many times the weights were moved.
         loss, grad_norm: up to each step, the largest of all runs.
         weights: of the final weights, the largest of all tensors; None where it is not finite.
-        caught: the relative error that is caught in the gradient of half of the tensors.
+        caught: the relative error that is caught in the norm of the gradient of half of the tensors.
     """
 
     runs: int = Field(ge=1)

@@ -89,12 +89,11 @@ def shadowed(
 
 def _origin(module: str, folders: Sequence[str]) -> str | None:
     """Return the file a module would be imported from, without importing anything."""
-    spec, name = None, ""
+    spec = None
     for part in module.split("."):
-        name = f"{name}.{part}" if name else part
         # PathFinder and not importlib.util.find_spec: that imports the parents, and looks at what this process has
-        # imported.
-        spec = importlib.machinery.PathFinder.find_spec(name, list(folders))
+        # imported. By the last name alone: of a namespace in a namespace it would look up the parent in sys.modules.
+        spec = importlib.machinery.PathFinder.find_spec(part, list(folders))
         if spec is None:
             return None
         folders = _locations(spec, part, folders)

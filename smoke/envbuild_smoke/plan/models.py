@@ -90,6 +90,7 @@ class Model:
     moe: Moe | None
     mamba: Mamba | None
     norm_epsilon: Positive = 1e-5
+    qkv_bias: bool = False
     recipe: Recipe | None = None
 
 

@@ -115,7 +115,10 @@ def test_entry_is_shown_by_a_case_of_its_own(name):
 def test_every_case_of_known_wrong_is_affected_and_few_of_the_other_matrices():
     few = {"hybrid-local-fp32-baseline", "hybrid-local-fp32-tp2", "moe-aux-fp32-cp2", "moe-seq-fp32-cp2"}
     few |= {f"te-bf16-dp{size}-do-oi2-ogr" for size in (2, 4)} | {f"wide-fp32-dp{size}-do-oi2-ogr" for size in (2, 4)}
-    few |= {"te-moe-bf16-tp2-sp-ep2-etp1-grouped"}
+    few |= {"te-moe-bf16-tp2-sp-ep2-etp1-grouped", "moe-fp32-tp2-sp-etp1", "moe-aux-fp32-tp2-sp-mask-uneven-ptl"}
+    few |= {"gpt-fp32-tp2-gathered", "gpt-fp32-cp2-mask-uneven", "gpt-fp32-dp2-dlr0.0005-mask-uneven-ptl-do-resume3"}
+    few |= {f"gpt-fp32-dp2-do-ogr-bk20000-resume3-in-{layout}" for layout in ("dp2", "tp2")}
+    few |= {"moe-seq-fp32-baseline-ptl"}
     few |= {"qwen25-7b-bf16-pp2-vp2-bp2p", "qwen25-7b-local-fp32-pp2-vp2-bp2p"}
     for name in CATALOG.names("matrices"):
         matrix = CATALOG.matrix(name)

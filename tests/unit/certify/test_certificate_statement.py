@@ -133,7 +133,7 @@ def test_summary_names_signature_reuse_and_differences():
     ]
     assert text.splitlines()[-1] == (
         "gpt-fp32-baseline with its weights moved: 4 times, loss 3.0e-08, grad norm 2.0e-07, weights 1.0e-06; "
-        "a gradient off by 1.0e-06 is caught"
+        "in half of the tensors a gradient's norm off by 1.0e-06 is caught"
     )
     assert text.splitlines()[-3] == (
         "gpt-fp32-baseline and the reference: loss 3.0e-08 of 1e-06, grad norm 3.0e-07 of 0.0001, "

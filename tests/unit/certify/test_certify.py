@@ -235,6 +235,13 @@ def test_one_line_a_case():
     ]
 
 
+def test_a_line_begins_with_the_gradients_which_name_a_tensor():
+    reporter = Shown()
+    gradients = Problem(check="parity-gradients", text="the gradient of a.weight ...")
+    show((changed(FAILED, problems=(*PROBLEMS, gradients)),), (), reporter)
+    assert reporter.notes == ["  FAILED    gpt-fp32-dp2: parity-gradients: the gradient of a.weight ... (and 2 more)"]
+
+
 def test_failure_of_many_repeats_names_them_and_can_be_read():
     verdicts = [changed(FAILED, repeat=number) for number in range(1, 101)]
     error = failure(verdicts, (), results(), Path("/run"))

@@ -58,5 +58,5 @@ def test_a_dry_run_says_what_it_looked_at(store: LocalStore, capsys: pytest.Capt
     os.utime(store.path_of("images", KEY))
     assert run(["gc", "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "the store has 1 images, of which 1 stay" in shown
+    assert "images in the store: 1, of which 1 stay" in shown
     assert "0 would go" in shown

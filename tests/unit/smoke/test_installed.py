@@ -136,6 +136,18 @@ def test_module_of_a_namespace_that_is_found_earlier_on_the_path(packages: Path,
     assert [item["found"] for item in installed.shadowed(files)] == [str(other)]
 
 
+def test_module_of_a_namespace_in_a_namespace_that_is_found_earlier_on_the_path(packages: Path, tmp_path: Path) -> None:
+    """nv-one-logger: nv_one_logger/training_telemetry/api."""
+    install(packages, "one_logger", {"one_logger/telemetry/api/__init__.py": b""})
+    files = installed.recorded(["one-logger"])
+    assert installed.shadowed(files) == []
+    other = tmp_path / "front" / "one_logger" / "telemetry" / "api" / "__init__.py"
+    other.parent.mkdir(parents=True)
+    other.write_text("")
+    sys.path.insert(0, str(tmp_path / "front"))
+    assert [item["found"] for item in installed.shadowed(files)] == [str(other)]
+
+
 def test_module_that_was_imported_from_elsewhere(packages: Path, tmp_path: Path) -> None:
     files = installed.recorded(["torch"])
     own, other = packages / "torch" / "__init__.py", tmp_path / "torch.py"

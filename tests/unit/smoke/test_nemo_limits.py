@@ -47,11 +47,9 @@ def test_case_that_recipes_have_is_accepted():
     [
         ({"recipe": None}, "", {}, "model.recipe"),
         ({"moe": {"num_experts": 4, "router_topk": 2}}, "", {}, "moe and mamba"),
-        ({}, "", {"precision": "fp8"}, "precision"),
         ({}, "", {"resume_at": 2}, "resume_at"),
         ({}, "training", {"loss_mask": "uneven"}, "loss_mask, packed"),
         ({}, "training", {"decoupled_lr": 1e-4}, "decoupled_lr"),
-        ({}, "settings", {"recompute": "full"}, "recompute"),
         ({}, "settings", {"num_distributed_optimizer_instances": 2}, "num_distributed_optimizer_instances"),
     ],
 )

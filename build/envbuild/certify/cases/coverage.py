@@ -54,7 +54,15 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {
 }
 # What a model has; a matrix without such a model has no case for it.
 _ROUTER_LOSSES = {LoadBalancing.AUX_LOSS.value, LoadBalancing.SEQ_AUX_LOSS.value, "z_loss"}
-_MODELS = ("norm_epsilon", "num_query_groups", "moe", *sorted(_ROUTER_LOSSES), "mamba", "transformer-engine")
+_MODELS = (
+    "norm_epsilon",
+    "num_query_groups",
+    "qkv_bias",
+    "moe",
+    *sorted(_ROUTER_LOSSES),
+    "mamba",
+    "transformer-engine",
+)
 AXES = (*_ROWS, *_MODELS)
 _OF_EXPERTS = ("expert", "expert_tensor", "moe_token_dispatcher_type", "moe_grouped_gemm")
 _TRAINING = Training(steps=2, micro_batch_size=2, global_batch_size=16, learning_rate=1e-3, clip_grad_norm=1.0, seed=1)
@@ -104,6 +112,8 @@ def _features(model: ModelSpec) -> Iterator[str]:
         yield "norm_epsilon"
     if model.query_groups != model.num_attention_heads:
         yield "num_query_groups"
+    if model.qkv_bias:
+        yield "qkv_bias"
     if model.moe is not None:
         yield "moe"
         # The value "none" is no axis.

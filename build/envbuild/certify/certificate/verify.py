@@ -130,7 +130,7 @@ def _check_times(
     oldest = oldest_measurement(statement)
     if max_age is not None and at - moment_of(oldest) > max_age:
         raise file.refuse(
-            f"Its oldest numbers are from {oldest}; at most {max_age} is allowed.",
+            f"Its oldest numbers are from {oldest}; at most {max_age / timedelta(days=1):g} days are allowed.",
             "Certify again, with --fresh.",
             "too-old",
         )

@@ -129,7 +129,7 @@ class GradientBands:
 
     @property
     def caught(self) -> float | None:
-        """The relative error that is caught in the gradient of half of the tensors: the median of the bands."""
+        """The error that is caught in the norm of the gradient of half of the tensors: the median of the bands."""
         return statistics.median(self.norms.values()) if self.norms else None
 
 

@@ -36,12 +36,17 @@ def show(verdicts: Sequence[CaseVerdict], problems: Sequence[Problem], reporter:
                 also = f" (and {more} more)" if more else ""
                 state = "wrong, as known" if verdict.known_wrong else "FAILED"
                 reporter.note(
-                    f"  {state:<9} {verdict.id}{repeat_suffix(verdict.repeat)}: {brief(verdict.problems[0])}{also}"
+                    f"  {state:<9} {verdict.id}{repeat_suffix(verdict.repeat)}: {brief(_first(verdict.problems))}{also}"
                 )
     for line in _capped(verdicts):
         reporter.note(line)
     for problem in problems:
         reporter.note(f"  FAILED    {brief(problem)}")
+
+
+def _first(problems: Sequence[Problem]) -> Problem:
+    """The problem to begin with: gradients of the first step name a tensor, and losses and norms follow from them."""
+    return next((item for item in problems if item.check == "parity-gradients"), problems[0])
 
 
 def _capped(verdicts: Sequence[CaseVerdict]) -> Iterator[str]:

@@ -93,7 +93,7 @@ def describe_spread(spread: Spread | None) -> str:
         return "not measured"
     weights = math.inf if spread.weights is None else spread.weights
     numbers = f"loss {spread.loss[-1]:.1e}, grad norm {spread.grad_norm[-1]:.1e}, weights {weights:.1e}"
-    caught = f"; a gradient off by {spread.caught:.1e} is caught" if spread.caught else ""
+    caught = f"; in half of the tensors a gradient's norm off by {spread.caught:.1e} is caught" if spread.caught else ""
     return f"{spread.runs} times, {numbers}{caught}"
 
 

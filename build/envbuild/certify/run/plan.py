@@ -18,7 +18,7 @@ from envbuild.launch.executors import Where
 
 PLAN_SCHEMA = "envbuild.plan/3"
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 9
+JUDGE_VERSION = 10
 # How long a case takes or may take; they do not change what it computes.
 # How often a baseline trains again with its weights moved, which its bands are measured from.
 PERTURBED_RUNS = 4
@@ -126,6 +126,7 @@ def _model_json(model: ModelSpec) -> Json:
         "normalization": model.normalization.value,
         "norm_epsilon": model.norm_epsilon,
         "layer_spec": model.layer_spec.value,
+        **({"qkv_bias": True} if model.qkv_bias else {}),
         **({"recipe": model.recipe.value} if model.recipe else {}),
         "moe": model.moe.model_dump(mode="json") if model.moe else None,
         "mamba": model.mamba.model_dump(mode="json") if model.mamba else None,

@@ -65,14 +65,17 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         **_mlp_options(model),
         **_expert_options(case, model, device),
         **_mamba_options(model),
-        **_recompute_options(case),
-        **_fp8_options(case, device),
+        **recompute_options(case),
+        **fp8_options(case, device),
     )
 
 
 def _mlp_options(model: Model) -> dict[str, Any]:
     # Megatron's expert layer takes no bias.
-    options: dict[str, Any] = {"add_bias_linear": not is_gated(model) and model.moe is None}
+    options: dict[str, Any] = {
+        "add_bias_linear": not is_gated(model) and model.moe is None,
+        "add_qkv_bias": model.qkv_bias,
+    }
     if is_gated(model):
         options.update(gated_linear_unit=True, activation_func=torch.nn.functional.silu)
     return options
@@ -120,7 +123,8 @@ def _mamba_options(model: Model) -> dict[str, Any]:
     }
 
 
-def _recompute_options(case: Case) -> dict[str, Any]:
+def recompute_options(case: Case) -> dict[str, Any]:
+    """Return TransformerConfig's options of activation recompute; none where the case keeps its activations."""
     if case.settings.recompute == "none":
         return {}
     if case.settings.recompute == "selective":
@@ -128,7 +132,7 @@ def _recompute_options(case: Case) -> dict[str, Any]:
     return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
-def _fp8_options(case: Case, device: torch.device) -> dict[str, Any]:
+def fp8_options(case: Case, device: torch.device) -> dict[str, Any]:
     """Return options of fp8 training, whose scales are, unless the case says otherwise, those of the values themselves.
 
     With delayed scaling a scale depends on the micro batches that came before on this rank, and the first

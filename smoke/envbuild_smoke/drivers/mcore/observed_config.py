@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.router import Router
 
 from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention
 from envbuild_smoke.drivers.mcore.data import SamplesRead
@@ -53,6 +55,7 @@ def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: Sa
         "layer_spec": _layer_spec(modules),
         "attention": _classes(attentions),
         "attention_backend": _attention_backend(attentions),
+        "router_gemm": _router_gemm(modules),
         "normalization": _normalization(modules),
         "optimizer": _classes(getattr(one, "optimizer", one) for one in inner),
         "distributed_optimizer": any(type(one).__name__ == "DistributedOptimizer" for one in inner),
@@ -111,6 +114,16 @@ def _attention_backend(attentions: list[torch.nn.Module]) -> str:
         else:
             backends.add("local" if type(module) in _LOCAL_ATTENTION else type(module).__name__)
     return ",".join(sorted(backends)) or "none"
+
+
+def _router_gemm(modules: list[torch.nn.Module]) -> str:
+    """Return whose matrix product gives a router's scores, under either layer spec; "none" without experts.
+
+    Megatron takes Transformer Engine's where its import has worked (moe_utils.py, RouterGatingLinearFunction).
+    """
+    if not any(isinstance(module, Router) for module in modules):
+        return "none"
+    return "torch" if getattr(moe_utils, "te_general_gemm", None) is None else "transformer-engine"
 
 
 def _normalization(modules: list[torch.nn.Module]) -> str:

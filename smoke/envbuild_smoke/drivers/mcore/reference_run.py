@@ -157,7 +157,7 @@ def model_config(model: Model) -> ModelConfig:
         positions=positions,
         gated=gated,
         bias=bias,
-        qkv_bias=bias,
+        qkv_bias=bias or model.qkv_bias,
         experts=experts,
         mamba=layers,
     )

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from envbuild_smoke.drivers.nemo.imports import no_capability
+
 _ORIGINAL_TO = torch.Tensor.to
 
 
@@ -19,13 +21,9 @@ def _no_stream(*_arguments: object, **_options: object) -> None:
     """Return no stream, which torch.cuda.stream takes for the one at hand."""
 
 
-def _no_capability(*_arguments: object, **_options: object) -> tuple[int, int]:
-    """Return a compute capability that no GPU has; NeMo's MegatronCommOverlapCallback asks for it."""
-    return 0, 0
-
-
 def install() -> None:
     """Put the redirects in place in this process."""
     torch.Tensor.to = _to
-    torch.cuda.get_device_capability = _no_capability
+    # MegatronCommOverlapCallback asks for it.
+    torch.cuda.get_device_capability = no_capability
     torch.cuda.Stream = _no_stream

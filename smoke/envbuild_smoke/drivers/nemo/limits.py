@@ -24,7 +24,6 @@ def refuse_unsupported(case: Case, model: Model) -> None:
     training, settings = case.training, case.settings
     wrong = {
         "model.recipe": model.recipe is None,
-        "precision": case.precision == "fp8",
         "moe and mamba": model.moe is not None or model.mamba is not None,
         "resume_at": case.resume_at is not None,
         "loss_mask, packed, calculate_per_token_loss, decoupled_lr": (
@@ -34,7 +33,6 @@ def refuse_unsupported(case: Case, model: Model) -> None:
             or training.decoupled_lr is not None
         ),
         "num_distributed_optimizer_instances": settings.num_distributed_optimizer_instances > 1,
-        "recompute": settings.recompute != "none",
     }
     named = [name for name, is_wrong in wrong.items() if is_wrong]
     if named:

@@ -1,7 +1,7 @@
 """Trains cut-down recipes with NeMo's own pretrain, in the runner's live ranks.
 
 The model, data, optimizer and training loop are NeMo's; process groups are made by NeMo from the ranks that the runner
-started. Every case of a model starts from its baseline's weights, resharded. Not yet run on a GPU.
+started. Every case of a model starts from its baseline's weights, resharded.
 """
 
 import gc
@@ -13,6 +13,10 @@ from typing import Any
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
+
+    from envbuild_smoke.drivers.nemo.imports import import_modelopt
+
+    import_modelopt()
     from megatron.core import num_microbatches_calculator, parallel_state
     from nemo.utils import AppState
     from nemo.utils.metaclasses import Singleton

@@ -16,6 +16,7 @@ from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
 from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecision
 
+from envbuild_smoke.drivers.mcore.model import fp8_options, recompute_options
 from envbuild_smoke.drivers.nemo.data import RecordedMockData
 from envbuild_smoke.drivers.nemo.limits import gpus_of, refuse_unsupported
 from envbuild_smoke.plan.models import Case, Model
@@ -92,6 +93,8 @@ def recipe_of(context: RankContext, callbacks: "list[Any]") -> Callable[[], Any]
     if context.device == "cpu":
         _fit_cpu(recipe.model.config)
     _cut_training(recipe, case, model)
+    if case.precision == "fp8":
+        recipe.trainer.plugins = _in_fp8(case, context)
     _lay_out(recipe.trainer, context)
     recipe.trainer.callbacks.extend(callbacks)
     # Nothing is logged to files, restored, or saved but by the driver.
@@ -109,6 +112,8 @@ def _cut_model(config: Any, case: Case, model: Model) -> None:
     config.seq_length = model.sequence_length
     config.vocab_size = model.vocabulary_size
     config.parallel_output = case.settings.parallel_output
+    for name, value in recompute_options(case).items():
+        setattr(config, name, value)
 
 
 def _fit_cpu(config: Any) -> None:
@@ -156,6 +161,21 @@ def _cut_training(recipe: Any, case: Case, model: Model) -> None:
             autocast_enabled=False,
             grad_reduce_in_fp32=True,
         )
+
+
+def _in_fp8(case: Case, context: RankContext) -> Any:
+    options = fp8_options(case, torch.device("cuda", context.device_index))
+    return nemo_run.Config(
+        MegatronMixedPrecision,
+        precision="bf16-mixed",
+        params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.bfloat16,
+        autocast_enabled=False,
+        grad_reduce_in_fp32=True,
+        fp8=options["fp8"],
+        fp8_recipe=options["fp8_recipe"],
+        fp8_param_gather=options["fp8_param"],
+    )
 
 
 def _lay_out(trainer: Any, context: RankContext) -> None:
