@@ -35,6 +35,7 @@ def print_lock(session: Session, result: LockResult, verified: Verified | None) 
     lines += _warnings(lock.warnings)
     wrong = known_wrong_in(result.directory, session.catalog)
     lines += [f"  warning: {warning_of(entry, result.directory)}" for entry in wrong.values()]
+    lines += ["  why, and how it is known: envbuild list conflicts"] if wrong else []
     for name, item in lock.components.items():
         at = f" at {item.commit[:12]}" if item.commit else ""
         lines.append(f"  {name} {item.version}{at}  [{item.because}]")

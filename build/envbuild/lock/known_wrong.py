@@ -29,11 +29,8 @@ def packages_of(entry: Conflict, lock: LockDirectory) -> str:
 
 
 def warning_of(entry: Conflict, lock: LockDirectory) -> str:
-    """One line for people: what trains wrongly, the case that shows it, and the release that has the fix."""
-    release = f"{entry.fixed_in} has the fix" if entry.fixed_in else "no release is known to have the fix"
-    shown = f"; case {entry.shown_by.case} of matrix {entry.shown_by.matrix} shows it" if entry.shown_by else ""
-    what = f"{entry.summary} ({entry.setting()})"
-    return f"{packages_of(entry, lock)} trains wrongly: {what}{shown}; {release}. {entry.fix}"
+    """One line for people: what trains wrongly, and what to do. ``envbuild list conflicts`` has the rest."""
+    return f"{packages_of(entry, lock)} trains wrongly: {entry.setting()}. {entry.fix}"
 
 
 def as_json(name: str, entry: Conflict) -> dict[str, Json]:
