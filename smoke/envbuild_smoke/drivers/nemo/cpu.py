@@ -3,10 +3,13 @@
 from typing import Any
 
 import torch
+from nemo.lightning.io import pl
+from torch.distributed.device_mesh import DeviceMesh
 
 from envbuild_smoke.drivers.nemo.imports import no_capability
 
 _ORIGINAL_TO = torch.Tensor.to
+_ORIGINAL_MESH = DeviceMesh.from_group
 
 
 def _to(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
@@ -21,9 +24,22 @@ def _no_stream(*_arguments: object, **_options: object) -> None:
     """Return no stream, which torch.cuda.stream takes for the one at hand."""
 
 
+def _mesh(group: Any, _device_type: str, *arguments: Any, **options: Any) -> DeviceMesh:
+    """Call DeviceMesh.from_group for the CPU."""
+    return _ORIGINAL_MESH(group, "cpu", *arguments, **options)
+
+
+def _as_loaded(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint, whose tensors NeMo moves to the GPU."""
+    return checkpoint
+
+
 def install() -> None:
     """Put the redirects in place in this process."""
     torch.Tensor.to = _to
     # MegatronCommOverlapCallback asks for it.
     torch.cuda.get_device_capability = no_capability
     torch.cuda.Stream = _no_stream
+    # A checkpoint's tensors and optimizer go to the GPU.
+    DeviceMesh.from_group = _mesh
+    pl._fix_tensors_device = _as_loaded

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from megatron.core.num_microbatches_calculator import update_num_microbatches
 from nemo.collections.llm.gpt.data.mock import MockDataModule
 from torch.utils.data import DataLoader
 
@@ -10,11 +11,24 @@ from envbuild_smoke.drivers.mcore.data import SamplesRead
 
 
 class RecordedMockData(MockDataModule):  # type: ignore[misc]
-    """NeMo's MockDataModule, which keeps the samples that this rank was given; they are drawn from their index."""
+    """NeMo's MockDataModule, which keeps the samples that this rank was given; they are drawn from their index.
+
+    It goes on after a checkpoint as NeMo's PreTrainingDataModule does; MockDataModule begins with the first sample.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._read: list[torch.Tensor] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what Lightning is to keep in a checkpoint."""
+        return {"consumed_samples": self.trainer.global_step * self.global_batch_size}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the samples that were read before the checkpoint."""
+        consumed = state["consumed_samples"]
+        self.data_sampler.init_consumed_samples = self.data_sampler.prev_consumed_samples = consumed
+        update_num_microbatches(consumed_samples=consumed, consistency_check=False)
 
     def _create_dataloader(self, dataset: Any, **options: Any) -> "DataLoader[Any]":
         # NeMo 2.7.3 passes its wish for a mask in the place of the seed (mock.py); without Transformer Engine the model
@@ -33,11 +47,9 @@ class RecordedMockData(MockDataModule):  # type: ignore[misc]
         loader.collate_fn = noted
         return loader
 
-    def samples_read(self, steps: int, per_step: int) -> SamplesRead:
-        """Return what this rank has read, as steps of `per_step` samples; what was fetched ahead is left out."""
-        read = SamplesRead()
+    def add_samples(self, read: SamplesRead, steps: int, per_step: int) -> None:
+        """Add what this rank has read as steps of `per_step` samples; what was fetched ahead is left out."""
         for step in range(steps):
             read.start_step()
             for sample in self._read[step * per_step : (step + 1) * per_step]:
                 read.add(sample[None])
-        return read

@@ -1,6 +1,6 @@
 """What the driver does in the middle of NeMo's pretrain: a callback of Lightning's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,8 +10,7 @@ from megatron.core.transformer.module import Float16Module
 from nemo.lightning.pytorch.strategies.utils import init_model_parallel
 
 from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
-from envbuild_smoke.drivers.nemo.limits import step_of
-from envbuild_smoke.plan.models import Case
+from envbuild_smoke.drivers.nemo.limits import Part, step_of
 
 Chunks = list[torch.nn.Module]
 
@@ -23,12 +22,19 @@ class CaseCallback(Callback):  # type: ignore[misc]
 
     `start` gets the chunks of the model once they are built, and returns true if it has changed them; `end` gets them
     when they are trained, each inside of Megatron's DistributedDataParallel, the optimizer, and the data module.
+    `steps` has those of the parts before.
     """
 
-    def __init__(self, case: Case, start: Callable[[Chunks], bool], end: Callable[[Chunks, Any, Any], None]) -> None:
-        self._case, self._start, self._end = case, start, end
-        self.steps: list[dict[str, Any]] = []
-        # Of the first step, by `summarize_gradients`.
+    def __init__(
+        self,
+        part: Part,
+        start: Callable[[Chunks], bool],
+        end: Callable[[Chunks, Any, Any], None],
+        steps: Iterable[dict[str, Any]] = (),
+    ) -> None:
+        self._part, self._start, self._end = part, start, end
+        self.steps = list(steps)
+        # Of the part's first step, by `summarize_gradients`.
         self.gradients: list[dict[str, Any]] = []
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -36,17 +42,21 @@ class CaseCallback(Callback):  # type: ignore[misc]
         init_model_parallel(pl_module)
         # NeMo does where there is a GPU (_set_random_seed).
         if not torch.cuda.is_available():
-            tensor_parallel.model_parallel_cuda_manual_seed(self._case.training.seed)
+            tensor_parallel.model_parallel_cuda_manual_seed(self._part.case.training.seed)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Put the weights in place. The optimizer is there, and has copied others."""
-        if self._start(unwrapped(wrapped_chunks(trainer))):
+        # A checkpoint's follow.
+        if self._part.resumes_from is None and self._start(unwrapped(wrapped_chunks(trainer))):
             for optimizer in trainer.strategy.optimizers:
                 optimizer.reload_model_params()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Take the numbers of the step from what NeMo has logged."""
         self.steps.append(step_of(trainer.callback_metrics, len(self.steps) + 1))
+        # Where Lightning's and NeMo's ModelCheckpoint save.
+        if self._part.saves_to is not None and len(self.steps) == self._part.until:
+            trainer.save_checkpoint(self._part.saves_to)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Summarize the gradients of the first step."""
@@ -55,8 +65,8 @@ class CaseCallback(Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Report what was built and trained, while it is there."""
-        if len(self.steps) != self._case.training.steps:
-            raise RuntimeError(f"NeMo trained {len(self.steps)} steps, and the case has {self._case.training.steps}")
+        if len(self.steps) != self._part.until:
+            raise RuntimeError(f"NeMo trained {len(self.steps)} steps, where the case has {self._part.until}")
         (optimizer,) = trainer.strategy.optimizers
         self._end(wrapped_chunks(trainer), optimizer.mcore_optimizer, trainer.datamodule)
 

@@ -1,13 +1,40 @@
 """What driver nemo can train, on which GPUs, and what it needs of NeMo's log: all that needs no NeMo."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from envbuild_smoke.plan.models import Case, Model
 
 # Logged by MegatronStrategy and by the recipe's TimingCallback.
 LOSS, GRAD_NORM, SECONDS = "reduced_train_loss", "grad_norm", "train_step_timing in s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One call of NeMo's pretrain: the steps of `case` `after` one and `until` another, counted from 1.
+
+    The layout may differ from that of the part before. A checkpoint is a directory.
+    """
+
+    case: Case
+    after: int = 0
+    until: int
+    resumes_from: Path | None = None
+    saves_to: Path | None = None
+
+
+def parts_of(case: Case, checkpoint: Path) -> Iterator[Part]:
+    """Return the parts of a case: two where it is resumed, with a `checkpoint` between them."""
+    steps = case.training.steps
+    if case.resume_at is None:
+        yield Part(case=case, until=steps)
+        return
+    yield Part(case=case, until=case.resume_at, saves_to=checkpoint)
+    there = replace(case, layout=case.continue_in or case.layout)
+    yield Part(case=there, after=case.resume_at, until=steps, resumes_from=checkpoint)
 
 
 def gpus_of(rank: int, world_size: int, own: int, visible: int) -> list[int]:
@@ -25,7 +52,6 @@ def refuse_unsupported(case: Case, model: Model) -> None:
     wrong = {
         "model.recipe": model.recipe is None,
         "moe and mamba": model.moe is not None or model.mamba is not None,
-        "resume_at": case.resume_at is not None,
         "loss_mask, packed, calculate_per_token_loss, decoupled_lr": (
             training.loss_mask != "none"
             or training.packed

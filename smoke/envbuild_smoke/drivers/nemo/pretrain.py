@@ -8,6 +8,7 @@ import gc
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 with warnings.catch_warnings():
@@ -24,11 +25,13 @@ with warnings.catch_warnings():
     from envbuild_smoke.drivers.mcore import checkpoints
     from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
     from envbuild_smoke.drivers.mcore.compare_weights import compare_weights
+    from envbuild_smoke.drivers.mcore.data import SamplesRead
     from envbuild_smoke.drivers.mcore.observed_config import observe
     from envbuild_smoke.drivers.mcore.perturbation import largest_difference, mantissa_bits, move_weights
     from envbuild_smoke.drivers.mcore.processes import forget_parallelism, forget_transformer_engine, joined
     from envbuild_smoke.drivers.nemo import cpu
     from envbuild_smoke.drivers.nemo.hooks import CaseCallback, Chunks, unwrapped
+    from envbuild_smoke.drivers.nemo.limits import Part, parts_of
     from envbuild_smoke.drivers.nemo.recipe import recipe_of
 
 from envbuild_smoke.rank_context import RankContext
@@ -57,41 +60,44 @@ def _perturbed(context: RankContext, seed: int, unmoved: dict[str, torch.Tensor]
     # Scales of fp8 start anew.
     forget_transformer_engine()
     weights: dict[str, torch.Tensor] = {}
-    callback = _Pretrain(context, moved_by=seed).run(weights)
+    steps, gradients = _Pretrain(context, moved_by=seed).run(weights)
     moved = largest_difference(unmoved, weights)
-    shown = [{name: step[name] for name in ("step", "loss", "grad_norm")} for step in callback.steps]
-    return {"steps": shown, "gradients": callback.gradients, "weights": moved if math.isfinite(moved) else None}
+    shown = [{name: step[name] for name in ("step", "loss", "grad_norm")} for step in steps]
+    return {"steps": shown, "gradients": gradients, "weights": moved if math.isfinite(moved) else None}
 
 
 class _Pretrain:
-    """One call of NeMo's pretrain, whose weights are moved by the seed `moved_by` where that is given."""
+    """One training by NeMo's pretrain, whose weights are moved by the seed `moved_by` where that is given."""
 
     def __init__(self, context: RankContext, moved_by: int | None = None) -> None:
         self._context, self._case, self._moved_by = context, context.case, moved_by
+        self._samples = SamplesRead()
 
-    def run(self, weights: dict[str, torch.Tensor]) -> CaseCallback:
-        """Train; put a copy of the final weights into `weights` where the case is trained again."""
+    def run(self, weights: dict[str, torch.Tensor]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Train; return the steps, and the gradients of the first one.
+
+        A copy of the final weights goes into `weights` where the case is trained again.
+        """
         _seed(self._case.training.seed)
 
-        def end(wrapped: Chunks, optimizer: Any, data: Any) -> None:
-            if self._case.perturbed_runs:
-                named = (item for chunk in unwrapped(wrapped) for item in chunk.named_parameters())
-                weights.update((name, value.detach().clone()) for name, value in named)
-            if self._moved_by is None:
-                self._finish(wrapped, optimizer, data)
-
-        callback = CaseCallback(self._case, self._start, end)
-        # What is collected has the model in it: nothing here refers to it once pretrain has returned.
-        pretrain: Callable[[], Any] = recipe_of(self._context, [callback])
-        pretrain()
-        if self._moved_by is None and _is_reporting_rank():
-            for step in callback.steps:
-                self._context.report_step(**step)
-            self._context.report_gradients(callback.gradients)
-        forget_nemo()
-        forget_parallelism()
-        gc.collect()
-        return callback
+        gradients: list[dict[str, Any]] = []
+        steps: list[dict[str, Any]] = []
+        for part in parts_of(self._case, self._context.resume_checkpoint):
+            callback = CaseCallback(part, self._start, partial(self._end, part, weights), steps)
+            # What is collected has the model in it: nothing here refers to it once pretrain has returned.
+            pretrain: Callable[[], Any] = recipe_of(self._context, part, [callback])
+            pretrain()
+            steps, gradients = callback.steps, gradients or callback.gradients
+            is_last = part.until == self._case.training.steps
+            if is_last and self._moved_by is None and _is_reporting_rank():
+                for step in steps:
+                    self._context.report_step(**step)
+                self._context.report_gradients(gradients)
+            forget_nemo()
+            forget_parallelism()
+            del callback, pretrain
+            gc.collect()
+        return steps, gradients
 
     def _start(self, chunks: Chunks) -> bool:
         """Save the weights of a baseline, load those of any other case; return true if they were changed."""
@@ -107,10 +113,18 @@ class _Pretrain:
                 move_weights(chunk, mantissa_bits(self._case, context.model), self._moved_by)
         return True
 
-    def _finish(self, wrapped: Chunks, optimizer: Any, data: Any) -> None:
+    def _end(self, part: Part, weights: dict[str, torch.Tensor], wrapped: Chunks, optimizer: Any, data: Any) -> None:
         training = self._case.training
-        per_step = training.microbatches(self._case.layout) * training.micro_batch_size
-        observed = observe(self._case, wrapped, optimizer, data.samples_read(training.steps, per_step))
+        per_step = training.microbatches(part.case.layout) * training.micro_batch_size
+        data.add_samples(self._samples, part.until - part.after, per_step)
+        if part.until < training.steps:
+            return
+        if self._case.perturbed_runs:
+            named = (item for chunk in unwrapped(wrapped) for item in chunk.named_parameters())
+            weights.update((name, value.detach().clone()) for name, value in named)
+        if self._moved_by is not None:
+            return
+        observed = observe(part.case, wrapped, optimizer, self._samples)
         if _is_reporting_rank():
             self._context.report_observed(observed)
         if self._context.save_final_weights:

@@ -9,16 +9,18 @@ from typing import Any
 import fiddle
 import nemo_run
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from megatron.core.distributed import DistributedDataParallelConfig
 from nemo.collections import llm
 from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
 from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecision
+from nemo.lightning.resume import AutoResume
 
 from envbuild_smoke.drivers.mcore.model import fp8_options, recompute_options
 from envbuild_smoke.drivers.nemo.data import RecordedMockData
-from envbuild_smoke.drivers.nemo.limits import gpus_of, refuse_unsupported
+from envbuild_smoke.drivers.nemo.limits import Part, gpus_of, refuse_unsupported
 from envbuild_smoke.plan.models import Case, Model
 from envbuild_smoke.rank_context import RankContext
 
@@ -79,26 +81,32 @@ class RunnersRanks(ClusterEnvironment):  # type: ignore[misc]
         return 0
 
 
-def recipe_of(context: RankContext, callbacks: "list[Any]") -> Callable[[], Any]:
-    """Return the recipe's pretrain, ready to be called. `callbacks` follow those of the recipe.
+def recipe_of(context: RankContext, part: Part, callbacks: "list[Any]") -> Callable[[], Any]:
+    """Return the recipe's pretrain of a part of a case, ready to be called. `callbacks` follow those of the recipe.
 
     Raises ValueError where the case asks for what this driver does not set.
     """
-    case, model = context.case, context.model
+    case, model = part.case, context.model
     refuse_unsupported(case, model)
     recipe = getattr(llm, str(model.recipe)).pretrain_recipe(
         dir=str(context.out / "cases" / case.id / "nemo"), name=case.id, num_nodes=1, num_gpus_per_node=1
     )
     _cut_model(recipe.model.config, case, model)
     if context.device == "cpu":
-        _fit_cpu(recipe.model.config)
+        _fit_cpu(recipe)
     _cut_training(recipe, case, model)
     if case.precision == "fp8":
         recipe.trainer.plugins = _in_fp8(case, context)
-    _lay_out(recipe.trainer, context)
+    _lay_out(recipe.trainer, context, part)
     recipe.trainer.callbacks.extend(callbacks)
-    # Nothing is logged to files, restored, or saved but by the driver.
+    # Nothing is logged to files, or saved but by the driver.
     recipe.log.tensorboard = recipe.log.ckpt = recipe.resume = None
+    recipe.trainer.max_steps = part.until
+    if part.resumes_from is not None:
+        recipe.resume = nemo_run.Config(AutoResume, resume_from_path=str(part.resumes_from))
+        # AutoResume asks for one. It saves nothing.
+        recipe.trainer.enable_checkpointing = True
+        recipe.trainer.callbacks.append(nemo_run.Config(ModelCheckpoint, save_top_k=0))
     built: Callable[[], Any] = fiddle.build(recipe)
     return built
 
@@ -116,9 +124,12 @@ def _cut_model(config: Any, case: Case, model: Model) -> None:
         setattr(config, name, value)
 
 
-def _fit_cpu(config: Any) -> None:
+def _fit_cpu(recipe: Any) -> None:
+    config = recipe.model.config
     # Of Transformer Engine and Apex.
     config.apply_rope_fusion = config.persist_layer_norm = False
+    # Ranks send each other what they have loaded from GPU to GPU.
+    recipe.trainer.strategy.ckpt_parallel_load = False
     # gloo reads what it sends later; with NCCL the memory is kept by the stream.
     config.deallocate_pipeline_outputs = False
 
@@ -146,7 +157,6 @@ def _cut_training(recipe: Any, case: Case, model: Model) -> None:
     recipe.optim.lr_scheduler.warmup_steps = 0
     recipe.optim.lr_scheduler.min_lr = training.learning_rate
     trainer = recipe.trainer
-    trainer.max_steps = training.steps
     trainer.log_every_n_steps = 1
     trainer.limit_val_batches = trainer.limit_test_batches = trainer.num_sanity_val_steps = 0
     trainer.val_check_interval = None
@@ -178,8 +188,8 @@ def _in_fp8(case: Case, context: RankContext) -> Any:
     )
 
 
-def _lay_out(trainer: Any, context: RankContext) -> None:
-    case, layout, settings = context.case, context.case.layout, context.case.settings
+def _lay_out(trainer: Any, context: RankContext, part: Part) -> None:
+    case, layout, settings = part.case, part.case.layout, part.case.settings
     strategy = trainer.strategy
     strategy.tensor_model_parallel_size = layout.tensor
     strategy.pipeline_model_parallel_size = layout.pipeline
@@ -189,6 +199,8 @@ def _lay_out(trainer: Any, context: RankContext) -> None:
     strategy.pipeline_dtype = torch.float32 if case.precision == "fp32" else torch.bfloat16
     strategy.use_gloo_process_groups = False
     strategy.ckpt_async_save = False
+    # NeMo's default is a state that another layout cannot load.
+    strategy.ckpt_optim_fully_reshardable = case.continue_in is not None
     strategy.ddp = nemo_run.Config(
         DistributedDataParallelConfig,
         use_distributed_optimizer=settings.distributed_optimizer,
