@@ -10,9 +10,12 @@ from typing import Annotated, TypeVar
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from envbuild.catalog.fields import Device, Name, TomlModel
-from envbuild.catalog.model_spec import ModelSpec
+from envbuild.catalog.model_spec import Dataset, ModelSpec
 
 T = TypeVar("T")
+
+# The tokens of text: a token is a byte.
+BYTES = 256
 
 Size = Annotated[int, Field(ge=1, le=1024)]
 Samples = Annotated[int, Field(gt=0, le=65536, description="samples")]
@@ -277,4 +280,6 @@ class Matrix(TomlModel):
                 raise ValueError(f"models.{name}: kind mamba-hybrid needs a table mamba, and no other kind has one")
             if model.mamba is not None and model.moe is not None:
                 raise ValueError(f"models.{name}: a model of kind mamba-hybrid has no moe here")
+            if model.dataset is Dataset.TEXT and (model.recipe is None or model.vocabulary_size < BYTES):
+                raise ValueError(f"models.{name}: dataset text needs a recipe, and vocabulary_size of {BYTES} or more")
         return self

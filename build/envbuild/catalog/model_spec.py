@@ -47,6 +47,13 @@ class Recipe(str, Enum):
     LLAMA3_8B = "llama3_8b"
 
 
+class Dataset(str, Enum):
+    """What driver nemo trains on: random tokens, or the runner's own text through Megatron-Core's datasets."""
+
+    MOCK = "mock"
+    TEXT = "text"
+
+
 class Experts(TomlModel):
     """A mixture of experts in the place of each layer's MLP."""
 
@@ -89,6 +96,10 @@ class ModelSpec(TomlModel):
     recipe: Recipe | None = Field(
         default=None,
         description="NeMo's pretrain recipe, cut down to these sizes; for stacks with driver nemo, and only there",
+    )
+    dataset: Dataset = Field(
+        default=Dataset.MOCK,
+        description="text: the runner's own, a token a byte, through Megatron-Core's datasets; with a recipe alone",
     )
     moe: Experts | None = None
     mamba: MambaLayers | None = Field(default=None, description="of kind mamba-hybrid, and only there")

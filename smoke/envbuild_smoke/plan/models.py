@@ -12,6 +12,8 @@ Precision = Literal["fp32", "bf16", "fp8"]
 Kind = Literal["gpt", "mamba-hybrid"]
 # A module of nemo.collections.llm with a `pretrain_recipe`.
 Recipe = Literal["qwen25_7b", "llama3_8b"]
+# Random tokens, or `drivers/nemo/text.jsonl`.
+Dataset = Literal["mock", "text"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
 LayerSpec = Literal["local", "transformer-engine"]
 AttentionBackend = Literal["local", "auto", "flash", "fused", "unfused"]
@@ -75,7 +77,7 @@ class Model:
 
     `num_query_groups` equals `num_attention_heads` when attention is not grouped. `moe` is None in a model
     without experts, `mamba` is None in every model but those of kind mamba-hybrid. `recipe` is NeMo's, cut
-    down to these sizes, and None with another driver than nemo.
+    down to these sizes, and None with another driver than nemo; `dataset` is that driver's.
     """
 
     kind: Kind
@@ -92,6 +94,7 @@ class Model:
     norm_epsilon: Positive = 1e-5
     qkv_bias: bool = False
     recipe: Recipe | None = None
+    dataset: Dataset = "mock"
 
 
 @dataclass(frozen=True, kw_only=True)

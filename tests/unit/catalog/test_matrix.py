@@ -61,6 +61,7 @@ MAMBA = 'mamba = { hybrid_override_pattern = "MM", state_dim = 8, head_dim = 8, 
     [
         (WEIGHTS, "", "tolerance.fp32.weights_relative: this key is required"),
         (WEIGHTS, f"{WEIGHTS}\n[tolerance.fp32.tensor]\nloss_relative = 0.02", "tolerance.fp32.tensor: unknown key"),
+        (MOE, f'{MOE}\ndataset = "text"', "models.moe: dataset text needs a recipe, and vocabulary_size of 256"),
         (MOE, MOE.replace("router_topk = 2", "router_topk = 1"), "router_topk: input"),
         ('kind = "gpt"\nnum_layers = 2', 'kind = "mamba-hybrid"\nnum_layers = 2', "kind mamba-hybrid needs a table"),
         (MOE, MAMBA.replace("MM", "MX"), "hybrid_override_pattern: found 'MX'; must match"),

@@ -51,7 +51,7 @@ def test_bytes_change_with_a_source(copy):
 
 def test_holds_all_sources_and_schemas():
     root = data_root() / "smoke"
-    expected = {str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".py", ".json")}
+    expected = {str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".py", ".json", ".jsonl")}
     assert set(zipfile.ZipFile(BytesIO(smoke_bytes())).namelist()) == expected
     assert any(name.endswith(".schema.json") for name in expected)
 

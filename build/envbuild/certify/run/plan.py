@@ -127,7 +127,7 @@ def _model_json(model: ModelSpec) -> Json:
         "norm_epsilon": model.norm_epsilon,
         "layer_spec": model.layer_spec.value,
         **({"qkv_bias": True} if model.qkv_bias else {}),
-        **({"recipe": model.recipe.value} if model.recipe else {}),
+        **({"recipe": model.recipe.value, "dataset": model.dataset.value} if model.recipe else {}),
         "moe": model.moe.model_dump(mode="json") if model.moe else None,
         "mamba": model.mamba.model_dump(mode="json") if model.mamba else None,
     }

@@ -23,7 +23,7 @@ def smoke_bytes(source: Path | None = None) -> bytes:
     files = sorted(
         path
         for path in root.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix in (".py", ".json")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix in (".py", ".json", ".jsonl")
     )
     if root / "__main__.py" not in files:
         raise InternalError("the smoke runner is incomplete", why=f"{root / '__main__.py'} does not exist.")

@@ -1,42 +1,29 @@
-"""NeMo's mock data, and a record of which samples a rank has read."""
+"""NeMo's mock data, or text through Megatron-Core's datasets, and a record of which samples a rank has read."""
 
+import json
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder, get_bin_path, get_idx_path
 from megatron.core.num_microbatches_calculator import update_num_microbatches
 from nemo.collections.llm.gpt.data.mock import MockDataModule
+from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
 from torch.utils.data import DataLoader
 
 from envbuild_smoke.drivers.mcore.data import SamplesRead
 
 
-class RecordedMockData(MockDataModule):  # type: ignore[misc]
-    """NeMo's MockDataModule, which keeps the samples that this rank was given; they are drawn from their index.
-
-    It goes on after a checkpoint as NeMo's PreTrainingDataModule does; MockDataModule begins with the first sample.
-    """
+class _Recorded:
+    """A data module that keeps the samples that this rank was given."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._read: list[torch.Tensor] = []
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what Lightning is to keep in a checkpoint."""
-        return {"consumed_samples": self.trainer.global_step * self.global_batch_size}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the samples that were read before the checkpoint."""
-        consumed = state["consumed_samples"]
-        self.data_sampler.init_consumed_samples = self.data_sampler.prev_consumed_samples = consumed
-        update_num_microbatches(consumed_samples=consumed, consistency_check=False)
-
-    def _create_dataloader(self, dataset: Any, **options: Any) -> "DataLoader[Any]":
-        # NeMo 2.7.3 passes its wish for a mask in the place of the seed (mock.py); without Transformer Engine the model
-        # asks for one.
-        if self.create_attention_mask and not dataset.create_attention_mask:
-            dataset.attention_mask = torch.ones(1, self.seq_length, self.seq_length).tril() < 0.5
-            dataset.create_attention_mask = True
-        loader: DataLoader[Any] = super()._create_dataloader(dataset, **options)
+    def _create_dataloader(self, dataset: Any, *arguments: Any, **options: Any) -> "DataLoader[Any]":
+        loader: DataLoader[Any] = super()._create_dataloader(dataset, *arguments, **options)  # type: ignore[misc]
         collate = loader.collate_fn
 
         def noted(samples: "list[dict[str, torch.Tensor]]") -> Any:
@@ -53,3 +40,49 @@ class RecordedMockData(MockDataModule):  # type: ignore[misc]
             read.start_step()
             for sample in self._read[step * per_step : (step + 1) * per_step]:
                 read.add(sample[None])
+
+
+class RecordedMockData(_Recorded, MockDataModule):  # type: ignore[misc]
+    """NeMo's MockDataModule, whose samples are drawn from their index.
+
+    It goes on after a checkpoint as NeMo's PreTrainingDataModule does; MockDataModule begins with the first sample.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what Lightning is to keep in a checkpoint."""
+        return {"consumed_samples": self.trainer.global_step * self.global_batch_size}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the samples that were read before the checkpoint."""
+        consumed = state["consumed_samples"]
+        self.data_sampler.init_consumed_samples = self.data_sampler.prev_consumed_samples = consumed
+        update_num_microbatches(consumed_samples=consumed, consistency_check=False)
+
+    def _create_dataloader(self, dataset: Any, *arguments: Any, **options: Any) -> "DataLoader[Any]":
+        # NeMo 2.7.3 passes its wish for a mask in the place of the seed (mock.py); without Transformer Engine the model
+        # asks for one.
+        if self.create_attention_mask and not dataset.create_attention_mask:
+            dataset.attention_mask = torch.ones(1, self.seq_length, self.seq_length).tril() < 0.5
+            dataset.create_attention_mask = True
+        return super()._create_dataloader(dataset, *arguments, **options)
+
+
+class RecordedText(_Recorded, PreTrainingDataModule):  # type: ignore[misc]
+    """NeMo's PreTrainingDataModule over indexed files, as people train."""
+
+
+def write_text(folder: Path, tokenizer: Any) -> Path:
+    """Write `text.jsonl` as Megatron's indexed dataset, as its tools/preprocess_data.py does.
+
+    Rank 0 writes, and all ranks wait for it. Returns the prefix of the files.
+    """
+    prefix = folder / "text"
+    if torch.distributed.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        builder = IndexedDatasetBuilder(get_bin_path(str(prefix)))
+        for line in resources.files(__package__).joinpath("text.jsonl").read_text(encoding="utf-8").splitlines():
+            tokens = [*tokenizer.text_to_ids(json.loads(line)["text"]), tokenizer.eos_id]
+            builder.add_document(torch.tensor(tokens), [len(tokens)])
+        builder.finalize(get_idx_path(str(prefix)))
+    torch.distributed.barrier()
+    return prefix

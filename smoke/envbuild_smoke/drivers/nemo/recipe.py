@@ -13,13 +13,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from megatron.core.distributed import DistributedDataParallelConfig
 from nemo.collections import llm
+from nemo.collections.common.tokenizers.bytelevel_tokenizers import ByteLevelTokenizer
 from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
 from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecision
 from nemo.lightning.resume import AutoResume
 
 from envbuild_smoke.drivers.mcore.model import fp8_options, recompute_options
-from envbuild_smoke.drivers.nemo.data import RecordedMockData
+from envbuild_smoke.drivers.nemo.data import RecordedMockData, RecordedText, write_text
 from envbuild_smoke.drivers.nemo.limits import Part, gpus_of, refuse_unsupported
 from envbuild_smoke.plan.models import Case, Model
 from envbuild_smoke.rank_context import RankContext
@@ -94,7 +95,8 @@ def recipe_of(context: RankContext, part: Part, callbacks: "list[Any]") -> Calla
     _cut_model(recipe.model.config, case, model)
     if context.device == "cpu":
         _fit_cpu(recipe)
-    _cut_training(recipe, case, model)
+    recipe.data = _data(context, case, model)
+    _cut_training(recipe, case)
     if case.precision == "fp8":
         recipe.trainer.plugins = _in_fp8(case, context)
     _lay_out(recipe.trainer, context, part)
@@ -134,20 +136,36 @@ def _fit_cpu(recipe: Any) -> None:
     config.deallocate_pipeline_outputs = False
 
 
-def _cut_training(recipe: Any, case: Case, model: Model) -> None:
-    training, settings = case.training, case.settings
-    recipe.data = nemo_run.Config(
-        RecordedMockData,
-        seq_length=model.sequence_length,
-        micro_batch_size=training.micro_batch_size,
-        global_batch_size=training.global_batch_size,
-        num_train_samples=training.steps * training.global_batch_size,
-        # The default one downloads GPT-2's files. It adds an entry of its own.
-        tokenizer=nemo_run.Config(NullTokenizer, vocab_size=model.vocabulary_size - 1),
+def _data(context: RankContext, case: Case, model: Model) -> Any:
+    training = case.training
+    options: dict[str, Any] = {
+        "seq_length": model.sequence_length,
+        "micro_batch_size": training.micro_batch_size,
+        "global_batch_size": training.global_batch_size,
+        "num_train_samples": training.steps * training.global_batch_size,
         # In this process: a rank starts no others.
-        num_workers=0,
-        pin_memory=False,
+        "num_workers": 0,
+        "pin_memory": False,
+    }
+    if model.dataset == "mock":
+        # The default tokenizer downloads GPT-2's files. NullTokenizer adds an entry of its own.
+        tokenizer = nemo_run.Config(NullTokenizer, vocab_size=model.vocabulary_size - 1)
+        return nemo_run.Config(RecordedMockData, tokenizer=tokenizer, **options)
+    folder = context.out / "cases" / context.case.id / "text"
+    return nemo_run.Config(
+        RecordedText,
+        paths=[str(write_text(folder, ByteLevelTokenizer()))],
+        tokenizer=nemo_run.Config(ByteLevelTokenizer, vocab_size=model.vocabulary_size),
+        index_mapping_dir=str(folder / "index"),
+        # All of it is for training.
+        split="1,0,0",
+        seed=training.seed,
+        **options,
     )
+
+
+def _cut_training(recipe: Any, case: Case) -> None:
+    training, settings = case.training, case.settings
     optimizer = recipe.optim.config
     optimizer.lr = training.learning_rate
     optimizer.weight_decay = training.weight_decay
@@ -159,7 +177,8 @@ def _cut_training(recipe: Any, case: Case, model: Model) -> None:
     trainer = recipe.trainer
     trainer.log_every_n_steps = 1
     trainer.limit_val_batches = trainer.limit_test_batches = trainer.num_sanity_val_steps = 0
-    trainer.val_check_interval = None
+    # Lightning's default is a share of an epoch, and PreTrainingDataModule divides by it.
+    trainer.val_check_interval = training.steps if recipe.data.__fn_or_cls__ is RecordedText else None
     trainer.enable_checkpointing = trainer.enable_progress_bar = trainer.logger = False
     if case.precision == "fp32":
         optimizer.bf16, optimizer.params_dtype = False, torch.float32
