@@ -67,6 +67,29 @@ def test_the_nearest_releases(specifier: str, locked: str | None, tried: list[st
     assert [[part.specifier for part in move] for move in moves] == [[text] for text in tried]
 
 
+@pytest.mark.parametrize(
+    ("version", "tried"),
+    [
+        ("0.5.0", ["==0.5.*", ""]),
+        # Its build takes the version from a tag, and the tree has none.
+        ("0.0.0", [""]),
+        # It failed before uv knew its version.
+        (None, [""]),
+    ],
+)
+def test_a_commit_that_does_not_build_is_replaced_by_a_release(version: str | None, tried: list[str]) -> None:
+    found = candidates("", "2.0.0")
+    steps: Any = found.steps
+    steps.decided.git_sources.in_force["resiliency"] = SimpleNamespace(
+        chosen=SimpleNamespace(asked="v0.5.0", git="https://x/resiliency")
+    )
+    if version is not None:
+        steps.resolved.resolution.pins["resiliency"] = version
+    moves = [part for move in found.likely("resiliency") for part in move]
+    assert [part.specifier for part in moves] == tried
+    assert {part.instead_of for part in moves} == {"v0.5.0 of https://x/resiliency"}
+
+
 @pytest.mark.parametrize("package", [TE, f"{TE}-torch", f"{TE}-cu12"])
 def test_a_family_moves_together(package: str) -> None:
     found = candidates("==2.0.*", "2.0.0")

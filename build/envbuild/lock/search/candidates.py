@@ -1,11 +1,12 @@
 """What may be taken of a package in the place of a pin that does not work, in the order in which it is tried.
 
-1. Of a release that upstream pins and that is not there, or fails: the nearest later lines of releases, then the
+1. Of a commit that does not install: the releases of its line, then any release.
+2. Of a release that upstream pins and that is not there, or fails: the nearest later lines of releases, then the
    nearest earlier ones.
-2. Of a package that floats: what there was when the anchor's commit was made, with which its authors can have tried it.
-3. Of two declared ranges that exclude each other: the one without an upper bound, for both.
-4. The releases before the one that fails, line by line (2.10, then 2.9).
-5. Of a package that had no release yet as of the moment: its first one.
+3. Of a package that floats: what there was when the anchor's commit was made, with which its authors can have tried it.
+4. Of two declared ranges that exclude each other: the one without an upper bound, for both.
+5. The releases before the one that fails, line by line (2.10, then 2.9).
+6. Of a package that had no release yet as of the moment: its first one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from envbuild.core.errors import ResolutionError
 from envbuild.lock.components.declarations import declared_by_release
 from envbuild.lock.components.distributions import distribution_of
 from envbuild.lock.components.families import NO_PLACEHOLDER, family_of
-from envbuild.lock.components.models import Chosen, DecidedBy
+from envbuild.lock.components.models import Chosen, DecidedBy, GitSource
 from envbuild.lock.components.placeholders import is_stub
 from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import WorkContext
@@ -83,6 +84,9 @@ class Candidates:
         if not self._may_move(item):
             return
         version = self._version(package)
+        if item is None and self._git_source(package) is not None:
+            yield from self._released(package)
+            return
         pinned = item.specifier if item is not None else self._forced(package)
         if version is not None and EXACT.match(pinned) is None:
             yield from self._of_the_time(package, item, version)
@@ -141,11 +145,25 @@ class Candidates:
 
     def _otherwise(self, package: str, item: Chosen | None) -> str:
         """What would be taken of a package, for people."""
-        decided = self.steps.decided
-        source = decided.git_sources.in_force.get(package) if decided is not None else None
+        source = self._git_source(package)
         if item is None and source is not None:
             return f"{source.chosen.asked} of {source.chosen.git or 'its address'}"
         return item.asked if item is not None and item.specifier else NEWEST
+
+    def _git_source(self, package: str) -> GitSource | None:
+        """Where a package that is no component is taken from, besides the index."""
+        decided = self.steps.decided
+        return decided.git_sources.in_force.get(package) if decided is not None else None
+
+    def _released(self, package: str) -> Iterator[Move]:
+        """Releases of the index in the place of a git commit: of its own line, then any that the others ask for."""
+        version = self._version(package)
+        asked = self._otherwise(package, None)
+        # Of nvidia-resiliency-ext main the tree says 0.0.0: its build takes the version from a tag.
+        if version is not None and _line(version) != "0.0":
+            reason = f"{self.why} with the commit; the releases nearest to it"
+            yield self._moved(package, None, asked, f"=={_line(version)}.*", reason)
+        yield self._moved(package, None, asked, "", f"{self.why} with the commit; a release of the index")
 
     def _version(self, package: str) -> str | None:
         """The release that was locked; None: there is none, or only a placeholder."""
