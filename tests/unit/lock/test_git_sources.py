@@ -120,8 +120,12 @@ def test_what_builds_in_the_environment_is_as_upstream_has_it():
     assert phases == {"core": "main", "kernels": "compile", "optim": "main"}
     # Of the index, too, once a resolution shows that there is no wheel of it.
     del chosen["kernels"]
-    added = with_upstreams_phases(chosen, {"kernels", "unlisted"}, repositories)
-    assert {*added} == {"core", "optim", "kernels"}
+    added = with_upstreams_phases(chosen, {"kernels", "mamba-ssm"}, repositories)
+    assert {*added} == {"core", "optim", "kernels", "mamba-ssm"}
+    assert (added["mamba-ssm"].phase.value, added["mamba-ssm"].because) == (
+        "compile",
+        "its recipe, and there is no wheel of it",
+    )
     assert (added["kernels"].phase.value, added["kernels"].specifier) == ("compile", "")
     assert "no-build-isolation-package of core" in added["kernels"].because
     # Taken by another one, its build's limit of setuptools does not hold for the environment.
@@ -143,9 +147,18 @@ def test_what_builds_in_the_environment_is_as_upstream_has_it():
 def test_what_of_the_index_must_be_compiled(table, compiled):
     core_of = core('[tool.uv]\nno-build-isolation-package = ["kernels"]\n')
     chosen = {"core": component()}
-    plan = SimpleNamespace(project=SimpleNamespace(base=BASE, chosen=chosen, every=chosen))
+    catalog = SimpleNamespace(names=lambda kind: {"wheels": ["mamba-ssm"]}[kind])
+    plan = SimpleNamespace(
+        project=SimpleNamespace(base=BASE, chosen=chosen, every=chosen),
+        inputs=SimpleNamespace(selection=SimpleNamespace(catalog=catalog)),
+    )
     resolution = SimpleNamespace(tables={"kernels": table} if table else {})
     assert to_compile(plan, resolution, FakeRepositories(core_of)) == ({"kernels"} if compiled else set())
+    # Upstream's tree does not name it, as that of a release from the index cannot.
+    resolution.tables["mamba-ssm"] = table or resolution.tables.get("kernels", {"source": {"git": "x"}})
+    expected = {"kernels", "mamba-ssm"} if compiled else set()
+    assert to_compile(plan, resolution, FakeRepositories(core_of)) == expected
+    del resolution.tables["mamba-ssm"]
     plan.project.every = {**chosen, "kernels": component("kernels", OTHER)}
     assert to_compile(plan, resolution, FakeRepositories(core_of)) == set()
 

@@ -267,7 +267,7 @@ def with_upstreams_phases(
     """The components; those from git that the tree of one builds without isolation are of phase compile.
 
     Args:
-        compiled: packages of the index to which that applies, too: they become components.
+        compiled: packages of the index that are built so, too, or by a recipe: they become components.
 
     Raises:
         ConfigurationError: a pyproject.toml cannot be understood.
@@ -276,8 +276,9 @@ def with_upstreams_phases(
     for name, item in chosen.items():
         if item.commit is not None and canonicalize_name(name) in by:
             found[name] = replace(item, spec=item.spec.model_copy(update={"phase": Phase.COMPILE}))
-    for name in sorted(by.keys() & {*compiled}):
-        because = f"{PYPROJECT} [tool.uv] no-build-isolation-package of {by[name].at()}, and there is no wheel of it"
+    for name in sorted({*compiled}):
+        says = f"{PYPROJECT} [tool.uv] no-build-isolation-package of {by[name].at()}" if name in by else "its recipe"
+        because = f"{says}, and there is no wheel of it"
         spec = Component(phase=Phase.COMPILE)
         found[name] = Chosen(name=name, spec=spec, asked="any release", origin=DecidedBy.STACK, because=because)
     return found

@@ -27,16 +27,17 @@ from envbuild.lock.uv.resolution import Resolution, look_up
 
 
 def to_compile(plan: LockPlan, resolution: Resolution, repositories: Repositories) -> frozenset[str]:
-    """The packages of phase main from the index that upstream builds without isolation, and that have no wheel.
+    """The packages of phase main from the index that have no wheel, and that are built in the environment itself.
 
-    An isolated build of one would take the newest torch, and not the lock's: mamba-ssm, causal-conv1d, nv-grouped-gemm,
-    which Megatron-Bridge of early 2026 asks for.
+    Upstream's tree says so, or a recipe of the catalog is for them. An isolated build of one would take the newest
+    torch, and not the lock's: mamba-ssm, causal-conv1d, nv-grouped-gemm, which Megatron-Bridge of early 2026 asks for.
     """
     project, tags = plan.project, base_tags(plan.project.base)
     chosen = {canonicalize_name(name) for name in project.every}
+    recipes = plan.inputs.selection.catalog.names("wheels")
     return frozenset(
         name
-        for name in without_isolation(project.chosen, repositories)
+        for name in {*without_isolation(project.chosen, repositories), *recipes}
         if name not in chosen
         and (table := resolution.tables.get(name)) is not None
         and "registry" in table["source"]
