@@ -41,14 +41,21 @@ class LoadBalancing(str, Enum):
 
 
 class Recipe(str, Enum):
-    """A pretrain recipe of NeMo."""
+    """A pretrain recipe of NeMo, or of Megatron-Bridge."""
 
     QWEN25_7B = "qwen25_7b"
     LLAMA3_8B = "llama3_8b"
+    BRIDGE_LLAMA32_1B = "llama32_1b_pretrain_1gpu_h100_bf16_config"
+    BRIDGE_QWEN25_500M = "qwen25_500m_pretrain_1gpu_h100_bf16_config"
+
+    @property
+    def is_of_bridge(self) -> bool:
+        """Whether it is one of Megatron-Bridge's."""
+        return self.name.startswith("BRIDGE_")
 
 
 class Dataset(str, Enum):
-    """What driver nemo trains on: random tokens, or the runner's own text through Megatron-Core's datasets."""
+    """What a recipe trains on: random tokens, or the runner's own text through Megatron-Core's datasets."""
 
     MOCK = "mock"
     TEXT = "text"
@@ -95,7 +102,7 @@ class ModelSpec(TomlModel):
     layer_spec: LayerSpec = LayerSpec.LOCAL
     recipe: Recipe | None = Field(
         default=None,
-        description="NeMo's pretrain recipe, cut down to these sizes; for stacks with driver nemo, and only there",
+        description="a pretrain recipe of NeMo or Megatron-Bridge, cut down to these sizes; for that driver alone",
     )
     dataset: Dataset = Field(
         default=Dataset.MOCK,

@@ -11,7 +11,11 @@ from types import ModuleType
 from envbuild_smoke.plan.models import Driver
 
 # By name and not by import: the runner reads this table and must not load torch.
-MODULES: dict[Driver, str] = {"mcore": "envbuild_smoke.drivers.mcore", "nemo": "envbuild_smoke.drivers.nemo.pretrain"}
+MODULES: dict[Driver, str] = {
+    "mcore": "envbuild_smoke.drivers.mcore",
+    "nemo": "envbuild_smoke.drivers.nemo.pretrain",
+    "bridge": "envbuild_smoke.drivers.bridge.pretrain",
+}
 
 
 def module(name: Driver) -> ModuleType:

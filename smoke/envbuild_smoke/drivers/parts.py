@@ -1,20 +1,17 @@
-"""What driver nemo can train, on which GPUs, and what it needs of NeMo's log: all that needs no NeMo."""
+"""The parts of a case that a framework trains with its own pretrain, and what such a case cannot have."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from envbuild_smoke.plan.models import Case, Model
 
-# Logged by MegatronStrategy and by the recipe's TimingCallback.
-LOSS, GRAD_NORM, SECONDS = "reduced_train_loss", "grad_norm", "train_step_timing in s"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One call of NeMo's pretrain: the steps of `case` `after` one and `until` another, counted from 1.
+    """One call of the framework's pretrain: the steps of `case` `after` one and `until` another, counted from 1.
 
     The layout may differ from that of the part before. A checkpoint is a directory.
     """
@@ -37,17 +34,8 @@ def parts_of(case: Case, checkpoint: Path) -> Iterator[Part]:
     yield Part(case=there, after=case.resume_at, until=steps, resumes_from=checkpoint)
 
 
-def gpus_of(rank: int, world_size: int, own: int, visible: int) -> list[int]:
-    """Return GPUs for the ranks of a case as Lightning wants them, this rank's `own` in its place.
-
-    The runner chooses GPUs, and a rank knows its own alone: the others are any of the `visible` that are left.
-    """
-    others = [index for index in range(visible) if index != own][: world_size - 1]
-    return [*others[:rank], own, *others[rank:]]
-
-
 def refuse_unsupported(case: Case, model: Model) -> None:
-    """Raise ValueError for a case of another kind than this driver trains."""
+    """Raise ValueError for a case of another kind than the drivers of recipes train."""
     training, settings = case.training, case.settings
     wrong = {
         "model.recipe": model.recipe is None,
@@ -62,18 +50,11 @@ def refuse_unsupported(case: Case, model: Model) -> None:
     }
     named = [name for name, is_wrong in wrong.items() if is_wrong]
     if named:
-        raise ValueError(f"driver nemo has no cases with this {'; '.join(named)}: leave it out of the matrix")
+        raise ValueError(f"driver {case.driver} has no cases with this {'; '.join(named)}: leave it out of the matrix")
 
 
-def step_of(logged: Mapping[str, Any], step: int) -> dict[str, Any]:
-    """Return the numbers of a step from what NeMo has logged of it.
-
-    Raises KeyError where NeMo has not logged one, and FloatingPointError where the gradient norm is not finite.
-    """
-    missing = [name for name in (LOSS, GRAD_NORM, SECONDS) if name not in logged]
-    if missing:
-        raise KeyError(f"step {step}: NeMo logged no {', '.join(missing)}; it logged {', '.join(sorted(logged))}")
-    grad_norm = float(logged[GRAD_NORM])
-    if not math.isfinite(grad_norm):
-        raise FloatingPointError(f"step {step}: grad_norm is {grad_norm}")
-    return {"step": step, "loss": float(logged[LOSS]), "grad_norm": grad_norm, "seconds": float(logged[SECONDS])}
+def numbers_of(step: int, loss: Any, grad_norm: Any, seconds: float) -> dict[str, Any]:
+    """Return what is reported of a step. Raises FloatingPointError where the gradient norm is not finite."""
+    if not math.isfinite(float(grad_norm)):
+        raise FloatingPointError(f"step {step}: grad_norm is {float(grad_norm)}")
+    return {"step": step, "loss": float(loss), "grad_norm": float(grad_norm), "seconds": float(seconds)}

@@ -7,12 +7,17 @@ from typing import Annotated, Literal
 from envbuild_smoke.plan.json_reader import NOT_EMPTY, NOT_NEGATIVE, POSITIVE, PlanError, at_least, matching
 
 Device = Literal["cpu", "cuda"]
-Driver = Literal["mcore", "nemo"]
+Driver = Literal["mcore", "nemo", "bridge"]
 Precision = Literal["fp32", "bf16", "fp8"]
 Kind = Literal["gpt", "mamba-hybrid"]
-# A module of nemo.collections.llm with a `pretrain_recipe`.
-Recipe = Literal["qwen25_7b", "llama3_8b"]
-# Random tokens, or `drivers/nemo/text.jsonl`.
+# A module of nemo.collections.llm with a `pretrain_recipe`, or a function of megatron.bridge.recipes.
+Recipe = Literal[
+    "qwen25_7b",
+    "llama3_8b",
+    "llama32_1b_pretrain_1gpu_h100_bf16_config",
+    "qwen25_500m_pretrain_1gpu_h100_bf16_config",
+]
+# Random tokens, or `drivers/text.jsonl`.
 Dataset = Literal["mock", "text"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
 LayerSpec = Literal["local", "transformer-engine"]
@@ -76,8 +81,8 @@ class Model:
     """A model to train; sizes in elements, `sequence_length` in tokens.
 
     `num_query_groups` equals `num_attention_heads` when attention is not grouped. `moe` is None in a model
-    without experts, `mamba` is None in every model but those of kind mamba-hybrid. `recipe` is NeMo's, cut
-    down to these sizes, and None with another driver than nemo; `dataset` is that driver's.
+    without experts, `mamba` is None in every model but those of kind mamba-hybrid. `recipe` is NeMo's
+    or Megatron-Bridge's, cut down to these sizes, and None with driver mcore; `dataset` is a recipe's.
     """
 
     kind: Kind

@@ -81,6 +81,9 @@ def rank_variables(device: Device) -> dict[str, str]:
     # Megatron's overlap of communication needs kernels to start in the order in which they were queued. That order
     # hides streams that do not wait for each other: who trains with CUDA's own 8 queues sets it for the run too.
     environment["CUDA_DEVICE_MAX_CONNECTIONS"] = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    # Libraries ask torch.cuda.is_available() as they are imported. Answered through NVML, this does not
+    # start CUDA, which a process that is to be forked must not have done.
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
         # gloo otherwise looks for its address by the host's name, which in a container may not resolve.
@@ -92,9 +95,6 @@ def rank_variables(device: Device) -> dict[str, str]:
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         # Transformer Engine's attention is to do so, too; Megatron's deterministic mode insists on it.
         environment["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
-        # Libraries ask torch.cuda.is_available() as they are imported. Answered through NVML, this does not
-        # start CUDA, which a process that is to be forked must not have done.
-        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     return environment
 
 

@@ -119,7 +119,7 @@ def test_every_case_of_known_wrong_is_affected_and_few_of_the_other_matrices():
     few |= {"gpt-fp32-tp2-gathered", "gpt-fp32-cp2-mask-uneven", "gpt-fp32-dp2-dlr0.0005-mask-uneven-ptl-do-resume3"}
     few |= {f"gpt-fp32-dp2-do-ogr-bk20000-resume3-in-{layout}" for layout in ("dp2", "tp2")}
     few |= {"moe-seq-fp32-baseline-ptl"}
-    few |= {"qwen25-7b-bf16-pp2-vp2-bp2p", "qwen25-7b-local-fp32-pp2-vp2-bp2p"}
+    few |= {f"qwen25-{size}-{kind}-pp2-vp2-bp2p" for size in ("7b", "500m") for kind in ("bf16", "local-fp32")}
     for name in CATALOG.names("matrices"):
         matrix = CATALOG.matrix(name)
         for capabilities in CAPABILITIES:

@@ -206,42 +206,12 @@ def test_runtime_that_is_named_is_the_one_that_is_used(world):
 # ---- the driver
 
 
-def assert_no_cases(error, driver, reason):
-    assert error["exit_code"] == 8
-    assert error["what"] == f"there are no certification cases for driver {driver} yet"
-    assert error["why"].startswith(reason)
-    assert error["why"].endswith("the smoke runner has cases for: mcore, nemo.")
-
-
-@pytest.mark.parametrize(
-    ("stack", "base", "driver"),
-    [
-        ("bridge-0.6", "ubuntu2404-cu130", "bridge"),
-    ],
-)
-def test_stack_whose_driver_has_no_cases_is_refused_before_lock_and_image(
-    tmp_path, monkeypatch, capsys, stack, base, driver
-):
-    monkeypatch.chdir(tmp_path)
-    arguments = ["certify", "--stack", stack, "--target", "h200", "--json", *(["--base", base] if base else [])]
-    assert run(arguments) == 8
-    assert_no_cases(json.loads(capsys.readouterr().out)["error"], driver, f"The file of stack {stack} names it")
-
-
-def test_lock_whose_driver_has_no_cases_is_refused_before_the_image(world, answer):
-    make_lock(world.lock.path, inputs=world.lock.lock.inputs, driver="bridge")
-    remove_tree(world.image.path)
-    status, error = answer()
-    assert status == 8
-    assert_no_cases(error, "bridge", "The lock of stack mcore on debian12 names it")
-    assert world.calls == []
-
-
 @pytest.mark.parametrize(
     ("stack", "base", "matrix", "driver"),
     [
         ("nemo-2.7", "ubuntu2404-cu130", "certify-quick", "nemo"),
-        ("nemo", None, "certify-full", "nemo"),
+        ("nemo", None, "certify-full", "nemo or bridge"),
+        ("bridge-0.6", "ubuntu2404-cu130", "nemo-recipes", "bridge"),
         ("mcore", "ubuntu2404-cu130", "nemo-recipes", "mcore"),
     ],
 )
@@ -253,7 +223,7 @@ def test_matrix_of_another_driver_is_refused_before_lock_and_image(
     assert run([*arguments, *(["--base", base] if base else [])]) == 8
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["what"] == f"matrix {matrix} has no cases for driver {driver}"
-    other = "certify-quick" if driver == "mcore" else "nemo-recipes"
+    other = {"mcore": "certify-quick", "bridge": "bridge-recipes"}.get(driver, "nemo-recipes")
     assert error["fix"] == f"Nothing was run. Choose another matrix: --matrix {other}."
 
 

@@ -16,7 +16,6 @@ from envbuild.catalog.matrix import BandwidthSweep, CaseRow, Precision
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities
 from envbuild.certify.cases.expansion import expand
-from envbuild.certify.cases.selection import DRIVERS
 from envbuild.certify.run import plan as plan_module
 from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
 from envbuild.core.digests import sha256_bytes
@@ -55,7 +54,7 @@ def test_plan_lists_the_packages_of_the_base():
 
 def test_drivers_are_those_that_smoke_has():
     schema = json.loads((data_root() / "smoke/envbuild_smoke/schemas/plan.schema.json").read_text())
-    names = [driver.value for driver in DRIVERS]
+    names = [driver.value for driver in Driver]
     assert names == schema["$defs"]["case"]["properties"]["driver"]["enum"] == list(drivers.MODULES)
 
 

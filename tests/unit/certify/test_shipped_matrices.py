@@ -44,6 +44,8 @@ def test_shipped_matrix_expands_and_compares_something(name, capabilities):
 
 def test_shipped_matrices():
     assert NAMES == [
+        "bridge-known-wrong",
+        "bridge-recipes",
         "certify-full",
         "certify-quick",
         "known-wrong",

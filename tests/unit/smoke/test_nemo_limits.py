@@ -11,16 +11,8 @@ from typing import Any
 import pytest
 from helpers.smoke_plans import case_document, plan_document
 
-from envbuild_smoke.drivers.nemo.limits import (
-    GRAD_NORM,
-    LOSS,
-    SECONDS,
-    Part,
-    gpus_of,
-    parts_of,
-    refuse_unsupported,
-    step_of,
-)
+from envbuild_smoke.drivers.nemo.limits import GRAD_NORM, LOSS, SECONDS, gpus_of, step_of
+from envbuild_smoke.drivers.parts import Part, parts_of, refuse_unsupported
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.plan.reader import parse_plan
 

@@ -6,16 +6,15 @@ from collections.abc import Collection, Sequence
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.matrix import Matrix
+from envbuild.catalog.model_spec import Recipe
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.expansion import LeftOut, expand
 from envbuild.core.errors import CertificationCannotRunError, ConfigurationError, UsageError
 from envbuild.lock.models import Lock
 
-# The drivers that the smoke runner has.
-DRIVERS = (Driver.MCORE, Driver.NEMO)
-# The shipped matrix of NeMo's recipes.
-NEMO_MATRIX = "nemo-recipes"
+# The shipped matrix of each driver.
+MATRICES = {Driver.MCORE: "certify-quick", Driver.NEMO: "nemo-recipes", Driver.BRIDGE: "bridge-recipes"}
 
 
 def chosen_cases(
@@ -91,7 +90,7 @@ def driver_of(selection: Selection, matrix_name: str, lock: Lock | None = None) 
     """The driver of the cases: the lock's, or without a lock that of the stack's file.
 
     Raises:
-        CertificationCannotRunError: the smoke runner does not have it, or the matrix has no cases for it.
+        CertificationCannotRunError: the matrix has no cases for it.
     """
     stack = selection.stack
     possible, source = [stack.driver], f"The file of stack {selection.stack_name}"
@@ -100,24 +99,14 @@ def driver_of(selection: Selection, matrix_name: str, lock: Lock | None = None) 
     # Which driver it is depends on the files of the commit, and no commit was looked up yet without a lock.
     elif lock is None and stack.takeover is not None:
         possible.append(stack.takeover.driver)
-    there = [driver for driver in possible if driver in DRIVERS]
-    if not there:
-        names = " or ".join(driver.value for driver in possible)
-        known = ", ".join(driver.value for driver in DRIVERS)
-        raise CertificationCannotRunError(
-            f"there are no certification cases for driver {names} yet",
-            why=f"{source} names it as the training code that certifies it; the smoke runner has cases for: {known}.",
-            fix=f'Nothing was run. Certify a stack with driver = "{DRIVERS[0].value}", such as stack mcore.',
-            reason="no-cases",
-        )
-    fitting = [driver for driver in there if _trains(driver, selection.catalog.matrix(matrix_name))]
+    fitting = [driver for driver in possible if _trains(driver, selection.catalog.matrix(matrix_name))]
     if not fitting:
-        names = " or ".join(driver.value for driver in there)
-        recipes = Driver.NEMO in there
+        names = " or ".join(driver.value for driver in possible)
         raise CertificationCannotRunError(
             f"matrix {matrix_name} has no cases for driver {names}",
-            why=f"{source} names the driver. Driver nemo trains models with a recipe, and driver mcore those without.",
-            fix=f"Nothing was run. Choose another matrix: --matrix {NEMO_MATRIX if recipes else 'certify-quick'}.",
+            why=f"{source} names the driver. Drivers nemo and bridge train their recipes, and driver mcore the models "
+            "without one.",
+            fix=f"Nothing was run. Choose another matrix: --matrix {MATRICES[possible[0]]}.",
             reason="no-cases",
         )
     return fitting[0]
@@ -125,4 +114,11 @@ def driver_of(selection: Selection, matrix_name: str, lock: Lock | None = None) 
 
 def _trains(driver: Driver, matrix: Matrix) -> bool:
     """Whether a driver trains every model of a matrix."""
-    return all((model.recipe is not None) == (driver is Driver.NEMO) for model in matrix.models.values())
+    return {_driver_of(model.recipe) for model in matrix.models.values()} == {driver}
+
+
+def _driver_of(recipe: Recipe | None) -> Driver:
+    """The driver that trains models with a recipe, or without one."""
+    if recipe is None:
+        return Driver.MCORE
+    return Driver.BRIDGE if recipe.is_of_bridge else Driver.NEMO

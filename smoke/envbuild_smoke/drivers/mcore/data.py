@@ -72,13 +72,14 @@ class SamplesRead:
         for ranks in zip(*gathered, strict=True):
             # Reversed: of the ranks with one data-parallel rank the first stands for all, and the loop at the end adds
             # those that differ.
-            by_data_rank = dict(reversed(ranks))
+            by_data_rank = dict(reversed([item for item in ranks if item[1]]))
             shares = [by_data_rank[data_rank] for data_rank in sorted(by_data_rank)]
-            for first in range(0, len(shares[0]), micro_batch_size):
+            for first in range(0, max(map(len, shares), default=0), micro_batch_size):
                 for share in shares:
                     total.update(b"".join(share[first : first + micro_batch_size]))
             for data_rank, samples in ranks:
-                if samples != by_data_rank[data_rank]:
+                # In the middle of a pipeline a framework need not read any.
+                if samples and samples != by_data_rank[data_rank]:
                     total.update(repr((data_rank, samples)).encode())
         return f"sha256:{total.hexdigest()}"
 

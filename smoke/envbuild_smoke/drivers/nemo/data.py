@@ -1,12 +1,8 @@
 """NeMo's mock data, or text through Megatron-Core's datasets, and a record of which samples a rank has read."""
 
-import json
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder, get_bin_path, get_idx_path
 from megatron.core.num_microbatches_calculator import update_num_microbatches
 from nemo.collections.llm.gpt.data.mock import MockDataModule
 from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
@@ -69,20 +65,3 @@ class RecordedMockData(_Recorded, MockDataModule):  # type: ignore[misc]
 
 class RecordedText(_Recorded, PreTrainingDataModule):  # type: ignore[misc]
     """NeMo's PreTrainingDataModule over indexed files, as people train."""
-
-
-def write_text(folder: Path, tokenizer: Any) -> Path:
-    """Write `text.jsonl` as Megatron's indexed dataset, as its tools/preprocess_data.py does.
-
-    Rank 0 writes, and all ranks wait for it. Returns the prefix of the files.
-    """
-    prefix = folder / "text"
-    if torch.distributed.get_rank() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        builder = IndexedDatasetBuilder(get_bin_path(str(prefix)))
-        for line in resources.files(__package__).joinpath("text.jsonl").read_text(encoding="utf-8").splitlines():
-            tokens = [*tokenizer.text_to_ids(json.loads(line)["text"]), tokenizer.eos_id]
-            builder.add_document(torch.tensor(tokens), [len(tokens)])
-        builder.finalize(get_idx_path(str(prefix)))
-    torch.distributed.barrier()
-    return prefix

@@ -20,8 +20,10 @@ from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecisio
 from nemo.lightning.resume import AutoResume
 
 from envbuild_smoke.drivers.mcore.model import fp8_options, recompute_options
-from envbuild_smoke.drivers.nemo.data import RecordedMockData, RecordedText, write_text
-from envbuild_smoke.drivers.nemo.limits import Part, gpus_of, refuse_unsupported
+from envbuild_smoke.drivers.nemo.data import RecordedMockData, RecordedText
+from envbuild_smoke.drivers.nemo.limits import gpus_of
+from envbuild_smoke.drivers.parts import Part, refuse_unsupported
+from envbuild_smoke.drivers.text import write_text
 from envbuild_smoke.plan.models import Case, Model
 from envbuild_smoke.rank_context import RankContext
 
@@ -151,10 +153,10 @@ def _data(context: RankContext, case: Case, model: Model) -> Any:
         # The default tokenizer downloads GPT-2's files. NullTokenizer adds an entry of its own.
         tokenizer = nemo_run.Config(NullTokenizer, vocab_size=model.vocabulary_size - 1)
         return nemo_run.Config(RecordedMockData, tokenizer=tokenizer, **options)
-    folder = context.out / "cases" / context.case.id / "text"
+    folder, bytes_ = context.out / "cases" / context.case.id / "text", ByteLevelTokenizer()
     return nemo_run.Config(
         RecordedText,
-        paths=[str(write_text(folder, ByteLevelTokenizer()))],
+        paths=[str(write_text(folder, lambda text: [*bytes_.text_to_ids(text), bytes_.eos_id]))],
         tokenizer=nemo_run.Config(ByteLevelTokenizer, vocab_size=model.vocabulary_size),
         index_mapping_dir=str(folder / "index"),
         # All of it is for training.

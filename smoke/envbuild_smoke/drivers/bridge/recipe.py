@@ -1,0 +1,186 @@
+"""Megatron-Bridge's own pretrain recipes, cut down to what a case of the plan asks for.
+
+What is not named here stays as the recipe has it: layers, norm, positions, fusions, loss, optimizer and its constants.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.bridge import AutoBridge, recipes
+from megatron.bridge.models.gpt_provider import local_layer_spec
+from megatron.bridge.training.comm_overlap import CommOverlapConfig
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from envbuild_smoke.drivers.mcore.model import fp8_options, recompute_options
+from envbuild_smoke.drivers.parts import Part, refuse_unsupported
+from envbuild_smoke.drivers.text import write_text
+from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.rank_context import RankContext
+
+# As Megatron's default.
+FFN_WIDTH = 4
+# Values of a byte; the next one ends a document.
+BYTES = 256
+# The kinds of Hugging Face's models that recipes download, by how their names there begin.
+HUGGING_FACE: dict[str, tuple[type[PretrainedConfig], str]] = {
+    "meta-llama/": (LlamaConfig, "LlamaForCausalLM"),
+    "Qwen/Qwen2": (Qwen2Config, "Qwen2ForCausalLM"),
+    "Qwen/Qwen3": (Qwen3Config, "Qwen3ForCausalLM"),
+}
+
+
+def recipe_of(context: RankContext, part: Part) -> ConfigContainer:
+    """Return the recipe's configuration of a part of a case.
+
+    Raises ValueError where the case asks for what this driver does not set.
+    """
+    case, model = part.case, context.model
+    refuse_unsupported(case, model)
+    with _without_hub(model):
+        recipe: ConfigContainer = getattr(recipes, str(model.recipe))()
+    _cut_model(recipe.model, case, model)
+    _cut_data(recipe, context)
+    _cut_training(recipe, part)
+    _lay_out(recipe, case)
+    if case.precision != "bf16":
+        recipe.mixed_precision = _precision(case, context)
+    if context.device == "cpu":
+        _fit_cpu(recipe)
+    return recipe
+
+
+@contextmanager
+def _without_hub(model: Model) -> Iterator[None]:
+    """Give recipes a small model's sizes in the place of those that they read from Hugging Face's hub."""
+    original = AutoBridge.__dict__["from_hf_pretrained"]
+    AutoBridge.from_hf_pretrained = staticmethod(lambda name, **_: AutoBridge.from_hf_config(_small(name, model)))
+    try:
+        yield
+    finally:
+        AutoBridge.from_hf_pretrained = original
+
+
+def _small(name: str, model: Model) -> PretrainedConfig:
+    kinds = [kind for begin, kind in HUGGING_FACE.items() if str(name).startswith(begin)]
+    if not kinds:
+        raise ValueError(f"driver bridge knows no small model like {name}, which recipe {model.recipe} downloads")
+    ((config, architecture),) = kinds
+    heads = model.num_attention_heads
+    return config(
+        num_hidden_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        intermediate_size=FFN_WIDTH * model.hidden_size,
+        num_attention_heads=heads,
+        num_key_value_heads=model.num_query_groups or heads,
+        head_dim=model.hidden_size // heads,
+        max_position_embeddings=model.sequence_length,
+        vocab_size=model.vocabulary_size,
+        tie_word_embeddings=False,
+        architectures=[architecture],
+    )
+
+
+def _cut_model(config: Any, case: Case, model: Model) -> None:
+    config.seq_length = model.sequence_length
+    config.parallel_output = case.settings.parallel_output
+    for name, value in recompute_options(case).items():
+        setattr(config, name, value)
+
+
+def _cut_data(recipe: ConfigContainer, context: RankContext) -> None:
+    model, data = context.model, recipe.dataset
+    data.seq_length = model.sequence_length
+    data.random_seed = context.case.training.seed
+    # In this process: a rank starts no others.
+    data.num_workers, data.persistent_workers, data.pin_memory = 0, False, False
+    folder = context.out / "cases" / context.case.id / "data"
+    data.path_to_cache = str(folder / "index")
+    # All of it is for training.
+    data.split = "1,0,0"
+    tokenizer = recipe.tokenizer
+    tokenizer.tokenizer_type, tokenizer.use_tokenizer_vocab_size = "NullTokenizer", False
+    tokenizer.vocab_size = model.vocabulary_size
+    if model.dataset == "text":
+        tokenizer.vocab_size = BYTES + 1
+        data.blend = ([str(write_text(folder, lambda text: [*text.encode(), BYTES]))], None)
+
+
+def _cut_training(recipe: ConfigContainer, part: Part) -> None:
+    training, settings = part.case.training, part.case.settings
+    train, optimizer, checkpoint = recipe.train, recipe.optimizer, recipe.checkpoint
+    train.train_iters = part.until
+    train.global_batch_size, train.micro_batch_size = training.global_batch_size, training.micro_batch_size
+    train.manual_gc = False
+    recipe.validation.eval_iters = 0
+    optimizer.lr = optimizer.min_lr = training.learning_rate
+    optimizer.weight_decay = training.weight_decay
+    optimizer.clip_grad = training.clip_grad_norm
+    # Constant: the recipe's warm-up of hundreds of steps would not move the weights.
+    scheduler = recipe.scheduler
+    scheduler.lr_decay_style, scheduler.lr_warmup_iters, scheduler.lr_decay_iters = "constant", 0, training.steps
+    scheduler.start_weight_decay = scheduler.end_weight_decay = training.weight_decay
+    optimizer.use_distributed_optimizer = recipe.ddp.use_distributed_optimizer = settings.distributed_optimizer
+    recipe.ddp.overlap_param_gather = optimizer.overlap_param_gather = settings.overlap_param_gather
+    recipe.ddp.overlap_grad_reduce = settings.overlap_grad_reduce
+    recipe.ddp.bucket_size = settings.bucket_size
+    recipe.rng.seed = training.seed
+    # Nothing is logged to files, or saved but between the parts.
+    recipe.logger.tensorboard_dir = None
+    recipe.logger.log_interval = training.steps
+    checkpoint.save = str(part.saves_to) if part.saves_to is not None else None
+    checkpoint.load = str(part.resumes_from) if part.resumes_from is not None else None
+    checkpoint.save_interval = part.until
+    checkpoint.async_save = False
+    # The default is a state that another layout cannot load.
+    checkpoint.dist_ckpt_optim_fully_reshardable = part.case.continue_in is not None
+
+
+def _lay_out(recipe: ConfigContainer, case: Case) -> None:
+    layout, settings, config = case.layout, case.settings, recipe.model
+    config.tensor_model_parallel_size = layout.tensor
+    config.pipeline_model_parallel_size = layout.pipeline
+    config.virtual_pipeline_model_parallel_size = layout.virtual_pipeline if layout.virtual_pipeline > 1 else None
+    config.context_parallel_size = layout.context
+    config.sequence_parallel = layout.sequence
+    config.pipeline_dtype = torch.float32 if case.precision == "fp32" else torch.bfloat16
+    recipe.dist.use_gloo_process_groups = False
+    if settings.overlap_p2p_comm:
+        recipe.comm_overlap = CommOverlapConfig(
+            tp_comm_overlap=False,
+            overlap_grad_reduce=settings.overlap_grad_reduce,
+            overlap_param_gather=settings.overlap_param_gather,
+            align_param_gather=False,
+            bucket_size=settings.bucket_size,
+        )
+
+
+def _precision(case: Case, context: RankContext) -> MixedPrecisionConfig:
+    if case.precision == "fp32":
+        return MixedPrecisionConfig(params_dtype=torch.float32, pipeline_dtype=torch.float32, autocast_enabled=False)
+    options = fp8_options(case, torch.device("cuda", context.device_index))
+    return MixedPrecisionConfig(
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.bfloat16,
+        autocast_enabled=False,
+        grad_reduce_in_fp32=True,
+        fp8=options["fp8"],
+        fp8_recipe=options["fp8_recipe"],
+        fp8_param_gather=options["fp8_param"],
+    )
+
+
+def _fit_cpu(recipe: ConfigContainer) -> None:
+    config = recipe.model
+    # Of Transformer Engine and Apex.
+    config.transformer_impl, config.transformer_layer_spec = "local", local_layer_spec
+    config.apply_rope_fusion = config.persist_layer_norm = config.gradient_accumulation_fusion = False
+    config.cross_entropy_fusion_impl = "native"
+    # gloo reads what it sends later; with NCCL the memory is kept by the stream.
+    config.deallocate_pipeline_outputs = False
+    recipe.dist.distributed_backend = "gloo"
+    recipe.dataset.skip_getting_attention_mask_from_dataset = False

@@ -1,0 +1,174 @@
+"""Trains a case of a recipe with a framework's own pretrain, in the runner's live ranks.
+
+The model, data, optimizer and training loop are the framework's. Every case of a model starts from its baseline's
+weights, resharded.
+"""
+
+import gc
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from megatron.core import num_microbatches_calculator, parallel_state
+from megatron.core.transformer.module import Float16Module
+
+from envbuild_smoke.drivers.mcore import checkpoints
+from envbuild_smoke.drivers.mcore.data import SamplesRead
+from envbuild_smoke.drivers.mcore.observed_config import observe
+from envbuild_smoke.drivers.mcore.perturbation import largest_difference, mantissa_bits, move_weights
+from envbuild_smoke.drivers.mcore.processes import forget_parallelism, forget_transformer_engine
+from envbuild_smoke.drivers.parts import Part, parts_of
+from envbuild_smoke.rank_context import RankContext
+
+Chunks = list[torch.nn.Module]
+
+
+class Data(Protocol):
+    """What has read the samples of a part."""
+
+    def add_samples(self, read: SamplesRead, steps: int, per_step: int) -> None:
+        """Add what this rank has read as steps of `per_step` samples; what was fetched ahead is left out."""
+
+
+@dataclass(kw_only=True)
+class PartRun:
+    """A part while the framework trains it, and what it is called back with.
+
+    `start` gets the chunks of the model once they are built, and returns true if it has changed their weights: the
+    optimizer has copied others. `end` gets the chunks when they are trained, each inside of Megatron's
+    DistributedDataParallel, the optimizer and the data. `steps` has those of the parts before, by
+    `envbuild_smoke.drivers.parts.numbers_of`; `gradients` those of the first step, by `summarize_gradients`.
+    """
+
+    part: Part
+    start: Callable[[Chunks], bool]
+    end: Callable[[Chunks, Any, Data], None]
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    gradients: list[dict[str, Any]] = field(default_factory=list)
+
+    def require_all_steps(self) -> None:
+        """Raise RuntimeError where the framework has trained more steps than the part has, or fewer."""
+        if len(self.steps) != self.part.until:
+            raise RuntimeError(f"{len(self.steps)} steps were trained, where the case has {self.part.until}")
+
+
+@dataclass(frozen=True)
+class Framework:
+    """`pretrain` trains one part, and leaves nothing that refers to its model; `forget` what modules keep of it."""
+
+    pretrain: Callable[[RankContext, PartRun], None]
+    forget: Callable[[], None]
+
+
+def unwrapped(wrapped: Chunks) -> Chunks:
+    """Return the chunks of the model without what Megatron wraps them in."""
+    inner: Chunks = [chunk.module for chunk in wrapped]
+    return [chunk.module if isinstance(chunk, Float16Module) else chunk for chunk in inner]
+
+
+def train_recipe(context: RankContext, framework: Framework) -> None:
+    """Train the case of `context`, reporting each step from the last pipeline stage.
+
+    When it returns, nothing of the case is left in the process. Raises ValueError for a case that recipes do not
+    train, and FloatingPointError at a step whose loss or gradients are not finite.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    _Training(context, framework).run(weights)
+    runs = [_perturbed(context, framework, seed, weights) for seed in range(context.case.perturbed_runs)]
+    if runs:
+        context.report_perturbed(runs)
+
+
+def _perturbed(
+    context: RankContext, framework: Framework, seed: int, unmoved: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """Train a baseline of one rank once more with its weights moved, and return what that measured."""
+    # Scales of fp8 start anew.
+    forget_transformer_engine()
+    weights: dict[str, torch.Tensor] = {}
+    steps, gradients = _Training(context, framework, moved_by=seed).run(weights)
+    moved = largest_difference(unmoved, weights)
+    shown = [{name: step[name] for name in ("step", "loss", "grad_norm")} for step in steps]
+    return {"steps": shown, "gradients": gradients, "weights": moved if math.isfinite(moved) else None}
+
+
+class _Training:
+    """One training, whose weights are moved by the seed `moved_by` where that is given."""
+
+    def __init__(self, context: RankContext, framework: Framework, moved_by: int | None = None) -> None:
+        self._context, self._case, self._moved_by = context, context.case, moved_by
+        self._framework, self._reports = framework, False
+        self._samples = SamplesRead()
+
+    def run(self, weights: dict[str, torch.Tensor]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Train; return the steps, and the gradients of the first one.
+
+        A copy of the final weights goes into `weights` where the case is trained again.
+        """
+        _seed(self._case.training.seed)
+        gradients: list[dict[str, Any]] = []
+        steps: list[dict[str, Any]] = []
+        for part in parts_of(self._case, self._context.resume_checkpoint):
+            run = PartRun(part=part, start=self._start, end=partial(self._end, part, weights), steps=steps)
+            self._framework.pretrain(self._context, run)
+            steps, gradients = run.steps, gradients or run.gradients
+            is_last = part.until == self._case.training.steps
+            if is_last and self._moved_by is None and self._reports:
+                for step in steps:
+                    self._context.report_step(**step)
+                self._context.report_gradients(gradients)
+            self._framework.forget()
+            num_microbatches_calculator.unset_num_microbatches_calculator()
+            forget_parallelism()
+            gc.collect()
+        return steps, gradients
+
+    def _start(self, chunks: Chunks) -> bool:
+        """Save the weights of a baseline, load those of any other case; return true if they were changed."""
+        context = self._context
+        if self._case.baseline is None and self._moved_by is None:
+            checkpoints.save_weights(chunks, context.checkpoint)
+            if torch.distributed.get_rank() == 0:
+                context.report_weights_saved()
+            return False
+        checkpoints.load_weights(chunks, context.checkpoint)
+        if self._moved_by is not None:
+            for chunk in chunks:
+                move_weights(chunk, mantissa_bits(self._case, context.model), self._moved_by)
+        return True
+
+    def _end(self, part: Part, weights: dict[str, torch.Tensor], wrapped: Chunks, optimizer: Any, data: Data) -> None:
+        # A framework may have destroyed Megatron's groups when it returns.
+        self._reports = _is_reporting_rank()
+        training = self._case.training
+        per_step = training.microbatches(part.case.layout) * training.micro_batch_size
+        data.add_samples(self._samples, part.until - part.after, per_step)
+        if part.until < training.steps:
+            return
+        if self._case.perturbed_runs:
+            named = (item for chunk in unwrapped(wrapped) for item in chunk.named_parameters())
+            weights.update((name, value.detach().clone()) for name, value in named)
+        if self._moved_by is not None:
+            return
+        observed = observe(part.case, wrapped, optimizer, self._samples)
+        if self._reports:
+            self._context.report_observed(observed)
+        if self._context.save_final_weights:
+            checkpoints.save_weights(unwrapped(wrapped), self._context.final_checkpoint)
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(torch.cuda.is_available(), warn_only=True)
+
+
+def _is_reporting_rank() -> bool:
+    """True on one rank of the last pipeline stage: the first of its tensor, context and data groups."""
+    return bool(
+        parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+        and parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    )
