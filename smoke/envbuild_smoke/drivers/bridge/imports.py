@@ -1,10 +1,17 @@
-"""Imports Megatron-Bridge where Transformer Engine is not installed."""
+"""Imports Megatron-Bridge without starting CUDA, also where Transformer Engine is not installed."""
 
 import builtins
 import importlib
 import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+import torch
+
+from envbuild_smoke.drivers.nemo.imports import no_capability
 
 # Megatron-Bridge 0.6.2 imports it unguarded, in this module alone, for LoRA on its layers.
 NEEDS_IT = "megatron.bridge.peft.lora_layers"
@@ -12,8 +19,35 @@ NEEDS_IT = "megatron.bridge.peft.lora_layers"
 
 def import_bridge() -> None:
     """Import Megatron-Bridge's pretrain; without Transformer Engine all of it but LoRA on that library's layers."""
-    if importlib.util.find_spec("transformer_engine") is not None:
+    with cuda_not_asked(), transformer_engine_or_stub():
         importlib.import_module("megatron.bridge.training.pretrain")
+
+
+@contextmanager
+def cuda_not_asked() -> Iterator[None]:
+    """While libraries are imported, keep those that ask for the GPU from starting CUDA.
+
+    modelopt 0.47 asks torch for its capability; flash-linear-attention (`fla`), which no recipe here uses, asks
+    through Triton, and its users take its absence. Measured on an H100: one of the two alone starts CUDA.
+    """
+    original = torch.cuda.get_device_capability
+    torch.cuda.get_device_capability = no_capability
+    unused = "fla" not in sys.modules
+    if unused:
+        sys.modules["fla"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.cuda.get_device_capability = original
+        if unused:
+            del sys.modules["fla"]
+
+
+@contextmanager
+def transformer_engine_or_stub() -> Iterator[None]:
+    """Where Transformer Engine is missing, answer the one module that imports it unguarded with a stub."""
+    if importlib.util.find_spec("transformer_engine") is not None:
+        yield
         return
     original = builtins.__import__
     # What its annotations name. Nothing goes into sys.modules: megatron-core sees that there is none.
@@ -27,6 +61,6 @@ def import_bridge() -> None:
 
     builtins.__import__ = with_stub  # type: ignore[assignment]
     try:
-        importlib.import_module("megatron.bridge.training.pretrain")
+        yield
     finally:
         builtins.__import__ = original
