@@ -20,7 +20,7 @@ from envbuild.lock.components.git_sources import (
     settle,
     with_upstreams_phases,
 )
-from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, DecidedBy, Lead
+from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, Companion, DecidedBy, Lead
 from envbuild.lock.inputs.pins import VersionRef
 from envbuild.lock.resolve.builds import to_compile
 
@@ -116,11 +116,11 @@ def test_what_builds_in_the_environment_is_as_upstream_has_it():
     kernels = FakeRepository(OTHER, {"pyproject.toml": project("", build=["setuptools<80,>=61", "torch"])})
     repositories = FakeRepositories(core(settings), kernels)
     chosen = {"core": component(), "kernels": component("kernels", OTHER), "optim": component("optim", OPTIM)}
-    phases = {name: item.phase.value for name, item in with_upstreams_phases(chosen, (), repositories).items()}
+    phases = {name: item.phase.value for name, item in with_upstreams_phases(chosen, (), (), repositories).items()}
     assert phases == {"core": "main", "kernels": "compile", "optim": "main"}
     # Of the index, too, once a resolution shows that there is no wheel of it.
     del chosen["kernels"]
-    added = with_upstreams_phases(chosen, {"kernels", "mamba-ssm"}, repositories)
+    added = with_upstreams_phases(chosen, {"kernels", "mamba-ssm"}, (), repositories)
     assert {*added} == {"core", "optim", "kernels", "mamba-ssm"}
     assert (added["mamba-ssm"].phase.value, added["mamba-ssm"].because) == (
         "compile",
@@ -128,6 +128,12 @@ def test_what_builds_in_the_environment_is_as_upstream_has_it():
     )
     assert (added["kernels"].phase.value, added["kernels"].specifier) == ("compile", "")
     assert "no-build-isolation-package of core" in added["kernels"].because
+    # What a lead says of its releases holds, also where nobody listed it as a component.
+    table = {"mamba-ssm": Companion(package="mamba-ssm", where="envs/companions/core.toml", specifier="==2.3.1")}
+    lead = Lead(chosen=chosen["core"], companions=table, origin=DecidedBy.TABLE)
+    held = with_upstreams_phases(chosen, {"mamba-ssm"}, (lead,), repositories)["mamba-ssm"]
+    assert (held.specifier, held.origin, held.phase.value) == ("==2.3.1", DecidedBy.TABLE, "compile")
+    assert held.because.startswith("envs/companions/core.toml for core")
     # Taken by another one, its build's limit of setuptools does not hold for the environment.
     source = f'kernels = {{ git = "{OTHER}" }}\n[tool.uv]\nno-build-isolation-package = ["kernels"]\n'
     (item,) = take(core(project(source, needs=["kernels"])), kernels).candidates

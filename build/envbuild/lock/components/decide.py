@@ -188,7 +188,7 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     leads = tuple(lead(item, releases) for item in led.components)
     effective = EffectiveStack(stack=led.stack, leads=leads, because=led.because)
     chosen = choose(effective.stack, pins, effective.leads, context.repositories, bound, base)
-    chosen = with_upstreams_phases(chosen, inputs.compiled, context.repositories)
+    chosen = with_upstreams_phases(chosen, inputs.compiled, effective.leads, context.repositories)
     chosen, exempt = hold_to_cuda(chosen, inputs, moment, context)
     dates |= {name: item.until for name, item in exempt.items()}
     dates |= {item.package: item.until for item in inputs.deviations if item.until}

@@ -262,12 +262,13 @@ def without_isolation(chosen: Mapping[str, Chosen], repositories: Repositories) 
 
 
 def with_upstreams_phases(
-    chosen: Mapping[str, Chosen], compiled: Collection[str], repositories: Repositories
+    chosen: Mapping[str, Chosen], compiled: Collection[str], leads: Sequence[Lead], repositories: Repositories
 ) -> dict[str, Chosen]:
     """The components; those from git that the tree of one builds without isolation are of phase compile.
 
     Args:
         compiled: packages of the index that are built so, too, or by a recipe: they become components.
+        leads: what they say of the releases of these holds, as it does for other components.
 
     Raises:
         ConfigurationError: a pyproject.toml cannot be understood.
@@ -278,9 +279,17 @@ def with_upstreams_phases(
             found[name] = replace(item, spec=item.spec.model_copy(update={"phase": Phase.COMPILE}))
     for name in sorted({*compiled}):
         says = f"{PYPROJECT} [tool.uv] no-build-isolation-package of {by[name].at()}" if name in by else "its recipe"
-        because = f"{says}, and there is no wheel of it"
         spec = Component(phase=Phase.COMPILE)
-        found[name] = Chosen(name=name, spec=spec, asked="any release", origin=DecidedBy.STACK, because=because)
+        named = ((item, item.companions[name]) for item in leads if name in item.companions)
+        lead, companion = next(((item, part) for item, part in named if part.specifier), (None, None))
+        found[name] = Chosen(
+            name=name,
+            spec=spec,
+            asked=companion.pinned if companion else "any release",
+            specifier=(companion.specifier or "") if companion else "",
+            origin=lead.origin if lead else DecidedBy.STACK,
+            because=lead.because(companion) if lead and companion else f"{says}, and there is no wheel of it",
+        )
     return found
 
 
