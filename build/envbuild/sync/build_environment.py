@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from envbuild.catalog.site import Site
 from envbuild.core.digests import digest_of
+from envbuild.core.errors import BuildError, MachineError
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.store.local import LocalStore
-from envbuild.sync.install import InstallScope, install
+from envbuild.sync.install import InstallScope, install_packages, make_venv
+from envbuild.sync.install_target import InstallTarget
 from envbuild.sync.local import local_target
-from envbuild.sync.machine import refuse_without_base
+from envbuild.sync.machine import refuse_other_machine, refuse_without_base
 from envbuild.wheels.cache.entry import ENVIRONMENTS_KIND as KIND
 
 PHASES = ("main",)
+# What every build needs.
+TORCH = "torch"
+# uv 0.13.8: Because nvidia-resiliency-ext{sys_platform == 'linux'}==0.6.0 has no wheels with a matching platform tag
+_NO_WHEEL_HERE = re.compile(r"Because ([\w.-]+)(?:\{[^}]*\})?==\S+ has no wheels with a matching platform tag")
 
 
 def build_environment(lock: LockDirectory, site: Site, store: LocalStore, reporter: Reporter) -> Path:
@@ -39,6 +47,40 @@ def build_environment(lock: LockDirectory, site: Site, store: LocalStore, report
     def make(folder: Path) -> None:
         source = locked_torch(site, lock.lock)
         with local_target(lock, folder / "venv", folder, store.root / "logs" / "wheels", reporter) as place:
-            install(lock, place, source.uv_args(), reporter, InstallScope(phases=PHASES))
+            _install_what_fits(lock, place, source.uv_args(), reporter)
 
     return store.make_in_place(KIND, key, "build environment", is_whole, make) / "venv"
+
+
+def _install_what_fits(
+    lock: LockDirectory, place: InstallTarget, source_args: Sequence[str], reporter: Reporter
+) -> None:
+    """Install phase main; where this machine's glibc is older than the base's, without what needs the newer one.
+
+    A wheel's key has torch, the packages with headers and the build's own requirements: no other package has a part in
+    a build. nvidia-resiliency-ext 0.6.0, for one, has wheels for glibc 2.39 alone, and Debian 12 has 2.36.
+    """
+    make_venv(place, sees_base=False)
+    left_out: frozenset[str] = frozenset()
+    while True:
+        try:
+            install_packages(lock, place, source_args, reporter, InstallScope(phases=PHASES, leave_out=left_out))
+        except BuildError as error:
+            unfit = frozenset(_NO_WHEEL_HERE.findall(error.why)) - left_out
+            if not unfit or TORCH in unfit or not _is_older(lock):
+                raise
+            left_out |= unfit
+            reporter.note(
+                f"note: not in the build environment, for they need a newer glibc: {', '.join(sorted(unfit))}"
+            )
+        else:
+            return
+
+
+def _is_older(lock: LockDirectory) -> bool:
+    """Whether this machine's glibc is older than the base's."""
+    try:
+        refuse_other_machine(lock.lock.base.platform, lock.lock.base.glibc, what="", fix="")
+    except MachineError:
+        return True
+    return False
