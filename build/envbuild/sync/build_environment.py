@@ -62,19 +62,24 @@ def _install_what_fits(
     """
     make_venv(place, sees_base=False)
     left_out: frozenset[str] = frozenset()
-    while True:
-        try:
-            install_packages(lock, place, source_args, reporter, InstallScope(phases=PHASES, leave_out=left_out))
-        except BuildError as error:
-            unfit = frozenset(_NO_WHEEL_HERE.findall(error.why)) - left_out
-            if not unfit or TORCH in unfit or not _is_older(lock):
-                raise
-            left_out |= unfit
-            reporter.note(
-                f"note: not in the build environment, for they need a newer glibc: {', '.join(sorted(unfit))}"
-            )
-        else:
-            return
+    while unfit := _unfit(lock, place, source_args, reporter, left_out):
+        left_out |= unfit
+        names = ", ".join(sorted(unfit))
+        reporter.note(f"note: not in the build environment, for they need a newer glibc: {names}")
+
+
+def _unfit(
+    lock: LockDirectory, place: InstallTarget, source_args: Sequence[str], reporter: Reporter, left_out: frozenset[str]
+) -> frozenset[str]:
+    """Install phase main without some packages; if it fails for others that need the base's newer glibc, these."""
+    try:
+        install_packages(lock, place, source_args, reporter, InstallScope(phases=PHASES, leave_out=left_out))
+    except BuildError as error:
+        unfit = frozenset(_NO_WHEEL_HERE.findall(error.why)) - left_out
+        if not unfit or TORCH in unfit or not _is_older(lock):
+            raise
+        return unfit
+    return frozenset()
 
 
 def _is_older(lock: LockDirectory) -> bool:
