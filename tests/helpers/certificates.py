@@ -90,6 +90,7 @@ def bandwidth() -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "ranks": 2, "backend": "nccl", "transports": ["P2P/CUMEM"], "points": points,
+        "all_gather": points[:1],
         "floor_gigabytes_per_second": 300.0,
     }  # fmt: skip
 
@@ -100,6 +101,8 @@ def measured(**changes: Any) -> dict[str, Any]:
         "environment": {"python": "3.12.3", "versions": {"torch": "2.11.0", "megatron-core": "0.16.1"}},
         "machine": machine(), "bandwidth": bandwidth(), "isolation": "live", "devices": [0, 1],
         "image": {"file_digest": SHA["sqsh"], "file_bytes": 4096, "fingerprint": None},
+        "gpu_states_before": [{"index": "0", "temperature_celsius": "31", "throttle_reasons": "0x1"}],
+        "gpu_states_after": [],
         "started_at": "2026-03-01T10:00:00Z", "finished_at": "2026-03-01T10:04:00Z", **changes,
     }  # fmt: skip
 

@@ -14,6 +14,7 @@ from unit.image.test_record import RECORD
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
+from envbuild.certify.cases.selection import WantedCases
 from envbuild.certify.certificate.envelope import SignedBytes, decode, encode
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE, seal_of
 from envbuild.certify.certify import CertifyOptions, certify
@@ -72,13 +73,14 @@ class World:
         return Context(store=self.store, site=load_site(), reporter=self.reporter)
 
     def request(self, **options: Any) -> CertifyRequest:
-        """A request; ``options`` are its fields."""
+        """A request; ``options`` are its fields, and those of the wanted cases."""
+        wanted = WantedCases(only=options.pop("only", self.only))
         fields: dict[str, Any] = {
             "selection": self.selection,
             "lock": self.lock,
             "image": self.image,
             "matrix_name": "certify-quick",
-            "only": self.only,
+            "wanted": wanted,
             "out_dir": self.project / "out",
         }
         return CertifyRequest(**(fields | options))

@@ -124,7 +124,7 @@ def bandwidth_line(sweep, **changes):
     ]
     line = {
         "schema": SCHEMA, "type": "bandwidth", "ranks": sweep["ranks"], "backend": "nccl", "transports": ["P2P/CUMEM"],
-        "points": points, "failure": None,
+        "points": points, "all_gather": points, "failure": None,
     }  # fmt: skip
     return {**line, **changes}
 

@@ -236,6 +236,8 @@ def test_bandwidth_is_measured(parity: Run) -> None:
         assert point["algorithm_gigabytes_per_second"] == pytest.approx(algorithm)
         # 2 (n - 1) / n is 1 for two ranks.
         assert point["bus_gigabytes_per_second"] == pytest.approx(algorithm)
+    for point in sweep["all_gather"]:
+        assert point["bus_gigabytes_per_second"] == pytest.approx(point["bytes"] / point["seconds"] / 1e9 / 2)
 
 
 @pytest.mark.slow

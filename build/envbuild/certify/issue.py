@@ -76,7 +76,7 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
     bandwidth = None
     # A sweep that failed has no figures; the problem gives the reason.
     if results.bandwidth is not None and results.bandwidth["failure"] is None:
-        fields = {name: results.bandwidth[name] for name in ("ranks", "backend", "transports", "points")}
+        fields = {name: results.bandwidth[name] for name in ("ranks", "backend", "transports", "points", "all_gather")}
         floor = (run.plan["bandwidth"] or {}).get("floor_gigabytes_per_second")
         bandwidth = MeasuredBandwidth.model_validate({**fields, "floor_gigabytes_per_second": floor})
     measured = Measured.model_validate(
@@ -88,6 +88,8 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
             "bandwidth": bandwidth,
             "isolation": results.isolation,
             "devices": results.devices,
+            "gpu_states_before": results.gpu_states_before,
+            "gpu_states_after": results.gpu_states_after,
             "started_at": results.started_at,
             "finished_at": results.finished_at,
         }

@@ -20,7 +20,8 @@ def judge_command(job: CertifyJob, folder: str) -> str:
     words = ["envbuild", "certify", "--stack", selection.stack_name, "--base", selection.base_name]
     words += ["--target", selection.target_name, "--matrix", request.matrix_name]
     words += ["--name", request.lock_name] if request.lock_name else []
-    words += [word for case in request.only for word in ("--only", case)]
+    words += [word for case in request.wanted.only for word in ("--only", case)]
+    words += ["--max-gpus", str(request.wanted.max_gpus)] if request.wanted.max_gpus is not None else []
     words += ["--run-known-wrong"] if request.run_known_wrong else []
     words += ["--out-dir", str(request.out_dir)] if request.out_dir != OUT_DIR else []
     return f"{shlex.join(words)} --judge {folder}"

@@ -13,7 +13,7 @@ import click
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.fields import Device
-from envbuild.certify.cases.selection import driver_of
+from envbuild.certify.cases.selection import WantedCases, driver_of
 from envbuild.certify.certificate.sign import UNSIGNED
 from envbuild.certify.certify import CertifyOptions, certify
 from envbuild.certify.issue import Certification
@@ -24,7 +24,7 @@ from envbuild.certify.run.executors import DEFAULT_VENV, MachineOptions, parse_g
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest
 from envbuild.cli.command import Command, command_line, given_options
 from envbuild.cli.common import PathArgument, Session, name_option, out_dir_option, output_options, selection_options
-from envbuild.cli.print_cases import WantedCases
+from envbuild.cli.print_cases import PrintedCases
 from envbuild.cli.print_cases import print_cases as show_cases
 from envbuild.cli.signing import key_options, signer_of
 from envbuild.core.digests import short
@@ -53,6 +53,7 @@ CONFLICTS = {
 @name_option
 @click.option("--matrix", metavar="NAME", help="The cases; default: the stack's own matrix.")
 @click.option("--only", metavar="ID", multiple=True, help="Run this case (and its baseline); may be repeated.")
+@click.option("--max-gpus", type=click.IntRange(1), metavar="N", help="Leave out cases that need more GPUs than this.")
 @click.option("--run-known-wrong", is_flag=True, help="Also run cases that the locked versions train wrongly.")
 @click.option("--print-cases", is_flag=True, help="Print the cases and run nothing.")
 @click.option(
@@ -93,7 +94,7 @@ def command(session: Session, **values: Any) -> None:
     selection = session.select_locked(arguments.stack, arguments.target, arguments.base, arguments.name)
     matrix = arguments.matrix or selection.stack.matrix
     if arguments.print_cases:
-        wanted = WantedCases(matrix, arguments.only, arguments.name, run_known_wrong=arguments.run_known_wrong)
+        wanted = PrintedCases(matrix, arguments.wanted, arguments.name, run_known_wrong=arguments.run_known_wrong)
         show_cases(session, selection, wanted)
         return
     options = _options(session, selection, arguments)
@@ -121,6 +122,7 @@ class Arguments:
     name: str | None
     matrix: str | None
     only: tuple[str, ...]
+    max_gpus: int | None
     run_known_wrong: bool
     print_cases: bool
     place: Where
@@ -136,6 +138,10 @@ class Arguments:
     key: str | None
     key_password: str | None
     out_dir: Path
+
+    @property
+    def wanted(self) -> WantedCases:
+        return WantedCases(only=self.only, max_gpus=self.max_gpus)
 
 
 def _options(session: Session, selection: Selection, arguments: Arguments) -> CertifyOptions:
@@ -172,7 +178,7 @@ def _request(session: Session, selection: Selection, arguments: Arguments) -> Ce
         lock=lock,
         matrix_name=arguments.matrix or selection.stack.matrix,
         out_dir=arguments.out_dir,
-        only=arguments.only,
+        wanted=arguments.wanted,
         place=arguments.place,
         image=_image(selection, arguments),
         lock_name=arguments.name,

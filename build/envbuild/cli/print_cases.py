@@ -9,7 +9,7 @@ from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.coverage import Pair, coverage, lines_of
 from envbuild.certify.cases.expansion import expansion
 from envbuild.certify.cases.known_wrong import affected_cases, left_out
-from envbuild.certify.cases.selection import chosen_cases, driver_of, without_known_wrong
+from envbuild.certify.cases.selection import ALL, WantedCases, chosen_cases, driver_of, without_known_wrong
 from envbuild.cli.common import Session
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
@@ -19,39 +19,38 @@ from envbuild.lock.lockfile import LockDirectory
 
 
 @dataclass(frozen=True)
-class WantedCases:
+class PrintedCases:
     """Which cases of which matrix.
 
     Attributes:
-        only: case IDs; empty for the whole matrix.
         lock_name: of the lock, where it is not the stack's own.
         run_known_wrong: also cases that the locked versions are known to train wrongly.
     """
 
     matrix: str
-    only: tuple[str, ...] = ()
+    cases: WantedCases = ALL
     lock_name: str | None = None
     run_known_wrong: bool = False
 
 
-def print_cases(session: Session, selection: Selection, wanted: WantedCases) -> None:
+def print_cases(session: Session, selection: Selection, wanted: PrintedCases) -> None:
     """Print the cases that would run, or those named with their baselines.
 
     Raises:
         CertificationCannotRunError: there are no cases for what trains the stack.
     """
-    matrix_name, only = wanted.matrix, wanted.only
+    matrix_name = wanted.matrix
     matrix = selection.catalog.matrix(matrix_name)
     lock = _lock(session, selection, wanted.lock_name)
     driver_of(selection, matrix_name, lock.lock if lock else None)
     packages = lock.packages() if lock else ()
-    cases = chosen_cases(matrix, matrix_name, selection, only, packages)
+    cases = chosen_cases(matrix, matrix_name, selection, wanted.cases, packages)
     capabilities = Capabilities.of(selection, packages)
-    out = () if only else expansion(matrix, matrix_name, capabilities).left_out
+    out = () if wanted.cases else expansion(matrix, matrix_name, capabilities).left_out
     if lock is not None and not wanted.run_known_wrong:
         conflicts = known_wrong_in(lock, selection.catalog)
         wrong = left_out(affected_cases(cases, matrix, conflicts), conflicts)
-        cases = without_known_wrong(cases, wrong, only)
+        cases = without_known_wrong(cases, wrong, wanted.cases.only)
         out = (*out, *wrong)
     pairs = coverage(matrix, cases, capabilities)
     reasons = dict.fromkeys(item.why for item in out)

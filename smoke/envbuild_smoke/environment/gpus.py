@@ -17,6 +17,17 @@ from envbuild_smoke.plan.models import WantedGpu
 
 Reason = Literal["too-few-gpus", "gpus-in-use", "wrong-gpu", "no-driver"]
 _FIELDS = ("index", "uuid", "name", "memory.total", "driver_version", "compute_cap")
+# What may explain a slow or a wrong step. Drivers before 535 call the last one clocks_throttle_reasons.active.
+_STATE = {
+    "index": "index",
+    "sm_clock": "clocks.sm",
+    "memory_clock": "clocks.mem",
+    "temperature_celsius": "temperature.gpu",
+    "power": "power.draw",
+    "used_memory": "memory.used",
+    "uncorrected_ecc_errors": "ecc.errors.uncorrected.volatile.total",
+    "throttle_reasons": "clocks_event_reasons.active",
+}
 DEVICES = Path("/dev")
 # A driver that hangs lets nvidia-smi wait in the kernel, without an end.
 _LIMIT_SECONDS = 60
@@ -77,6 +88,23 @@ def installed() -> tuple[Gpu, ...]:
         index, *values = row
         found.append(Gpu(int(index), *values))
     return tuple(found)
+
+
+def states(used: Sequence[Gpu]) -> list[dict[str, str]]:
+    """Return clocks, temperature, memory in use, ECC errors and throttling of GPUs, as nvidia-smi prints them.
+
+    Empty where it does not answer: nothing is decided by them.
+    """
+    if not used:
+        return []
+    for fields in (_STATE, {**_STATE, "throttle_reasons": "clocks_throttle_reasons.active"}):
+        try:
+            rows = _query("--query-gpu=" + ",".join(fields.values()))
+        except CannotRunError:
+            continue
+        found = [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
+        return [state for state in found if state["index"] in {str(gpu.index) for gpu in used}]
+    return []
 
 
 def topology() -> str | None:

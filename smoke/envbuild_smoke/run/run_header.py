@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envbuild_smoke import __version__
-from envbuild_smoke.environment import machine
+from envbuild_smoke.environment import gpus, machine
 from envbuild_smoke.environment.findings import all_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.environment.installed import Finding, finding
@@ -44,6 +44,7 @@ def run_line(
         "image": None if options.image is None else dict(options.image),
         "isolation": options.isolation,
         "devices": list(context.device_ids(devices)),
+        "gpu_states": gpus.states(options.gpus),
     }
 
 

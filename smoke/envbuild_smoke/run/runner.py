@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild_smoke.drivers import MODULES as DRIVERS
+from envbuild_smoke.environment import gpus
 from envbuild_smoke.environment.findings import file_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.plan.models import Case, Plan
@@ -91,7 +92,8 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
                 writer.write({"schema": SCHEMA, "type": "bandwidth", **sweep})
                 context.emit({"event": "bandwidth", **sweep})
         completed = sum(result.status == "completed" for result in log.results.values())
-        end = {"cases": len(log.results), "completed": completed, "finished_at": now()}
+        states = gpus.states(context.options.gpus)
+        end = {"cases": len(log.results), "completed": completed, "finished_at": now(), "gpu_states": states}
         writer.write({"schema": SCHEMA, "type": "end", **end})
     finally:
         writer.close()

@@ -1,4 +1,4 @@
-"""The bandwidth sweep: an all_reduce over all ranks, after the cases."""
+"""The bandwidth sweep: all_reduce and all_gather over all ranks, after the cases."""
 
 import time
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def measure_bandwidth(context: RunContext, wanted: BandwidthSweep, devices: Sequ
         sizes=wanted.sizes_bytes,
         fresh=True,
     )
-    answer: dict[str, Any] = {"backend": None, "transports": None, "points": []}
+    answer: dict[str, Any] = {"backend": None, "transports": None, "points": [], "all_gather": []}
     failure: Failure | None = Failure(kind="exit", message="the fork server cannot start")
     with suppress(ForkServerError):
         context.wait_for_fork_server()

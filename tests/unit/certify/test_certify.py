@@ -11,7 +11,7 @@ from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.catalog.fields import Device
 from envbuild.certify.cases.case import Capabilities
 from envbuild.certify.cases.expansion import expand
-from envbuild.certify.cases.selection import chosen_cases
+from envbuild.certify.cases.selection import WantedCases, chosen_cases
 from envbuild.certify.judge.results import CaseResult, Results
 from envbuild.certify.models import CaseVerdict, Numbers, Problem, Reused, Step
 from envbuild.certify.report.console import failure, show
@@ -24,8 +24,9 @@ SELECTION = select(CATALOG, "mcore", "cpu", "debian12", HostDistribution(distrib
 MATRIX = CATALOG.matrix("certify-quick")
 
 
-def chosen(*only: str) -> list[str]:
-    return [case.id for case in chosen_cases(MATRIX, "certify-quick", SELECTION, only)]
+def chosen(*only: str, max_gpus: int | None = None) -> list[str]:
+    wanted = WantedCases(only=only, max_gpus=max_gpus)
+    return [case.id for case in chosen_cases(MATRIX, "certify-quick", SELECTION, wanted)]
 
 
 @pytest.mark.parametrize(
@@ -52,11 +53,22 @@ def test_only_a_baseline_compares_nothing():
     assert "gpt-fp32-tp2" in caught.value.fix
 
 
+def test_cases_of_more_gpus_are_left_out():
+    every, few = chosen(), chosen(max_gpus=2)
+    assert {"gpt-fp32-baseline", "gpt-fp32-tp2", "gpt-fp32-pp2"} < set(few)
+    assert "gpt-fp32-tp2-pp2" in set(every) - set(few)
+    assert chosen(max_gpus=64) == every
+    assert chosen("gpt-fp32-tp2", "gpt-fp32-tp2-pp2", max_gpus=2) == ["gpt-fp32-baseline", "gpt-fp32-tp2"]
+    with pytest.raises(UsageError, match="nothing is compared on 2 GPUs") as caught:
+        chosen("gpt-fp32-tp2-pp2", max_gpus=2)
+    assert "--max-gpus N" in caught.value.fix
+
+
 def test_matrix_of_baselines_compares_nothing():
     bare = MATRIX.model_copy(update={"cases": MATRIX.cases[:1]})
     for only in ((), ("gpt-fp32-baseline",)):
         with pytest.raises(ConfigurationError, match="compares nothing"):
-            chosen_cases(bare, "bare", SELECTION, only)
+            chosen_cases(bare, "bare", SELECTION, WantedCases(only=only))
 
 
 class Shown(Notes):

@@ -44,12 +44,13 @@ def test_bandwidth_at_the_floor_on_nvlink_passes(problems, floor):
         (None, "bandwidth", "was not measured"),
         ({"points": points(20, 249)}, "bandwidth", "reaches 249 GB/s, the floor is 250"),
         ({"points": points(0, 300)}, "bandwidth", "not positive"),
+        ({"all_gather": points(20, 249)}, "bandwidth", "all_gather of 2 ranks reaches 249 GB/s, the floor is 250"),
         (
             {"points": points(300)},
             "bandwidth",
-            "asks for 2 ranks and 2 sizes; measured were 2 ranks and 1 sizes",
+            "asks for 2 ranks and 2 sizes; all_reduce has 2 ranks and 1 sizes",
         ),
-        ({"ranks": 1}, "bandwidth", "measured were 1 ranks"),
+        ({"ranks": 1}, "bandwidth", "all_reduce has 1 ranks"),
         (
             {"transports": ["P2P/CUMEM", "NET/Socket/0"]},
             "transport",

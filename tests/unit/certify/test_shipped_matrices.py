@@ -143,7 +143,9 @@ def _counted(matrix, base, target):
     """How many cases ``certify --print-cases`` prints for the shipped lock of stack mcore."""
     lock = read_lock(data_root() / "lockfiles" / "mcore" / base)
     conflicts = known_wrong_in(lock, CATALOG)
-    cases = chosen_cases(CATALOG.matrix(matrix), matrix, Selection(CATALOG, "mcore", base, target), (), lock.packages())
+    cases = chosen_cases(
+        CATALOG.matrix(matrix), matrix, Selection(CATALOG, "mcore", base, target), packages=lock.packages()
+    )
     wrong = left_out(affected_cases(cases, CATALOG.matrix(matrix), conflicts), conflicts)
     return len(without_known_wrong(cases, wrong, ()))
 

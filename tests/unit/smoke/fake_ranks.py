@@ -139,7 +139,8 @@ def bandwidth(context: RankContext, sizes: list[int]) -> dict[str, object]:
     point = {"seconds": 0.5, "algorithm_gigabytes_per_second": 2.0, "bus_gigabytes_per_second": 1.0}
     (context.out / "cases" / context.case.id / f"rank{context.rank}.pid").write_text(str(os.getpid()))
     assert context.world_size == context.case.world_size
-    return {"backend": "gloo", "transports": None, "points": [{"bytes": size, **point} for size in sizes]}
+    points = [{"bytes": size, **point} for size in sizes]
+    return {"backend": "gloo", "transports": None, "points": points, "all_gather": points}
 
 
 def raises(context: RankContext) -> None:

@@ -28,6 +28,9 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
         "import json, sys\n"
         f"answers = json.load(open({str(file)!r}))\n"
         "kind = 'apps' if sys.argv[1].startswith('--query-compute-apps') else 'gpus'\n"
+        "kind = 'states' if 'clocks.sm' in sys.argv[1] else kind\n"
+        "unknown = 'event_reasons' in sys.argv[1] and answers.get('old')\n"
+        "sys.exit(2) if unknown else None\n"
         "print('GPU0 GPU1' if sys.argv[1] == 'topo' else '\\n'.join(answers[kind]))\n"
         "sys.exit(answers['status'])\n"
     )
@@ -51,6 +54,20 @@ def test_all_gpus_are_used_unless_some_are_named(nvidia_smi: Answer) -> None:
     assert indices(chosen) == [0, 1, 2, 3]
     assert chosen[1] == gpus.Gpu(1, "GPU-1111-abcd", "NVIDIA H200", "143771 MiB", "570.86.10", "9.0")
     assert gpus.topology() == "GPU0 GPU1"
+
+
+def test_states_are_those_of_the_gpus_used(nvidia_smi: Answer) -> None:
+    rows = [f"{n}, 1980 MHz, 3201 MHz, 4{n}, 120.5 W, 4 MiB, 0, 0x0000000000000000" for n in range(4)]
+    used = gpus.select(HOPPER, 2, ("1", "2"))
+    for old in (False, True):
+        nvidia_smi(states=rows, old=old)
+        found = gpus.states(used)
+        assert [(state["index"], state["temperature_celsius"]) for state in found] == [("1", "41"), ("2", "42")]
+        assert found[0]["throttle_reasons"] == "0x0000000000000000"
+    # Nothing is decided by them.
+    nvidia_smi(states=[], status=9)
+    assert gpus.states(used) == []
+    assert gpus.states(()) == []
 
 
 @pytest.mark.parametrize("names", [("2", "0"), ("GPU-2222-abcd", "GPU-0000"), ("2", "GPU-00")])

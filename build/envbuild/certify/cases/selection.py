@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.matrix import Matrix
@@ -13,6 +14,24 @@ from envbuild.certify.cases.expansion import LeftOut, expand
 from envbuild.core.errors import CertificationCannotRunError, ConfigurationError, UsageError
 from envbuild.lock.models import Lock
 
+
+@dataclass(frozen=True, kw_only=True)
+class WantedCases:
+    """Which cases of a matrix a user wants.
+
+    Attributes:
+        only: case IDs; empty for all.
+        max_gpus: no case of more GPUs, or of more processes on a CPU.
+    """
+
+    only: tuple[str, ...] = ()
+    max_gpus: int | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.only) or self.max_gpus is not None
+
+
+ALL = WantedCases()
 # The shipped matrix of each driver.
 MATRICES = {Driver.MCORE: "certify-quick", Driver.NEMO: "nemo-recipes", Driver.BRIDGE: "bridge-recipes"}
 
@@ -21,17 +40,17 @@ def chosen_cases(
     matrix: Matrix,
     matrix_name: str,
     selection: Selection,
-    only: tuple[str, ...],
+    wanted: WantedCases = ALL,
     packages: Collection[str] = (),
 ) -> tuple[Case, ...]:
-    """The cases to run: all of the matrix, or those named and the baselines they need.
+    """The cases to run: all of the matrix, or those wanted and the baselines they need.
 
     Args:
         packages: the names of the lock's packages.
 
     Raises:
         ConfigurationError: the matrix has baselines alone.
-        UsageError: ``only`` names a case that the matrix does not have.
+        UsageError: a case is wanted that the matrix does not have, or nothing that is compared.
     """
     cases = expand(matrix, matrix_name, Capabilities.of(selection, packages))
     if all(case.is_baseline for case in cases):
@@ -40,8 +59,12 @@ def chosen_cases(
             why="All its cases are baselines, and a baseline agrees with itself.",
             fix="Add a case with another layout to it.",
         )
-    if not only:
-        return cases
+    named = _named(cases, matrix_name, wanted.only) if wanted.only else cases
+    return named if wanted.max_gpus is None else _fitting(named, wanted.max_gpus)
+
+
+def _named(cases: tuple[Case, ...], matrix_name: str, only: tuple[str, ...]) -> tuple[Case, ...]:
+    """The cases that are named, and the baselines that they need."""
     known = {case.id: case for case in cases}
     if unknown := [name for name in only if name not in known]:
         raise UsageError(
@@ -56,6 +79,18 @@ def chosen_cases(
             fix=f"Name another case: {', '.join(case.id for case in cases if not case.is_baseline)}.",
         )
     return with_baselines(cases, only)
+
+
+def _fitting(cases: tuple[Case, ...], max_gpus: int) -> tuple[Case, ...]:
+    """The cases of at most so many GPUs; a baseline of nothing is left out."""
+    fitting = with_baselines(cases, [c.id for c in cases if not c.is_baseline and c.world_size <= max_gpus])
+    if not fitting:
+        raise UsageError(
+            f"nothing is compared on {max_gpus} GPU{'s' if max_gpus > 1 else ''}",
+            why="All cases but baselines need more.",
+            fix="Allow more: --max-gpus N (`envbuild certify --print-cases` prints how many each case needs).",
+        )
+    return fitting
 
 
 def without_known_wrong(

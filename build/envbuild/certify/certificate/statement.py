@@ -80,12 +80,13 @@ class BandwidthPoint(TomlModel):
 
 
 class MeasuredBandwidth(TomlModel):
-    """What all_reduce moved."""
+    """What all_reduce moved, and all_gather."""
 
     ranks: int
     backend: str
     transports: tuple[str, ...] | None
     points: tuple[BandwidthPoint, ...]
+    all_gather: tuple[BandwidthPoint, ...] = ()
     floor_gigabytes_per_second: float | None = None
 
 
@@ -114,6 +115,10 @@ class Measured(TomlModel):
     bandwidth: MeasuredBandwidth | None = None
     isolation: Literal["live", "process"] | None = None
     devices: tuple[str | int, ...] = ()
+    gpu_states_before: tuple[dict[str, str], ...] = Field(
+        default=(), description="clocks, temperature, throttling, ..."
+    )
+    gpu_states_after: tuple[dict[str, str], ...] = ()
     started_at: Moment
     finished_at: Moment | None = Field(description="None where the runner did not come to its end")
 

@@ -133,21 +133,23 @@ def bandwidth_problems(plan: Mapping[str, Any], results: Results) -> list[Proble
         return [Problem(check="bandwidth", text="the plan asks for it, and it was not measured")]
     if measured["failure"] is not None:
         return [Problem(check="bandwidth", text=f"measuring it failed: {measured['failure']['message']}")]
-    return [*_too_slow(planned, measured), *_transport(measured, results)]
+    slow = _too_slow(planned, measured, "points") or _too_slow(planned, measured, "all_gather")
+    return [*slow, *_transport(measured, results)]
 
 
-def _too_slow(planned: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Problem]:
-    points = {point["bytes"]: point["bus_gigabytes_per_second"] for point in measured["points"]}
+def _too_slow(planned: Mapping[str, Any], measured: Mapping[str, Any], name: str) -> list[Problem]:
+    collective = "all_reduce" if name == "points" else name
+    points = {point["bytes"]: point["bus_gigabytes_per_second"] for point in measured[name]}
     problems = []
     if measured["ranks"] != planned["ranks"] or sorted(points) != sorted(planned["sizes_bytes"]):
-        text = f"the plan asks for {planned['ranks']} ranks and {len(planned['sizes_bytes'])} sizes; measured were "
+        text = f"the plan asks for {planned['ranks']} ranks and {len(planned['sizes_bytes'])} sizes; {collective} has "
         problems.append(Problem(check="bandwidth", text=f"{text}{measured['ranks']} ranks and {len(points)} sizes"))
     if any(not math.isfinite(value) or value <= 0 for value in points.values()):
-        problems.append(Problem(check="bandwidth", text="a measured bandwidth is not positive"))
+        problems.append(Problem(check="bandwidth", text=f"a measured bandwidth of {collective} is not positive"))
     floor = planned["floor_gigabytes_per_second"]
     if floor is not None and points and max(points.values()) < floor:
         text = (
-            f"all_reduce of {measured['ranks']} ranks reaches {max(points.values()):.3g} GB/s, the floor is {floor:g}"
+            f"{collective} of {measured['ranks']} ranks reaches {max(points.values()):.3g} GB/s, the floor is {floor:g}"
         )
         problems.append(Problem(check="bandwidth", text=text))
     return problems

@@ -120,7 +120,8 @@ class Results:
         cases: by ID and repeat.
         machine: where it ran: GPUs, driver, CUDA, NCCL, variables.
         image: what the runner hashed before it started; None outside of an image.
-        bandwidth: the line of the all_reduce sweep.
+        bandwidth: the line of the sweep of collectives.
+        gpu_states_before: clocks, temperature, memory and throttling of the GPUs, as nvidia-smi prints them.
     """
 
     environment: Mapping[str, Any]
@@ -135,6 +136,8 @@ class Results:
     isolation: str = "live"
     devices: tuple[Json, ...] = ()
     bandwidth: Mapping[str, Any] | None = None
+    gpu_states_before: tuple[Mapping[str, str], ...] = ()
+    gpu_states_after: tuple[Mapping[str, str], ...] = ()
 
     def of(self, case: str, repeat: int = 1) -> CaseResult | None:
         """One repeat of a case; None where the runner reported nothing about it."""
@@ -209,6 +212,8 @@ def _read(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: s
         isolation=run["isolation"],
         devices=tuple(run["devices"]),
         bandwidth=bandwidths[0] if bandwidths else None,
+        gpu_states_before=tuple(run.get("gpu_states", ())),
+        gpu_states_after=tuple(end.get("gpu_states", ())),
     )
 
 

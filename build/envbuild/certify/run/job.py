@@ -14,7 +14,7 @@ from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.known_wrong import affected_cases, left_out
-from envbuild.certify.cases.selection import chosen_cases, driver_of, without_known_wrong
+from envbuild.certify.cases.selection import ALL, WantedCases, chosen_cases, driver_of, without_known_wrong
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.certify.run.durations import estimates
 from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
@@ -36,7 +36,7 @@ class CertifyRequest:
     """What a user wants certified.
 
     Attributes:
-        only: case IDs to run instead of the whole matrix.
+        wanted: the cases to run, where it is not the whole matrix.
         place: where the cases train.
         image: the image that is certified; None where it is a lock.
         lock_name: of the lock, where it is not the stack's own.
@@ -48,7 +48,7 @@ class CertifyRequest:
     lock: LockDirectory
     matrix_name: str
     out_dir: Path
-    only: tuple[str, ...] = ()
+    wanted: WantedCases = ALL
     place: Where = "sqsh"
     image: PlacedImage | None = None
     lock_name: str | None = None
@@ -139,13 +139,13 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     driver = driver_of(selection, request.matrix_name, lock)
     matrix = selection.catalog.matrix(request.matrix_name)
     packages = request.lock.packages()
-    cases = chosen_cases(matrix, request.matrix_name, selection, request.only, packages)
-    # --only may name every case: that is the whole matrix too.
-    whole = len(cases) == len(chosen_cases(matrix, request.matrix_name, selection, (), packages))
+    cases = chosen_cases(matrix, request.matrix_name, selection, request.wanted, packages)
+    # Every case may be wanted by its name: that is the whole matrix too.
+    whole = len(cases) == len(chosen_cases(matrix, request.matrix_name, selection, packages=packages))
     conflicts = known_wrong_in(request.lock, selection.catalog)
     known_wrong = affected_cases(cases, matrix, conflicts)
     if not request.run_known_wrong:
-        cases = without_known_wrong(cases, left_out(known_wrong, conflicts), request.only)
+        cases = without_known_wrong(cases, left_out(known_wrong, conflicts), request.wanted.only)
     smoke, smoke_digest = smoke_file(store)
     subject = subject or subject_of(request)
     plan = _with_estimates(_plan(request, subject, driver, matrix, cases), store)

@@ -294,7 +294,7 @@ def _install_the_lock(request: CertifyRequest) -> str:
 
 
 _GPU_FIXES = {
-    "too-few-gpus": "Give it more (--gpus), run fewer cases (--only ID), or use a machine with as many GPUs.",
+    "too-few-gpus": "Give it more (--gpus), run fewer cases (--max-gpus N), or use a machine with as many GPUs.",
     "gpus-in-use": "Wait until they are free, or name others (--gpus). nvidia-smi shows who uses them.",
     "wrong-gpu": "Certify for the target that these GPUs are of (--target), or use a machine of the target.",
     "no-driver": "Install NVIDIA's driver, or run the plan where there is one (--plan-out DIR, --judge DIR).",

@@ -11,6 +11,7 @@ from typing import Protocol
 import envbuild
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
+from envbuild.certify.cases.selection import WantedCases
 from envbuild.certify.certify import CertifyOptions, certify
 from envbuild.certify.run.executors import MachineOptions
 from envbuild.certify.run.job import CertifyRequest
@@ -130,7 +131,7 @@ class CaseTrial:
                 lock=lock,
                 matrix_name=self.matrix,
                 out_dir=folder / "out",
-                only=(self.case,),
+                wanted=WantedCases(only=(self.case,)),
                 place="venv",
             )
             try:
