@@ -70,7 +70,7 @@ def select(wanted: WantedGpu, count: int, requested: Sequence[str]) -> tuple[Gpu
         raise CannotRunError(
             "too-few-gpus",
             f"the largest case needs {count} GPUs; available: {names}. Run on a machine with {count}, name more "
-            "with --gpus, or leave large cases out with --only",
+            "with --gpus, or leave large cases out (--max-gpus of envbuild certify)",
         )
     _demand_generation(chosen, wanted)
     _demand_unused(chosen)

@@ -53,6 +53,7 @@ def joined(context: RankContext) -> Iterator[torch.device]:
     device = torch.device("cuda", context.device_index) if on_cuda else torch.device("cpu")
     if on_cuda:
         torch.cuda.set_device(device)
+        torch.cuda.reset_peak_memory_stats(device)
     variables = {name: os.environ.pop(name) for name in _ATTENTION_VARIABLES if name in os.environ}
     # Not through MASTER_PORT: between choosing a free port and listening on it, another process could take it. The
     # runner listens before it starts the ranks, and rank 0 gets the socket.
