@@ -52,13 +52,22 @@ def world_writable(image: ImageContents) -> Iterator[ImageFinding]:
 def secrets(image: ImageContents) -> Iterator[ImageFinding]:
     """Credentials in variables, in labels, and in files that are not as their package brings them."""
     for scan, of_base in image.scans():
+        # Test keys and examples that a wheel or a Debian package ships as published are no secrets.
+        published = {item.path for item in scan.secrets if item.vouched}
         for item in scan.secrets:
-            # Test keys and examples that a wheel or a Debian package ships as published are no secrets.
-            if not item.vouched:
+            if item.path not in published and _source_of(item.path) not in published:
                 yield ImageFinding(text=f"/{item.path} holds {item.what}", of_base=of_base)
     for kind, values in (("variable", image.variables), ("label", image.labels)):
         for name in secret_variables(values):
             yield ImageFinding(text=f"the {kind} {name} holds a credential")
+
+
+def _source_of(path: str) -> str:
+    """The source of a file of bytecode (PEP 3147), which no RECORD has a digest of; any other file itself."""
+    folder, name = posixpath.split(path)
+    if posixpath.basename(folder) != "__pycache__":
+        return path
+    return posixpath.join(posixpath.dirname(folder), f"{name.partition('.')[0]}.py")
 
 
 def caches(image: ImageContents) -> Iterator[ImageFinding]:

@@ -1,5 +1,7 @@
 """Each check finds what it is for, planted in a layer, and nothing in one without it."""
 
+from types import SimpleNamespace
+
 import pytest
 from helpers.errors import error_of
 from helpers.layer_tars import file, folder, symlink
@@ -9,7 +11,7 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
 from envbuild.image.checks.check import check_image
 from envbuild.image.checks.contents import ImageContents
-from envbuild.image.checks.rules import RULES
+from envbuild.image.checks.rules import RULES, secrets
 from envbuild.image.scan.models import GpuFile
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.audit.prebuilt import FileCode
@@ -93,6 +95,25 @@ def test_two_copies_of_nccl_in_two_layers(tmp_path):
     given = ImageContents(layers=tuple(layers), variables={}, labels={})
     assert list(found(given)) == ["duplicates"]
     assert found(ImageContents(layers=(layers[0], layers[0]), variables={}, labels={})) == {}
+
+
+def test_bytecode_of_a_published_file_is_no_secret():
+    """transformers 4.57 ships a token of its own tests: RECORD vouches for the source, and has no bytecode."""
+
+    def hit(path: str, *, vouched: bool = False) -> SimpleNamespace:
+        return SimpleNamespace(path=f"{SITE}/{path}", what="a token", vouched=vouched)
+
+    hits = [
+        hit("lib/testing.py", vouched=True),
+        hit("lib/__pycache__/testing.cpython-311.pyc"),
+        hit("lib/__pycache__/own.cpython-311.pyc"),
+        hit("lib/testing.pyc"),
+    ]
+    image = SimpleNamespace(scans=lambda: [(SimpleNamespace(secrets=hits), False)], variables={}, labels={})
+    assert [finding.text for finding in secrets(image)] == [
+        f"/{SITE}/lib/__pycache__/own.cpython-311.pyc holds a token",
+        f"/{SITE}/lib/testing.pyc holds a token",
+    ]
 
 
 def test_credentials_in_the_configuration(tmp_path):
