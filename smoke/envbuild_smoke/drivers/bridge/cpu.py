@@ -38,6 +38,8 @@ def _no_warm_up(*_arguments: object) -> None:
 
 def install() -> None:
     """Put the redirects in place in this process."""
+    # Compiled for a CPU, Megatron's fused functions need a C++ compiler, and a minute each.
+    torch.compiler.set_stance("force_eager")
     # The model is wrapped in a stream of its own.
     torch.cuda.Stream = torch.cuda.current_stream = _no_stream
     torch.cuda.stream = _in_no_stream
