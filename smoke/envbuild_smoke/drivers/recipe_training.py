@@ -145,7 +145,7 @@ class _Training:
                 move_weights(chunk, mantissa_bits(self._case, context.model), self._moved_by)
         return True
 
-    def _end(  # noqa: PLR0913 - the first three are of the part, the others of what was trained
+    def _end(
         self,
         part: Part,
         weights: dict[str, torch.Tensor],

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from megatron.bridge.peft import utils
 from megatron.bridge.training import setup
 from megatron.core import tensor_parallel
 
@@ -43,5 +44,7 @@ def install() -> None:
     # The model is wrapped in a stream of its own.
     torch.cuda.Stream = torch.cuda.current_stream = _no_stream
     torch.cuda.stream = _in_no_stream
+    # No layer is Transformer Engine's; where that is missing LoRA asks for its layers nevertheless.
+    utils.HAVE_TE = False
     setup.initialize_megatron = _initialize
     setup.set_jit_fusion_options = _no_warm_up
