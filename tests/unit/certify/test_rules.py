@@ -257,6 +257,7 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
         ("te", H200, FINETUNED | {"dataset": "text"}, "a recipe of Megatron-Bridge and dataset mock"),
         ("te", H200, FINETUNED | {"precision": "fp8"}, "finetune = sft needs precision fp32 or bf16"),
         ("te", H200, FINETUNED | {"packed": True, "micro_batch_size": 2}, "with packed needs micro_batch_size = 1"),
+        ("gpt", H200, FINETUNED | {"packed": True, "micro_batch_size": 1}, "Packed sequence is not supported"),
         ("te", H200, FINETUNED | {"packed": True, "data": 16}, "half of global_batch_size = 8 must be a multiple of"),
         # -- fp8
         ("te", H200, {"fp8_recipe": "delayed"}, "fp8_recipe = delayed needs precision fp8"),

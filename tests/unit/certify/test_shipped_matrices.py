@@ -167,9 +167,9 @@ def test_recipes_of_bridge_are_fine_tuned_packed_and_not():
     assert [name.split("-fp32-")[1] for name in cpu] == [
         f"{layout}-ptl-{word}" for layout in ("baseline", "dp2", "tp2", "pp2") for word in words
     ]
-    packed = [case for case in cases_of("bridge-recipes", H200).values() if "packed" in case.axes]
+    packed = [case for on in (CPU, H200) for case in cases_of("bridge-recipes", on).values() if "packed" in case.axes]
     assert {case.layout.label for case in packed} == {"baseline", "dp2", "tp2"}
-    assert len(packed) == 12
+    assert len(packed) == 6 + 12
     assert all(case.compared_with and not case.compared_with.endswith("packed") for case in packed)
 
 

@@ -77,10 +77,12 @@ class SamplesRead:
             by_data_rank = dict(reversed([item for item in ranks if item[1]]))
             shares = [by_data_rank[data_rank] for data_rank in sorted(by_data_rank)]
             if micro_batch_size is None:
-                total.update(b"".join(sorted(sample for share in shares for sample in share)))
-            for first in range(0, max(map(len, shares), default=0) if micro_batch_size else 0, micro_batch_size or 1):
+                shares = [sorted(sample for share in shares for sample in share)]
+            most = max(map(len, shares), default=0)
+            size = micro_batch_size or most
+            for first in range(0, most, max(size, 1)):
                 for share in shares:
-                    total.update(b"".join(share[first : first + micro_batch_size]))
+                    total.update(b"".join(share[first : first + size]))
             for data_rank, samples in ranks:
                 # In the middle of a pipeline a framework need not read any.
                 if samples and samples != by_data_rank[data_rank]:
