@@ -42,6 +42,14 @@ class LossMask(str, Enum):
     UNEVEN = "uneven"
 
 
+class Finetune(str, Enum):
+    """What a recipe fine-tunes of a Hugging Face model: nothing, all weights, or LoRA's adapters alone."""
+
+    NONE = "none"
+    SFT = "sft"
+    LORA = "lora"
+
+
 class Fp8Recipe(str, Enum):
     """How the scales of fp8 are found: from earlier micro batches, or of the values themselves, a tensor or a block."""
 
@@ -88,7 +96,21 @@ class Training(TomlModel):
         default=False, description="the mean over the tokens of the global batch, and not over its micro batches"
     )
     packed: bool = Field(default=False, description="each sample is several documents, with attention inside of each")
+    finetune: Finetune = Field(
+        default=Finetune.NONE,
+        description="Megatron-Bridge's recipe to fine-tune a Hugging Face model on prompts and answers",
+    )
     seed: Annotated[int, Field(ge=0, lt=2**32)]
+
+    @property
+    def packs_pairs(self) -> bool:
+        """Whether two samples, which the baseline has each in a row, are packed into one."""
+        return self.packed and self.finetune is not Finetune.NONE
+
+    @property
+    def rows(self) -> int:
+        """How many rows a global batch has, of one sample or of two that are packed."""
+        return self.global_batch_size // 2 if self.packs_pairs else self.global_batch_size
 
 
 # Healthy layouts of a GPT on two H200 (bf16) stayed within 1e-3 of the baseline's loss and 0.3 % of its gradient norm.
@@ -139,6 +161,7 @@ class CaseSpec(LayoutSpec):
     loss_mask: LossMask | None = None
     calculate_per_token_loss: bool | None = None
     packed: bool | None = None
+    finetune: Finetune | None = None
     fp8_recipe: Fp8Recipe | None = None
     # With its default, megatron-core 0.16.1 trains PP 2 x virtual 2 to other losses than the baseline; with True, and
     # batch_p2p_comm off, to the same digits (CPU, gloo).
@@ -200,7 +223,10 @@ class CaseRow(TomlModel):
     decoupled_lr: OneOrMore[LearningRate] | None = Field(default=None, description=OWN_BASELINE)
     loss_mask: OneOrMore[LossMask] | None = Field(default=None, description=OWN_BASELINE)
     calculate_per_token_loss: OneOrMore[bool] | None = Field(default=None, description=OWN_BASELINE)
-    packed: OneOrMore[bool] | None = Field(default=None, description=OWN_BASELINE)
+    packed: OneOrMore[bool] | None = Field(
+        default=None, description=f"{OWN_BASELINE}, but with finetune: the unpacked one"
+    )
+    finetune: OneOrMore[Finetune] | None = Field(default=None, description=OWN_BASELINE)
     fp8_recipe: OneOrMore[Fp8Recipe] | None = Field(
         default=None,
         description="without it blockwise or tensorwise, as the GPU can; such cases have their own baseline",

@@ -32,6 +32,7 @@ Check = Literal[
     "repeats",
     "reference",
     "samples",
+    "hugging-face",
 ]
 CHECKS: tuple[str, ...] = get_args(Check)
 

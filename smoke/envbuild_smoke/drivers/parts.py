@@ -37,15 +37,15 @@ def parts_of(case: Case, checkpoint: Path) -> Iterator[Part]:
 def refuse_unsupported(case: Case, model: Model) -> None:
     """Raise ValueError for a case of another kind than the drivers of recipes train."""
     training, settings = case.training, case.settings
+    finetunes = training.finetune != "none"
     wrong = {
         "model.recipe": model.recipe is None,
         "moe and mamba": model.moe is not None or model.mamba is not None,
-        "loss_mask, packed, calculate_per_token_loss, decoupled_lr": (
-            training.loss_mask != "none"
-            or training.packed
-            or training.calculate_per_token_loss
-            or training.decoupled_lr is not None
-        ),
+        "loss_mask, decoupled_lr": training.loss_mask != "none" or training.decoupled_lr is not None,
+        "finetune": finetunes and case.driver != "bridge",
+        "packed": training.packed and not finetunes,
+        # The mean over the tokens of packed samples is that over those of unpacked ones for the whole batch alone.
+        "calculate_per_token_loss": training.calculate_per_token_loss != finetunes,
         "num_distributed_optimizer_instances": settings.num_distributed_optimizer_instances > 1,
     }
     named = [name for name, is_wrong in wrong.items() if is_wrong]

@@ -48,6 +48,8 @@ class PartRun:
     end: Callable[[Chunks, Any, Data], None]
     steps: list[dict[str, Any]] = field(default_factory=list)
     gradients: list[dict[str, Any]] = field(default_factory=list)
+    # What a framework measures before it trains, for the case's `observed`; not where its weights are moved.
+    measured: dict[str, Any] | None = None
 
     def require_all_steps(self) -> None:
         """Raise RuntimeError where the framework has trained more steps than the part has, or fewer."""
@@ -111,8 +113,11 @@ class _Training:
         _seed(self._case.training.seed)
         gradients: list[dict[str, Any]] = []
         steps: list[dict[str, Any]] = []
+        measured: dict[str, Any] = {}
         for part in parts_of(self._case, self._context.resume_checkpoint):
-            run = PartRun(part=part, start=self._start, end=partial(self._end, part, weights), steps=steps)
+            end = partial(self._end, part, weights, measured)
+            run = PartRun(part=part, start=self._start, end=end, steps=steps)
+            run.measured = measured if self._moved_by is None else None
             self._framework.pretrain(self._context, run)
             steps, gradients = run.steps, gradients or run.gradients
             is_last = part.until == self._case.training.steps
@@ -140,7 +145,15 @@ class _Training:
                 move_weights(chunk, mantissa_bits(self._case, context.model), self._moved_by)
         return True
 
-    def _end(self, part: Part, weights: dict[str, torch.Tensor], wrapped: Chunks, optimizer: Any, data: Data) -> None:
+    def _end(
+        self,
+        part: Part,
+        weights: dict[str, torch.Tensor],
+        measured: dict[str, Any],
+        wrapped: Chunks,
+        optimizer: Any,
+        data: Data,
+    ) -> None:
         # A framework may have destroyed Megatron's groups when it returns.
         self._reports = _is_reporting_rank()
         training = self._case.training
@@ -153,7 +166,7 @@ class _Training:
             weights.update((name, value.detach().clone()) for name, value in named)
         if self._moved_by is not None:
             return
-        observed = observe(part.case, wrapped, optimizer, self._samples)
+        observed = {**observe(part.case, wrapped, optimizer, self._samples), **measured}
         if self._reports:
             self._context.report_observed(observed)
         if self._context.save_final_weights:

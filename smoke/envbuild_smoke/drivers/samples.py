@@ -71,6 +71,24 @@ def packed_part(lengths: Sequence[int], rank: int, ways: int) -> torch.Tensor:
     return torch.cat(parts)
 
 
+def prompts_and_answers(
+    seed: int, number: int, sequence_length: int, vocabulary_size: int
+) -> list[tuple[list[int], list[int]]]:
+    """Return tokens to fine-tune with, none of them the last of the vocabulary, which ends an answer.
+
+    Of a prompt with its answer two fit into a sequence, and three do not: packing finds half as many rows.
+    """
+    shortest, longest = sequence_length // 3 + 1, sequence_length // 2
+    tokens = global_batch(seed, 0, number, longest, vocabulary_size - 1)
+    generator = torch.Generator(device="cpu").manual_seed(-1 - seed)
+    lengths = torch.randint(shortest, longest + 1, (number,), generator=generator).tolist()
+    prompts = torch.randint(1, shortest // 2, (number,), generator=generator).tolist()
+    return [
+        (row[:prompt], row[prompt:length])
+        for row, prompt, length in zip(tokens.tolist(), prompts, lengths, strict=True)
+    ]
+
+
 def rank_micro_batches(samples: torch.Tensor, size: int, rank: int, ways: int) -> Iterator[torch.Tensor]:
     """Yield the micro batches of data-parallel rank `rank` of `ways`, each of shape [size, ...].
 

@@ -24,6 +24,7 @@ LayerSpec = Literal["local", "transformer-engine"]
 AttentionBackend = Literal["local", "auto", "flash", "fused", "unfused"]
 Recompute = Literal["none", "selective", "full"]
 LossMask = Literal["none", "uneven"]
+Finetune = Literal["none", "sft", "lora"]
 LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss"]
 Dispatcher = Literal["allgather", "alltoall"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
@@ -138,6 +139,8 @@ class Training:
         packed: each sample is several documents, of which attention sees one at a time.
         calculate_per_token_loss: the loss is the mean over the tokens of the global batch; otherwise the mean over
             its micro batches of the mean over their tokens.
+        finetune: a recipe's supervised fine-tuning of a Hugging Face model, of all weights or of LoRA's adapters alone.
+            Each sample is a prompt, which the loss leaves out, and its answer; `packed` puts two of them in a row.
     """
 
     steps: Size
@@ -151,10 +154,17 @@ class Training:
     calculate_per_token_loss: bool
     seed: Annotated[int, at_least(0)]
     packed: bool = False
+    finetune: Finetune = "none"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of a global batch, in which fine-tuning may have packed its samples."""
+        in_pairs = self.packed and self.finetune != "none"
+        return self.global_batch_size // 2 if in_pairs else self.global_batch_size
 
     def microbatches(self, layout: Layout) -> int:
         """Return the number of micro batches each data-parallel rank runs in a step."""
-        return self.global_batch_size // (self.micro_batch_size * layout.data)
+        return self.rows // (self.micro_batch_size * layout.data)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from helpers.rows import CAPABILITIES
 
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import CaseRow, Matrix
-from envbuild.catalog.model_spec import LayerSpec
+from envbuild.catalog.model_spec import LayerSpec, Recipe
 from envbuild.certify.cases.case import Capabilities, Case, Layout, same_arithmetic
 from envbuild.certify.cases.expansion import expand, expansion
 from envbuild.core.errors import ConfigurationError
@@ -99,6 +99,22 @@ def test_id_of_layouts_and_attention_on_gpus():
     assert case(H200, precision="fp8", fp8_recipe="delayed").id == "gpt-fp8-baseline-delayed"
     labels = Layout(data=2, tensor=2, sequence=True, pipeline=2, virtual_pipeline=2, context=2, expert=2)
     assert (labels.label, labels.world_size) == ("dp2-tp2-sp-pp2-vp2-cp2-ep2", 16)
+
+
+def test_packed_fine_tuning_is_compared_with_the_unpacked_one():
+    own = {"finetune": "sft", "calculate_per_token_loss": True, "precision": "bf16"}
+    recipe = {"recipe": "qwen25_500m_pretrain_1gpu_h100_bf16_config", "layer_spec": LayerSpec.TRANSFORMER_ENGINE}
+    model = SIX.models["gpt"].model_copy(update=recipe | {"recipe": Recipe.BRIDGE_QWEN25_500M})
+    rows = [own, own | {"packed": True, "data": [1, 2], "micro_batch_size": 1}, own | {"finetune": "lora"}]
+    tolerance = dict.fromkeys(("fp32", "bf16"), SIX.tolerance["fp32"])  # type: ignore[index]
+    training = SIX.training.model_copy(update={"micro_batch_size": 1, "global_batch_size": 8})
+    made = matrix(*rows, tolerance=tolerance, models={"gpt": model}, training=training)
+    cases = {item.id: item for item in expand(made.model_copy(update={"cases": made.cases[1:]}), "m", H200)}
+    sft = "gpt-bf16-baseline-ptl-sft"
+    assert list(cases) == [sft, "gpt-bf16-baseline-ptl-lora", "gpt-bf16-ptl-sft-packed", "gpt-bf16-dp2-ptl-sft-packed"]
+    packed = cases["gpt-bf16-dp2-ptl-sft-packed"]
+    assert (packed.compared_with, packed.axes, packed.micro_batches) == (sft, ("data", "packed"), 2)
+    assert (cases[sft].micro_batches, same_arithmetic(packed)) == (8, False)
 
 
 def test_baseline_does_not_compare_its_weights_with_themselves():

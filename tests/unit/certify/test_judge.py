@@ -339,6 +339,64 @@ def test_library_that_a_process_had_twice_fails_a_case(failed, plan, lines):
     assert failed(plan, lines) == {TP2: [("environment", "library-twice: libnccl.so.2 was loaded from /a and /b")]}
 
 
+# ---- fine-tuning
+
+FINETUNED = {
+    "parameters": 100,
+    "trainable_parameters": 100,
+    "hugging_face": {"tensors": 51, "differing": [], "logits": 3e-6, "spread": 1.5e-6},
+}
+
+
+def finetuning_problems(finetune, found, baseline=None, **layout):
+    layout = {"pipeline": 1, "context": 1, **layout}
+    settings = {"attention_backend": "local", "distributed_optimizer": False}
+    case = {"settings": settings, "precision": "fp32", "layout": layout, "training": {"finetune": finetune}}
+    seen = {**observed_of(case, MODEL), **found}
+    return [(item.check, item.text) for item in observed_problems(case, MODEL, seen, baseline)]
+
+
+def test_fine_tuning_that_agrees_with_hugging_face_passes():
+    assert finetuning_problems("sft", FINETUNED) == []
+    assert finetuning_problems("lora", FINETUNED | {"trainable_parameters": 9}) == []
+    halves = FINETUNED["hugging_face"] | {"logits": None, "spread": None}
+    assert finetuning_problems("sft", FINETUNED | {"hugging_face": halves}, pipeline=2) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        ({"logits": 5e-6}, "its logits are off by 5.00e-06 relative from Hugging Face's, allowed 4.5e-06"),
+        ({"logits": math.nan}, "its logits are off by nan"),
+        ({"logits": 0.1, "spread": 0.06}, "Hugging Face's own logits are off by 6.00e-02"),
+        ({"logits": None}, "its logits were not compared"),
+        ({"differing": ["a", "b"]}, "of 51 tensors that were exported 2 are not those imported: a, b"),
+        ({"tensors": 0}, "the driver reported nothing of the Hugging Face model"),
+    ],
+)
+def test_model_that_is_imported_or_exported_as_another_fails(found, text):
+    found = FINETUNED | {"hugging_face": FINETUNED["hugging_face"] | found}
+    ((check, shown),) = finetuning_problems("sft", found)
+    assert check == "hugging-face"
+    assert shown.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("finetune", "trained", "text"),
+    [
+        ("sft", 9, "sft trains 9 of 100 parameters"),
+        ("lora", 100, "lora trains 100 of 100 parameters"),
+        ("lora", 0, "lora trains 0 of 100 parameters"),
+        ("lora", 8, "it trains 8 parameters, and its baseline 9"),
+    ],
+)
+def test_fine_tuning_of_other_parameters_fails(finetune, trained, text):
+    baseline = {"parameters": 100, "trainable_parameters": 9, "samples_digest": "sha256:samples"}
+    baseline |= {"attention_backend": "local", "attention": "DotProductAttention"}
+    found = FINETUNED | {"trainable_parameters": trained}
+    assert finetuning_problems(finetune, found, baseline) == [("observed", text)]
+
+
 # ---- repeats
 
 

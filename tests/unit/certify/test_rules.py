@@ -48,6 +48,14 @@ def row(kind: str, capabilities: Capabilities = CPU, **changes: Any) -> Resolved
     )
 
 
+FINETUNED = {
+    "recipe": "qwen25_500m_pretrain_1gpu_h100_bf16_config",
+    "finetune": "sft",
+    "calculate_per_token_loss": True,
+    "precision": "bf16",
+}
+
+
 def messages(row: ResolvedRow) -> list[str]:
     return [*broken_rules(row), *missing_capabilities(row)]
 
@@ -72,6 +80,8 @@ def messages(row: ResolvedRow) -> list[str]:
         ("te", {"precision": "bf16", "attention_backend": "flash"}),
         ("te", {"precision": "fp8", "tensor": 4, "sequence": True}),
         ("te", {"precision": "bf16", "packed": True, "context": 2, "micro_batch_size": 1}),
+        ("te", FINETUNED),
+        ("te", FINETUNED | {"finetune": "lora", "packed": True, "data": 8, "micro_batch_size": 1}),
         ("te", {"precision": "bf16", "moe": EXPERTS, "moe_grouped_gemm": True, "data": 2, "expert": 2}),
         ("mamba", {"tensor": 2, "context": 2, "precision": "bf16", "recompute": "selective"}),
         ("mamba", {"pipeline": 4, "precision": "fp8", "data": 2}),
@@ -229,6 +239,26 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
         ),
         ("moe", H200, {"moe_grouped_gemm": True}, "Grouped GEMM is not available"),
         ("te", H200, {"moe_grouped_gemm": True}, "moe_grouped_gemm needs a model with experts (moe)"),
+        # -- fine-tuning
+        (
+            "te",
+            H200,
+            {"finetune": "sft", "calculate_per_token_loss": True},
+            "finetune = sft needs a model with a recipe",
+        ),
+        (
+            "te",
+            H200,
+            {"recipe": "qwen25_7b", "finetune": "lora"},
+            "finetune = lora needs a model with a recipe of Mega",
+        ),
+        ("te", H200, FINETUNED | {"calculate_per_token_loss": False}, "finetune = sft needs calculate_per_token_loss"),
+        ("te", H200, FINETUNED | {"loss_mask": "uneven"}, "needs calculate_per_token_loss and loss_mask none"),
+        ("te", H200, FINETUNED | {"dataset": "text"}, "a recipe of Megatron-Bridge and dataset mock"),
+        ("te", H200, FINETUNED | {"precision": "fp8"}, "finetune = sft needs precision fp32 or bf16"),
+        ("te", H200, FINETUNED | {"packed": True, "micro_batch_size": 2}, "with packed needs micro_batch_size = 1"),
+        ("gpt", H200, FINETUNED | {"packed": True, "micro_batch_size": 1}, "Packed sequence is not supported"),
+        ("te", H200, FINETUNED | {"packed": True, "data": 16}, "half of global_batch_size = 8 must be a multiple of"),
         # -- fp8
         ("te", H200, {"fp8_recipe": "delayed"}, "fp8_recipe = delayed needs precision fp8"),
         (

@@ -163,6 +163,18 @@ def test_the_docs_have_the_numbers_of_cases():
     assert (h200["recipe-layouts"], cpu["recipe-layouts"]) == (7, 6)
 
 
+def test_recipes_of_bridge_are_fine_tuned_packed_and_not():
+    words = ("sft", "lora")
+    cpu = [name for name in cases_of("bridge-recipes", CPU) if name.endswith(words)]
+    assert [name.split("-fp32-")[1] for name in cpu] == [
+        f"{layout}-ptl-{word}" for layout in ("baseline", "dp2", "tp2", "pp2") for word in words
+    ]
+    packed = [case for on in (CPU, H200) for case in cases_of("bridge-recipes", on).values() if "packed" in case.axes]
+    assert {case.layout.label for case in packed} == {"baseline", "dp2", "tp2"}
+    assert len(packed) == 6 + 12
+    assert all(case.compared_with and not case.compared_with.endswith("packed") for case in packed)
+
+
 def test_recipes_of_nemo_have_enough_layouts_of_two_and_of_four_gpus():
     cases = [case for case in cases_of("nemo-recipes", H200).values() if not case.is_baseline]
     sizes = [case.world_size for case in cases]

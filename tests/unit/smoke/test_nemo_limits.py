@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,10 @@ def test_case_that_continues_in_another_layout_has_it_in_its_second_part_alone()
     [
         ({"recipe": None}, "", {}, "model.recipe"),
         ({"moe": {"num_experts": 4, "router_topk": 2}}, "", {}, "moe and mamba"),
-        ({}, "training", {"loss_mask": "uneven"}, "loss_mask, packed"),
+        ({}, "training", {"loss_mask": "uneven"}, "loss_mask, decoupled_lr"),
+        ({}, "training", {"packed": True}, "packed"),
+        ({}, "training", {"calculate_per_token_loss": True}, "calculate_per_token_loss"),
+        ({}, "training", {"calculate_per_token_loss": True, "finetune": "sft"}, "finetune"),
         ({}, "training", {"decoupled_lr": 1e-4}, "decoupled_lr"),
         ({}, "settings", {"num_distributed_optimizer_instances": 2}, "num_distributed_optimizer_instances"),
     ],
@@ -80,6 +83,19 @@ def test_case_that_the_driver_does_not_train_is_refused(model, part, values, nam
     plan = plan_of(model, part, **values)
     with pytest.raises(ValueError, match=named):
         refuse_unsupported(plan.cases[0], plan.models["gpt"])
+
+
+def test_fine_tuning_is_for_driver_bridge_and_packs_two_samples_into_a_row():
+    own = {"calculate_per_token_loss": True, "finetune": "lora", "packed": True, "global_batch_size": 8}
+    plan = plan_of({}, "training", **own, micro_batch_size=1)
+    case = replace(plan.cases[0], driver="bridge")
+    assert refuse_unsupported(case, plan.models["gpt"]) is None
+    assert (case.training.rows, case.training.microbatches(case.layout)) == (4, 4)
+    unpacked = replace(case.training, packed=False)
+    assert (unpacked.rows, unpacked.microbatches(case.layout)) == (8, 8)
+    by_batch = replace(case, training=replace(case.training, calculate_per_token_loss=False))
+    with pytest.raises(ValueError, match="calculate_per_token_loss"):
+        refuse_unsupported(by_batch, plan.models["gpt"])
 
 
 def test_step_is_what_nemo_has_logged():

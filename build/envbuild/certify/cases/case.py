@@ -13,6 +13,7 @@ from envbuild.catalog.matrix import (
     AttentionBackend,
     CaseSpec,
     Dispatcher,
+    Finetune,
     Fp8Recipe,
     LayoutSpec,
     Matrix,
@@ -158,7 +159,7 @@ class Case:
     @property
     def micro_batches(self) -> int:
         """How many micro batches each data-parallel rank trains in a step."""
-        return self.training.global_batch_size // (self.training.micro_batch_size * self.layout.data)
+        return self.training.rows // (self.training.micro_batch_size * self.layout.data)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -248,7 +249,10 @@ class ResolvedRow:
             "loss_mask": f"mask-{own.loss_mask.value}",
             "calculate_per_token_loss": "ptl" if own.calculate_per_token_loss else "mbl",
             "packed": "packed" if own.packed else "whole",
+            "finetune": own.finetune.value if own.finetune is not Finetune.NONE else "pretrain",
         }
+        if own.packs_pairs:
+            del words["packed"]
         found = [word for name, word in words.items() if getattr(own, name) != getattr(usual, name)]
         return [*found, *([self.spec.fp8_recipe.value] if self.spec.fp8_recipe else [])]
 
@@ -258,6 +262,7 @@ class ResolvedRow:
         dispatcher, continued = spec.moe_token_dispatcher_type, spec.continue_in
         possible = [
             (micro_batch_size != self.matrix_training.micro_batch_size, "micro_batch_size", f"mb{micro_batch_size}"),
+            (self.training.packs_pairs, "packed", "packed"),
             (spec.distributed_optimizer, "distributed_optimizer", "do"),
             (instances > 1, "num_distributed_optimizer_instances", f"oi{instances}"),
             (spec.overlap_grad_reduce, "overlap_grad_reduce", "ogr"),

@@ -9,8 +9,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import AttentionBackend, Dispatcher, Fp8Recipe, LayoutSpec, LossMask, Precision, Recompute
-from envbuild.catalog.model_spec import LayerSpec, LoadBalancing, Normalization
+from envbuild.catalog.matrix import (
+    AttentionBackend,
+    Dispatcher,
+    Finetune,
+    Fp8Recipe,
+    LayoutSpec,
+    LossMask,
+    Precision,
+    Recompute,
+)
+from envbuild.catalog.model_spec import Dataset, LayerSpec, LoadBalancing, Normalization
 from envbuild.certify.cases.case import Layout, ResolvedRow
 
 # Qwen2.5-7B cut to hidden size 128 has 28 heads of 4, for which no attention backend exists; 224 and 3584 work.
@@ -35,7 +44,7 @@ LARGEST_LISTED = 64
 def broken_rules(row: ResolvedRow) -> list[str]:
     """The rules of layouts and settings that a row breaks, each with the values that it allows."""
     sizes = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes)
-    needs = (_layout_needs, _overlap_needs, _training_needs, _setting_needs, _local_needs)
+    needs = (_layout_needs, _overlap_needs, _training_needs, _finetune_needs, _setting_needs, _local_needs)
     found = [rule for source in (*sizes, *needs) for rule in source(row)]
     return found + [f"continue_in: {rule}" for rule in _continued(row)]
 
@@ -100,8 +109,9 @@ def _sizes(row: ResolvedRow) -> Iterator[str]:
 
 def _batches(row: ResolvedRow) -> Iterator[str]:
     spec = row.spec
-    batch, samples = row.training.global_batch_size, row.training.micro_batch_size * spec.data
-    yield from _multiple("global_batch_size", batch, "micro_batch_size x data =", samples)
+    batch, samples = row.training.rows, row.training.micro_batch_size * spec.data
+    name = "half of global_batch_size =" if row.training.packs_pairs else "global_batch_size"
+    yield from _multiple(name, batch, "micro_batch_size x data =", samples)
     # The interleaved schedule works through micro batches in groups of the pipeline's size.
     if spec.virtual_pipeline > 1 and batch % samples == 0:
         yield from _multiple("the number of micro batches", batch // samples, "pipeline =", spec.pipeline)
@@ -242,6 +252,22 @@ def _training_needs(row: ResolvedRow) -> Iterator[str]:
         )
 
 
+def _finetune_needs(row: ResolvedRow) -> Iterator[str]:
+    training, recipe = row.training, row.model.recipe
+    if training.finetune is Finetune.NONE:
+        return
+    name = f"finetune = {training.finetune.value}"
+    if recipe is None or not recipe.is_of_bridge or row.model.dataset is not Dataset.MOCK:
+        yield f"{name} needs a model with a recipe of Megatron-Bridge and dataset mock"
+    # The mean over a micro batch's tokens is another loss where samples are of other lengths, or packed.
+    if not training.calculate_per_token_loss or training.loss_mask is not LossMask.NONE:
+        yield f"{name} needs calculate_per_token_loss and loss_mask none (its prompts are left out as it is)"
+    if row.spec.precision is Precision.FP8:
+        yield f"{name} needs precision fp32 or bf16 (its model is Hugging Face's)"
+    if training.packed and training.micro_batch_size > 1:
+        yield f"{name} with packed needs micro_batch_size = 1 (Megatron-Bridge: when training with packed sequence)"
+
+
 def _setting_needs(row: ResolvedRow) -> Iterator[str]:
     spec, backend = row.spec, row.attention_backend
     local = row.model.layer_spec is LayerSpec.LOCAL
@@ -268,7 +294,8 @@ def _local_needs(row: ResolvedRow) -> Iterator[str]:
         return
     if spec.precision is Precision.FP8:
         yield "precision = fp8 needs layer_spec transformer-engine"
-    if packed:
+    # On the CPU smoke's driver of Megatron-Bridge has a small, slow attention of its own for it.
+    if packed and not (row.training.packs_pairs and row.capabilities.device is Device.CPU):
         why = "megatron-core: Packed sequence is not supported by DotProductAttention"
         yield f"packed needs layer_spec transformer-engine ({why})"
     # Before 0.17 they are there with the package grouped_gemm, which no index has for a recent torch.

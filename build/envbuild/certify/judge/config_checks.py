@@ -8,6 +8,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from envbuild.certify.judge.bands import FACTOR, FLOOR
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import Finding, Problem
 
@@ -17,6 +18,8 @@ PARAMETERS = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
 # Any of them is what "auto" asks for.
 CHOSEN = ("flash", "fused", "unfused")
 LEAST_BUCKETS = 2
+# Of Hugging Face's logits in bf16, relative to those in float64: two units in the last place are 1.6e-2.
+LARGEST_SPREAD = 0.05
 SOCKET = "NET/Socket"
 NCCL = "nccl"
 
@@ -67,8 +70,50 @@ def observed_problems(
             f"its gradients are in {observed.get('gradient_buckets')} bucket, and bucket_size asks for several"
         )
     texts += _attention(case, observed, baseline)
+    finetune = case.get("training", {}).get("finetune", "none")
+    if finetune != "none":
+        texts += _trainable(finetune, observed, baseline)
     problems = [Problem(check="observed", text=text) for text in texts]
+    if finetune != "none":
+        problems += [Problem(check="hugging-face", text=text) for text in _hugging_face(case, observed)]
     return [*problems, *_twice(observed.get("libraries") or {})]
+
+
+def _trainable(finetune: str, observed: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> list[str]:
+    """Where other parameters are trained than all of them, or with LoRA than the adapters alone."""
+    trained, every = observed.get("trainable_parameters"), observed.get("parameters")
+    right = trained == every if finetune == "sft" else bool(trained and every and trained < every)
+    if not right:
+        return [f"{finetune} trains {trained} of {every} parameters"]
+    if baseline is not None and trained != baseline.get("trainable_parameters"):
+        return [f"it trains {trained} parameters, and its baseline {baseline.get('trainable_parameters')}"]
+    return []
+
+
+def _hugging_face(case: Mapping[str, Any], observed: Mapping[str, Any]) -> list[str]:
+    """Where the model that was imported does not compute what Hugging Face's does, or is exported as another."""
+    found = observed.get("hugging_face")
+    if not isinstance(found, Mapping) or not found.get("tensors"):
+        return ["the driver reported nothing of the Hugging Face model that it imported"]
+    texts = []
+    if differing := found.get("differing"):
+        names = f"{', '.join(differing[:3])}{' ...' if len(differing) > 3 else ''}"
+        texts.append(
+            f"of {found['tensors']} tensors that were exported {len(differing)} are not those imported: {names}"
+        )
+    layout, logits, spread = case["layout"], found.get("logits"), found.get("spread")
+    # Elsewhere a rank has but a part of the logits; what the layout trains is compared with the baseline.
+    if layout["pipeline"] > 1 or layout["context"] > 1:
+        return texts
+    if logits is None or spread is None:
+        return [*texts, "its logits were not compared with those of Hugging Face"]
+    allowed = max(FACTOR * spread, FLOOR)
+    if not logits <= allowed:  # also where it is NaN
+        texts.append(f"its logits are off by {logits:.2e} relative from Hugging Face's, allowed {allowed:.2g}")
+    # A spread as wide as this is no measure of rounding.
+    if not spread <= LARGEST_SPREAD:
+        texts.append(f"Hugging Face's own logits are off by {spread:.2e} relative from those in float64")
+    return texts
 
 
 def _attention(case: Mapping[str, Any], observed: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> list[str]:

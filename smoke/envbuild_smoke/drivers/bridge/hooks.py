@@ -1,11 +1,13 @@
 """What the driver does in the middle of Megatron-Bridge's pretrain: a callback of its own kind."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
 from envbuild_smoke.drivers.bridge.data import RecordedForwardStep
+from envbuild_smoke.drivers.bridge.hugging_face import compare_with_hugging_face
 from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
 from envbuild_smoke.drivers.parts import numbers_of
 from envbuild_smoke.drivers.recipe_training import PartRun, unwrapped
@@ -20,7 +22,14 @@ class CaseCallback(Callback):  # type: ignore[misc]
         self._run, self._read, self._began = run, read, 0.0
 
     def on_train_start(self, context: CallbackContext) -> None:
-        """Put the weights in place. The optimizer is there, and has copied others."""
+        """Compare with Hugging Face what Bridge has imported, and put the weights in place.
+
+        The optimizer is there, and has copied others.
+        """
+        model_folder = context.state.cfg.checkpoint.pretrained_checkpoint
+        if self._run.measured is not None and self._run.part.after == 0 and model_folder is not None:
+            compared = compare_with_hugging_face(unwrapped(context.model), Path(model_folder), self._run.part.case)
+            self._run.measured["hugging_face"] = compared
         if self._run.part.resumes_from is None and self._run.start(unwrapped(context.model)):
             context.optimizer.reload_model_params()
         if not self._run.gradients and self._run.part.after == 0:

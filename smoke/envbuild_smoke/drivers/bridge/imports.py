@@ -15,6 +15,8 @@ from envbuild_smoke.drivers.nemo.imports import no_capability
 
 # Megatron-Bridge 0.6.2 imports it unguarded, in this module alone, for LoRA on its layers.
 NEEDS_IT = "megatron.bridge.peft.lora_layers"
+# Start CUDA as they are imported. No recipe here uses them, and their users take their absence.
+UNUSED = ("fla", "flashinfer")
 
 
 def import_bridge() -> None:
@@ -27,20 +29,19 @@ def import_bridge() -> None:
 def cuda_not_asked() -> Iterator[None]:
     """While libraries are imported, keep those that ask for the GPU from starting CUDA.
 
-    modelopt 0.47 asks torch for its capability; flash-linear-attention (`fla`), which no recipe here uses, asks
-    through Triton, and its users take its absence. Measured on an H100: one of the two alone starts CUDA.
+    modelopt 0.47 asks torch for its capability, flash-linear-attention (`fla`) through Triton, and flashinfer 0.6.8 for
+    the number of multiprocessors. Measured on an H100: one of the first two alone starts CUDA.
     """
     original = torch.cuda.get_device_capability
     torch.cuda.get_device_capability = no_capability
-    unused = "fla" not in sys.modules
-    if unused:
-        sys.modules["fla"] = None  # type: ignore[assignment]
+    hidden = [name for name in UNUSED if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         yield
     finally:
         torch.cuda.get_device_capability = original
-        if unused:
-            del sys.modules["fla"]
+        for name in hidden:
+            del sys.modules[name]
 
 
 @contextmanager

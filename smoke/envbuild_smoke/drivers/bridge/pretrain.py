@@ -1,4 +1,4 @@
-"""Trains cut-down recipes with Megatron-Bridge's own pretrain, in the runner's live ranks.
+"""Trains cut-down recipes with Megatron-Bridge's own pretrain or finetune, in the runner's live ranks.
 
 The model, data, optimizer and training loop are Megatron-Bridge's. Every case of a model starts from its baseline's
 weights, resharded.
@@ -12,6 +12,7 @@ with warnings.catch_warnings():
 
     import_bridge()
     from megatron.bridge.training import initialize
+    from megatron.bridge.training.finetune import finetune
     from megatron.bridge.training.pretrain import pretrain
     from megatron.core.datasets import helpers_cpp
 
@@ -44,7 +45,8 @@ def train(context: RankContext) -> None:
 
 def _pretrain(context: RankContext, run: PartRun) -> None:
     read = RecordedForwardStep()
-    pretrain(recipe_of(context, run.part), read, callbacks=[CaseCallback(run, read)])
+    train_with = pretrain if context.case.training.finetune == "none" else finetune
+    train_with(recipe_of(context, run.part), read, callbacks=[CaseCallback(run, read)])
 
 
 def _keep_helpers() -> None:

@@ -13,24 +13,17 @@ from megatron.bridge.models.gpt_provider import local_layer_spec
 from megatron.bridge.training.comm_overlap import CommOverlapConfig
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
-from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
+from envbuild_smoke.drivers.bridge.finetuning import cut_finetuning
+from envbuild_smoke.drivers.bridge.hugging_face import small_config
 from envbuild_smoke.drivers.mcore.model import fp8_options, recompute_options
 from envbuild_smoke.drivers.parts import Part, refuse_unsupported
 from envbuild_smoke.drivers.text import write_text
 from envbuild_smoke.plan.models import Case, Model
 from envbuild_smoke.rank_context import RankContext
 
-# As Megatron's default.
-FFN_WIDTH = 4
 # Values of a byte; the next one ends a document.
 BYTES = 256
-# The kinds of Hugging Face's models that recipes download, by how their names there begin.
-HUGGING_FACE: dict[str, tuple[type[PretrainedConfig], str]] = {
-    "meta-llama/": (LlamaConfig, "LlamaForCausalLM"),
-    "Qwen/Qwen2": (Qwen2Config, "Qwen2ForCausalLM"),
-    "Qwen/Qwen3": (Qwen3Config, "Qwen3ForCausalLM"),
-}
 
 
 def recipe_of(context: RankContext, part: Part) -> ConfigContainer:
@@ -41,10 +34,13 @@ def recipe_of(context: RankContext, part: Part) -> ConfigContainer:
     case, model = part.case, context.model
     refuse_unsupported(case, model)
     with _without_hub(model):
-        recipe: ConfigContainer = getattr(recipes, str(model.recipe))()
+        recipe: ConfigContainer = getattr(recipes, _recipe_name(case, model))()
     _cut_model(recipe.model, case, model)
-    _cut_data(recipe, context)
     _cut_training(recipe, part)
+    if case.training.finetune == "none":
+        _cut_data(recipe, context)
+    else:
+        cut_finetuning(recipe, context)
     _lay_out(recipe, case)
     if case.precision != "bf16":
         recipe.mixed_precision = _precision(case, context)
@@ -53,35 +49,21 @@ def recipe_of(context: RankContext, part: Part) -> ConfigContainer:
     return recipe
 
 
+def _recipe_name(case: Case, model: Model) -> str:
+    """Return the name of the recipe, which Megatron-Bridge has three times: to pretrain, SFT, and PEFT with LoRA."""
+    kinds = {"none": "pretrain", "sft": "sft", "lora": "peft"}
+    return str(model.recipe).replace("_pretrain_", f"_{kinds[case.training.finetune]}_")
+
+
 @contextmanager
 def _without_hub(model: Model) -> Iterator[None]:
     """Give recipes a small model's sizes in the place of those that they read from Hugging Face's hub."""
     original = AutoBridge.__dict__["from_hf_pretrained"]
-    AutoBridge.from_hf_pretrained = staticmethod(lambda name, **_: AutoBridge.from_hf_config(_small(name, model)))
+    AutoBridge.from_hf_pretrained = staticmethod(lambda name, **_: AutoBridge.from_hf_config(small_config(name, model)))
     try:
         yield
     finally:
         AutoBridge.from_hf_pretrained = original
-
-
-def _small(name: str, model: Model) -> PretrainedConfig:
-    kinds = [kind for begin, kind in HUGGING_FACE.items() if str(name).startswith(begin)]
-    if not kinds:
-        raise ValueError(f"driver bridge knows no small model like {name}, which recipe {model.recipe} downloads")
-    ((config, architecture),) = kinds
-    heads = model.num_attention_heads
-    return config(
-        num_hidden_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        intermediate_size=FFN_WIDTH * model.hidden_size,
-        num_attention_heads=heads,
-        num_key_value_heads=model.num_query_groups or heads,
-        head_dim=model.hidden_size // heads,
-        max_position_embeddings=model.sequence_length,
-        vocab_size=model.vocabulary_size,
-        tie_word_embeddings=False,
-        architectures=[architecture],
-    )
 
 
 def _cut_model(config: Any, case: Case, model: Model) -> None:
@@ -113,7 +95,7 @@ def _cut_training(recipe: ConfigContainer, part: Part) -> None:
     training, settings = part.case.training, part.case.settings
     train, optimizer, checkpoint = recipe.train, recipe.optimizer, recipe.checkpoint
     train.train_iters = part.until
-    train.global_batch_size, train.micro_batch_size = training.global_batch_size, training.micro_batch_size
+    train.global_batch_size, train.micro_batch_size = training.rows, training.micro_batch_size
     train.manual_gc = False
     recipe.validation.eval_iters = 0
     optimizer.lr = optimizer.min_lr = training.learning_rate

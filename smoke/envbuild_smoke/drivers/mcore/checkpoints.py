@@ -115,7 +115,13 @@ def weights_state(chunks: list[torch.nn.Module]) -> dict[str, Any]:
 
 def _put_weights(chunks: list[torch.nn.Module], loaded: dict[str, Any]) -> None:
     for index, chunk in enumerate(chunks):
-        chunk.load_state_dict(loaded[f"model{index}"])
+        # Of a layer in Megatron-Bridge's wrapper for LoRA, a checkpoint has the names that it has without.
+        modules = dict(chunk.named_modules())
+        state = {}
+        for name, value in loaded[f"model{index}"].items():
+            owner, _, own = name.rpartition(".")
+            state[f"{owner}.to_wrap.{own}" if f"{owner}.to_wrap" in modules else name] = value
+        chunk.load_state_dict(state)
 
 
 def _training_state(chunks: list[torch.nn.Module], optimizer: Any, *, loading: bool) -> dict[str, Any]:

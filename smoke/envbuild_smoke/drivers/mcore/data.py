@@ -60,8 +60,10 @@ class SamplesRead:
         """The digest of each sample that this rank has read, step by step."""
         return [samples for _, samples in self._steps]
 
-    def digest(self, micro_batch_size: int) -> str:
+    def digest(self, micro_batch_size: int | None) -> str:
         """Return "sha256:..." of all samples of the run, in the order of the global batches; called by every rank.
+
+        Without a micro batch size, samples of a step may be in any order, as those are that were packed.
 
         It is the same for every layout of one training. Ranks that are to read the same samples and do not
         make it another one, too.
@@ -74,9 +76,13 @@ class SamplesRead:
             # those that differ.
             by_data_rank = dict(reversed([item for item in ranks if item[1]]))
             shares = [by_data_rank[data_rank] for data_rank in sorted(by_data_rank)]
-            for first in range(0, max(map(len, shares), default=0), micro_batch_size):
+            if micro_batch_size is None:
+                shares = [sorted(sample for share in shares for sample in share)]
+            most = max(map(len, shares), default=0)
+            size = micro_batch_size or most
+            for first in range(0, most, max(size, 1)):
                 for share in shares:
-                    total.update(b"".join(share[first : first + micro_batch_size]))
+                    total.update(b"".join(share[first : first + size]))
             for data_rank, samples in ranks:
                 # In the middle of a pipeline a framework need not read any.
                 if samples and samples != by_data_rank[data_rank]:

@@ -74,7 +74,8 @@ def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: Sa
             sorted({str(p.dtype).removeprefix("torch.") for chunk in chunks for p in chunk.parameters()})
         ),
         "parameters": _parameters(chunks),
-        "samples_digest": samples.digest(case.training.micro_batch_size),
+        "trainable_parameters": _parameters(chunks, trainable=True),
+        "samples_digest": samples.digest(None if case.training.finetune != "none" else case.training.micro_batch_size),
         "libraries": mapped(),
         # Since the case began: what torch's allocator has given out. On the CPU it has no such number.
         **({"peak_memory_bytes": torch.cuda.max_memory_allocated()} if torch.cuda.is_initialized() else {}),
@@ -151,15 +152,18 @@ def _largest(modules: list[torch.nn.Module], names: tuple[str, ...]) -> float:
     return max(found)
 
 
-def _parameters(chunks: list[torch.nn.Module]) -> int:
-    """Return the number of parameters of the whole model: each rank counts those that no other rank counts."""
+def _parameters(chunks: list[torch.nn.Module], *, trainable: bool = False) -> int:
+    """Return the number of parameters of the whole model: each rank counts those that no other rank counts.
+
+    With `trainable`, those that are trained alone.
+    """
     tensor_first = parallel_state.get_tensor_model_parallel_rank() == 0
     dense_first = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
     expert_first = parallel_state.get_expert_data_parallel_rank() == 0
     own = 0
     for parameter in (p for chunk in chunks for p in chunk.parameters()):
         # The last stage's copy of the embedding.
-        if getattr(parameter, "shared", False):
+        if getattr(parameter, "shared", False) or (trainable and not parameter.requires_grad):
             continue
         # "allreduce" is False on the parameters of experts.
         first = dense_first if getattr(parameter, "allreduce", True) else expert_first
