@@ -85,7 +85,7 @@ def test_older_commit_is_taken_where_nothing_works_at_the_tip(nemo: Any, tip: Ca
     assert (found.head, found.follows, found.version) == (head, True, "2.2.0")
     assert found.commit != head
     (behind,) = lock.behind
-    assert f"nemo-toolkit {found.commit[:12]}, 1 commits and 10 days behind the tip of main; the tip fails" in behind
+    assert f"nemo-toolkit {found.commit[:12]}, 1 commit and 10 days behind the tip of main; the tip fails" in behind
     assert "No module named 'nobody_has_this'" in behind
     assert result(nemo.run(*LOCK))["built"] is False
     nemo.run("lock", "--check")

@@ -103,7 +103,7 @@ def test_a_submodule_that_cannot_be_had(nemo: Any, bridge: Callable[..., str], u
     lock = lock_of(nemo, "nemo")
     assert lock.components["megatron-bridge"].commit == good
     (behind,) = lock.behind
-    assert behind.startswith(f"megatron-bridge {good[:12]}, 1 commits and 0 days behind the tip of main; ")
+    assert behind.startswith(f"megatron-bridge {good[:12]}, 1 commit and 0 days behind the tip of main; ")
     assert what in behind
 
 

@@ -16,13 +16,13 @@ from envbuild.cli.command import Command, command_line, flag_of, given_options
 from envbuild.cli.common import PathArgument, Session, output_options, selection_options
 from envbuild.cli.print_lock import print_lock
 from envbuild.core.digests import short
-from envbuild.core.errors import BuildError, CheckRefusedError, ResolutionError, UsageError
+from envbuild.core.errors import EnvbuildError, UsageError
 from envbuild.core.progress import PlainReporter, Reporter, SilentReporter
 from envbuild.core.text import shown
 from envbuild.lock.bases import lock_on_fitting_base
 from envbuild.lock.checks.findings import CODES
 from envbuild.lock.inputs.pins import foreign_pins, parse_pins, variant_name
-from envbuild.lock.inputs.request import LockRequest, leaves_open
+from envbuild.lock.inputs.request import LockRequest, is_curable, leaves_open
 from envbuild.lock.lock import LockOptions
 from envbuild.lock.lockdir import lock_path, with_locked_base
 from envbuild.lock.next_command import with_next_command
@@ -151,8 +151,10 @@ def command(
     request = dataclasses.replace(request, base_named=base is not None)
     try:
         result = lock_on_fitting_base(selection, request, path_for, options_for, session.context)
-    except (CheckRefusedError, ResolutionError, BuildError) as error:
-        place = ["--out", str(out)] if out else ["--name", kept] if kept != selection.stack_name else []
+    except EnvbuildError as error:
+        if not is_curable(error):
+            raise
+        place = ["--out", str(out)] if out else ["--name", name] if name else []
         raise with_next_command(error, selection, request, place, session.context.clock()) from error
     print_lock(session, result, verifier.verified if verifier else None)
 
@@ -211,6 +213,12 @@ def _refuse_with(context: click.Context, mode: str, idle: set[str]) -> None:
 def _known_codes(session: Session, allow: tuple[str, ...]) -> None:
     known = sorted({*CODES, *session.catalog.conflicts()})
     if unknown := [word for word in allow if word not in known and not _is_id(word, known)]:
+        if unknown[0].partition(":")[0] in known:
+            raise UsageError(
+                f"--allow {unknown[0]} has no ID of a finding",
+                why="An ID is the check's code, a colon and 8 hexadecimal digits.",
+                fix="Copy it from the brackets of a refused lock, or name the code alone: all findings of the check.",
+            )
         raise UsageError(
             f"--allow {unknown[0]}: no check has that code",
             why=f"Codes: {', '.join(known)}.",

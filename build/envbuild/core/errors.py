@@ -100,6 +100,8 @@ class ResolutionError(EnvbuildError):
 
     # Pins that resolved when they were tried in the place of those that do not, by component.
     resolving_pins: Mapping[str, str] = {}
+    # The nearest releases to those that are not there, by component; not tried yet.
+    nearest_pins: Mapping[str, str] = {}
 
 
 class CheckRefusedError(EnvbuildError):
@@ -190,6 +192,9 @@ class PublicationRefusedError(EnvbuildError):
 class NetworkError(EnvbuildError):
     exit_code = 10
     meaning = "the network, a registry or a store cannot be reached or refused"
+
+    # The server answered, and does not have it. An outage is none of that: it ends by itself.
+    gone: bool = False
 
 
 class MachineError(EnvbuildError):

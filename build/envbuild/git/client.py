@@ -40,6 +40,13 @@ OTHER_REPOSITORY = (
     "GIT_WORK_TREE",
 )
 
+# git's words for a repository or a ref that is not there, or may not be taken; a host asks for a user where it shows
+# none to a stranger.
+GONE = re.compile(
+    r"not found|does not (appear to be|exist)|couldn't find remote ref|could not read Username|"
+    r"transport '\S+' not allowed|unable to find remote helper",
+    re.IGNORECASE,
+)
 _PROGRESS = re.compile(r"\d+% \(\d+/\d+\)|^remote: (Enumerating|Counting|Compressing|Total)\b")
 # git has no status of its own for it; upload-pack has used this text since partial clones exist.
 # A server without an object that it may fetch from its own (git-upload-pack does not).
@@ -160,7 +167,7 @@ class GitClient:
                 fix=f"Serve a whole one in its place: git clone --mirror {self.url}",
                 log=self.settings.log,
             )
-        return NetworkError(
+        error = NetworkError(
             f"cannot {what}",
             why=mask("\n".join(filter(None, (f"The repository is {self.url}", rewritten, cause)))),
             fix=f"Check whether `git ls-remote {self.url}` works here. git itself has the settings to reach it: "
@@ -168,6 +175,8 @@ class GitClient:
             "asks for no password), an ssh key.",
             log=self.settings.log,
         )
+        error.gone = GONE.search(cause) is not None
+        return error
 
 
 def _command(folder: Path, arguments: Sequence[str]) -> list[str | Path]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from packaging.utils import canonicalize_name
+
 from envbuild.catalog.catalog import Selection
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.lock.checks.findings import LockRefusedError
@@ -28,8 +30,9 @@ def with_next_command(
     """
     words, following = _next(error, selection, request, now)
     command = ["envbuild", "lock", "--stack", selection.stack_name, *_base_options(selection, request, following)]
-    # Pins need a name for their lock.
-    where = list(place) or (["--name", "NAME"] if following.pins else [])
+    # Pins need a name for their lock; that of the anchor alone gives it one.
+    named = list(following.pins) in ([], [selection.stack.anchor])
+    where = list(place) or ([] if named else ["--name", "NAME"])
     line = shlex.join([*command, *request_options(following), *where])
     return error.with_context(fix="\n".join(filter(None, [error.fix, f"{words}: {line}"])))
 
@@ -45,17 +48,30 @@ def _base_options(selection: Selection, request: LockRequest, following: LockReq
 
 def _next(error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime) -> tuple[str, LockRequest]:
     """What the command is, in words, and what it asks for."""
-    if isinstance(error, ResolutionError) and error.resolving_pins:
-        pins = {**request.pins, **error.resolving_pins}
-        return "This resolved when it was tried", replace(request, pins=pins)
+    if isinstance(error, ResolutionError) and (found := error.resolving_pins or error.nearest_pins):
+        words = "This resolved when it was tried" if error.resolving_pins else "Next, with the nearest release"
+        return words, replace(request, pins={**request.pins, **found})
     if request.exact:
         return "Other releases and older commits are tried without --exact", replace(request, exact=False)
+    if blamed := _blamed_pins(error, selection, request):
+        pins = {name: text for name, text in request.pins.items() if name not in blamed}
+        words = f"Without --pin {', '.join(f'{name}={request.pins[name]}' for name in blamed)} other releases are tried"
+        return words, replace(request, pins=pins)
     builds = selection.stack.builds_for(selection.target_name)
-    if request.base_named and builds is not None and len(builds.bases) > 1:
-        words = f"The other bases of the stack ({', '.join(builds.bases)}) are tried without --base"
+    others = [name for name in builds.bases if name != selection.base_name] if builds is not None else []
+    if request.base_named and others:
+        words = f"The other bases of the stack ({', '.join(others)}) are tried without --base"
         return words, replace(request, base_named=False)
     if isinstance(error, LockRefusedError):
         allow = tuple(dict.fromkeys([*request.allow, *(item.id for item in error.findings if not item.warning)]))
         return "The whole command", replace(request, allow=allow)
     day = (parse_date(request.as_of or "") or now.date()) - STEP_BACK
     return "Next, with what there was a week earlier", replace(request, as_of=day.isoformat())
+
+
+def _blamed_pins(error: EnvbuildError, selection: Selection, request: LockRequest) -> list[str]:
+    """The pins of companions that findings are about: no other base cures these."""
+    findings = [item for item in error.findings if not item.warning] if isinstance(error, LockRefusedError) else []
+    packages = {package for item in findings for package in item.packages}
+    anchor = selection.stack.anchor
+    return [name for name in request.pins if name != anchor and canonicalize_name(name) in packages]

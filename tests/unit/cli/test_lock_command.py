@@ -39,7 +39,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     [
         (("--allow", "nonsense"), 2, "no check has that code"),
         (("--allow", "nonsense:12345678"), 2, "no check has that code"),
-        (("--allow", "glibc:1234567"), 2, "no check has that code"),
+        (("--allow", "glibc:1234567"), 2, "has no ID of a finding"),
         (("--pin", "lib=1.0", "--pin", "LIB=1.0", "--name", "x"), 2, "pinned twice"),
         (("--pin", "bogus=1"), 2, "no component 'bogus' to pin"),
         (("--pin", "bogus=1", "--name", "x"), 2, "lib, dep"),

@@ -16,6 +16,17 @@ NOW = datetime(2026, 11, 22, 20, tzinfo=timezone.utc)
 REFUSED = LockRefusedError("w", fix="f", findings=[CheckFinding(code="glibc", what="w", fix="f")])
 
 
+DRIFT = LockRefusedError(
+    "w", findings=[CheckFinding(code="api-drift", what="w", fix="f", packages=("megatron-core", "nemo-toolkit"))]
+)
+
+
+def no_release(version: str) -> ResolutionError:
+    error = ResolutionError("w", fix="f")
+    error.nearest_pins = {"nemo-toolkit": version}
+    return error
+
+
 def tried(*pins: str) -> ResolutionError:
     error = ResolutionError("w", fix="f")
     error.resolving_pins = dict.fromkeys(pins, "1.1")
@@ -33,6 +44,9 @@ def tried(*pins: str) -> ResolutionError:
         (tried(), LockRequest(exact=True), "--base B"),
         (REFUSED, LockRequest(exact=True, as_of="2025-01-01", base_named=False), "--as-of 2025-01-01"),
         (tried(), LockRequest(base_named=True), "--target h200"),
+        (no_release("3.0.0"), LockRequest(pins={"nemo-toolkit": "99"}), "--base B --pin nemo-toolkit=3.0.0"),
+        (DRIFT, LockRequest(pins={"nemo-toolkit": "2", "megatron-core": "9"}), "--base B --pin nemo-toolkit=2"),
+        (DRIFT, LockRequest(pins={"nemo-toolkit": "2"}), "--target h200 --pin nemo-toolkit=2"),
         (REFUSED, LockRequest(base_named=False), f"--allow {REFUSED.findings[0].id}"),
         (tried(), LockRequest(base_named=False), "--as-of 2026-11-15"),
         (BuildError("w"), LockRequest(as_of="2025-03-05", base_named=False), "--as-of 2025-02-26"),
@@ -53,6 +67,18 @@ def test_pins_get_a_name():
     selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
     found = with_next_command(tried("torch"), selection, LockRequest(), [], NOW)
     assert found.fix.endswith("--pin torch=1.1 --name NAME")
+
+
+def test_the_anchors_pin_names_its_lock_itself():
+    selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
+    found = with_next_command(no_release("3.0.0"), selection, LockRequest(pins={"nemo-toolkit": "99"}), [], NOW)
+    assert found.fix.endswith("--pin nemo-toolkit=3.0.0")
+
+
+def test_other_bases_are_others():
+    selection = Selection(Catalog.open(Path("/nonexistent")), "mcore", "debian12-cu130", "h200")
+    found = with_next_command(tried(), selection, LockRequest(base_named=True), [], NOW)
+    assert "The other bases of the stack (ubuntu2404-cu130) are tried without --base" in found.fix
 
 
 def test_a_target_that_chose_the_base_is_kept():

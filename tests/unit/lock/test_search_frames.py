@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
+from envbuild.git.refs import Commit, CommitKind
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.search import search as module
@@ -65,3 +67,12 @@ def test_a_repository_that_gives_nothing_is_not_cured_by_another_release(
     assert after_one == State().with_move(first)
     after_two = search.after(after_one, steps, error)
     assert after_two == (older if next_commit else State().with_move(second))
+
+
+def test_an_older_commit_with_a_later_date_is_no_days_behind() -> None:
+    def at(day: int) -> Commit:
+        when = datetime(2026, 1, day, tzinfo=timezone.utc)
+        return Commit(sha="a" * 40, committed_at=when, kind=CommitKind.BRANCH, name="main")
+
+    assert module._distance(at(2), at(1), 1) == "1 commit and 0 days behind the tip"
+    assert module._distance(at(1), at(2), 2) == "2 commits and 1 day behind the tip"

@@ -30,6 +30,19 @@ def test_searches_for_the_same_begin_and_end_while_others_do(tmp_path: Path) -> 
     assert not (store.root / "searches" / "same").exists()
 
 
+@pytest.mark.parametrize(("attempts", "resumed"), [(0, False), (1, True)])
+def test_only_known_attempts_hold_a_search_to_its_moment(tmp_path: Path, attempts: int, resumed: bool) -> None:
+    reporter = SilentReporter()
+    store = LocalStore(tmp_path / "store", reporter)
+    context = Context(store=store, site=load_site({"HOME": str(tmp_path)}), reporter=reporter)
+    folder = store.root / "searches" / "same"
+    first = SearchSession(folder=folder, context=context, verifies=False).begin(context).clock()
+    for number in range(attempts):
+        (folder / f"{number}.json").write_text("{}")
+    second = SearchSession(folder=folder, context=context, verifies=False).begin(context).clock()
+    assert (second == first) is resumed
+
+
 def test_other_code_searches_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = SilentReporter()
     store = LocalStore(tmp_path / "store", reporter)

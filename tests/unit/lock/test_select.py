@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.stack import Component, Stack
-from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.errors import ConfigurationError, NetworkError, UsageError
 from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion, DecidedBy, Lead
@@ -157,6 +157,23 @@ def test_upstreams_commit_is_in_the_repository_that_upstream_names():
     """It may be a fork, and then the stack's own repository does not have the commit."""
     fork = stack_of(**{"nemo-toolkit": {"git": NEMO, "ref": "main"}, "megatron-core": {"git": "https://x/other"}})
     assert chosen(fork)["megatron-core"].git == MCORE
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_an_outage_sends_nobody_to_an_older_commit(gone, monkeypatch):
+    error = NetworkError("cannot list the refs")
+    error.gone = gone
+    resolve = FakeRepository.resolve
+
+    def fails(self, *arguments):
+        if self.url == MCORE:
+            raise error
+        return resolve(self, *arguments)
+
+    monkeypatch.setattr(FakeRepository, "resolve", fails)
+    with pytest.raises(NetworkError) as caught:
+        chosen(stack_of(**{"nemo-toolkit": {"git": NEMO, "ref": "main"}, "megatron-core": {"git": MCORE}}))
+    assert caught.value.of_upstream is gone
 
 
 # ---- of a commit that upstream pins, its release

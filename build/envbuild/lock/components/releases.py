@@ -74,12 +74,14 @@ def _no_release(
         why += f"\n{chosen.spec.git} has the tag{'s' if len(tags) > 1 else ''} {', '.join(tags)}."
         tag = tags[0] if isinstance(parse_ref(tags[0]), GitRef) else f"{GIT_PREFIX}{tags[0]}"
         fix = f"Take the tag: --pin {chosen.name}={tag}. Or a release: {fix}"
-    return ResolutionError(
+    missing = ResolutionError(
         f"there is no release {version} of {chosen.name}" + (f" as of {newest}" if newest else ""),
         why=f"{why}\n{error.why}",
         fix=fix,
         log=error.log,
     )
+    missing.nearest_pins = {chosen.name: next(iter(found))} if found else {}
+    return missing
 
 
 @dataclass(frozen=True, kw_only=True)

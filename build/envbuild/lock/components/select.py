@@ -214,7 +214,11 @@ def _companion(
             why=f"{because} names it for {name}.\n{error.why}",
             fix=f"{error.fix}\n{older if companion.where.startswith('submodule') else another}",
         )
-        raise named.about(canonicalize_name(name), canonicalize_name(by.chosen.name)).at_upstream() from None
+        named = named.about(canonicalize_name(name), canonicalize_name(by.chosen.name))
+        # An outage: another commit of upstream's is no cure.
+        if isinstance(error, NetworkError) and not error.gone:
+            raise named from None
+        raise named.at_upstream() from None
     if spec.release_file is None:
         return replace(chosen, git=git, commit=commit, pinned_by=by.chosen.name)
     # Upstream's Transformer Engine is pinned by commit, and only a build would tell what that commit requires.

@@ -252,5 +252,6 @@ def _words(state: State) -> str:
 
 
 def _distance(older: Commit, newer: Commit, commits: int) -> str:
-    days = (newer.committed_at - older.committed_at).days
-    return f"{commits} commits and {days} days behind the tip"
+    # Of a branch that was rewritten, or a machine with a wrong clock, the older commit can have the later date.
+    days = max((newer.committed_at - older.committed_at).days, 0)
+    return f"{commits} commit{'s' if commits != 1 else ''} and {days} day{'s' if days != 1 else ''} behind the tip"

@@ -85,8 +85,9 @@ class SearchSession:
             except (FileNotFoundError, ValueError, KeyError):
                 started = None
             # Not a start that is still to come: the machine's clock was wrong then, or is now.
-            if started is not None and timedelta() <= now - started < LASTING:
-                known = len(list(self.folder.glob("*.json"))) - 1
+            known = len(list(self.folder.glob("*.json"))) - 1
+            # Without a known attempt there is nothing to go on with: the run ended before one, by an outage, say.
+            if known > 0 and started is not None and timedelta() <= now - started < LASTING:
                 self.context.reporter.note(
                     f"note: resuming as of {started:%Y-%m-%d %H:%M} UTC, when it first ran; {known} attempts are known"
                 )

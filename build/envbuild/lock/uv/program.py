@@ -18,6 +18,7 @@ from envbuild.core.errors import (
 )
 from envbuild.core.exit_status import full_disk, ran_out_of_space, tail
 from envbuild.core.process import Finished, ProcessOptions, answer, run
+from envbuild.git.client import GONE
 from envbuild.lock.uv.interpreter import minor_of_project, pyenv_python
 from envbuild.lock.uv.settings import resolving_uv
 
@@ -31,11 +32,6 @@ _GIT = re.compile(r"Git operation failed")
 # git's words for a commit that a server does not have, and uv's for which. Server and client write to one stream, and
 # may write into each other's lines.
 _NO_COMMIT = re.compile(r"not our ref|unadvertised object")
-# git's words for a repository or a ref that is not there; a host asks for a user where it shows none to a stranger.
-# Of an outage another commit of upstream's is no cure.
-_GONE = re.compile(
-    r"not found|does not (appear to be|exist)|couldn't find remote ref|could not read Username", re.IGNORECASE
-)
 _COMMIT = re.compile(r"failed to fetch commit `([0-9a-f]{12})")
 # The archive's name is in whatever uv writes of a Python that it could not download: of the connection, of a mirror
 # without it, of a file that is cut off.
@@ -191,7 +187,8 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
             "set in git itself: rewriting (url.<base>.insteadOf), http.proxy, http.sslCAInfo, credential.helper.",
             log=log,
         )
-        return error.at_upstream() if _GONE.search(output) else error
+        # Of an outage another commit of upstream's is no cure.
+        return error.at_upstream() if GONE.search(output) else error
     if _NETWORK.search(output):
         return NetworkError(
             f"cannot {what}: a package index or a file on it cannot be reached",
