@@ -76,7 +76,7 @@ def test_a_folder_of_a_repository_is_built_alone(tmp_path):
     wheel = build_wheel(wanted, archive, workspace(tmp_path), ignore)
     with zipfile.ZipFile(wheel) as made:
         assert made.read("place.txt") == b"python"
-        assert made.read("home.txt") == b"/run/envbuild/build/home"
+        assert made.read("home.txt") == b"/run/wheel/build/home"
 
 
 def test_without_a_namespace_folders_are_where_they_are(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from envbuild.core.errors import MachineError
 from envbuild.core.process import find_tool, run
 
 # /run: there on every machine, and nothing in it takes part in a build that has no network.
-PLACE = Path("/run/envbuild")
+PLACE = Path("/run/wheel")
 # $1 is a folder for a file system in memory, which becomes /run once everything is bound below it: what is bound may
 # come from the machine's own /run.
 _SCRIPT = """\
@@ -25,15 +25,15 @@ set -eu
 stage=$1
 shift
 mount -n -t tmpfs -o mode=755 envbuild "$stage"
-mkdir "$stage/envbuild"
+mkdir "$stage/wheel"
 while [ "$1" != -- ]; do
-    mkdir "$stage/envbuild/$1"
-    mount -n --rbind "$2" "$stage/envbuild/$1"
+    mkdir "$stage/wheel/$1"
+    mount -n --rbind "$2" "$stage/wheel/$1"
     shift 2
 done
 shift
 mount -n --move "$stage" /run
-cd /run/envbuild/build
+cd /run/wheel/build
 exec "$@"
 """
 
