@@ -153,6 +153,24 @@ def test_the_same_build_gives_the_same_bytes(own: Any, index: SimpleIndex, tmp_p
 
 
 @pytest.mark.slow
+def test_another_cache_and_job_count_give_the_same_bytes(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
+    """nvcc puts a number made of its whole command into names of symbols that a file has for itself."""
+    own_symbols = (
+        "namespace { __global__ void hidden(float *v) { v[0] = 1; } }\n"
+        "void go(float *v) { hidden<<<1, 1>>>(v); }\n"
+    )
+    # With its whole path, as torch.utils.cpp_extension names a source.
+    locked(own, index, tmp_path, files={"own.cu": own_symbols}, link="os.path.abspath('own.cu')")
+    (first,) = wheels(own, "--jobs", "1")["wheels"]
+    other = type(own)(own.project, tmp_path / "another" / "place" / "of-a-cache")
+    other.env = own.env
+    (second,) = wheels(other, "--jobs", "2")["wheels"]
+    assert compiled(tmp_path) == 2
+    assert second["path"] != first["path"]
+    assert second["record"]["digest"] == first["record"]["digest"]
+
+
+@pytest.mark.slow
 def test_a_wheel_that_is_not_what_was_asked_for_is_not_kept(
     own: Any, index: SimpleIndex, tmp_path: Path, cuda: Toolchain
 ) -> None:

@@ -12,7 +12,7 @@ from envbuild.core.digests import Json, digest_of, sha256_file
 from envbuild.wheels.build import nvcc_wrapper
 
 # Raised when a wheel made from the same parts would come out differently.
-FORMAT = 3
+FORMAT = 4
 # What a machine brings; a wheel that differs in nothing else from what is wanted fits the lock and the target.
 OF_THE_MACHINE = frozenset({"toolkit", "toolkit_packages", "cuda_toolkit", "host_compiler", "nvcc_front"})
 

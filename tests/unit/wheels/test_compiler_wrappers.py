@@ -13,6 +13,7 @@ import pytest
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.build import jobserver
 from envbuild.wheels.build.compiler_wrappers import Tokens, write_wrappers
+from envbuild.wheels.build.fixed_paths import BuildPaths
 from envbuild.wheels.build.jobserver import HOLDS_TOKENS, acquire_tokens, needs_tokens
 from envbuild.wheels.build.limits import Limits
 from envbuild.wheels.toolchain.toolchain import Toolchain
@@ -47,7 +48,8 @@ def tokens(folder: Path, jobs: int = 2, memory: int = 8, takes: int = 4) -> Toke
 def wrappers(tmp_path: Path, program: str = SAY, **limits: int):
     wanted = Architectures.of(["90a"], ["90a"])
     home = toolchain(tmp_path / "cuda 13", program)
-    return write_wrappers(home, wanted, tokens(tmp_path / "t", **limits), tmp_path / "f", {tmp_path / "s": "/build"})
+    paths = BuildPaths(build=tmp_path / "s", environment=tmp_path / "e", cuda=home.home, stage=None)
+    return write_wrappers(home, wanted, tokens(tmp_path / "t", **limits), tmp_path / "f", paths)
 
 
 def test_cuda_home_links_the_toolkit_and_has_a_wrapped_nvcc(tmp_path):
@@ -62,7 +64,8 @@ def test_host_compilers_get_their_arguments_as_they_are(tmp_path):
     made = wrappers(tmp_path)
     assert (made.cc.name, made.cxx.name) == ("gcc", "g++")
     done = subprocess.run([made.cxx, "-DX=a b", "-c", "a.cpp"], capture_output=True, text=True, env={})
-    places = [f"-ffile-prefix-map={tmp_path}/s=/build", f"-ffile-prefix-map={tmp_path}/cuda 13=/cuda"]
+    named = {"s": "/build", "e": "/environment", "cuda 13": "/cuda"}
+    places = [f"-ffile-prefix-map={tmp_path}/{folder}={name}" for folder, name in named.items()]
     assert done.stdout.splitlines() == [*places, "-DX=a b", "-c", "a.cpp"]
 
 

@@ -13,7 +13,9 @@ from unit.wheels.test_compiler_wrappers import toolchain
 
 from envbuild.core.errors import BuildError, CheckRefusedError
 from envbuild.lock.uv.program import uv_program
+from envbuild.wheels.build import fixed_paths
 from envbuild.wheels.build.compiler_wrappers import Tokens
+from envbuild.wheels.build.fixed_paths import BuildPaths
 from envbuild.wheels.build.limits import Limits
 from envbuild.wheels.build.wheel import WheelWorkspace, build_wheel
 from envbuild.wheels.sources import SourceOrigin
@@ -74,7 +76,16 @@ def test_a_folder_of_a_repository_is_built_alone(tmp_path):
     wheel = build_wheel(wanted, archive, workspace(tmp_path), ignore)
     with zipfile.ZipFile(wheel) as made:
         assert made.read("place.txt") == b"python"
-        assert made.read("home.txt").decode() == str(tmp_path / "scratch/home")
+        assert made.read("home.txt") == b"/run/wheel/build/home"
+
+
+def test_without_a_namespace_folders_are_where_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(fixed_paths, "find_tool", lambda *_names: Path("/bin/false"))
+    are_possible = fixed_paths.are_possible.__wrapped__
+    assert not are_possible()
+    paths = BuildPaths(build=tmp_path / "b", environment=tmp_path / "e", cuda=tmp_path / "c", stage=None)
+    assert paths.seen(tmp_path / "b/x") == tmp_path / "b/x"
+    assert paths.command(["uv", "build"]) == ["uv", "build"]
 
 
 def test_missing_headers_are_named(tmp_path):

@@ -18,6 +18,7 @@ from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.progress import Reporter
 from envbuild.store.local import LocalStore
 from envbuild.wheels.build.compiler_wrappers import Tokens
+from envbuild.wheels.build.fixed_paths import are_possible
 from envbuild.wheels.build.limits import Limits
 from envbuild.wheels.build.wheel import WheelWorkspace, build_wheel
 from envbuild.wheels.cache.entry import BUILDS_KIND
@@ -78,6 +79,11 @@ def make_wheels(
 
 def _build_all(plans: Sequence[WheelPlan], prepare: Callable[[], Path], context: BuildContext) -> dict[str, Built]:
     _refuse_path(context.store.root)
+    if not are_possible():
+        context.reporter.note(
+            "note: this machine gives a process no mount namespace, so the bytes of these wheels depend on the path of "
+            "the cache directory"
+        )
     limits, toolchain = context.limits, context.toolchain()
     refuse_unknown_sm(toolchain, dict.fromkeys(sm for plan in plans for sm in plan.expected.sass))
     environment = prepare()

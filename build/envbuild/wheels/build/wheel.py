@@ -14,6 +14,7 @@ from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import ProcessOptions, run
 from envbuild.lock.uv.program import uv_program
 from envbuild.wheels.build.compiler_wrappers import CompilerWrappers, Tokens, write_wrappers
+from envbuild.wheels.build.fixed_paths import BuildPaths, are_possible
 from envbuild.wheels.build.unpack import SOURCE_DATE_EPOCH, apply_patches, unpack
 from envbuild.wheels.plan import WheelPlan
 from envbuild.wheels.toolchain.toolchain import Toolchain
@@ -64,9 +65,9 @@ def build_wheel(plan: WheelPlan, archive: bytes, workspace: WheelWorkspace, prog
     tree = unpack(plan.name, archive, workspace.folder / KEPT, plan.origin.subdirectory)
     apply_patches(plan.name, tree, plan.patches)
     source = tree / plan.origin.subdirectory
-    places = {workspace.folder: "/build", workspace.environment: "/environment"}
-    wrappers = write_wrappers(workspace.toolchain, plan.asked, workspace.tokens, workspace.folder / "wrappers", places)
-    environment = _variables(plan, workspace, wrappers)
+    paths = _paths(workspace)
+    wrappers = write_wrappers(workspace.toolchain, plan.asked, workspace.tokens, workspace.folder / "wrappers", paths)
+    environment = _variables(plan, workspace, wrappers, paths)
     out = workspace.folder / "out"
     progress("building")
 
@@ -75,11 +76,14 @@ def build_wheel(plan: WheelPlan, archive: bytes, workspace: WheelWorkspace, prog
             progress(f"{match[1]} of {match[2]} files")
 
     finished = run(
-        [
-            # Nothing but the lock's phase main is there to build with, and nothing is fetched while it builds.
-            *(uv_program(), "build", "--wheel", "--no-build-isolation", "--no-config", "--offline", "--color", "never"),
-            *("--python", workspace.python, "--out-dir", out, source),
-        ],
+        paths.command(
+            [
+                # Nothing but the lock's phase main is there to build with, and nothing is fetched while it builds.
+                *(uv_program(), "build", "--wheel", "--no-build-isolation", "--no-config", "--offline"),
+                *("--color", "never", "--python", paths.seen(workspace.python)),
+                *("--out-dir", paths.seen(out), paths.seen(source)),
+            ]
+        ),
         what=f"build the wheel of {plan.name}",
         log=workspace.log,
         on_line=show,
@@ -133,18 +137,32 @@ def _failed(plan: WheelPlan, workspace: WheelWorkspace, status: int, output: str
     )
 
 
-def _variables(plan: WheelPlan, workspace: WheelWorkspace, wrappers: CompilerWrappers) -> dict[str, str]:
+def _paths(workspace: WheelWorkspace) -> BuildPaths:
+    """Where the build sees its folders; at places of their own on each machine where it lets no process mount."""
+    stage = workspace.folder / "stage"
+    stage.mkdir()
+    return BuildPaths(
+        build=workspace.folder,
+        environment=workspace.environment,
+        cuda=workspace.toolchain.home,
+        stage=stage if are_possible() else None,
+    )
+
+
+def _variables(
+    plan: WheelPlan, workspace: WheelWorkspace, wrappers: CompilerWrappers, paths: BuildPaths
+) -> dict[str, str]:
     """The whole environment of a build: what is not declared is not there."""
     for name in ("home", "tmp"):
         (workspace.folder / name).mkdir(exist_ok=True)
-    home = wrappers.cuda_home
+    home, folder = wrappers.cuda_home, paths.seen(workspace.folder)
     compilers = {"CC": str(wrappers.cc), "CXX": str(wrappers.cxx)}
     places = {
-        "PATH": f"{workspace.environment}/bin:{home}/bin:{os.environ.get('PATH', os.defpath)}",
+        "PATH": f"{paths.seen(workspace.environment)}/bin:{home}/bin:{os.environ.get('PATH', os.defpath)}",
         # Settings of the user (pip.conf, .netrc, distutils' .pydistutils.cfg) do not reach the build.
-        "HOME": str(workspace.folder / "home"),
-        "TMPDIR": str(workspace.folder / "tmp"),
-        "UV_CACHE_DIR": str(workspace.folder / "uv"),
+        "HOME": str(folder / "home"),
+        "TMPDIR": str(folder / "tmp"),
+        "UV_CACHE_DIR": str(folder / "uv"),
         "CUDA_HOME": str(home),
         "CUDA_PATH": str(home),
         # torch.utils.cpp_extension calls this one; CMake and nvcc take their host compilers from the next two.
@@ -162,11 +180,11 @@ def _variables(plan: WheelPlan, workspace: WheelWorkspace, wrappers: CompilerWra
         # An archive has no history to take a version from (setuptools-scm's own variable for that).
         fixed["SETUPTOOLS_SCM_PRETEND_VERSION"] = plan.parts.version
     if headers := _headers(plan, workspace):
-        places["CPATH"] = ":".join(headers)
+        places["CPATH"] = ":".join(str(paths.seen(header)) for header in headers)
     return {**fixed, **places, **compilers, **limits, **torch, **plan.parts.variables}
 
 
-def _headers(plan: WheelPlan, workspace: WheelWorkspace) -> list[str]:
+def _headers(plan: WheelPlan, workspace: WheelWorkspace) -> list[Path]:
     python = "python" + plan.parts.python.replace("cp3", "3.")
     site_packages = workspace.environment / "lib" / python / "site-packages"
     folders = [site_packages / folder for folder in plan.parts.headers]
@@ -189,4 +207,4 @@ def _headers(plan: WheelPlan, workspace: WheelWorkspace) -> list[str]:
             why=f"There is no Python.h in {finished.output.strip()}.",
             fix=f"Install them: apt-get install {python}-dev",
         )
-    return [str(folder) for folder in folders]
+    return folders
