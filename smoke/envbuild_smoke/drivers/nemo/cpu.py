@@ -6,7 +6,7 @@ import torch
 from nemo.lightning.io import pl
 from torch.distributed.device_mesh import DeviceMesh
 
-from envbuild_smoke.drivers.nemo.imports import no_capability
+from envbuild_smoke.drivers.imports import no_capability
 
 _ORIGINAL_TO = torch.Tensor.to
 _ORIGINAL_MESH = DeviceMesh.from_group

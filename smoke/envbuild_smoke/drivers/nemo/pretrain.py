@@ -10,19 +10,19 @@ from typing import Any
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from envbuild_smoke.drivers.nemo.imports import import_modelopt
+    from envbuild_smoke.drivers.imports import cuda_not_asked
 
-    import_modelopt()
-    from nemo.utils import AppState
-    from nemo.utils.metaclasses import Singleton
+    with cuda_not_asked():
+        from nemo.utils import AppState
+        from nemo.utils.metaclasses import Singleton
 
-    from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
-    from envbuild_smoke.drivers.mcore.compare_weights import compare_weights
-    from envbuild_smoke.drivers.mcore.processes import joined
-    from envbuild_smoke.drivers.nemo import cpu
-    from envbuild_smoke.drivers.nemo.hooks import CaseCallback
-    from envbuild_smoke.drivers.nemo.recipe import recipe_of
-    from envbuild_smoke.drivers.recipe_training import Framework, PartRun, train_recipe
+        from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
+        from envbuild_smoke.drivers.mcore.compare_weights import compare_weights
+        from envbuild_smoke.drivers.mcore.processes import joined
+        from envbuild_smoke.drivers.nemo import cpu
+        from envbuild_smoke.drivers.nemo.hooks import CaseCallback
+        from envbuild_smoke.drivers.nemo.recipe import recipe_of
+        from envbuild_smoke.drivers.recipe_training import Framework, PartRun, train_recipe
 
 from envbuild_smoke.rank_context import RankContext
 
