@@ -172,6 +172,31 @@ def test_sqsh_is_the_same_every_time_and_on_one_processor(
     assert sha256_file(sqsh) == sha256_file(tmp_path / "b.sqsh")
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_sqsh_that_cannot_be_read_back_is_packed_once_more(
+    layers: list, sqsh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """mksquashfs ends well, and a block is not what it has compressed: met once in some hundred images."""
+    real, wrapper, count = shutil.which("mksquashfs"), tmp_path / "bin" / "mksquashfs", tmp_path / "count"
+    wrapper.parent.mkdir()
+    wrapper.write_text(
+        f'#!/bin/sh\n{real} "$@" || exit\n[ $1 = - ] || exit 0\necho >> {count}\n'
+        f"[ $(wc -l < {count}) -gt {times} ] || printf damaged-damaged-damaged | dd of=$2 bs=1 seek=110 conv=notrunc\n"
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+    target = tmp_path / "b.sqsh"
+    if times == 1:
+        pack(target, layers)
+        assert sha256_file(target) == sha256_file(sqsh)
+    else:
+        with pytest.raises(BuildError, match=r"read the new .sqsh back") as caught:
+            pack(target, layers)
+        assert "test the memory" in caught.value.fix
+        assert not target.exists()
+    assert len(count.read_text()) == 2
+
+
 def test_sqsh_of_a_damaged_layer_is_refused(layers: list, tmp_path: Path) -> None:
     broken = tmp_path / "broken.tar.gz"
     broken.write_bytes(layers[0][1].read_bytes()[:-2000])

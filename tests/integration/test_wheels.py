@@ -156,8 +156,7 @@ def test_the_same_build_gives_the_same_bytes(own: Any, index: SimpleIndex, tmp_p
 def test_another_cache_and_job_count_give_the_same_bytes(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
     """nvcc puts a number made of its whole command into names of symbols that a file has for itself."""
     own_symbols = (
-        "namespace { __global__ void hidden(float *v) { v[0] = 1; } }\n"
-        "void go(float *v) { hidden<<<1, 1>>>(v); }\n"
+        "namespace { __global__ void hidden(float *v) { v[0] = 1; } }\nvoid go(float *v) { hidden<<<1, 1>>>(v); }\n"
     )
     # With its whole path, as torch.utils.cpp_extension names a source.
     locked(own, index, tmp_path, files={"own.cu": own_symbols}, link="os.path.abspath('own.cu')")

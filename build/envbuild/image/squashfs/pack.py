@@ -16,11 +16,12 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, MachineError, disk_full
 from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
 from envbuild.core.files import machine_errors
-from envbuild.core.process import Finished, ProcessOptions, answer, find_tool, run
+from envbuild.core.process import Finished, ProcessOptions, answer, find_tool, run, stream
 from envbuild.image.record import SqshRecord
 from envbuild.image.squashfs import compression as compressions
 from envbuild.image.squashfs import enroot
 from envbuild.image.squashfs.compression import Compression
+from envbuild.image.squashfs.read import require_reader
 from envbuild.image.squashfs.tar_stream import DuplicateMemberError, write_stream
 from envbuild.oci.models import BaseConfig, RunConfig
 from envbuild.rootfs.blobs import LayerBlob
@@ -104,22 +105,24 @@ def mksquashfs_version() -> str:
 def write_sqsh(
     target: Path, source: SqshSource, log: Path, compression: Compression = compressions.DEFAULT
 ) -> SqshRecord:
-    """Pack an image and enroot's files into ``target``.
+    """Pack an image and enroot's files into ``target``, and read it back.
+
+    Once, mksquashfs 4.5.1 ended well on a busy machine and left a block of 4 GB that does not decompress, under the
+    digest that was then recorded; the same stream packed again was whole. So what cannot be read is packed once more.
 
     Raises:
         CheckRefusedError: a layer is refused, or enroot would run something of the configuration as code.
-        BuildError: mksquashfs failed.
+        BuildError: mksquashfs failed, or what it wrote cannot be read.
         MachineError: it is not installed, or the disk is full.
     """
+    require_reader()
     try:
+        _write(target, source, log, compression)
         try:
-            finished, shell = _pack(target, source, log, compression)
-        # Rare, and found only on the way: finding such members first would read all layers twice for every image.
-        except DuplicateMemberError:
-            finished, shell = _pack(target, source, log, compression, superseded_in(source.layers))
-        enroot.check_shell(source.config, shell)
-        if finished.status != 0:
-            raise _failure(finished, target, compression, log)
+            _read_back(target)
+        except BuildError:
+            _write(target, source, log, compression)
+            _read_back(target)
     except BaseException:
         # Half a file is large and of no use. Before mksquashfs began, there may be a directory of that name.
         with contextlib.suppress(OSError):
@@ -132,6 +135,26 @@ def write_sqsh(
             packed_by=mksquashfs_version(),
             compression=" ".join(compression.options()),
         )
+
+
+def _write(target: Path, source: SqshSource, log: Path, compression: Compression) -> None:
+    try:
+        finished, shell = _pack(target, source, log, compression)
+    # Rare, and found only on the way: finding such members first would read all layers twice for every image.
+    except DuplicateMemberError:
+        finished, shell = _pack(target, source, log, compression, superseded_in(source.layers))
+    enroot.check_shell(source.config, shell)
+    if finished.status != 0:
+        raise _failure(finished, target, compression, log)
+
+
+def _read_back(target: Path) -> None:
+    """Decompress all of it: a squashfs has no checksums, and its digest is of what was written, right or wrong."""
+    fix = "Build it again. If it happens again, test the memory and the disk of this machine."
+    reading = stream([require_reader(), target.absolute()], what="read the new .sqsh back", error=BuildError, fix=fix)
+    with contextlib.closing(reading) as pieces:
+        for _ in pieces:
+            pass
 
 
 def _failure(finished: Finished, target: Path, compression: Compression, log: Path) -> BuildError | MachineError:
