@@ -76,8 +76,12 @@ class WheelRecipe(TomlModel):
     )
     extension_module: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")] | None = Field(
         default=None,
-        description="the one module of a wheel that holds nothing else; `lock` verifies with a stub of it while the "
-        "wheel is not built",
+        description="its one compiled module; `lock` verifies with a stub of it while the wheel is not built",
+    )
+    python_folders: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w/]*$")], ...] = Field(
+        default=(),
+        description="folders of the sources with the Python code around `extension_module`, where there is any: the "
+        "stub's verification takes them as they are",
     )
     # An nvcc process of flash-attn or causal-conv1d takes 2 to 4 GB.
     job_memory_gib: Annotated[float, Field(gt=0, le=64)] = Field(

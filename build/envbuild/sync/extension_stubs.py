@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from envbuild.catalog.data import data_root
 from envbuild.core.files import machine_errors
@@ -15,7 +17,12 @@ MODULE = "envbuild_extension_stubs"
 SUFFIX = ".abi3.so"
 
 
-def write_stubs(modules: Mapping[str, str], versions: Mapping[str, str], site_packages: Path) -> None:
+def write_stubs(
+    modules: Mapping[str, str],
+    versions: Mapping[str, str],
+    site_packages: Path,
+    code: Mapping[str, Sequence[Path]] = MappingProxyType({}),
+) -> None:
     """Make an environment take packages for installed, with a stub of the extension module of each.
 
     Only for an environment that is thrown away: every Python process in it has the stubs.
@@ -23,6 +30,7 @@ def write_stubs(modules: Mapping[str, str], versions: Mapping[str, str], site_pa
     Args:
         modules: the extension module by package, in canonical names.
         versions: the version of each package.
+        code: the folders with the Python code around its module, by package.
     """
     if not modules:
         return
@@ -38,4 +46,8 @@ def write_stubs(modules: Mapping[str, str], versions: Mapping[str, str], site_pa
             info.mkdir()
             metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {versions[package]}\n"
             (info / "METADATA").write_text(metadata)
-            (info / "RECORD").write_text(f"{file},,\n{info.name}/METADATA,,\n{info.name}/RECORD,,\n")
+            files = [file, f"{info.name}/METADATA", f"{info.name}/RECORD"]
+            for folder in code.get(package, ()):
+                copied = Path(shutil.copytree(folder, site_packages / folder.name))
+                files += [str(path.relative_to(site_packages)) for path in copied.rglob("*") if path.is_file()]
+            (info / "RECORD").write_text("".join(f"{name},,\n" for name in files))

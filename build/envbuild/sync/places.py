@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,8 @@ class Trial:
         wheels: wheels of the wheelhouse, by package.
         leave_out: packages that are not there.
         stubs: packages that are not built: the extension module by package, of which a stub is there.
+        folders: of those, the folders of their sources that are there as they are.
+        base: the lock's, for which these sources are looked up.
     """
 
     lock: LockDirectory
@@ -41,6 +43,8 @@ class Trial:
     wheels: Mapping[str, Built] = field(default_factory=lambda: NO_BUILT)
     leave_out: frozenset[str] = frozenset()
     stubs: Mapping[str, str] = field(default_factory=dict)
+    folders: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    base: Base | None = None
 
     @property
     def scope(self) -> InstallScope:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from envbuild.sync.imports import FIX, PROBE, NotImported
 from envbuild.sync.installed_packages import InstalledPackages
 from envbuild.sync.modules import import_modules
 from envbuild.sync.places import Place, Trial
+from envbuild.wheels.build.unpack import unpack
 from envbuild.wheels.cache.wheelhouse import NO_BUILT, Built
 from envbuild.wheels.plan import buildable
+from envbuild.wheels.sources import WheelSources
 
 KIND = "verifications"
 RESULT_FILE = "verified.json"
@@ -90,8 +93,8 @@ class Verifier:
         unbuilt = buildable(lock)
         wheels = self.wheels_for(lock, selection) if unbuilt else NO_BUILT
         missing = frozenset(name for name in unbuilt if name not in wheels)
-        modules = {name: selection.catalog.wheel_recipe(name).extension_module for name in sorted(missing)}
-        stubs = {name: module for name, module in modules.items() if module}
+        recipes = {name: selection.catalog.wheel_recipe(name) for name in sorted(missing)}
+        stubs = {name: recipe.extension_module for name, recipe in recipes.items() if recipe.extension_module}
         if stubs or not missing:
             return Trial(
                 lock=lock,
@@ -100,6 +103,8 @@ class Verifier:
                 wheels=wheels,
                 leave_out=missing - stubs.keys(),
                 stubs=stubs,
+                folders={name: recipes[name].python_folders for name in stubs if recipes[name].python_folders},
+                base=selection.base,
             )
         # A build without isolation takes a compiler, as those of phase compile do.
         shared = frozenset(lock.shared_builds)
@@ -151,8 +156,8 @@ class Verifier:
     def _try(self, place: Place, trial: Trial, logs: Path) -> tuple[Verified, bool]:
         """The result, and whether it would be the same another time: a build may have failed for this machine."""
         try:
-            with place.fill(trial, logs) as filled:
-                write_stubs(trial.stubs, trial.lock.packages(), filled.site_packages)
+            with place.fill(trial, logs) as filled, self._code(trial) as code:
+                write_stubs(trial.stubs, trial.lock.packages(), filled.site_packages, code)
                 imports = import_modules(trial.lock, trial.import_scope, filled.probe, self.context.reporter)
                 installed = InstalledPackages(filled.site_packages)
                 verified = Verified(
@@ -170,6 +175,23 @@ class Verifier:
             return Verified(where=place.where, imported=(), findings=(_not_installed(error, trial.lock),)), False
         return verified, all(item.raised for item in imports.failed)
 
+    @contextlib.contextmanager
+    def _code(self, trial: Trial) -> Iterator[Mapping[str, Sequence[Path]]]:
+        """The folders with the Python code of packages that are not built, unpacked for as long as the block runs."""
+        context, origins = self.context, buildable(trial.lock)
+        with context.store.staging("sources") as staged:
+            found: dict[str, list[Path]] = {}
+            for name, folders in trial.folders.items():
+                assert trial.base is not None  # noqa: S101 - with folders there is one
+                origin = origins[name]
+                sources = WheelSources(
+                    base=trial.base, site=context.site, store=context.store, reporter=context.reporter
+                )
+                top = unpack(name, sources.archive(origin), staged / name, origin.subdirectory)
+                places = [top / origin.subdirectory / folder for folder in folders]
+                found[name] = [place for place in places if place.is_dir()]
+            yield found
+
 
 def _key(place: Place, trial: Trial) -> str:
     """What a result depends on: lock, place, the GPUs that modules are told of, wheels, stubs, and the programs."""
@@ -182,6 +204,7 @@ def _key(place: Place, trial: Trial) -> str:
             "wheels": {name: item.record.digest for name, item in trial.wheels.items()},
             "leave_out": [*sorted(trial.leave_out)],
             "stubs": dict(trial.stubs),
+            **({"folders": {name: [*item] for name, item in trial.folders.items()}} if trial.folders else {}),
             "programs": [sha256_file(data_root() / name) for name in (PROBE, extension_stubs.PROGRAM)],
         }
     )

@@ -89,6 +89,19 @@ def test_a_stub_belongs_to_its_package(site_packages):
     assert (installed.names, installed.of_module("kernels_ext")) == ({"kernels-torch"}, "kernels-torch")
 
 
+def test_the_python_code_around_a_module_comes_from_its_sources(tmp_path):
+    """As mamba-ssm's, which has both in one package."""
+    (tmp_path / "sources/lib/ops").mkdir(parents=True)
+    (tmp_path / "sources/lib/__init__.py").write_text("from lib.ops import scan\n")
+    (tmp_path / "sources/lib/ops/__init__.py").write_text("import lib_cuda\nscan = lib_cuda.scan\n")
+    venv.create(tmp_path / "venv", symlinks=True)
+    folder = Path(sysconfig.get_path("purelib", "venv", {"base": str(tmp_path / "venv")}))
+    write_stubs({"lib-ssm": "lib_cuda"}, {"lib-ssm": "1.2"}, folder, {"lib-ssm": [tmp_path / "sources/lib"]})
+    found = try_imports({"lib-ssm": ("lib",)}, probe_of(tmp_path, str(tmp_path / "venv/bin/python")), SilentReporter())
+    assert (found.imported, found.failed) == (("lib",), ())
+    assert InstalledPackages(folder).of_module("lib") == "lib-ssm"
+
+
 def test_without_stubs_an_environment_stays_as_it_is(tmp_path):
     write_stubs({}, {}, tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -1,11 +1,14 @@
 """Verification: the choice of a place, what is installed, and which results are kept."""
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from helpers.locks import DIGEST, make_lock
+from helpers.simple_index import make_sdist
 
+from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.context import Context
 from envbuild.catalog.models import Target
 from envbuild.catalog.recipe import WheelRecipe
@@ -13,6 +16,7 @@ from envbuild.catalog.site import load_site
 from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
+from envbuild.lock.components.downloads import FILE
 from envbuild.lock.lockfile import LockDirectory, LockedComponent, read_lock
 from envbuild.store.local import LocalStore
 from envbuild.sync import failure_packages
@@ -57,6 +61,7 @@ class FakePlace:
         (site_packages / "torch-2.13.0.dist-info/RECORD").write_text("torch/__init__.py,,\n")
         probe = ImportProbe(python="python", program="probe", run=lambda *_, **__: self._finished, logs=logs)
         yield Filled(venv="/venv", where=f"{self.where} (filled)", site_packages=site_packages, probe=probe)
+        self.installed = {str(path.relative_to(site_packages)) for path in site_packages.rglob("*")}
 
 
 def imported(where, **more):
@@ -70,13 +75,15 @@ def broken(where, status=1):
 class Selected:
     """As much of a selection, and of its catalog, as is read."""
 
+    base = Catalog.open(Path("/nonexistent")).base("debian12")
     target = Target(summary="x", device="cuda", sm=("90",), platform="linux/amd64")
 
-    def __init__(self, **extension_modules):
-        self.extension_modules, self.catalog = extension_modules, self
+    def __init__(self, folders=(), **extension_modules):
+        self.folders, self.extension_modules, self.catalog = folders, extension_modules, self
 
     def wheel_recipe(self, package):
-        return WheelRecipe(summary="x", extension_module=self.extension_modules.get(package))
+        module = self.extension_modules.get(package)
+        return WheelRecipe(summary="x", extension_module=module, python_folders=self.folders if module else ())
 
 
 @pytest.fixture
@@ -210,3 +217,17 @@ def test_what_is_not_built_is_stubbed_or_left_out(verifier, tmp_path):
     assert (place.trials[2].stubs, place.trials[2].scope.leave_out) == ({}, set())
     assert verify(stubbing).stubbed == ("te",)
     assert len(place.trials) == 3
+
+
+def test_a_stub_has_the_python_code_of_its_sources(verifier, tmp_path):
+    component = LockedComponent(asked="x", version="1", phase="compile", sdist=DIGEST)
+    torch = LockedComponent(asked="x", version="2.13.0+cpu", phase="main", modules=("torch",))
+    plain = make_lock(tmp_path / "lock", main="torch==2.13.0+cpu\nssm==1\n")
+    lock = LockDirectory(tmp_path / "lock", plain.model_copy(update={"components": {"torch": torch, "ssm": component}}))
+    place = imported("good")
+    verify = verifier(place)
+    sdist = make_sdist(tmp_path, "ssm", "1", files={"ssm/ops/scan.py": "import ssm_cuda\n"}).read_bytes()
+    verify.context.store.get_or_build("files", DIGEST, lambda folder: (folder / FILE).write_bytes(sdist))
+    assert verify(Selected(folders=("ssm", "not_in_this_release"), ssm="ssm_cuda"), lock).stubbed == ("ssm",)
+    assert {"ssm/ops/scan.py", "ssm_cuda.abi3.so", "ssm-1.dist-info/RECORD"} <= place.installed
+    assert not [*(tmp_path / "store/staging").iterdir()]
