@@ -20,6 +20,8 @@ _CRASH = re.compile(rf"^Current thread .*{_FRAMES}", re.MULTILINE)
 _LAST_STACK = re.compile(rf"(?s:.*){_FRAMES}")
 _FRAME = re.compile(r'^ *File "([^"\n]+)", line \d+', re.MULTILINE)
 FRAME_PACKAGES = 2
+MEANWHILE = "During handling of the above exception, another exception occurred:"
+_IMPORT_ERROR = re.compile(r"^ImportError: ", re.MULTILINE)
 
 _MISSING = re.compile(r"No module named '?([\w.]+)'?")
 _NO_METADATA = re.compile(
@@ -116,11 +118,15 @@ def _errors(output: str) -> list[_Error]:
     if not texts:
         return [_Error([], output)]
     chain = [last]
-    # An exception that is only raised while another one is handled is an error of its own.
+    # An exception that is only raised while another one is handled is an error of its own; but an ImportError in the
+    # place of a missing module says less than that (megatron-core 0.12: "mamba-ssm is required by the Mamba model").
     for earlier in reversed(texts[:-1]):
-        if DIRECT_CAUSE not in earlier:
+        if DIRECT_CAUSE in earlier:
+            chain.insert(0, earlier.partition(DIRECT_CAUSE)[0])
+        elif _MISSING.search(earlier) and _IMPORT_ERROR.search(chain[0]):
+            chain.insert(0, earlier.partition(MEANWHILE)[0])
+        else:
             break
-        chain.insert(0, earlier.partition(DIRECT_CAUSE)[0])
     return [_error(text) for text in chain]
 
 

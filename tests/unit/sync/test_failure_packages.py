@@ -178,6 +178,13 @@ def test_an_error_during_the_handling_of_another_is_its_own(installed):
     assert (found.packages, found.missing_module) == (("numpy", "torch"), "")
 
 
+def test_an_import_error_in_the_place_of_a_missing_module_is_about_the_module(installed):
+    """As megatron-core 0.12 says that it needs mamba-ssm, which NeMo 2.3 does not declare."""
+    missing = trace("transformers/__init__.py", error="ModuleNotFoundError: No module named 'mamba_ssm'")
+    said = trace("transformers/__init__.py", error="ImportError: mamba-ssm is required and cannot be imported")
+    assert of_import(missing + DURING + said, installed).missing_module == "mamba_ssm"
+
+
 def test_a_traceback_that_was_only_logged_counts_for_nothing(installed):
     logged = trace("transformers/__init__.py", error="ModuleNotFoundError: No module named 'apex'")
     output = logged + "W1122 continuing without\n" + trace("torch/__init__.py", error="ValueError: x")
