@@ -28,8 +28,12 @@ def test_checks_are_codes_of_the_judge_or_errors() -> None:
     assert [fault.id for fault in FAULTS if fault.check not in CHECKS and not hasattr(errors, fault.check)] == []
 
 
+# No test here trains with Megatron-Bridge, whose check it is: tests/unit/certify/test_judge.py has what it finds.
+WITHOUT_FAULT = {"hugging-face"}
+
+
 def test_every_check_has_a_fault_that_it_must_find() -> None:
-    assert set(CHECKS) - {fault.check for fault in FAULTS} == set()
+    assert set(CHECKS) - {fault.check for fault in FAULTS} == WITHOUT_FAULT
 
 
 def test_about_a_third_is_quick_and_of_every_place() -> None:

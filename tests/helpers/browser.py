@@ -99,8 +99,9 @@ class Browser:
     def requests(self) -> list[str]:
         """What pages loaded since the last time; not what the browser's own first page does, however late that is."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-        return [url for url in sent if not url.startswith("chrome:")]
+        sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        # By the document that asks: that page has pictures, too, at data: addresses.
+        return [each["request"]["url"] for each in sent if each["documentURL"].startswith(("file:", "http"))]
 
     def press(self, *keys: str) -> None:
         for key in keys:
