@@ -72,6 +72,7 @@ def test_shallow_repository(nemo: Any, upstream: Upstream) -> None:
     assert "requirements/manifest.json of nemo-toolkit" in refused["why"]
     assert "is shallow: older commits are missing" in refused["why"]
     assert "--pin megatron-core=REF" in refused["fix"]
+    assert "is shallow: there is no older commit to try" in refused["why"]
 
 
 def test_partial_repository(nemo: Any, upstream: Upstream) -> None:

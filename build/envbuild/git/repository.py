@@ -98,6 +98,10 @@ class GitRepository(TreeReader):
                 found.append(self._commit(parents[0], tip.kind, tip.name))
         return found
 
+    def is_shallow(self) -> bool:
+        """Whether old commits are missing in it."""
+        return self._mirror.is_shallow()
+
     def commits_between(self, older: Commit, newer: Commit) -> int:
         """How many first-parent commits a newer commit of a branch is ahead of an older one."""
         arguments = ["rev-list", "--first-parent", "--count", f"{older.sha}..{newer.sha}"]

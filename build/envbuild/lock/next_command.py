@@ -14,6 +14,7 @@ from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.inputs.as_of import parse_date
 from envbuild.lock.inputs.request import LockRequest, request_options
+from envbuild.lock.lockdir import shipped_lock
 
 # So far back the index and the branches are taken next.
 STEP_BACK = timedelta(days=7)
@@ -29,6 +30,8 @@ def with_next_command(
         now: the current time.
     """
     words, following = _next(error, selection, request, now)
+    if following is None:
+        return error.with_context(fix="\n".join(filter(None, [error.fix, words])))
     command = ["envbuild", "lock", "--stack", selection.stack_name, *_base_options(selection, request, following)]
     # Pins need a name for their lock; that of the anchor alone gives it one.
     named = list(following.pins) in ([], [selection.stack.anchor])
@@ -46,8 +49,10 @@ def _base_options(selection: Selection, request: LockRequest, following: LockReq
     return [] if is_default and not request.base_named else ["--target", selection.target_name]
 
 
-def _next(error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime) -> tuple[str, LockRequest]:
-    """What the command is, in words, and what it asks for."""
+def _next(
+    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime
+) -> tuple[str, LockRequest | None]:
+    """What the command is, in words, and what it asks for; None: the words have it."""
     if isinstance(error, ResolutionError) and (found := error.resolving_pins or error.nearest_pins):
         words = "This resolved when it was tried" if error.resolving_pins else "Next, with the nearest release"
         return words, replace(request, pins={**request.pins, **found})
@@ -65,8 +70,31 @@ def _next(error: EnvbuildError, selection: Selection, request: LockRequest, now:
     if isinstance(error, LockRefusedError):
         allow = tuple(dict.fromkeys([*request.allow, *(item.id for item in error.findings if not item.warning)]))
         return "The whole command", replace(request, allow=allow)
-    day = (parse_date(request.as_of or "") or now.date()) - STEP_BACK
+    return _last(selection, request, now)
+
+
+def _last(selection: Selection, request: LockRequest, now: datetime) -> tuple[str, LockRequest | None]:
+    """What is left where no other choice is: an earlier day, or a lock that is there."""
+    day = parse_date(request.as_of or "")
+    # A branch was gone back on already, and its tip may be old: a week before now can change nothing.
+    if day is None and (command := _locked_stack(selection)):
+        return f"A lock of {selection.stack.anchor} that comes with envbuild: {command}", None
+    day = (day or now.date()) - STEP_BACK
     return "Next, with what there was a week earlier", replace(request, as_of=day.isoformat())
+
+
+def _locked_stack(selection: Selection) -> str:
+    """How to take the newest stack with the same anchor of which a lock comes with envbuild; empty without one."""
+    catalog = selection.catalog
+    for name in sorted(catalog.names("stacks"), reverse=True):
+        stack = catalog.stack(name)
+        if name == selection.stack_name or stack.anchor != selection.stack.anchor:
+            continue
+        builds = stack.builds_for(selection.target_name)
+        base = next((base for base in builds.bases if shipped_lock(name, base)), None) if builds else None
+        if base is not None:
+            return shlex.join(["envbuild", "lock", "--stack", name, "--base", base])
+    return ""
 
 
 def _blamed_pins(error: EnvbuildError, selection: Selection, request: LockRequest) -> list[str]:

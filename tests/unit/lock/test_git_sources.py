@@ -197,7 +197,26 @@ def test_an_override_of_upstream_says_where_it_is_taken_from():
 
 class Unreachable(FakeRepository):
     def resolve(self, ref, as_of=None):
-        raise NetworkError(f"cannot list the refs of {self.url}", why="It is gone.")
+        error = NetworkError(f"cannot list the refs of {self.url}", why="It is gone.")
+        error.gone = True
+        raise error
+
+
+class Down(FakeRepository):
+    def resolve(self, ref, as_of=None):
+        raise NetworkError(f"cannot list the refs of {self.url}", why="Timed out.")
+
+
+def test_an_outage_of_a_source_is_no_reason_to_take_another_release():
+    why = f"takes optim from dev of {OPTIM}.\nTimed out."
+    with pytest.raises(NetworkError) as caught:
+        take(core(project(SOURCE, needs=["optim"])), Down(OPTIM))
+    assert caught.value.why.endswith(why)
+    sources = take(core(project(SOURCE, extras='dev = ["optim"]\n')), Down(OPTIM))
+    refuse_missing(sources, [table("core"), table("optim")])
+    with pytest.raises(NetworkError) as caught:
+        refuse_missing(sources, [table("core", dev=["optim"]), table("optim")])
+    assert caught.value.why.endswith(why)
 
 
 def test_a_source_that_cannot_be_had_matters_where_something_asks_for_it():

@@ -48,9 +48,7 @@ def tried(*pins: str) -> ResolutionError:
         (DRIFT, LockRequest(pins={"nemo-toolkit": "2", "megatron-core": "9"}), "--base B --pin nemo-toolkit=2"),
         (DRIFT, LockRequest(pins={"nemo-toolkit": "2"}), "--target h200 --pin nemo-toolkit=2"),
         (REFUSED, LockRequest(base_named=False), f"--allow {REFUSED.findings[0].id}"),
-        (tried(), LockRequest(base_named=False), "--as-of 2026-11-15"),
         (BuildError("w"), LockRequest(as_of="2025-03-05", base_named=False), "--as-of 2025-02-26"),
-        (tried(), LockRequest(as_of="release", base_named=False), "--as-of 2026-11-15"),
     ],
 )
 def test_a_refusal_ends_with_a_command(error, request_, expected):
@@ -61,6 +59,15 @@ def test_a_refusal_ends_with_a_command(error, request_, expected):
     wanted = f"envbuild lock --stack nemo {expected} --name x".replace("--base B", "--base ubuntu2404-cu130")
     assert shlex.split(command) == wanted.split()
     assert found.fix.startswith(error.fix)
+
+
+def test_where_nothing_else_is_left_a_lock_that_is_there_is_named():
+    selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
+    found = with_next_command(tried(), selection, LockRequest(base_named=False), [], NOW)
+    assert found.fix.endswith("comes with envbuild: envbuild lock --stack nemo-2.7 --base ubuntu2404-cu130")
+    of_mcore = Selection(Catalog.open(Path("/nonexistent")), "mcore", "ubuntu2404-cu130", "h200")
+    found = with_next_command(tried(), of_mcore, LockRequest(base_named=False), [], NOW)
+    assert found.fix.endswith("--as-of 2026-11-15")
 
 
 def test_pins_get_a_name():

@@ -71,6 +71,7 @@ class GitSourceReader:
 
         Raises:
             ConfigurationError: a pyproject.toml cannot be understood, or a ref does not exist.
+            NetworkError: the repository of what is needed for certain cannot be reached now.
             ResolutionError: two components need a package at different commits.
         """
         own = {canonicalize_name(name) for name in chosen}
@@ -179,6 +180,8 @@ class GitSourceReader:
         except (CheckRefusedError, ConfigurationError, NetworkError) as error:
             if source.package in self.pins:
                 raise
+            if required and _is_outage(error):
+                raise _named(error, source.package, by, source.text) from error
             if not required:
                 self._note_missing(source, by, parts, error)
             return MissingSource(name=source.package, by=by, parts=parts, place=source.text, error=error)
@@ -353,16 +356,28 @@ def refuse_missing(git_sources: GitSources, packages: Sequence[Mapping[str, Any]
     """Refuse a resolution that takes a package from the index which upstream takes from a place where it is not.
 
     Raises:
+        NetworkError: it does, and the place cannot be reached now.
         ResolutionError: it does; names the package.
     """
     tables = {str(package["name"]): package for package in packages}
     for item in git_sources.missing:
         if _is_asked(item, git_sources.in_force, tables):
+            if _is_outage(item.error):
+                raise _named(item.error, item.name, item.by, item.place)
             raise ResolutionError(
                 f"{item.name} cannot be taken from where {item.by.at()} takes it",
                 why=words_of(item),
                 fix=item.error.fix,
             ).about(item.name)
+
+
+def _is_outage(error: EnvbuildError) -> bool:
+    """Whether a source may be there again soon: another version of the package is no answer to that."""
+    return isinstance(error, NetworkError) and not error.gone
+
+
+def _named(error: EnvbuildError, package: str, by: Chosen, place: str) -> EnvbuildError:
+    return error.with_context(why=f"{_where(by)} takes {package} from {place}.\n{error.why}")
 
 
 def words_of(item: MissingSource) -> str:

@@ -6,6 +6,7 @@ what has two values, and every form that is not named here is left out.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -33,6 +34,15 @@ TAGS = {
     "TE_TAG": "transformer-engine",
     "TE_COMMIT": "transformer-engine",
 }
+# The last part of an address, as in `pip install git+https://github.com/state-spaces/mamba.git@v2.2.2`.
+OF_ADDRESS = {
+    "causal-conv1d": "causal-conv1d",
+    "mamba": "mamba-ssm",
+    "megatron-lm": "megatron-core",
+    "nemo-run": "nemo-run",
+    "run": "nemo-run",
+    "transformerengine": "transformer-engine",
+}
 # Of the others the stack's file says where they are.
 REPOSITORIES = {
     "causal-conv1d": "https://github.com/Dao-AILab/causal-conv1d",
@@ -42,9 +52,12 @@ REPOSITORIES = {
 NGC_IMAGE = re.compile(r"^nvcr\.io/nvidia/pytorch:(?P<release>\d\d\.\d\d)-py3$")
 
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"'#;&|]*)"""
-_SET = re.compile(
-    rf"^\s*(?:export\s+|ARG\s+|ENV\s+|local\s+)?(?P<name>[A-Z_][A-Z0-9_]*)={_VALUE}\s*(?:#.*|\\|&&.*|;.*)?$"
-)
+_NAME = r"(?P<name>[A-Z_][A-Z0-9_]*)"
+_PAIR = re.compile(rf"\s*{_NAME}={_VALUE}(?=[\s;&]|$)")
+_KEYWORD = re.compile(r"\s*(?:export|ARG|ENV|local)\s+|\s*")
+# What may follow: a command after one that a shell ran first. `NAME=VALUE COMMAND` sets nothing for the rest.
+_END = re.compile(r"\s*(?:\\|&&.*|;.*)?$")
+_OLD_ENV = re.compile(rf"^ENV\s+{_NAME}\s+{_VALUE}\s*$")
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>\w+)(?::?[-=](?P<default>[^}$`]*))?\}|(?P<bare>\w+))")
 _FROM = re.compile(r"^FROM\s+(?:--\S+\s+)*(?P<image>\S+)", re.MULTILINE | re.IGNORECASE)
 _COMMENT = re.compile(r"(^|\s)#.*$")
@@ -102,13 +115,24 @@ def _unambiguous(found: Iterable[tuple[str, str]]) -> dict[str, str]:
 def _variables(lines: Iterable[str]) -> dict[str, str]:
     """The values of variables, as far as the text states them; empty where it does not, or where there are two."""
     values: dict[str, str] = {}
-    for line in lines:
-        if (match := _SET.match(line)) is None:
-            continue
-        value = _put_in(_unquoted(match["value"]), values, own=match["name"]) or ""
+    for match in itertools.chain.from_iterable(map(_assignments, lines)):
         name = match["name"]
+        value = _put_in(_unquoted(match["value"]), values, own=name) or ""
         values[name] = value if values.get(name, value) == value else ""
     return values
+
+
+def _assignments(line: str) -> list[re.Match[str]]:
+    """What a line sets: ``NAME=VALUE``, several of them, or Docker's old ``ENV NAME VALUE``."""
+    if match := _OLD_ENV.match(line):
+        return [match]
+    keyword = _KEYWORD.match(line)
+    end = keyword.end() if keyword else 0
+    found = []
+    while match := _PAIR.match(line, end):
+        found.append(match)
+        end = match.end()
+    return found if _END.match(line, end) else []
 
 
 def _put_in(text: str, values: dict[str, str], *, own: str = "") -> str | None:
@@ -135,8 +159,16 @@ def _requirements(lines: Iterable[str], values: dict[str, str], base: Base) -> I
             words = _WORD.findall(install["words"])
         else:
             continue
-        found = (read_requirement(text) for word in words if (text := _put_in(_unquoted(word), values)))
+        texts = (text for word in words if (text := _put_in(_unquoted(word), values)))
+        found = (read_requirement(_named(text)) for text in texts)
         yield from (item for item in found if item is not None and holds_on(str(item.marker or ""), base))
+
+
+def _named(word: str) -> str:
+    """A word of ``pip install``; a bare address with the name of what it is of."""
+    match = GIT_URL.match(word)
+    name = OF_ADDRESS.get(match["url"].rstrip("/").removesuffix(".git").rpartition("/")[2].lower()) if match else None
+    return f"{name} @ {word}" if name else word
 
 
 def _from_git(requirement: Requirement) -> str:

@@ -134,6 +134,7 @@ class Search:
         self._blocking: Blame | None = None
         self._commits: Iterator[State] | None = None
         self._attempts = 0
+        self._shallow = ""
 
     def after(self, state: State, steps: Steps, error: EnvbuildError) -> State:
         """The state to try after one that failed.
@@ -200,6 +201,8 @@ class Search:
         blocked = summary(self._blocking.error) if self._blocking is not None else ""
         findings = self._blocking.findings if self._blocking is not None else ()
         files = [*dict.fromkeys(file for item in findings for file in item.files)]
+        if repository.is_shallow():
+            self._shallow = f"{lead.git} is shallow: there is no older commit to try than those that it has."
         for commit in older_commits(lead, repository, files):
             count = repository.commits_between(commit, head)
             behind = f"{lead.name} {commit.sha[:12]}, {_distance(commit, head, count)}"
@@ -208,10 +211,8 @@ class Search:
     def _nothing_left(self) -> EnvbuildError:
         assert self._blocking is not None  # noqa: S101 - for the type checker: something failed
         error = self._blocking.error
-        if len(self._lines) == 1:
-            return error
-        lines = "\n".join(self._lines)
-        return error.with_context(why=f"{error.why}\nTried {len(self._lines)} times:\n{lines}")
+        tried = [f"Tried {len(self._lines)} times:", *self._lines] if len(self._lines) > 1 else []
+        return error.with_context(why="\n".join(filter(None, [error.why, *tried, self._shallow])))
 
 
 def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str]) -> Iterator[Move]:
