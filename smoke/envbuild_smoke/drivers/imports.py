@@ -1,8 +1,10 @@
 """Imports a framework without starting CUDA: a process that has started it cannot be forked into ranks."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -18,9 +20,13 @@ def cuda_not_asked() -> Iterator[None]:
 
     modelopt 0.37 and 0.47 ask torch for the compute capability, flash-linear-attention (`fla`) through Triton, and
     flashinfer 0.6.8 for the number of multiprocessors. megatron-core 0.15 compiles an allocator for inference where
-    there is a C++ compiler, for the capability of each GPU. No recipe's pretrain uses what they leave out without an
-    answer.
+    there is a C++ compiler, for the capability of each GPU. nvidia-cutlass-dsl 4.5, which mamba-ssm imports, asks the
+    driver itself. No recipe's pretrain uses what they leave out without an answer.
     """
+    driver = _driver_bindings()
+    start = getattr(driver, "cuInit", None)
+    if driver is not None:
+        driver.cuInit = partial(_no_device, driver)
     capability, load_inline = torch.cuda.get_device_capability, cpp_extension.load_inline
     torch.cuda.get_device_capability = no_capability
     cpp_extension.load_inline = _not_now
@@ -30,8 +36,23 @@ def cuda_not_asked() -> Iterator[None]:
         yield
     finally:
         torch.cuda.get_device_capability, cpp_extension.load_inline = capability, load_inline
+        if driver is not None:
+            driver.cuInit = start
         for name in hidden:
             del sys.modules[name]
+
+
+def _driver_bindings() -> Any:
+    """Return NVIDIA's Python bindings of the driver, or None; as they are imported they do not start it."""
+    try:
+        return importlib.import_module("cuda.bindings.driver")
+    except ImportError:
+        return None
+
+
+def _no_device(driver: Any, _flags: int) -> tuple[Any]:
+    """Answer as the driver does where there is no GPU."""
+    return (driver.CUresult.CUDA_ERROR_NO_DEVICE,)
 
 
 def no_capability(*_arguments: object, **_options: object) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """What the fork server imported: files, versions, devices, and which modules cannot be imported."""
 
+import ctypes
 import importlib
 import json
 import os
@@ -13,6 +14,9 @@ from envbuild_smoke.environment.foreign_modules import STARTUP_MODULES, new_file
 from envbuild_smoke.environment.inventory import MODULES
 from envbuild_smoke.environment.libraries import mapped
 from envbuild_smoke.error_line import error_line
+
+# cuda.h
+_CUDA_ERROR_NOT_INITIALIZED = 3
 
 
 def describe(modules: Sequence[str]) -> dict[str, Any]:
@@ -76,13 +80,25 @@ def _module(module: Any) -> dict[str, str | None]:
 
 
 def _cuda(torch: Any) -> dict[str, Any]:
-    started = torch.cuda._is_in_bad_fork()
+    started = torch.cuda._is_in_bad_fork() or _driver_was_started()
     nccl = None
     # A torch without NCCL, for the CPU, has no such function.
     with suppress(Exception):
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
     devices = 0 if started else torch.cuda.device_count()
     return {"started": started, "devices": devices, "cuda": torch.version.cuda, "nccl": nccl}
+
+
+def _driver_was_started() -> bool:
+    """Whether the parent of this fork has started the driver, by whatever library: torch knows only of itself.
+
+    Then every call of the driver is refused in a fork, for good.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return driver.cuInit(0) == _CUDA_ERROR_NOT_INITIALIZED
 
 
 def _in_a_fork(work: Callable[[], Any]) -> list[dict[str, Any]]:
