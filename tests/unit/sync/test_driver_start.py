@@ -115,8 +115,10 @@ def test_a_driver_whose_imports_start_cuda_is_refused_with_the_line(start, sourc
     assert "another version" in error.fix
 
 
-def test_cuda_that_was_started_without_torchs_own_way_is_found(start):
-    error = error_of(CheckRefusedError, start, "import torch\ntorch.started = True\n")
+@pytest.mark.parametrize("after", ["started = True", "cuda._is_in_bad_fork = lambda: os.kill(os.getpid(), 9)"])
+def test_cuda_that_was_started_past_torchs_own_function_is_found(start, after):
+    """Such as by counting GPUs without NVML; and where a process that is forked then does not live to say so."""
+    error = error_of(CheckRefusedError, start, f"import os, torch\ntorch.{after}\n")
     assert error.what == "importing driver mcore of the stack starts CUDA"
 
 
