@@ -18,7 +18,7 @@ from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities
 from envbuild.certify.cases.expansion import expand
 from envbuild.certify.run.plan import Environment, Subject, make_plan
-from envbuild.certify.run.zipapp import smoke_bytes
+from envbuild.sync.zipapp import smoke_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_DIGEST = "sha256:" + "0" * 64

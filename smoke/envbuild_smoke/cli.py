@@ -1,4 +1,4 @@
-"""The command line: `run` a plan, print the environment (`info`), and the internal `forkserver` and `rank`.
+"""The command line: `run` a plan, print the environment (`info`), and the internal `start`, `forkserver` and `rank`.
 
 Progress goes to stdout as JSON lines, everything for people to stderr.
 """
@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # with.
     if options.command in ("forkserver", "rank"):
         return _serve(options)
+    if options.command == "start":
+        return _start(options)
     if options.command == "info":
         return _info(options.device)
     return _run(options)
@@ -69,6 +71,14 @@ def _serve(options: argparse.Namespace) -> int:
     if options.command == "forkserver":
         return forkserver_main.serve(program, plan, descriptor, options.control)
     return forkserver_main.run_executed_rank(program, plan, options.channel)
+
+
+def _start(options: argparse.Namespace) -> int:
+    """Import a driver as the fork server does, and print the result on the last line, after a mark."""
+    from envbuild_smoke.run.start_check import start_driver
+
+    print(f"\n{options.mark}{json.dumps(start_driver(options.driver, options.device))}", flush=True)
+    return OK
 
 
 def _info(device: "Device") -> int:
@@ -117,6 +127,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--image", type=Path, metavar="FILE", help="hash the file of the image this runs in")
     info = commands.add_parser("info", help="print the environment as JSON")
     info.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="as in a plan (default: cpu)")
+    start = commands.add_parser("start", help="internal: import a driver, and print whether that starts CUDA")
+    start.add_argument("--driver", required=True)
+    start.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    start.add_argument("--mark", required=True)
     forkserver = commands.add_parser("forkserver", help="internal: the process that ranks are forked from")
     forkserver.add_argument("--control", type=int, required=True)
     rank = commands.add_parser("rank", help="internal: a rank in an interpreter of its own")

@@ -75,6 +75,12 @@ def test_main_job_certifies_all_cases(main_job: list[dict]) -> None:
     assert all(len(case["steps"]) == 5 for case in certified["cases"])
 
 
+def test_main_job_starts_the_driver_before_the_image_counts_as_built(main_job: list[dict], tool: Tool) -> None:
+    (environment,) = (tool.cache / "environments").glob("*/record.json")
+    assert json.loads(environment.read_text())["driver"] == "mcore"
+    assert main_job[1]["record"]["not_checked"] == {}
+
+
 def test_main_job_certificate_is_about_this_image_and_lock_and_is_not_signed(main_job: list[dict], tool: Tool) -> None:
     path = Path(main_job[2]["certificate"])
     statement = statement_of(path)

@@ -22,9 +22,9 @@ from envbuild.certify.judge.judge import judge
 from envbuild.certify.judge.results import Results, read_results
 from envbuild.certify.models import CaseVerdict
 from envbuild.certify.run.plan import Environment, Subject, make_plan
-from envbuild.certify.run.zipapp import smoke_bytes
 from envbuild.core.digests import sha256_bytes
 from envbuild.lock.lockfile import LockDirectory
+from envbuild.sync.zipapp import smoke_bytes
 
 BASELINE, INTERLEAVED = "gpt-fp32-baseline", "gpt-fp32-pp2-vp2"
 BATCHED, GATHERED = f"{INTERLEAVED}-bp2p", "gpt-fp32-tp2-gathered"

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.data import data_root
-from envbuild.certify.run.zipapp import smoke_bytes
 from envbuild.core.digests import sha256_bytes
 from envbuild.lock.uv.program import uv_program
+from envbuild.sync.zipapp import smoke_bytes
 
 DATA = ("envs", "lockfiles", "containers", "smoke")
 
@@ -109,7 +109,7 @@ def test_installed_tool_finds_its_data(tree: Path, built: Path, venv: Path, tmp_
     what = ["--editable", tree] if how == "editable" else [next(built.glob("*.whl"))]
     uv("pip", "install", "--quiet", "--reinstall-package", "envbuild", "--python", venv, *what)
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    code = "from envbuild.catalog.data import data_root; from envbuild.certify.run.zipapp import smoke_bytes\n"
+    code = "from envbuild.catalog.data import data_root; from envbuild.sync.zipapp import smoke_bytes\n"
     code += "from envbuild.core.digests import sha256_bytes; print(data_root()); print(sha256_bytes(smoke_bytes()))"
     asked = subprocess.run([venv / "bin" / "python", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert asked.returncode == 0, asked.stderr

@@ -18,7 +18,6 @@ from envbuild.certify.run.executors import RESULTS_DIR
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest, make_job, subject_of
 from envbuild.certify.run.plan import Subject, deciding
 from envbuild.certify.run.run import PLAN_FILE, RESULTS_FILE, FinishedRun, hold_folder, read_run
-from envbuild.certify.run.zipapp import FILE_NAME
 from envbuild.core import jsonread
 from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError, UsageError
@@ -27,6 +26,7 @@ from envbuild.launch.bwrap import manifest_of
 from envbuild.launch.executors import WITHOUT_IMAGE, Where
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
+from envbuild.sync.zipapp import FILE_NAME
 
 README, MANIFEST = "README.md", "manifest.json"
 # The runtime in certificates of runs that envbuild did not start.

@@ -12,6 +12,7 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.image import node_requirements
 from envbuild.image.base import StoredBase
 from envbuild.image.checks import check
+from envbuild.image.layers import environment
 from envbuild.image.layers.environment import EnvironmentInputs, StoredEnvironment
 from envbuild.image.layers.policy import POLICY_FILE
 from envbuild.image.layers.sandbox import COMPILER
@@ -98,7 +99,7 @@ def image_key(inputs: ImageInputs, base_digest: str) -> str:
         "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL, POLICY_FILE, COMPILER)],
         "sqsh": inputs.packing.key() if inputs.with_sqsh else None,
         # An image is checked and scanned again where envbuild does that otherwise than when it was made.
-        "finishing": [models.FORMAT, check.FORMAT, write.FORMAT],
+        "finishing": [environment.FORMAT, models.FORMAT, check.FORMAT, write.FORMAT],
         **({"wheels": digests_of(inputs.wheels)} if inputs.wheels else {}),
         # A finding that was allowed once is refused again without --allow.
         **({"allow": tuple(sorted(inputs.allow))} if inputs.allow else {}),

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from envbuild.catalog.fields import Name, TomlModel
+from envbuild.catalog.stack import Driver
 from envbuild.oci.models import BaseConfig
 from envbuild.rootfs.layer import LayerRecord
 from envbuild.store.record import load
@@ -47,8 +48,11 @@ class EnvironmentRecord(TomlModel):
     schema_: Literal["envbuild.environment/2"] = Field(alias="schema", default="envbuild.environment/2")
     layers: tuple[str, ...] = Field(description="their keys, lowest first")
     packages: dict[str, str]
+    driver: Driver | None = Field(
+        default=None, description="what starts there, as the certification's driver; none without torch"
+    )
     not_checked: dict[str, str] = Field(
-        default_factory=dict, description="modules that the import check did not cover, and why"
+        default_factory=dict, description="modules that the import check did not cover, or the driver, and why"
     )
     loaded: tuple[str, ...] | None = Field(
         default=None, description="shared libraries of a process that imported torch; none without torch"
@@ -105,7 +109,7 @@ class ImageRecord(TomlModel):
     packages: dict[str, str]
     components: tuple[str, ...] = Field(default=(), description="the packages that the stack names")
     not_checked: dict[str, str] = Field(
-        default_factory=dict, description="modules that the import check did not cover, and why"
+        default_factory=dict, description="modules that the import check did not cover, or the driver, and why"
     )
     wheels: dict[str, str] = Field(
         default_factory=dict, description="packages installed from the wheelhouse, and the digests of their wheels"

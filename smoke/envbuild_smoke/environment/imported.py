@@ -24,14 +24,9 @@ def describe(modules: Sequence[str]) -> dict[str, Any]:
 
     Raises RuntimeError when an import has started CUDA in this process.
     """
-    torch = sys.modules.get("torch")
-    cuda: dict[str, Any] = {"devices": 0, "cuda": None, "nccl": None}
-    if torch is not None:
-        # Counting may start CUDA, which does not survive a fork: so it is done in a fork, as ranks will use it.
-        lines = _in_a_fork(lambda: [_cuda(torch)])
-        if not lines or lines[0]["started"]:
-            raise RuntimeError("CUDA was started while the libraries were imported; ranks cannot be forked from here")
-        cuda = lines[0]
+    cuda = cuda_state()
+    if cuda["started"]:
+        raise RuntimeError("CUDA was started while the libraries were imported; ranks cannot be forked from here")
     files = new_files()
     absent, more = missing(modules)
     return {
@@ -45,6 +40,16 @@ def describe(modules: Sequence[str]) -> dict[str, Any]:
             name: getattr(sys.modules[name], "__file__", None) for name in STARTUP_MODULES if name in sys.modules
         },
     }
+
+
+def cuda_state() -> dict[str, Any]:
+    """Return whether CUDA was `started` in this process, and what torch tells of `devices`, `cuda` and `nccl`."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {"started": False, "devices": 0, "cuda": None, "nccl": None}
+    # Counting may start CUDA, which does not survive a fork: so it is done in a fork, as ranks will use it.
+    lines = _in_a_fork(lambda: [_cuda(torch)])
+    return lines[0] if lines else {"started": True}
 
 
 def missing(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -18,7 +18,6 @@ from envbuild.certify.cases.selection import ALL, WantedCases, chosen_cases, dri
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.certify.run.durations import estimates
 from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
-from envbuild.certify.run.zipapp import smoke_file
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
 from envbuild.image.output import PlacedImage, image_name
@@ -27,6 +26,7 @@ from envbuild.lock.inputs.request import is_older
 from envbuild.lock.known_wrong import known_wrong_in
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.local import LocalStore
+from envbuild.sync.zipapp import smoke_file
 
 MOST_REPEATS = 1000
 

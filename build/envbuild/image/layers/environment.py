@@ -9,28 +9,36 @@ from pathlib import Path
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
+from envbuild.catalog.fields import Device
+from envbuild.catalog.stack import Driver
 from envbuild.core import sandbox
-from envbuild.core.digests import digest_of, sha256_file, short
+from envbuild.core.digests import digest_of, sha256_bytes, sha256_file, short
 from envbuild.core.files import machine_errors, make_private, remove_tree, write_atomic
+from envbuild.core.sandbox import Bind
 from envbuild.image.base import StoredBase
 from envbuild.image.checks.loaded_libraries import PROBE as LOADED_PROBE
 from envbuild.image.checks.loaded_libraries import loaded_libraries
 from envbuild.image.layers.dist_info import check_against, distributions
 from envbuild.image.layers.groups import LayerPlan, plan_layers
 from envbuild.image.layers.install import LAYER_FILE, TREE, LayerMaker
-from envbuild.image.layers.sandbox import INSIDE_LOADED, INSIDE_PROBE, VENV, InstallSandbox
+from envbuild.image.layers.sandbox import INSIDE_LOADED, INSIDE_PROBE, INSIDE_RUNNER, VENV, InstallSandbox
 from envbuild.image.record import EnvironmentLayerRecord, EnvironmentRecord
 from envbuild.lock.lockfile import LockDirectory, snapshot
 from envbuild.rootfs.layer import Layer
 from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump, load
+from envbuild.sync.driver_start import start_driver
+from envbuild.sync.driver_stub import DRIVER, MANAGEMENT, stub_source
 from envbuild.sync.imports import PROBE, ImportProbe, check_environment, modules_of, try_imports
+from envbuild.sync.install_target import RunCommand
+from envbuild.sync.zipapp import smoke_bytes, smoke_file
 from envbuild.wheels.cache.wheelhouse import Built
 
 KIND = "environments"
 LAYERS = "layers"
+PYTHON = f"{VENV}/bin/python"
 # Raised when something else is checked of an environment.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +53,11 @@ class EnvironmentInputs:
     lock: LockDirectory
     base: StoredBase
     wheels: Mapping[str, Built] = field(default_factory=dict)
+
+    @property
+    def driver(self) -> Driver:
+        """The driver of the certification cases, which has to start."""
+        return self.lock.lock.driver or self.selection.stack.driver
 
     @property
     def variables(self) -> dict[str, str]:
@@ -73,6 +86,8 @@ def environment_key(inputs: EnvironmentInputs, plans: Sequence[LayerPlan]) -> st
             "modules": {name: list(modules) for name, modules in modules_of(lock.lock).items()},
             "variables": {**inputs.variables},
             "probes": [sha256_file(data_root() / name) for name in (PROBE, LOADED_PROBE)],
+            "stubs": [sha256_file(stub_source(name)) for name in (DRIVER, MANAGEMENT)],
+            "start": [inputs.driver.value, inputs.selection.target.device.value, sha256_bytes(smoke_bytes())],
         }
     )
 
@@ -116,7 +131,7 @@ def make_environment(inputs: EnvironmentInputs, context: Context) -> StoredEnvir
             )
             for plan in plans:
                 _add_layer(maker, plan, store)
-            record = _tried(maker, plans, inputs.variables)
+            record = _tried(maker, plans, inputs)
         write_atomic(folder / RECORD_FILE, dump(record))
 
     entry = store.get_or_build(KIND, key, build)
@@ -155,19 +170,49 @@ def _layer(path: Path) -> Layer:
     return Layer(load(path / RECORD_FILE, EnvironmentLayerRecord).layer, path / LAYER_FILE)
 
 
-def _tried(maker: LayerMaker, plans: Sequence[LayerPlan], variables: Mapping[str, str]) -> EnvironmentRecord:
-    """Compare the environment with its lock, import its modules, and see what torch loads."""
+def _tried(maker: LayerMaker, plans: Sequence[LayerPlan], inputs: EnvironmentInputs) -> EnvironmentRecord:
+    """Compare the environment with its lock, import its modules and its driver, and see what torch loads."""
     lock, box, reporter = maker.lock, maker.sandbox, maker.context.reporter
     with reporter.step("compare with the lock"):
         packages = distributions(maker.site_packages)
         check_against(lock.packages(), packages)
-    checker = box.checker(variables)
-    python = f"{VENV}/bin/python"
-    probe = ImportProbe(python=python, program=INSIDE_PROBE, run=checker, logs=box.logs)
+    checker = box.checker(inputs.variables)
+    probe = ImportProbe(
+        python=PYTHON,
+        program=INSIDE_PROBE,
+        run=checker,
+        logs=box.logs,
+        run_with_stub=box.checker_with_stubs(inputs.variables, maker.staged / "driver", DRIVER),
+    )
     imports = try_imports(modules_of(lock.lock), probe, reporter).refuse_failed()
+    not_checked = {item.module: item.reason for item in imports.not_checked}
+    driver = inputs.driver if "torch" in {*packages, *inputs.selection.base.provides} else None
+    if driver and (reason := _not_started(driver, maker, inputs)):
+        not_checked[f"driver {driver.value}"] = reason
     return EnvironmentRecord(
         layers=tuple(plan.key for plan in plans),
         packages=packages,
-        not_checked={item.module: item.reason for item in imports.not_checked},
-        loaded=loaded_libraries(python, checker, box.logs, INSIDE_LOADED),
+        driver=driver,
+        not_checked=not_checked,
+        loaded=loaded_libraries(PYTHON, checker, box.logs, INSIDE_LOADED),
     )
+
+
+def _not_started(driver: Driver, maker: LayerMaker, inputs: EnvironmentInputs) -> str:
+    """Start the driver of the stack; returns why that could not be checked, and nothing where it starts.
+
+    Raises:
+        CheckRefusedError: the driver does not import, or its imports start CUDA.
+    """
+    device, box, context = inputs.selection.target.device, maker.sandbox, maker.context
+    runner = Bind(source=smoke_file(context.store)[0], target=INSIDE_RUNNER)
+    if device is Device.CPU:
+        # The runner hides the GPUs of such a machine, so nobody is asked for them.
+        run: RunCommand | None = box.checker(inputs.variables, runner)
+    else:
+        folder = maker.staged / "driver-and-management"
+        run = box.checker_with_stubs(inputs.variables, folder, DRIVER, MANAGEMENT, binds=(runner,))
+    if run is None:
+        return "there is no C compiler in the image, which a stub of the GPU's driver takes"
+    with context.reporter.step(f"import driver {driver.value}"):
+        return start_driver(driver, device, PYTHON, run, box.logs, INSIDE_RUNNER)

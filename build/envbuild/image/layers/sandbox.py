@@ -9,6 +9,7 @@ from pathlib import Path
 
 from envbuild.catalog.data import data_root
 from envbuild.core.errors import BuildError, CheckRefusedError
+from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.core.progress import Reporter
 from envbuild.core.sandbox import Bind, Sandbox
@@ -18,6 +19,7 @@ from envbuild.image.layers.network import Access
 from envbuild.image.variables import image_variables
 from envbuild.lock.uv.program import uv_program
 from envbuild.store.local import LocalStore
+from envbuild.sync.driver_stub import make_stub, variables_with_stub
 from envbuild.sync.imports import PROBE
 
 PREFIX = f"/{OWN_PLACE}"
@@ -28,6 +30,8 @@ BUILT = f"{INSIDE}/built"
 LOGS = f"{INSIDE}/logs"
 INSIDE_PROBE = f"{INSIDE}/probe/import_module.py"
 INSIDE_LOADED = f"{INSIDE}/probe/loaded_libraries.py"
+INSIDE_RUNNER = f"{INSIDE}/probe/smoke.pyz"
+INSIDE_STUBS = f"{INSIDE}/stubs"
 COMPILER = "containers/native/compile_tree.py"
 PLAIN_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - inside
 
@@ -113,22 +117,40 @@ class InstallSandbox:
         )
         return Runner(self.bwrap, box, reporter)
 
-    def checker(self, variables: Mapping[str, str], *, writable: bool = False) -> Runner:
+    def checker(self, variables: Mapping[str, str], *binds: Bind, writable: bool = False) -> Runner:
         """Runs programs of the finished environment, without a network.
 
         Args:
+            binds: what it sees besides.
             writable: imports may write into it (bytecode, caches). In an image that would be in the layers.
         """
         box = Sandbox(
             root=self.base.rootfs,
             opened=(PREFIX.rsplit("/", 1)[0],),
-            binds=(Bind(source=self.tree, target=PREFIX, writable=writable), *_probes()),
+            binds=(Bind(source=self.tree, target=PREFIX, writable=writable), *_probes(), *binds),
             environment={
                 **PLAIN_ENVIRONMENT,
                 **image_variables(VENV, self.base.record.config.environment, {}, variables),
             },
         )
         return Runner(self.bwrap, box, None)
+
+    def checker_with_stubs(
+        self, variables: Mapping[str, str], folder: Path, *names: str, binds: Sequence[Bind] = ()
+    ) -> Runner | None:
+        """The same with stubs of the driver's libraries (:mod:`envbuild.sync.driver_stub`); None without a compiler.
+
+        Args:
+            folder: for the stubs, outside of ``tree``: they are in no image.
+        """
+        with machine_errors(folder):
+            folder.mkdir()
+        compiler = self.checker(variables, Bind(source=folder, target=INSIDE_STUBS, writable=True))
+        log = self.logs / "driver-stub.log"
+        if not all(make_stub(compiler, folder, INSIDE_STUBS, log, name) for name in names):
+            return None
+        found = variables_with_stub(variables, INSIDE_STUBS)
+        return self.checker(found, Bind(source=folder, target=INSIDE_STUBS), *binds)
 
     def compile(self, tree: Path, python: str, log: Path) -> None:
         """Compile the sources of one layer with the base's Python; ``tree`` has nothing of the other layers."""

@@ -10,11 +10,11 @@ from io import BytesIO
 import pytest
 
 from envbuild.catalog.data import data_root
-from envbuild.certify.run.zipapp import FILE_NAME, smoke_bytes, smoke_file
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import InternalError
 from envbuild.core.progress import SilentReporter
 from envbuild.store.local import LocalStore
+from envbuild.sync.zipapp import FILE_NAME, smoke_bytes, smoke_file
 
 
 @pytest.fixture

@@ -1,0 +1,156 @@
+"""The start check, with this very Python, the real smoke runner, and a torch and a driver of the test's own."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.errors import error_of
+from helpers.import_probe import here
+
+from envbuild.catalog.data import data_root
+from envbuild.catalog.fields import Device
+from envbuild.catalog.stack import Driver
+from envbuild.core.errors import CheckRefusedError
+from envbuild.sync.driver_start import MARK, start_driver
+from envbuild.sync.driver_stub import DRIVER, MANAGEMENT, make_stub, variables_with_stub
+from envbuild.sync.zipapp import smoke_bytes
+
+# As torch does it: a process that was forked after CUDA was started knows that.
+TORCH = """
+import ctypes, os, types
+
+started, bad_fork = False, False
+
+def in_child():
+    global bad_fork
+    bad_fork = started
+
+os.register_at_fork(after_in_child=in_child)
+
+def device_count():
+    global started
+    try:
+        library, count = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_int(0)
+        library.nvmlInit(), library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        return count.value
+    except OSError:
+        started = True
+        return 0
+
+def _lazy_init():
+    global started
+    started = True
+    raise RuntimeError("No CUDA GPUs are available")
+
+def get_device_capability():
+    cuda._lazy_init()
+
+cuda = types.SimpleNamespace(
+    _lazy_init=_lazy_init,
+    _is_in_bad_fork=lambda: bad_fork,
+    device_count=device_count,
+    get_device_capability=get_device_capability,
+)
+version = types.SimpleNamespace(cuda="13.0")
+"""
+ASKS = "import torch\nif torch.cuda.device_count():\n    "
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a driver with this source; on CUDA, with the stubs."""
+
+    def run_start(source: str, device: Device = Device.CUDA, torch: str = TORCH) -> str:
+        smoke = shutil.copytree(data_root() / "smoke", tmp_path / "smoke")
+        (smoke / "envbuild_smoke/drivers/mcore/__init__.py").write_text(source)
+        runner = tmp_path / "smoke.pyz"
+        runner.write_bytes(smoke_bytes(smoke))
+        packages, stubs = tmp_path / "packages", str(tmp_path / "stubs")
+        (packages / "torch").mkdir(parents=True)
+        (packages / "torch/__init__.py").write_text(torch)
+        variables = {"PYTHONPATH": str(packages)}
+        if device is Device.CUDA:
+            for name in (DRIVER, MANAGEMENT):
+                assert make_stub(here, Path(stubs), stubs, tmp_path / "log", name)
+            variables = variables_with_stub(variables, stubs)
+
+        def run(argv, **more):
+            # Not isolated: the packages have to be found.
+            words = [word for word in argv if word != "-I"]
+            return here(["env", *(f"{name}={value}" for name, value in variables.items()), *words], **more)
+
+        return start_driver(Driver.MCORE, device, sys.executable, run, tmp_path, str(runner))
+
+    return run_start
+
+
+@pytest.mark.parametrize("device", Device)
+def test_a_driver_that_imports_can_be_started(start, device):
+    assert start("import torch\n", device) == ""
+
+
+def test_a_driver_is_imported_with_the_variables_of_ranks(start):
+    source = "import os\nassert (os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OMP_NUM_THREADS']) == ('', '1')\n"
+    assert start(source, Device.CPU) == ""
+
+
+def test_asking_whether_there_is_a_gpu_starts_nothing_and_the_answer_is_yes(start):
+    assert start(f"{ASKS}pass\nelse:\n    raise ImportError('no GPU')\n") == ""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{ASKS}torch.cuda.get_device_capability()\n",
+        # Who goes on without an answer has started CUDA all the same.
+        f"{ASKS}try:\n        torch.cuda.get_device_capability()\n    except RuntimeError:\n        pass\n",
+    ],
+)
+def test_a_driver_whose_imports_start_cuda_is_refused_with_the_line(start, source):
+    error = error_of(CheckRefusedError, start, source)
+    assert error.what == "importing driver mcore of the stack starts CUDA"
+    assert "mcore/__init__.py:" in error.why
+    assert "torch.cuda.get_device_capability()" in error.why
+    assert "another version" in error.fix
+
+
+@pytest.mark.parametrize("after", ["started = True", "cuda._is_in_bad_fork = lambda: os.kill(os.getpid(), 9)"])
+def test_cuda_that_was_started_past_torchs_own_function_is_found(start, after):
+    """Such as by counting GPUs without NVML; and where a process that is forked then does not live to say so."""
+    error = error_of(CheckRefusedError, start, f"import os, torch\ntorch.{after}\n")
+    assert error.what == "importing driver mcore of the stack starts CUDA"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import no_such_library\n", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("raise SystemExit(0)\n", "SystemExit: 0"),
+        ("raise ImportError('/x/core.so: undefined symbol: ncclCommInit')\n", "ncclCommInit"),
+        ("import os\nos.kill(os.getpid(), 11)\n", "Its process was ended by SIGSEGV:"),
+        ("import os\nos._exit(0)\n", "exited with status 0"),
+    ],
+)
+def test_a_driver_that_does_not_import_is_refused_with_the_cause(start, source, words):
+    error = error_of(CheckRefusedError, start, source)
+    assert error.what == "driver mcore of the stack does not import"
+    assert words in error.why
+    assert MARK not in error.why
+    assert "[requirements]" in error.fix
+    assert error.log.is_file()
+
+
+def test_an_environment_whose_torch_does_not_import_is_refused(start):
+    assert "no libtorch" in error_of(CheckRefusedError, start, "", torch="raise ImportError('no libtorch')").why
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ImportError('/x/core.so: undefined symbol: cuMemCreate')",
+        "RuntimeError('no kernels') from ImportError('/x/core.so: undefined symbol: nvmlDeviceGetName')",
+    ],
+)
+def test_what_only_the_stubs_lack_is_not_checked(start, error):
+    assert start(f"raise {error}\n").startswith("it asks for more of the GPU's driver than the stub here has: ")
