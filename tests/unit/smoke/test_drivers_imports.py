@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,3 +108,17 @@ def test_a_package_that_was_imported_before_stays(
         assert importlib.import_module("fla") is imported
     assert sys.modules["fla"] is imported
     assert "flashinfer" not in sys.modules
+
+
+def test_the_driver_itself_is_not_started(torch: FakeTorch, guard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-cutlass-dsl calls cuInit through NVIDIA's bindings, of which torch knows nothing."""
+    driver: Any = ModuleType("cuda.bindings.driver")
+    driver.cuInit = start = FakeTorch._starts_cuda
+    driver.CUresult = SimpleNamespace(CUDA_ERROR_NO_DEVICE=100)
+    for name in ("cuda", "cuda.bindings"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, driver.__name__, driver)
+    with guard.cuda_not_asked():
+        assert driver.cuInit(0) == (100,)
+    assert driver.cuInit is start
+    assert_untouched(torch)

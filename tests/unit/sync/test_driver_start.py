@@ -122,6 +122,12 @@ def test_cuda_that_was_started_past_torchs_own_function_is_found(start, after):
     assert error.what == "importing driver mcore of the stack starts CUDA"
 
 
+def test_a_library_that_starts_the_driver_itself_is_found(start):
+    """Torch does not know of it, and every rank would fail: nvidia-cutlass-dsl, imported by mamba-ssm, did it so."""
+    error = error_of(CheckRefusedError, start, "import ctypes, torch\nctypes.CDLL('libcuda.so.1').cuInit(0)\n")
+    assert error.what == "importing driver mcore of the stack starts CUDA"
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
