@@ -4,7 +4,6 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -26,7 +25,7 @@ def cuda_not_asked() -> Iterator[None]:
     driver = _driver_bindings()
     start = getattr(driver, "cuInit", None)
     if driver is not None:
-        driver.cuInit = partial(_no_device, driver)
+        driver.cuInit = _not_now
     capability, load_inline = torch.cuda.get_device_capability, cpp_extension.load_inline
     torch.cuda.get_device_capability = no_capability
     cpp_extension.load_inline = _not_now
@@ -50,16 +49,15 @@ def _driver_bindings() -> Any:
         return None
 
 
-def _no_device(driver: Any, _flags: int) -> tuple[Any]:
-    """Answer as the driver does where there is no GPU."""
-    return (driver.CUresult.CUDA_ERROR_NO_DEVICE,)
-
-
 def no_capability(*_arguments: object, **_options: object) -> tuple[int, int]:
     """Return a compute capability that no GPU has."""
     return 0, 0
 
 
 def _not_now(*_arguments: Any, **_options: Any) -> NoReturn:
-    """Refuse to compile as torch does where there is no compiler."""
-    raise RuntimeError("nothing is compiled while libraries are imported")
+    """Raise what torch raises where there is no compiler, and cutlass expects where there is no GPU.
+
+    Not an error of the driver's: for its text the bindings would look up the driver's functions, and ranks that are
+    forked after that end by a segmentation fault.
+    """
+    raise RuntimeError("nothing is compiled, and no GPU is asked, while libraries are imported")

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -114,11 +114,11 @@ def test_the_driver_itself_is_not_started(torch: FakeTorch, guard: Any, monkeypa
     """nvidia-cutlass-dsl calls cuInit through NVIDIA's bindings, of which torch knows nothing."""
     driver: Any = ModuleType("cuda.bindings.driver")
     driver.cuInit = start = FakeTorch._starts_cuda
-    driver.CUresult = SimpleNamespace(CUDA_ERROR_NO_DEVICE=100)
     for name in ("cuda", "cuda.bindings"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, driver.__name__, driver)
     with guard.cuda_not_asked():
-        assert driver.cuInit(0) == (100,)
+        with pytest.raises(RuntimeError, match="no GPU is asked"):
+            driver.cuInit(0)
     assert driver.cuInit is start
     assert_untouched(torch)
