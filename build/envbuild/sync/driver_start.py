@@ -42,7 +42,7 @@ def start_driver(driver: Driver, device: Device, python: str, run: RunCommand, l
     result = _result(finished.output)
     errors = result["errors"] if result else _of_a_death(finished)
     if result.get("cuda_started"):
-        causes = result["starters"] or errors
+        causes = [*dict.fromkeys(result["starters"])] or errors
         raise CheckRefusedError(
             f"importing driver {name} of the stack starts CUDA",
             why="\n".join(["Ranks are forked from the process that imports it: CUDA does not survive that.", *causes]),
