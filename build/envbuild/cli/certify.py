@@ -69,7 +69,11 @@ CONFLICTS = {
 )
 @click.option("--runtime", type=click.Choice(list(RUNTIMES)), help="How the .sqsh is opened; default: the best here.")
 @click.option("--gpus", metavar="LIST", help="Use these GPUs alone, by nvidia-smi's index: 0,1.")
-@click.option("--isolation", type=click.Choice(["live", "process"]), help="Rank processes: kept alive, or one a case.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["live", "process"]),
+    help="Rank processes: kept alive (the default), or new ones for every case.",
+)
 @click.option(
     "--repeat", type=click.IntRange(1, MOST_REPEATS), default=1, show_default=True, help="Train every case N times."
 )

@@ -51,7 +51,15 @@ def parse_builder(context: click.Context, parameter: click.Parameter, value: str
 @click.group("image", cls=CommandGroup, invoke_without_command=True)
 @selection_options
 @name_option
-@click.option("--format", "formats", callback=parse_formats, default="oci,sqsh", show_default=True, metavar="LIST")
+@click.option(
+    "--format",
+    "formats",
+    callback=parse_formats,
+    default="oci,sqsh",
+    show_default=True,
+    metavar="LIST",
+    help="Any of oci, sqsh and docker (into the local daemon).",
+)
 @click.option(
     "--builder",
     type=click.Choice(IMAGE_BUILDERS),

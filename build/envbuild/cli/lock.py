@@ -83,7 +83,7 @@ def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option(
     "--verify/--no-verify",
     default=None,
-    help="Install phase main for a moment and import its modules; refuse if one fails. The default where the stack "
+    help="Install the lock for a moment and import its modules; refuse if one fails. The default where the stack "
     "leaves releases open.",
 )
 @click.option("--exact", is_flag=True, help="Take upstream's pins at the branch's tip, or refuse.")

@@ -28,7 +28,7 @@ def selection(as_of="now", *, anchor="nemo", **component):
     fields = {"summary": "s", "driver": "nemo", "matrix": "m", "builds": [{"target": "cpu", "bases": ["b"]}]}
     components = {"nemo": component or {"git": NEMO, "ref": "main"}, "dep": {}}
     stack = Stack.model_validate({**fields, "anchor": anchor, "as_of": as_of, "components": components})
-    return SimpleNamespace(stack=stack, stack_name="s")
+    return SimpleNamespace(stack=stack, stack_name="s", base=None)
 
 
 def moments(chosen, as_of=None, kind=CommitKind.BRANCH, **pins):
@@ -76,6 +76,21 @@ def test_a_pinned_anchor_leads_its_own_date(pin, kind, asked):
     # The stack's own date was for the stack's own anchor.
     bound, found = moments(selection("2025-01-02"), kind=kind, nemo=pin)
     assert (bound, found.asked) == (None, asked)
+
+
+@pytest.mark.parametrize(
+    ("as_of", "uploaded", "text"),
+    [
+        (None, datetime(2025, 6, 1, tzinfo=timezone.utc), "2025-06-15T00:00:00Z"),
+        (None, datetime(2024, 6, 1, tzinfo=timezone.utc), "2025-01-16T03:00:00Z"),
+        ("release", datetime(2025, 6, 1, tzinfo=timezone.utc), "2025-01-16T03:00:00Z"),
+    ],
+)
+def test_a_release_that_is_pinned_as_well_is_in_reach(monkeypatch, as_of, uploaded, text):
+    monkeypatch.setattr("envbuild.lock.components.as_of_moment._uploaded", lambda item, *_: uploaded)
+    _, found = moments(selection(), as_of, kind=CommitKind.TAG, nemo="v1", dep="2.0")
+    assert (found.asked, found.text()) == ("release", text)
+    assert ("dep 2.0 is of" in found.reason) == (text > "2025-06")
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,7 @@ def test_the_driver_itself_is_not_started(torch: FakeTorch, guard: Any, monkeypa
     for name in ("cuda", "cuda.bindings"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, driver.__name__, driver)
-    with guard.cuda_not_asked():
-        with pytest.raises(RuntimeError, match="no GPU is asked"):
-            driver.cuInit(0)
+    with guard.cuda_not_asked(), pytest.raises(RuntimeError, match="no GPU is asked"):
+        driver.cuInit(0)
     assert driver.cuInit is start
     assert_untouched(torch)

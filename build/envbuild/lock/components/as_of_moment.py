@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.stack import Component, Stack
-from envbuild.core.errors import UsageError
+from envbuild.core.errors import ResolutionError, UsageError
 from envbuild.git.refs import Commit, CommitKind, GitRef
-from envbuild.lock.components.models import Chosen
+from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.components.releases import find_release, uploaded_at
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf, Bound
-from envbuild.lock.inputs.pins import Ref, VersionRef, parse_ref
+from envbuild.lock.inputs.pins import Ref, VersionRef, parse_ref, ref_text
 
 
 def branch_bound(selection: Selection, asked: str | None, pins: Mapping[str, Ref], repositories: Repositories) -> Bound:
@@ -83,6 +84,8 @@ def as_of_moment(
         return AsOf(asked=text, moment=commit.committed_at, reason=reason)
     title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
     released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection.base, context)
+    if asked is None:
+        title, released = max([(title, released), *_pinned(selection, pins, anchor, context)], key=lambda item: item[1])
     return as_of.after_release(title, released, timedelta(days=selection.stack.margin_days), context.clock)
 
 
@@ -94,6 +97,23 @@ def _default_as_of(selection: Selection, pins: Mapping[str, Ref], anchor: Chosen
     if anchor.commit is not None:
         return as_of.NOW if anchor.commit.kind is CommitKind.BRANCH else as_of.RELEASE
     return as_of.RELEASE if isinstance(ref, VersionRef) or anchor.specifier.startswith("==") else as_of.NOW
+
+
+def _pinned(
+    selection: Selection, pins: Mapping[str, Ref], anchor: Chosen, context: LockContext
+) -> Iterator[tuple[str, datetime]]:
+    """The other releases that the user pins, with their dates: a moment before them would refuse them."""
+    components = selection.stack.every_component()
+    for name, pin in pins.items():
+        if name == anchor.name or name not in components or not isinstance(pin, VersionRef):
+            continue
+        item = Chosen(
+            name=name, spec=components[name], asked=ref_text(pin), specifier=pin.specifier,
+            origin=DecidedBy.PIN, because="pinned by the user",
+        )  # fmt: skip
+        # A release that is not there is reported where it is taken.
+        with contextlib.suppress(ResolutionError):
+            yield f"{name} {pin.version}", _uploaded(item, selection.base, context)
 
 
 def _uploaded(anchor: Chosen, base: Base, context: LockContext) -> datetime:
