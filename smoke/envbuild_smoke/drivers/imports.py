@@ -57,7 +57,6 @@ def no_capability(*_arguments: object, **_options: object) -> tuple[int, int]:
 def _not_now(*_arguments: Any, **_options: Any) -> NoReturn:
     """Raise what torch raises where there is no compiler, and cutlass expects where there is no GPU.
 
-    Not an error of the driver's: for its text the bindings would look up the driver's functions, and ranks that are
-    forked after that end by a segmentation fault.
+    Not an error of the driver's: the bindings would load its functions to ask it for the error's name.
     """
     raise RuntimeError("nothing is compiled, and no GPU is asked, while libraries are imported")
