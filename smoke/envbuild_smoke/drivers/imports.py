@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
-from torch.utils import cpp_extension
 
 # Start CUDA as they are imported. No recipe here uses them, and their users take their absence.
 _UNUSED = ("fla", "flashinfer")
+# What libraries call for it, by module.
+_STARTERS = {"torch.utils.cpp_extension": "load_inline", "cuda.bindings.driver": "cuInit"}
 
 
 @contextmanager
@@ -22,29 +23,27 @@ def cuda_not_asked() -> Iterator[None]:
     there is a C++ compiler, for the capability of each GPU. nvidia-cutlass-dsl 4.5, which mamba-ssm imports, asks the
     driver itself. No recipe's pretrain uses what they leave out without an answer.
     """
-    driver = _driver_bindings()
-    start = getattr(driver, "cuInit", None)
-    if driver is not None:
-        driver.cuInit = _not_now
-    capability, load_inline = torch.cuda.get_device_capability, cpp_extension.load_inline
+    replaced = [(torch.cuda, "get_device_capability", torch.cuda.get_device_capability)]
+    for module, function in _STARTERS.items():
+        if (found := _if_there(module)) is not None:
+            replaced.append((found, function, getattr(found, function)))
+            setattr(found, function, _not_now)
     torch.cuda.get_device_capability = no_capability
-    cpp_extension.load_inline = _not_now
     hidden = [name for name in _UNUSED if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         yield
     finally:
-        torch.cuda.get_device_capability, cpp_extension.load_inline = capability, load_inline
-        if driver is not None:
-            driver.cuInit = start
+        for owner, function, original in replaced:
+            setattr(owner, function, original)
         for name in hidden:
             del sys.modules[name]
 
 
-def _driver_bindings() -> Any:
-    """Return NVIDIA's Python bindings of the driver, or None; as they are imported they do not start it."""
+def _if_there(module: str) -> Any:
+    """Return a module, or None: without setuptools torch compiles nothing, and not all have the driver's bindings."""
     try:
-        return importlib.import_module("cuda.bindings.driver")
+        return importlib.import_module(module)
     except ImportError:
         return None
 

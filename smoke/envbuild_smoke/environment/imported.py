@@ -103,7 +103,8 @@ def _driver_was_started() -> bool:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
-    return driver.cuInit(0) == _CUDA_ERROR_NOT_INITIALIZED
+    status: int = driver.cuInit(0)
+    return status == _CUDA_ERROR_NOT_INITIALIZED
 
 
 def _in_a_fork(work: Callable[[], Any]) -> list[dict[str, Any]]:

@@ -18,25 +18,29 @@ with warnings.catch_warnings():
     # "Transformer Engine and Apex are not installed", five times over; the record lists what is installed.
     warnings.simplefilter("ignore")
     import torch
-    from megatron.core import parallel_state
-    from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    from envbuild_smoke.drivers.mcore import checkpoints
-    from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
-    from envbuild_smoke.drivers.mcore.compare_weights import check_saved_weights, compare_weights
-    from envbuild_smoke.drivers.mcore.data import SamplesRead, forward_step, global_loss, own_batches
-    from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
-    from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
-    from envbuild_smoke.drivers.mcore.observed_config import observe
-    from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, constant_schedule
-    from envbuild_smoke.drivers.mcore.perturbation import largest_difference, mantissa_bits, move_weights
-    from envbuild_smoke.drivers.mcore.processes import (
-        forget_parallelism,
-        forget_transformer_engine,
-        joined,
-        set_up_parallelism,
-    )
-    from envbuild_smoke.drivers.mcore.reference_run import ReferenceRun
+    from envbuild_smoke.drivers.imports import cuda_not_asked
+
+    with cuda_not_asked():
+        from megatron.core import parallel_state
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        from envbuild_smoke.drivers.mcore import checkpoints
+        from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
+        from envbuild_smoke.drivers.mcore.compare_weights import check_saved_weights, compare_weights
+        from envbuild_smoke.drivers.mcore.data import SamplesRead, forward_step, global_loss, own_batches
+        from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
+        from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
+        from envbuild_smoke.drivers.mcore.observed_config import observe
+        from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, constant_schedule
+        from envbuild_smoke.drivers.mcore.perturbation import largest_difference, mantissa_bits, move_weights
+        from envbuild_smoke.drivers.mcore.processes import (
+            forget_parallelism,
+            forget_transformer_engine,
+            joined,
+            set_up_parallelism,
+        )
+        from envbuild_smoke.drivers.mcore.reference_run import ReferenceRun
 
 from envbuild_smoke.drivers.samples import global_batch
 from envbuild_smoke.rank_context import RankContext
