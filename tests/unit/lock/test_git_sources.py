@@ -212,6 +212,7 @@ def test_an_outage_of_a_source_is_no_reason_to_take_another_release():
     with pytest.raises(NetworkError) as caught:
         take(core(project(SOURCE, needs=["optim"])), Down(OPTIM))
     assert caught.value.why.endswith(why)
+    assert "--pin optim=VERSION" in caught.value.fix
     sources = take(core(project(SOURCE, extras='dev = ["optim"]\n')), Down(OPTIM))
     refuse_missing(sources, [table("core"), table("optim")])
     with pytest.raises(NetworkError) as caught:

@@ -377,7 +377,10 @@ def _is_outage(error: EnvbuildError) -> bool:
 
 
 def _named(error: EnvbuildError, package: str, by: Chosen, place: str) -> EnvbuildError:
-    return error.with_context(why=f"{_where(by)} takes {package} from {place}.\n{error.why}")
+    return error.with_context(
+        why=f"{_where(by)} takes {package} from {place}.\n{error.why}",
+        fix=f"{error.fix}\nOr say which {package} to take instead: --pin {package}=VERSION --name NAME".lstrip(),
+    )
 
 
 def words_of(item: MissingSource) -> str:
