@@ -125,6 +125,13 @@ def test_one_cuda(names, cuda, build, refused):
     assert found == (["cuda-mixed"] if refused else [])
 
 
+def test_a_mix_is_about_what_needs_it_also_for_an_extra():
+    needing = {**package("numba-cuda", "1"), "optional-dependencies": {"cu13": [{"name": "nvidia-cuda-runtime"}]}}
+    wrong = package("nvidia-cuda-runtime", "13.1")
+    (finding,) = findings(needing, wrong, package("core-cu12"), on=base(cuda="12.6"))
+    assert finding.packages == ("numba-cuda",)
+
+
 def test_a_mix_names_the_stacks_bases_for_that_cuda():
     bases = {"old": base(cuda="12.6"), "new": base(cuda="13.0"), "none": base(cuda=None)}
     (finding,) = findings(package("core-cu12"), on=base(cuda="13.0"), bases=bases)

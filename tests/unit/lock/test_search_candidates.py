@@ -90,6 +90,33 @@ def test_a_commit_that_does_not_build_is_replaced_by_a_release(version: str | No
     assert {part.instead_of for part in moves} == {"v0.5.0 of https://x/resiliency"}
 
 
+@pytest.mark.parametrize(
+    ("base_cuda", "extras", "wanted"),
+    [
+        ("12", ["cu13"], [("numba-cuda", "nemo", ">=0.20")]),
+        ("12", ["cuda-13x"], [("numba-cuda", "nemo", ">=0.20")]),
+        ("13", ["cu13"], []),
+        ("12", ["dev"], []),
+        (None, ["cu13"], []),
+    ],
+)
+def test_an_extra_for_another_cuda_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, base_cuda: str | None, extras: list[str], wanted: list[tuple[str, str, str]]
+) -> None:
+    """As NeMo 2.6.0 declares it."""
+    found = candidates("==2.0.*", "2.0.0")
+    steps: Any = found.steps
+    steps.inputs = SimpleNamespace(selection=SimpleNamespace(base=SimpleNamespace(cuda_major=base_cuda)))
+    edges = [{"name": "numba-cuda", "extra": extras}, {"name": "other"}]
+    steps.resolved.resolution.tables["nemo"] = {"name": "nemo", "version": "2.6.0", "dependencies": edges}
+    monkeypatch.setattr(Index, "_declared", lambda *_: ">=0.20")
+    moves = [part for move in found.without_extra("numba-cuda") for part in move]
+    assert [(part.package, part.declared_by, part.specifier) for part in moves] == wanted
+    if moves:
+        assert moves[0].text().startswith(f"numba-cuda >=0.20 instead of numba-cuda[{extras[0]}]>=0.20, which nemo")
+    assert not [*found.without_extra("other")]
+
+
 @pytest.mark.parametrize("package", [TE, f"{TE}-torch", f"{TE}-cu12"])
 def test_a_family_moves_together(package: str) -> None:
     found = candidates("==2.0.*", "2.0.0")

@@ -4,9 +4,10 @@
 2. Of a release that upstream pins and that is not there, or fails: the nearest later lines of releases, then the
    nearest earlier ones.
 3. Of a package that floats: what there was when the anchor's commit was made, with which its authors can have tried it.
-4. Of two declared ranges that exclude each other: the one without an upper bound, for both.
-5. The releases before the one that fails, line by line (2.10, then 2.9).
-6. Of a package that had no release yet as of the moment: its first one.
+4. Of a package with an extra for another CUDA than the base's: it, without the extra.
+5. Of two declared ranges that exclude each other: the one without an upper bound, for both.
+6. The releases before the one that fails, line by line (2.10, then 2.9).
+7. Of a package that had no release yet as of the moment: its first one.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ GRACE = timedelta(days=1)
 # What is taken where nobody asks for anything else.
 NEWEST = "the newest release"
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
+# Extras as numba-cuda, cuda-python's users and nixl name them: cu12, cuda13, cuda-12x.
+_OF_CUDA = re.compile(r"cu(?:da)?-?(\d\d)x?")
 
 
 @dataclass
@@ -112,6 +115,41 @@ class Candidates:
         package = distribution_of(top)
         reason = f"something imports {module}, and no package of the lock brings it"
         return (Deviation(package=package, instead_of="nothing", added=True, reason=reason),)
+
+    def without_extra(self, package: str) -> Iterator[Move]:
+        """A package without an extra that is for another CUDA than the base's, as its name says.
+
+        NeMo 2.6.0 declares numba-cuda[cu13], and its torch is for CUDA 12.
+        """
+        resolved = self.steps.resolved
+        for table in resolved.resolution.tables.values() if resolved is not None else ():
+            for edge in table.get("dependencies", ()):
+                extras = [extra for extra in edge.get("extra", ()) if self._is_of_another_cuda(extra)]
+                if edge["name"] == package and extras:
+                    by, extra = str(table["name"]), extras[0]
+                    wanted = self._declared(table, package)
+                    reason = f"extra {extra} is not for CUDA {self._base.cuda_major}, which the base has"
+                    instead_of = f"{package}[{extra}]{wanted}, which {by} declares"
+                    yield (
+                        Deviation(
+                            package=package,
+                            instead_of=instead_of,
+                            specifier=wanted,
+                            declared_by=by,
+                            reason=reason,
+                        ),
+                    )
+                    break
+
+    def _is_of_another_cuda(self, extra: str) -> bool:
+        match = _OF_CUDA.fullmatch(extra)
+        return match is not None and self._base.cuda_major is not None and match[1] != self._base.cuda_major
+
+    def _declared(self, table: Mapping[str, Any], package: str) -> str:
+        """The range that a release declares of a package; empty for any, and where only a build would tell."""
+        declared = declared_by_release(table, self._base, self.context)
+        ranges = declared.of(package, self._base) if declared is not None else []
+        return str(ranges[0].specifier) if ranges else ""
 
     def relaxed(self, clash: Clash) -> Iterator[Move]:
         """One of two declared ranges in the place of the other; not of a component, whose version means more."""

@@ -177,6 +177,7 @@ class Search:
     def _moves(self, blame: Blame, steps: Steps) -> Iterator[Move]:
         candidates = Candidates(steps, summary(blame.error), self._context, without=blame.unbuilt)
         yield from (candidates.missing(module) for module in blame.missing)
+        yield from _in_turn(candidates.without_extra, blame.packages)
         yield from _in_turn(candidates.likely, blame.packages)
         yield from itertools.chain.from_iterable(map(candidates.relaxed, blame.clashes[:MOST_CANDIDATES]))
         yield from _in_turn(candidates.earlier, blame.packages)
