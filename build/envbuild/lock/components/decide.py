@@ -194,8 +194,11 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     dates |= {item.package: item.until for item in inputs.deviations if item.until}
     settings = {"exclude-newer": moment.text(), "exclude-newer-package": dates}
     declarations = Declarations(base, settings, context)
-    chosen = with_former_extras(hold_to_declared(effective.stack, chosen, declarations), declarations)
-    chosen = deviated(chosen, inputs.deviations)
+    # Before the companions are held: megatron-core 0.15 declares another Transformer Engine than 0.16 does.
+    moved = deviated(chosen, inputs.deviations)
+    held = hold_to_declared(effective.stack, moved, declarations)
+    held |= {name: item for name, item in moved.items() if item is not chosen[name]}
+    chosen = with_former_extras(held, declarations)
     preferences = upstream_preferences(effective.leads, base, context)
     chosen = with_one_version(chosen, base, settings, preferences, context)
     sources = _git_sources(inputs, effective, chosen, pins, bound, context)
