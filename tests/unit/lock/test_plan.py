@@ -1,5 +1,6 @@
 """What is going to be resolved: moments and kept versions."""
 
+from dataclasses import replace
 from datetime import date, datetime, timezone
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from envbuild.git.refs import CommitKind
 from envbuild.lock.components.as_of_moment import as_of_moment, branch_bound
 from envbuild.lock.components.decide import decide_components
 from envbuild.lock.components.select import choose_anchor
+from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.inputs.pins import parse_pins
 from envbuild.lock.inputs.request import LockInputs, LockRequest
 
@@ -113,6 +115,23 @@ def test_branches_of_companions_are_as_of_the_moment_of_the_anchor(tmp_path, as_
     inputs = LockInputs.of(chosen, LockRequest(pins=pins, as_of=as_of))
     decide_components(inputs, lock_context(tmp_path, repositories), [])
     assert dep.resolved == [("main", bound)]
+
+
+def test_companions_are_held_to_the_release_that_deviates(tmp_path, monkeypatch):
+    """megatron-core 0.15 declares another Transformer Engine than 0.16, which upstream names; itself it is not held."""
+    write_base(tmp_path)
+    write_stack(tmp_path, "s", {"lib": {"version": "==2"}, "dep": {}}, as_of="now")
+    chosen = Selection(Catalog.open(tmp_path), "s", BASE, "cpu")
+
+    def hold(stack, items, declarations):
+        assert items["lib"].specifier == "==1.*"
+        return {name: replace(item, specifier="<9") for name, item in items.items()}
+
+    monkeypatch.setattr("envbuild.lock.components.decide.hold_to_declared", hold)
+    moved = Deviation(package="lib", specifier="==1.*", instead_of="==2", reason="it fails")
+    inputs = replace(LockInputs.of(chosen, LockRequest()), deviations=(moved,))
+    decided = decide_components(inputs, lock_context(tmp_path, FakeRepositories()), [])
+    assert {name: item.specifier for name, item in decided.chosen.items()} == {"lib": "==1.*", "dep": "<9"}
 
 
 def test_as_of_a_commit_needs_an_anchor_with_a_repository():
