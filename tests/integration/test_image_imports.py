@@ -42,6 +42,7 @@ def _lazy_init():
     started = True
     raise RuntimeError("No CUDA GPUs are available")
 cuda = types.SimpleNamespace(_lazy_init=_lazy_init, device_count=device_count, _is_in_bad_fork=lambda: bad_fork)
+cuda.get_device_capability = _lazy_init
 version = types.SimpleNamespace(cuda="13.0")
 """
 ASKS = "import torch\nif torch.cuda.device_count():\n    torch.cuda._lazy_init()\n"
