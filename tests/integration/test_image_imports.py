@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import Tool
+from helpers.fake_torch import ASKS, TORCH
 from helpers.kept_entries import keep_base
 from helpers.layer_tars import read_members
 from helpers.simple_index import SimpleIndex
@@ -24,28 +25,6 @@ BASE, TARGET = "debian12-cu130", "h200"
 ARGUMENTS = ("--stack", "s", "--target", TARGET)
 # Linked to the driver's library, as Transformer Engine's core is.
 LOADS_THE_DRIVER = "import ctypes\nassert ctypes.CDLL('libcuda.so.1').cuInit(0) != 0\n"
-# As far as the check has to do with torch; `started` is what torch keeps in C.
-TORCH = """
-import ctypes, os, types
-started, bad_fork = False, False
-def in_child():
-    global bad_fork
-    bad_fork = started
-os.register_at_fork(after_in_child=in_child)
-def device_count():
-    count = ctypes.c_int(0)
-    library = ctypes.CDLL("libnvidia-ml.so.1")
-    library.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    return count.value
-def _lazy_init():
-    global started
-    started = True
-    raise RuntimeError("No CUDA GPUs are available")
-cuda = types.SimpleNamespace(_lazy_init=_lazy_init, device_count=device_count, _is_in_bad_fork=lambda: bad_fork)
-cuda.get_device_capability = _lazy_init
-version = types.SimpleNamespace(cuda="13.0")
-"""
-ASKS = "import torch\nif torch.cuda.device_count():\n    torch.cuda._lazy_init()\n"
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +72,7 @@ def test_an_image_whose_driver_does_not_start_is_refused(
 ) -> None:
     """Where there is a GPU, `megatron` asks it something as it is imported; NVML's stub says that there is one."""
     wheel("torch", "2.13.0", module=TORCH)
-    wheel("megatron", "1.0", module=ASKS)
+    wheel("megatron", "1.0", module=f"{ASKS}torch.cuda._lazy_init()\n")
     components = {"torch": {"modules": ["torch"]}, "megatron": {"modules": []}}
     error = gpu_image(components, status=REFUSED)["error"]
     assert error["what"] == "importing driver mcore of the stack starts CUDA"

@@ -76,3 +76,18 @@ def test_an_older_commit_with_a_later_date_is_no_days_behind() -> None:
 
     assert module._distance(at(2), at(1), 1) == "1 commit and 0 days behind the tip"
     assert module._distance(at(1), at(2), 2) == "2 commits and 1 day behind the tip"
+
+
+def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    def moves(name: str) -> Any:
+        return lambda _, package: iter([(Deviation(package=package, instead_of="x", specifier=name, reason="r"),)])
+
+    class Fake:
+        def __init__(self, *_arguments: object, **_options: object) -> None: ...
+
+        without_extra, likely, earlier = moves("without"), moves("likely"), moves("earlier")
+
+    monkeypatch.setattr(module, "Candidates", Fake)
+    unused: Any = None
+    found = Search(unused, unused, unused, older=False)._moves(blame("cuda-mixed", "numba-cuda"), unused)
+    assert [part.specifier for move in found for part in move] == ["without", "likely", "earlier"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.errors import error_of
+from helpers.fake_torch import ASKS, TORCH
 from helpers.import_probe import here
 
 from envbuild.catalog.data import data_root
@@ -15,46 +16,6 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.sync.driver_start import MARK, start_driver
 from envbuild.sync.driver_stub import DRIVER, MANAGEMENT, make_stub, variables_with_stub
 from envbuild.sync.zipapp import smoke_bytes
-
-# As torch does it: a process that was forked after CUDA was started knows that.
-TORCH = """
-import ctypes, os, types
-
-started, bad_fork = False, False
-
-def in_child():
-    global bad_fork
-    bad_fork = started
-
-os.register_at_fork(after_in_child=in_child)
-
-def device_count():
-    global started
-    try:
-        library, count = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_int(0)
-        library.nvmlInit(), library.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        return count.value
-    except OSError:
-        started = True
-        return 0
-
-def _lazy_init():
-    global started
-    started = True
-    raise RuntimeError("No CUDA GPUs are available")
-
-def get_device_capability():
-    cuda._lazy_init()
-
-cuda = types.SimpleNamespace(
-    _lazy_init=_lazy_init,
-    _is_in_bad_fork=lambda: bad_fork,
-    device_count=device_count,
-    get_device_capability=get_device_capability,
-)
-version = types.SimpleNamespace(cuda="13.0")
-"""
-ASKS = "import torch\nif torch.cuda.device_count():\n    "
 
 
 @pytest.fixture
