@@ -85,7 +85,7 @@ def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: p
     class Fake:
         def __init__(self, *_arguments: object, **_options: object) -> None: ...
 
-        without_extra, likely, earlier = moves("without"), moves("likely"), moves("earlier")
+        without_extra, likely, relaxed, earlier = map(moves, ("without", "likely", "relaxed", "earlier"))
 
     monkeypatch.setattr(module, "Candidates", Fake)
     unused: Any = None
