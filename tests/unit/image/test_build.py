@@ -82,6 +82,9 @@ def test_key_changes_with_whatever_decides_the_bytes(lock, monkeypatch):
     keys.append(key_of(lock))
     monkeypatch.setattr(gzip_writer, "ENCODER", "zlib 1.3.1 level 4")
     keys.append(key_of(lock))
+    # What is checked of its environment: an image of before counts as built no more.
+    monkeypatch.setattr(inputs.environment, "FORMAT", 10_001)
+    keys.append(key_of(lock))
     assert len(set(keys)) == len(keys)
 
 
