@@ -80,8 +80,11 @@ def _on_one_base(
         bases = [remembered, *(item for item in bases if item is not remembered)]
         context.reporter.note(f"note: the lock is on base {remembered.base_name}, since {default} had none")
     failures: list[tuple[Selection, EnvbuildError]] = []
-    for item, following in zip(bases, [*bases[1:], None], strict=True):
-        options = replace(options_for(item), older=len(bases) == 1)
+    alone = len(bases) == 1
+    while bases:
+        item, *bases = bases
+        following = bases[0] if bases else None
+        options = replace(options_for(item), older=alone)
         fallback_from = default if item.base_name != default else ""
         own = replace(request, base_named=following is None, fallback_from=fallback_from)
         done = _tried(item, own, options, context)
@@ -91,11 +94,12 @@ def _on_one_base(
             raise done
         failures.append((item, done))
         if following is not None:
-            context.reporter.note(_next_base(item, following, done))
+            bases = _next_bases(bases, item, done)
+            context.reporter.note(_next_base(item, bases[0], done))
     # That a base has another CUDA says nothing about what blocks the others.
     telling = [one for one in failures if not _is_of_another_cuda(one[1])] or failures[:1]
     blocking = telling[0][1]
-    if not may_deviate(selection, request) or len(bases) == 1 or _is_of_another_cuda(blocking):
+    if not may_deviate(selection, request) or alone or _is_of_another_cuda(blocking):
         raise blocking
     for item, _ in telling:
         fallback_from = default if item.base_name != default else ""
@@ -133,6 +137,12 @@ def _tried(
         if not is_curable(error):
             raise
         return error
+
+
+def _next_bases(following: list[Selection], failed: Selection, error: EnvbuildError) -> list[Selection]:
+    """What is left to try: after packages of another CUDA, bases with the same CUDA only where there are no others."""
+    others = [item for item in following if item.base.cuda_major != failed.base.cuda_major]
+    return others if others and _is_of_another_cuda(error) else following
 
 
 def _next_base(item: Selection, following: Selection, error: EnvbuildError) -> str:

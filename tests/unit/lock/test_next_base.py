@@ -46,6 +46,40 @@ OTHER_CUDA = CheckRefusedError("as of then no torch is for CUDA 13", codes=["cud
 class Item:
     base_name: str
     stack_name: str = "nemo"
+    cuda: str = "13"
+
+    @property
+    def base(self) -> Any:
+        return SimpleNamespace(cuda_major=self.cuda)
+
+
+def tried_in_turn(items: list[Item], monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    """The bases that are tried where the packages are of another CUDA than each."""
+    tried: list[str] = []
+
+    def refused(item: Item, *_: object) -> EnvbuildError:
+        tried.append(item.base_name)
+        return OTHER_CUDA
+
+    monkeypatch.setattr(module, "_tried", refused)
+    monkeypatch.setattr(module, "_other_bases", lambda _: items[1:])
+    monkeypatch.setattr(module, "may_deviate", lambda *_: True)
+    monkeypatch.setattr(module, "lock_on_base", lambda *_: None)
+    context = cast("Any", SimpleNamespace(reporter=SimpleNamespace(note=lambda _: None)))
+    options = LockOptions(path=folder, older=True)
+    with pytest.raises(CheckRefusedError):
+        lock_on_fitting_base(
+            cast("Any", items[0]), LockRequest(base_named=False), lambda _: folder, lambda _: options, context
+        )
+    return tried
+
+
+def test_second_base_of_a_cuda_that_does_not_fit_is_tried_only_where_there_is_no_other_cuda(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    three = [Item("a"), Item("b"), Item("c", cuda="12")]
+    assert tried_in_turn(three, monkeypatch, tmp_path) == ["a", "c"]
+    assert tried_in_turn(three[:2], monkeypatch, tmp_path) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
