@@ -204,11 +204,15 @@ def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[CaseSpec]:
 
 
 def lines_of(pairs: Sequence[Pair]) -> list[str]:
-    """The grid as text: how many pairs there are of each kind, and those that no case covers."""
+    """The grid as text: how many pairs there are of each kind, the axes that no case has, the other pairs without a case."""
     counts = {state: sum(pair.state == state for pair in pairs) for state in ("covered", "impossible", "not covered")}
     lines = [f"pairs of axes: {', '.join(f'{count} {state}' for state, count in counts.items())}"]
+    used = {axis for pair in pairs if pair.state == "covered" for axis in pair.axes}
+    if unused := [axis for axis in AXES if axis not in used]:
+        lines.append(f"no case has: {', '.join(unused)}")
+    left = [pair.axes for pair in pairs if pair.state == "not covered" and used.issuperset(pair.axes)]
     for axis in AXES:
-        others = [pair.axes[1] for pair in pairs if pair.axes[0] == axis and pair.state == "not covered"]
+        others = [second for first, second in left if first == axis]
         if others:
             lines.append(f"not covered, {axis} with: {', '.join(others)}")
     return lines
