@@ -204,7 +204,7 @@ def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[CaseSpec]:
 
 
 def lines_of(pairs: Sequence[Pair]) -> list[str]:
-    """The grid as text: how many pairs there are of each kind, the axes that no case has, the other pairs without a case."""
+    """The grid as text: how many pairs of each kind, the axes that no case has, the other pairs without a case."""
     counts = {state: sum(pair.state == state for pair in pairs) for state in ("covered", "impossible", "not covered")}
     lines = [f"pairs of axes: {', '.join(f'{count} {state}' for state, count in counts.items())}"]
     used = {axis for pair in pairs if pair.state == "covered" for axis in pair.axes}
