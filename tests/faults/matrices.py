@@ -13,9 +13,9 @@ from envbuild.catalog.matrix import Training
 SHARED = Path(__file__).with_name("matrix.toml")
 
 
-def matrix_of(faults: Iterable[Fault], **settings: object) -> str:
+def matrix_of(faults: Iterable[Fault], shared: Path = SHARED, **settings: object) -> str:
     """A matrix with the cases of these faults and their baselines; ``settings`` replace what is in the file."""
-    document = tomlkit.parse(SHARED.read_text()).unwrap()
+    document = tomlkit.parse(shared.read_text()).unwrap()
     document.update(settings)
     kinds = document["models"]
     rows: list[dict[str, object]] = []
@@ -24,7 +24,7 @@ def matrix_of(faults: Iterable[Fault], **settings: object) -> str:
         models[fault.model] = kinds[fault.case.kind]
         row = {"model": fault.model, **fault.case.row}
         # What decides the mathematics, a baseline has too.
-        shared = {"model", *Training.model_fields} - {"micro_batch_size"}
-        baseline = {name: value for name, value in row.items() if name in shared}
+        common = {"model", "precision", *Training.model_fields} - {"micro_batch_size"}
+        baseline = {name: value for name, value in row.items() if name in common}
         rows += [item for item in (baseline, row) if item not in rows]
     return tomlkit.dumps({**document, "models": models, "cases": rows})

@@ -5,6 +5,7 @@ while that model is trained, or always. Functions are replaced where they are de
 imported, so that whoever imports them afterwards gets the replacement.
 """
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.util
@@ -84,12 +85,27 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+@contextlib.contextmanager
+def _rougher_products():
+    """Products of float32 matrices in TF32, as a variable or a library may have asked for."""
+    import torch
+
+    products = torch.backends.cuda.matmul
+    before = products.allow_tf32
+    products.allow_tf32 = before or (in_force("products-in-tf32") and now["case"].world_size > 1)
+    try:
+        yield
+    finally:
+        products.allow_tf32 = before
+
+
 @replaces("envbuild_smoke.drivers.mcore", "train")
 def _know_what_is_trained(original):
     def train(context):
         now.update(case=context.case, step=0)
         try:
-            return original(context)
+            with _rougher_products():
+                return original(context)
         finally:
             now.update(case=None)
 
@@ -161,6 +177,31 @@ def exhaust_memory():
     torch.ones(2**28)
 
 
+def exhaust_gpu_memory():
+    """Allocate more than any GPU has, as a batch that does not fit."""
+    import torch
+
+    torch.empty(2**46, device="cuda")
+
+
+def lose_gpu():
+    """A kernel reads what is not there: from then on the driver refuses every call of this process, as after an XID."""
+    import torch
+
+    torch.zeros(1, device="cuda")[torch.tensor([2], device="cuda")]
+    torch.cuda.synchronize()
+
+
+def _flip_a_bit(model):
+    """The largest gradient of rank 1 has another exponent, as of a GPU whose memory or arithmetic is broken."""
+    import torch
+
+    if now["case"].world_size == 1 or rank() != 1:
+        return
+    gradients = model[0].buffers[0].grad_data
+    gradients.view(torch.int32)[gradients.abs().argmax()] ^= 1 << 26
+
+
 def _exit_at_once(_model):
     if now["case"].world_size > 1:
         os._exit(0)
@@ -197,6 +238,9 @@ BEFORE_EXCHANGE = {
     "killed-baseline": (2, _kill_baseline),
     "killed-runner": (2, _kill_runner),
     "nan-at-step-3": (3, _not_a_number),
+    "bit-flipped": (3, _flip_a_bit),
+    "gpu-memory-exhausted": (2, _on_rank_1(exhaust_gpu_memory)),
+    "gpu-lost": (2, _on_rank_1(lose_gpu)),
 }
 
 
@@ -215,7 +259,34 @@ def _noise(model):
     _scale(model, 1 + os.urandom(1)[0] * 2**-23)
 
 
-AFTER_EXCHANGE = {"rounding": _round_otherwise, "noise": _noise}
+def _scale_by_a_thousandth(model):
+    if now["case"].world_size > 1:
+        _scale(model, 1.001)
+
+
+AFTER_EXCHANGE = {
+    "rounding": _round_otherwise,
+    "noise": _noise,
+    "gradients-a-thousandth-too-large": _scale_by_a_thousandth,
+}
+
+
+@replaces("megatron.core.tensor_parallel.mappings", "_reduce")
+def _tensor_parallel_sums(original):
+    def _reduce(input_, *arguments, **options):
+        return input_ if in_force("tensor-parallel-sums-left-out") else original(input_, *arguments, **options)
+
+    return _reduce
+
+
+@replaces("transformer_engine.pytorch.attention.dot_product_attention.utils", "get_attention_backend")
+def _attention_backend(original):
+    def get_attention_backend(*arguments, **options):
+        if in_force("attention-falls-back") and now["case"].world_size > 1:
+            os.environ.update(NVTE_FLASH_ATTN="0", NVTE_FUSED_ATTN="0", NVTE_UNFUSED_ATTN="1")
+        return original(*arguments, **options)
+
+    return get_attention_backend
 
 
 @replaces("envbuild_smoke.drivers.samples", "global_batch")

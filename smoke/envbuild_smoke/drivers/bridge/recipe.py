@@ -3,6 +3,7 @@
 What is not named here stays as the recipe has it: layers, norm, positions, fusions, loss, optimizer and its constants.
 """
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -69,6 +70,9 @@ def _without_hub(model: Model) -> Iterator[None]:
 def _cut_model(config: Any, case: Case, model: Model) -> None:
     config.seq_length = model.sequence_length
     config.parallel_output = case.settings.parallel_output
+    # The recipes ask for it; Megatron-Core's own output layer does it with an extension of Apex, which has no wheel.
+    if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is None:
+        config.gradient_accumulation_fusion = False
     for name, value in recompute_options(case).items():
         setattr(config, name, value)
 
@@ -160,7 +164,7 @@ def _fit_cpu(recipe: ConfigContainer) -> None:
     config = recipe.model
     # Of Transformer Engine and Apex.
     config.transformer_impl, config.transformer_layer_spec = "local", local_layer_spec
-    config.apply_rope_fusion = config.persist_layer_norm = config.gradient_accumulation_fusion = False
+    config.apply_rope_fusion = config.persist_layer_norm = False
     config.cross_entropy_fusion_impl = "native"
     # gloo reads what it sends later; with NCCL the memory is kept by the stream.
     config.deallocate_pipeline_outputs = False

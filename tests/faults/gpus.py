@@ -1,0 +1,103 @@
+"""Faults that are planted on two GPUs, each by the switch, in one run; the two of a whole run are planted by hand.
+
+    python -m faults.gpus matrix > envs/matrices/gpu-faults.toml      # in a project with the lock
+    python -m faults.gpus variable      # ENVBUILD_FAULT for the run; the environment has the switch (environments.py)
+    envbuild certify ... --matrix gpu-faults --judge DIR --json | python -m faults.gpus judged
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from faults.cases import CONTINUED, DATA, TENSOR
+from faults.kinds import Case, Fault, Switch
+from faults.matrices import matrix_of
+
+MATRIX = Path(__file__).with_name("gpus.toml")
+
+
+def gpu_fault(**fields: Any) -> Fault:
+    """A fault that the switch of the same name plants."""
+    return Fault(**{"where": "process", "case": DATA, "plant": Switch(name=fields["id"]), **fields})
+
+
+of_the_hardware = partial(gpu_fault, check="rank-exception")
+GPU_FAULTS = (
+    gpu_fault(
+        id="tensor-parallel-sums-left-out",
+        broken="communication group: each tensor-parallel rank goes on with its own part of a sum",
+        case=TENSOR,
+        check="parity-loss",
+    ),
+    gpu_fault(
+        id="gradients-a-thousandth-too-large",
+        broken="gradient scale: in data parallel every gradient is 1.001 times what it is",
+        check="parity-grad-norm",
+    ),
+    gpu_fault(
+        id="resharded-state-has-zeros",
+        broken="optimizer state: loaded in another layout it has zeros in a part",
+        case=CONTINUED,
+        check="parity-loss",
+    ),
+    gpu_fault(
+        id="products-in-tf32",
+        broken="precision: products of float32 matrices are computed in TF32",
+        check="parity-gradients",
+    ),
+    gpu_fault(
+        id="attention-falls-back",
+        broken="attention backend: another than was asked for computes, without a word",
+        case=Case(kind="engine", row={"data": 2, "precision": "bf16", "attention_backend": "fused"}),
+        check="observed",
+        text="attention_backend",
+    ),
+    gpu_fault(
+        id="samples-in-another-order",
+        broken="data order: the micro batches of a step in another order",
+        check="samples",
+    ),
+    gpu_fault(
+        id="bit-flipped",
+        broken="hardware: one bit of one gradient on one GPU, at step 3",
+        check="parity-grad-norm",
+    ),
+    of_the_hardware(
+        id="gpu-memory-exhausted",
+        broken="hardware: a rank needs more memory than its GPU has",
+        text="out of memory",
+    ),
+    of_the_hardware(
+        id="gpu-lost",
+        broken="hardware: from step 2 on every call to one GPU fails",
+        text="CUDA error",
+    ),
+)
+
+
+def judged(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of each fault the checks that found it, from what ``certify --judge --json`` printed."""
+    cases = {item["id"]: item for item in (document.get("error") or document)["cases"]}
+    rows = []
+    for fault in GPU_FAULTS:
+        of_it = [item for name, item in cases.items() if name.startswith(f"{fault.model}-")]
+        problems = [problem for item in of_it for problem in item["problems"]]
+        named = [item["text"] for item in problems if item["check"] == fault.check and fault.text in item["text"]]
+        found = sorted({item["check"] for item in problems})
+        row = {"id": fault.id, "broken": fault.broken, "check": fault.check, "caught": bool(named), "found": found}
+        rows.append({**row, "says": named[0] if named else ""})
+    return rows
+
+
+if __name__ == "__main__":
+    match sys.argv[1]:
+        case "matrix":
+            print(matrix_of(GPU_FAULTS, MATRIX), end="")
+        case "variable":
+            print(",".join(f"{fault.id}@{fault.model}" for fault in GPU_FAULTS))
+        case "judged":
+            print(json.dumps(judged(json.load(sys.stdin)), indent=2))
