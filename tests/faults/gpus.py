@@ -1,8 +1,8 @@
 """Faults that are planted on two GPUs, each by the switch, in one run; the two of a whole run are planted by hand.
 
-    python -m faults.gpus matrix > envs/matrices/gpu-faults.toml      # in a project with the lock
-    python -m faults.gpus variable      # ENVBUILD_FAULT for the run; the environment has the switch (environments.py)
-    envbuild certify ... --matrix gpu-faults --judge DIR --json | python -m faults.gpus judged
+python -m faults.gpus matrix > envs/matrices/gpu-faults.toml      # in a project with the lock
+python -m faults.gpus variable      # ENVBUILD_FAULT for the run; the environment has the switch (environments.py)
+envbuild certify ... --matrix gpu-faults --judge DIR --json | python -m faults.gpus judged
 """
 
 from __future__ import annotations

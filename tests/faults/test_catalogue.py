@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from faults import corruptions
 from faults.catalogue import FAULTS
+from faults.gpus import GPU_FAULTS, MATRIX
 from faults.harness import Harness  # noqa: F401 - the harness imports all that faults need
 from faults.kinds import Corruption, Edit, Scenario, Switch
+from faults.matrices import matrix_of
 
+from envbuild.catalog.catalog import Catalog
 from envbuild.certify.models import CHECKS
 from envbuild.core import errors
 
@@ -34,6 +37,18 @@ WITHOUT_FAULT = {"hugging-face"}
 
 def test_every_check_has_a_fault_that_it_must_find() -> None:
     assert set(CHECKS) - {fault.check for fault in FAULTS} == WITHOUT_FAULT
+
+
+def test_faults_for_gpus_have_plants_checks_and_a_matrix(tmp_path: Path) -> None:
+    switch = (HERE / "switch" / "envbuild_fault.py").read_text()
+    for fault in GPU_FAULTS:
+        assert fault.check in CHECKS
+        assert f'"{fault.id}"' in switch
+    (tmp_path / "envs" / "matrices").mkdir(parents=True)
+    (tmp_path / "envs" / "matrices" / "gpus.toml").write_text(matrix_of(GPU_FAULTS, MATRIX))
+    matrix = Catalog.open(tmp_path).matrix("gpus")
+    # A model of its own for each, and its baseline.
+    assert (len(matrix.models), len(matrix.cases)) == (len(GPU_FAULTS), 2 * len(GPU_FAULTS))
 
 
 def test_about_a_third_is_quick_and_of_every_place() -> None:

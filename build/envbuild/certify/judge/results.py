@@ -178,7 +178,8 @@ _FIXES = {
     PLAN: "Bring back the results of this plan, or run it (again). A plan's results are never judged by another plan.",
     IMAGE: "Run the plan in the image that it is for; its digests are in the plan under `subject`.",
     MOMENT: "Set the clock of the machine where it ran, or of this one, and run the plan again.",
-    SMOKE: "Run the plan with the smoke.pyz that was written next to it.",
+    SMOKE: "Run the plan with the smoke.pyz that was written next to it. If it was, envbuild has changed since: "
+    "judge with the one that wrote the plan, or write it again.",
 }
 
 
