@@ -1,6 +1,7 @@
 """The project's layout: packages, top level, ignore rules, docs, and no machine's path in any file."""
 
 import configparser
+import json
 import os
 import re
 import subprocess
@@ -182,6 +183,19 @@ def test_committed_locks_are_what_their_inputs_give(tmp_path):
         [sys.executable, "-m", "envbuild", "lock", "--check"], cwd=ROOT, env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "certificate", sorted((ROOT / "benchmarks" / "records").glob("*/*.intoto.jsonl")), ids=lambda path: path.stem
+)
+def test_committed_certificates_are_signed_and_of_the_image_that_their_record_names(certificate):
+    record = json.loads((certificate.parent / "record.json").read_text())
+    command = ["certificate", "verify", certificate, "--trust", certificate.parent / "trust.toml", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "envbuild", *command, "--digest", record["sqsh_digest"]], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["lock_digest"] == record["lock_digest"]
 
 
 def test_every_base_of_a_stack_is_locked_or_listed_as_not_locked():
