@@ -23,7 +23,8 @@ BASE = "debian12"
 GOOD, BAD = "0.16.1.post1", "0.16.1.post2"
 OTHERS = ("liba", "libb", "libc")
 TAGS = "cp311-cp311-manylinux_2_17_x86_64"
-BUDGET_MINUTES = 15
+# Nearly ten minutes where other work has the machine.
+BUDGET_MINUTES = 60
 STACK = """\
 summary = "megatron-core from an index of the test's own, and three libraries"
 driver = "mcore"

@@ -14,7 +14,7 @@ from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.keys import make_keys, secret_of
 from envbuild.certify.certificate.sign import UNSIGNED
 from envbuild.certify.certificate.verify import About, oldest_measurement, verify
-from envbuild.certify.report.describe import count, describe_matrix, describe_not_vouched, lines
+from envbuild.certify.report.describe import count, describe_gpus, describe_matrix, describe_not_vouched, lines
 from envbuild.cli.arguments import parse_age, parse_digest, parse_moment
 from envbuild.cli.command import Command, CommandGroup, hands_over
 from envbuild.cli.common import PathArgument, Session, output_options
@@ -118,6 +118,7 @@ def verify_command(
         max_age=max_age,
     )
     predicate = found.statement.predicate
+    machine = predicate.measured.machine
     result: dict[str, Json] = {
         "verified": True,
         "at": at.strftime(MOMENT_FORMAT),
@@ -127,6 +128,7 @@ def verify_command(
         "base": predicate.base,
         "target": predicate.target,
         "in": predicate.in_,
+        "gpus": [gpu.name for gpu in machine.gpus] if machine else [],
         "lock_digest": predicate.lock_digest,
         "matrix": predicate.matrix,
         "matrix_digest": predicate.matrix_digest,
@@ -145,7 +147,7 @@ def verify_command(
         result,
         f"verified: signed by {found.key.name} (key {found.key.keyid[:16]}), issued {predicate.issued_at}",
         f"certified: {predicate.stack} on {predicate.base} for {predicate.target} passed {whole} "
-        f"({count(predicate.cases)}), run in {predicate.in_}",
+        f"({count(predicate.cases)}), run in {predicate.in_} with {describe_gpus(predicate.measured)}",
         *(f"about: {name} {value}" for name, value in found.statement.digests().items()),
         *(f"compared here: {text}" for text in found.compared),
         *(f"not vouched for: {describe_not_vouched(item)}" for item in predicate.not_vouched),

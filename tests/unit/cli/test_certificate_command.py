@@ -172,7 +172,7 @@ def test_page_names_every_option_and_no_other(name, capsys):
 
 KEYS = {"verified", "at", "key", "subject", "stack", "base", "target", "in", "lock_digest", "matrix", "matrix_digest"}
 KEYS |= {"matrix_is_shipped", "whole_matrix", "cases", "reused", "issued_at", "oldest_measurement", "compared"}
-KEYS |= {"not_vouched"}
+KEYS |= {"gpus", "not_vouched"}
 
 
 def test_keys_of_json_stay(signed, certificate_json):

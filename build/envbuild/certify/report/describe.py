@@ -56,13 +56,17 @@ def count(cases: Iterable[CaseVerdict]) -> str:
     return f"{len(found)} case{'s' if len(found) != 1 else ''}" + (f", {reused} reused" if reused else "")
 
 
+def describe_gpus(measured: Measured) -> str:
+    """How many of which kind."""
+    names = [gpu.name for gpu in measured.machine.gpus] if measured.machine else []
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no GPU"
+
+
 def machine_facts(measured: Measured) -> list[tuple[str, str]]:
     """The machine and what it moved, as far as the runner reported."""
     facts = []
     if machine := measured.machine:
-        names = [gpu.name for gpu in machine.gpus]
-        gpus = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no GPU"
-        facts.append(("machine", f"{machine.cpu_model or 'CPU'}, {machine.cpu_count} CPUs; {gpus}"))
+        facts.append(("machine", f"{machine.cpu_model or 'CPU'}, {machine.cpu_count} CPUs; {describe_gpus(measured)}"))
         drivers = sorted({gpu.driver for gpu in machine.gpus})
         versions = (("driver", ", ".join(drivers)), ("CUDA", machine.cuda), ("NCCL", machine.nccl))
         if software := ", ".join(f"{name} {version}" for name, version in versions if version):
