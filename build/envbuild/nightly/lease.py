@@ -55,15 +55,6 @@ def only_night(stack: str, folder: Path, context: Context) -> Iterator[None]:
         yield
 
 
-def is_running(stack: str, folder: Path) -> bool:
-    """Whether a night of a stack runs on this machine."""
-    file = folder / f"nightly-{stack}.lock"
-    if not file.is_file():
-        return False
-    with locks.exclusive_if_free(file) as free:
-        return not free
-
-
 def _shown(holder: Path) -> str:
     try:
         found = json.loads(holder.read_bytes())

@@ -84,7 +84,7 @@ class _Reading:
         self.rows: list[ResolvedRow] = []
         self.problems: list[str] = []
         self.left_out: list[LeftOut] = []
-        self._matrix, self._capabilities = matrix, capabilities
+        self._matrix = matrix
         for position, written in enumerate(matrix.cases):
             for spec in written.specs():
                 if spec.model not in matrix.models:
