@@ -20,6 +20,7 @@ from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.models import Target
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.components.downloads import base_tags, tags_of, wheel_name
+from envbuild.lock.uv.cuda_packages import cuda_packages
 from envbuild.lock.uv.program import KNOW_THE_KEYS
 
 # The first CUDA whose compiler and libraries know an SM (CUDA toolkit release notes, "new features").
@@ -44,26 +45,9 @@ FIRST_CUDA_OF_SM = {
 CUDA_WITHOUT_SM = dict.fromkeys(("50", "52", "53", "60", "61", "62", "70", "72", "101"), "13.0")
 # The oldest driver that runs programs of a CUDA major version (CUDA compatibility guide, minor version compatibility).
 OLDEST_DRIVER_OF_CUDA = {"11": "450.80.02", "12": "525.60.13", "13": "580"}
-# transformer-engine-cu13, tensorrt-cu12-libs, thing-cu126, cupy-cuda12x.
-_CUDA_SUFFIX = re.compile(r"-cu(?:da)?(\d\d)[\dx]?(?=-|$)")
-# Packages of NVIDIA's whose version is that of their CUDA.
-_CUDA_VERSIONED = frozenset(
-    [
-        "cuda-toolkit",
-        "nvidia-cublas",
-        "nvidia-cuda-cupti",
-        "nvidia-cuda-nvcc",
-        "nvidia-cuda-nvrtc",
-        "nvidia-cuda-runtime",
-    ]
-)
 _NVIDIA_FOLDER = re.compile(r"^\{site_packages\}/nvidia/(\w+)(?:/(.*))?$")
 # Folders below nvidia/ that one package brings.
 _OWN_FOLDERS = frozenset(["cublas", "cuda_cupti", "cuda_nvrtc", "cuda_runtime", "cudnn", "cufft", "nccl", "nvjitlink"])
-# NVIDIA's CUTLASS DSL, read in its wheels (4.6.0, 4.8.1): its libraries for CUDA 12 and 13 lie side by side, in
-# nvidia_cutlass_dsl/cu12 and /cu13, without a file in common. They need no CUDA library, and on import the newest that
-# the driver runs is loaded, and no other. Before 4.6 only the base package was for 12 (sync's LATER has the rest).
-_SIDE_BY_SIDE = re.compile(r"^nvidia-cutlass-dsl-libs-cu1[23]$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,16 +113,7 @@ def _needed_glibc(wheels: list[str]) -> str | None:
 
 def check_cuda_mix(lock: CheckInput) -> Iterable[CheckFinding]:
     """One CUDA major version in an environment."""
-    # By names: the wheels of one CUDA do not exclude those of another in their metadata, and uv takes both.
-    by_major: dict[str, list[str]] = {}
-    for package in lock.packages:
-        name, version = str(package["name"]), str(package.get("version", "0"))
-        if _SIDE_BY_SIDE.match(name):
-            continue
-        if match := _CUDA_SUFFIX.search(name):
-            by_major.setdefault(match[1], []).append(name)
-        elif name in _CUDA_VERSIONED:
-            by_major.setdefault(version.partition(".")[0], []).append(name)
+    by_major = cuda_packages(lock.packages)
     wanted = lock.base.cuda_major
     majors = set(by_major) | ({wanted} if wanted else set())
     # The package index's torch on a base without CUDA is a choice of the user's; a cpu build among CUDA is a mistake.

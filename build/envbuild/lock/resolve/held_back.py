@@ -25,6 +25,7 @@ from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project
 from envbuild.lock.resolve.declarations import releases_as_of
+from envbuild.lock.uv.cuda_packages import cuda_packages
 from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.program import TookTooLongError
 from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_away, upload_seconds
@@ -60,6 +61,9 @@ def held_back(plan: LockPlan, found: Resolution, context: LockContext) -> list[H
     released = {name: item for name, item in plan.project.chosen.items() if not item.is_direct}
     # Only what belongs to an anchor can be of another time than it.
     if not released or plan.effective.stack.anchor is None:
+        return []
+    # Packages for another CUDA than the base's are refused, whatever is newer.
+    if (cuda := plan.project.base.cuda_major) and cuda_packages(found.packages).keys() - {cuda}:
         return []
     tables = found.tables
     uploads: dict[str, datetime] = {}
