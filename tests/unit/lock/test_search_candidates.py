@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.data import data_root
 from envbuild.catalog.stack import Component
+from envbuild.lock.components.declarations import Declared
 from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.inputs.deviation import Deviation, texts
+from envbuild.lock.search import candidates as module
 from envbuild.lock.search.candidates import Candidates
 from envbuild.lock.search.state import State
 
@@ -115,6 +119,26 @@ def test_an_extra_for_another_cuda_is_left_out(
     if moves:
         assert moves[0].text().startswith(f"numba-cuda >=0.20 instead of numba-cuda[{extras[0]}]>=0.20, which nemo")
     assert not [*found.without_extra("other")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        (("numba-cuda[cu13]<1,>=0.20", "other>=9"), "<1,>=0.20"),
+        (("numba-cuda[cu13]==0.15.1; extra == 'cu13'", "other"), "==0.15.1"),
+        (("other>=9",), ""),
+        (None, ""),
+    ],
+)
+def test_the_range_that_a_release_declares_stays_where_its_extra_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...] | None, wanted: str
+) -> None:
+    found = candidates("==2.0.*", "2.0.0")
+    steps: Any = found.steps
+    steps.inputs = SimpleNamespace(selection=SimpleNamespace(base=Catalog.open(data_root()).base("debian12-cu130")))
+    declared = Declared(by="nemo 2.6.0", lines=lines, extras=("cu13",)) if lines is not None else None
+    monkeypatch.setattr(module, "declared_by_release", lambda *_: declared)
+    assert found._declared({"name": "nemo"}, "numba-cuda") == wanted
 
 
 @pytest.mark.parametrize("package", [TE, f"{TE}-torch", f"{TE}-cu12"])
