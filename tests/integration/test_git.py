@@ -558,7 +558,7 @@ def test_two_runs_at_once_fetch_once(history, server, store, reporter):
         for thread in threads:
             thread.start()
         wait_until(lambda: len(reporter.lines) == 3, 30)
-        assert all("another envbuild is fetching" in note for note in reporter.lines)
+        assert all("waiting for another fetch" in note for note in reporter.lines)
     for thread in threads:
         thread.join(30)
     assert found == [tip] * 3

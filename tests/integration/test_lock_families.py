@@ -83,8 +83,10 @@ def test_preference_for_a_yanked_release_of_a_component_is_dropped(
         wheel("lib", version, OLD)
     index.yank(wheel("part", "2.0", OLD).name)
     upstreams("", '[[package]]\nname = "part"\nversion = "2.0"\nsource = { registry = "https://x/simple" }\n')
-    nemo.run("lock", "--stack", "nemo", "--no-verify")
+    done = nemo.run("lock", "--stack", "nemo", "--no-verify")
     assert lock_of(nemo, "nemo").components["part"].version == "3.0"
+    assert lock_of(nemo, "nemo").verified_in == "nowhere: not verified"
+    assert "verified in: nowhere: not verified" in done.stdout
 
 
 def test_sdist_that_downloads_its_wheel_from_another_index_is_not_taken(

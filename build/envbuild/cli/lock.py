@@ -155,7 +155,8 @@ def command(
         if not is_curable(error):
             raise
         place = ["--out", str(out)] if out else ["--name", name] if name else []
-        raise with_next_command(error, selection, request, place, session.context.clock()) from error
+        more = [] if verify is None else ["--verify" if verify else "--no-verify"]
+        raise with_next_command(error, selection, request, place, session.context.clock(), more) from error
     print_lock(session, result, verifier.verified if verifier else None)
 
 

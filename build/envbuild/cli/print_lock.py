@@ -62,7 +62,7 @@ def print_lock(session: Session, result: LockResult, verified: Verified | None) 
             "verified": _verified_json(verified) if verified else None,
         },
         *lines,
-        *(_verified(verified) if verified else []),
+        *(_verified(verified) if verified else [f"verified in: {lock.verified_in}"] if lock.verified_in else []),
         shown(path),
     )
 

@@ -170,7 +170,7 @@ class Mirror:
         if not wanted - self.matching(wanted):
             return
         lock = self._store.root / "locks" / f"{KIND}-{self.path.name}.lock"
-        waiting = f"another envbuild is fetching from {self.url}: waiting for it"
+        waiting = f"waiting for another fetch from {self.url}"
         with locks.exclusive(lock, on_wait=lambda: self._reporter.note(waiting)):
             if missing := wanted - self.matching(wanted):
                 self._remove_leftovers()

@@ -17,7 +17,7 @@ from envbuild.core.text import shown
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.request import LockInputs, LockRequest, request_of
 from envbuild.lock.lock import LockOptions, lock_made_anew, moved_branches
-from envbuild.lock.lockdir import shipped_lock
+from envbuild.lock.lockdir import no_lock, shipped_lock
 from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, LockDirectory, read_lock
 from envbuild.lock.models import Lock, LockedComponent
 from envbuild.lock.project_locks import committed
@@ -194,10 +194,16 @@ def diff_lock(selection: Selection, request: LockRequest, options: LockOptions, 
 def diff_own_or_shipped(
     selection: Selection, request: LockRequest, options: LockOptions, context: Context
 ) -> LockDifference:
-    """:func:`diff_lock` with the project's lock, else with the one of that name that comes with envbuild."""
+    """:func:`diff_lock` with the project's lock, else with the one of that name that comes with envbuild.
+
+    Raises:
+        ConfigurationError: there is neither.
+    """
     path = options.path
     shipped = shipped_lock(path.parent.name, path.name)
-    if not (path / RECORD_FILE).is_file() and shipped is not None:
+    if not (path / RECORD_FILE).is_file():
+        if shipped is None:
+            raise no_lock(path, selection)
         context.reporter.note(f"note: {shown(path)} does not exist: compared with the lock that comes with envbuild")
         options = replace(options, path=shipped)
     return diff_lock(selection, request, options, context)

@@ -21,11 +21,11 @@ from envbuild.lock import lockfile
 from envbuild.lock.checks.findings import refuse
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.pins import GIT_PREFIX
-from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.inputs.request import LockInputs, LockRequest, leaves_open
 from envbuild.lock.lockdir import publish, refuse_to_replace, refuse_what_is_no_lock, tidy
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.lock.models import Lock
-from envbuild.lock.verification import Verified, Verify
+from envbuild.lock.verification import UNVERIFIED, Verified, Verify
 
 if TYPE_CHECKING:
     from envbuild.lock.search.session import SearchSession
@@ -128,7 +128,10 @@ def lock_made_anew(
     )  # slow to import, and mostly there is nothing to do
 
     def accept(folder: Path) -> None:
-        _note(folder, _verified(read_lock(folder), inputs, options))
+        verified = _verified(read_lock(folder), inputs, options)
+        if verified is None and leaves_open(inputs.selection.stack):
+            verified = Verified(where=UNVERIFIED)
+        _note(folder, verified)
 
     session = options.session(options.verify is not None) if options.session is not None else None
     search = SearchOptions(older=options.older, session=session)

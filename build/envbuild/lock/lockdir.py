@@ -89,8 +89,8 @@ def find_lock(project_dir: Path, selection: Selection, name: str | None = None) 
         ConfigurationError: there is none, or only one that was made from other definitions; says how to make it.
         UsageError: the lock of that name is of another stack, or the name is not valid.
     """
-    stack, base = selection.stack_name, selection.base_name
-    kept = stack if name is None else checked_name(name)
+    base = selection.base_name
+    kept = selection.stack_name if name is None else checked_name(name)
     path = lock_path(project_dir, kept, base)
     if (path / lockfile.RECORD_FILE).is_file():
         return _of_stack(read_lock(path), selection)
@@ -98,9 +98,15 @@ def find_lock(project_dir: Path, selection: Selection, name: str | None = None) 
         lock = _of_stack(read_lock(shipped), selection)
         _refuse_foreign(lock, selection, path)
         return lock
+    raise no_lock(path, selection)
+
+
+def no_lock(path: Path, selection: Selection) -> ConfigurationError:
+    """The error for a lock that is not there, in the folder ``NAME/BASE``, with the command that makes it."""
+    stack, base, kept = selection.stack_name, selection.base_name, path.parent.name
     named = "" if kept == stack else f" named {kept}"
     elsewhere = [file.parent.name for file in sorted(path.parent.glob(f"*/{lockfile.RECORD_FILE}"))]
-    raise ConfigurationError(
+    return ConfigurationError(
         f"there is no lock of stack {stack} on base {base}{named}",
         why=f"{path} does not exist" + (f"; {path.parent} has it on {', '.join(elsewhere)}." if elsewhere else "."),
         fix=f"Make it first: envbuild lock --stack {stack} --base {base}"

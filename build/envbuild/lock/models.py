@@ -141,7 +141,7 @@ class Lock(TomlModel):
         default=(), description="components of which an old release was taken, and the packages that hold them back"
     )
     verified_in: str = Field(
-        default="", description="where its modules were imported before it was published; empty: nowhere"
+        default="", description="where its modules were imported before it was published; empty: nothing was open"
     )
     base_image: str = Field(
         default="", description="digest of the image of the base on which it was verified; empty: verified elsewhere"

@@ -21,13 +21,19 @@ STEP_BACK = timedelta(days=7)
 
 
 def with_next_command(
-    error: EnvbuildError, selection: Selection, request: LockRequest, place: Sequence[str], now: datetime
+    error: EnvbuildError,
+    selection: Selection,
+    request: LockRequest,
+    place: Sequence[str],
+    now: datetime,
+    more: Sequence[str] = (),
 ) -> EnvbuildError:
     """The refusal of a lock, with a command at its end.
 
     Args:
         place: the options that say where the lock is written.
         now: the current time.
+        more: other options that were given and stay.
     """
     words, following = _next(error, selection, request, now)
     if following is None:
@@ -36,7 +42,7 @@ def with_next_command(
     # Pins need a name for their lock; that of the anchor alone gives it one.
     named = list(following.pins) in ([], [selection.stack.anchor])
     where = list(place) or ([] if named else ["--name", "NAME"])
-    line = shlex.join([*command, *request_options(following), *where])
+    line = shlex.join([*command, *request_options(following), *where, *more])
     return error.with_context(fix="\n".join(filter(None, [error.fix, f"{words}: {line}"])))
 
 

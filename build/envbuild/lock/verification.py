@@ -10,6 +10,9 @@ from envbuild.catalog.catalog import Selection
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.lockfile import LockDirectory
 
+# What a record says in the place of where, of a lock that is verified unless that is turned off (--no-verify).
+UNVERIFIED = "nowhere: not verified"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
@@ -26,7 +29,7 @@ class Verified:
     """
 
     where: str
-    imported: tuple[str, ...]
+    imported: tuple[str, ...] = ()
     not_checked: tuple[str, ...] = ()
     findings: tuple[CheckFinding, ...] = ()
     stubbed: tuple[str, ...] = ()

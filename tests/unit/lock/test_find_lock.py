@@ -231,3 +231,8 @@ def test_diff_without_a_lock_of_the_projects_own_compares_with_the_shipped_one(p
     shown, output = capsys.readouterr()
     assert json.loads(shown)["path"] == str(project / "lockfiles" / "mcore" / "debian12")
     assert "comes with envbuild" not in output
+
+
+def test_the_difference_with_a_lock_that_is_not_there_names_the_command_that_makes_it(project, capsys):
+    assert run(["lock", *ARGUMENTS, "--diff", "--name", "mine"]) == 3
+    assert "envbuild lock --stack mcore --base debian12 --name mine" in capsys.readouterr().err
