@@ -59,16 +59,6 @@ def demand(plan, item, trials):
 PLAN = SimpleNamespace(project=SimpleNamespace(chosen={}), keep={}, torch=None, what="resolve")
 
 
-def test_nothing_newer_is_looked_for_among_packages_of_another_cuda():
-    project = SimpleNamespace(
-        chosen={"run": SimpleNamespace(is_direct=False)}, base=SimpleNamespace(cuda_major="13", provides=())
-    )
-    plan = SimpleNamespace(project=project, effective=SimpleNamespace(stack=SimpleNamespace(anchor="lead"), leads=()))
-    # Nothing else of it is read.
-    found = SimpleNamespace(packages=[{"name": "nvidia-cublas-cu12", "version": "12.6.1"}])
-    assert held_back.held_back(plan, found, None) == []
-
-
 def test_a_resolution_that_does_not_end(monkeypatch, context, asked):
     monkeypatch.setattr(held_back, "held_back", lambda *given: [ITEM])
     monkeypatch.setattr(held_back, "_demand", demand)

@@ -6,7 +6,7 @@ Each check has a code. A finding refuses the lock unless ``--allow`` lets it pas
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.models import Target
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.components.downloads import base_tags, tags_of, wheel_name
-from envbuild.lock.uv.cuda_packages import cuda_packages
+from envbuild.lock.uv.cuda_packages import cuda_packages, edges_of
 from envbuild.lock.uv.program import KNOW_THE_KEYS
 
 # The first CUDA whose compiler and libraries know an SM (CUDA toolkit release notes, "new features").
@@ -134,18 +134,12 @@ def check_cuda_mix(lock: CheckInput) -> Iterable[CheckFinding]:
 def _needing(lock: CheckInput, wrong: set[str]) -> tuple[str, ...]:
     """The packages that need these, of which another version may need others: those that need most come first."""
     counted = {
-        str(package["name"]): len(wrong.intersection(str(edge["name"]) for edge in _edges(package)))
+        str(package["name"]): len(wrong.intersection(str(edge["name"]) for edge in edges_of(package)))
         for package in lock.packages
         if package["name"] not in wrong
     }
     needing = sorted((name for name, count in counted.items() if count), key=lambda name: -counted[name])
     return tuple(needing) or tuple(sorted(wrong))
-
-
-def _edges(package: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What a package needs by itself, and for the extras that something asks for."""
-    for edges in (package.get("dependencies", ()), *package.get("optional-dependencies", {}).values()):
-        yield from edges
 
 
 def check_targets(lock: CheckInput) -> Iterable[CheckFinding]:

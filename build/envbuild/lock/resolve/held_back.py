@@ -25,7 +25,7 @@ from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project
 from envbuild.lock.resolve.declarations import releases_as_of
-from envbuild.lock.uv.cuda_packages import cuda_packages
+from envbuild.lock.uv.cuda_packages import of_another_cuda
 from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.program import TookTooLongError
 from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_away, upload_seconds
@@ -62,9 +62,9 @@ def held_back(plan: LockPlan, found: Resolution, context: LockContext) -> list[H
     # Only what belongs to an anchor can be of another time than it.
     if not released or plan.effective.stack.anchor is None:
         return []
-    # Packages for another CUDA than the base's are refused, whatever is newer.
-    if (cuda := plan.project.base.cuda_major) and cuda_packages(found.packages).keys() - {cuda}:
-        return []
+    # Packages for another CUDA than the base's are refused, unless what needs them is newer.
+    if (cuda := plan.project.base.cuda_major) and (wrong := of_another_cuda(found.packages, cuda)):
+        released = {name: item for name, item in released.items() if canonicalize_name(name) in wrong}
     tables = found.tables
     uploads: dict[str, datetime] = {}
     for name, item in released.items():
