@@ -288,7 +288,8 @@ def select(
         raise ConfigurationError(
             f"stack {stack_name} for target {target_name} is not meant for base {base_name}",
             why=f"It names the bases: {', '.join(builds.bases)}.",
-            fix=f"Choose one of these with --base, or add it to envs/stacks/{stack_name}.toml.",
+            fix=f"Choose one of these with --base, or add it to envs/stacks/{stack_name}.toml."
+            + _stack_for(catalog, stack_name, base_name),
         )
     selection = Selection(catalog, stack_name, base_name, target_name)
     _refuse_other_platform(selection)
@@ -320,10 +321,24 @@ def select_to_lock(
             raise ConfigurationError(
                 f"stack {stack_name} is not meant for base {base_name}",
                 why=f"It names the bases: {', '.join(known)}.",
-                fix=f"Choose one of these with --base, or add it to envs/stacks/{stack_name}.toml.",
+                fix=f"Choose one of these with --base, or add it to envs/stacks/{stack_name}.toml."
+                + _stack_for(catalog, stack_name, base_name),
             )
         target_name = fitting[0].target
     return select(catalog, stack_name, target_name, base_name, machine)
+
+
+def _stack_for(catalog: Catalog, stack_name: str, base_name: str | None) -> str:
+    """A stack with the same anchor that is for a base, as a line of help; empty without one."""
+    anchor = catalog.stack(stack_name).anchor
+    names = [
+        name
+        for name in sorted(catalog.names("stacks"), reverse=True)
+        if anchor is not None
+        and catalog.stack(name).anchor == anchor
+        and any(base_name in entry.bases for entry in catalog.stack(name).builds)
+    ]
+    return f"\nStack {names[0]} is for that base: --stack {names[0]} --base {base_name}" if names else ""
 
 
 def _default_base(catalog: Catalog, bases: tuple[str, ...], default: str, machine: HostDistribution) -> str:

@@ -236,3 +236,10 @@ def test_diff_without_a_lock_of_the_projects_own_compares_with_the_shipped_one(p
 def test_the_difference_with_a_lock_that_is_not_there_names_the_command_that_makes_it(project, capsys):
     assert run(["lock", *ARGUMENTS, "--diff", "--name", "mine"]) == 3
     assert "envbuild lock --stack mcore --base debian12 --name mine" in capsys.readouterr().err
+
+
+def test_a_base_that_another_stack_of_the_anchor_is_for_is_named_with_it(project, capsys):
+    assert run(["lock", "--nemo", "2.7.3", "--base", "debian12-cu130"]) == 3
+    assert "--stack nemo-2.7 --base debian12-cu130" in capsys.readouterr().err
+    assert run(["lock", "--stack", "mcore", "--target", "h200", "--base", "debian12"]) == 3
+    assert "--stack" not in capsys.readouterr().err.partition("help:")[2]
