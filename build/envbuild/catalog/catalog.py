@@ -328,17 +328,19 @@ def select_to_lock(
     return select(catalog, stack_name, target_name, base_name, machine)
 
 
+def stacks_like(catalog: Catalog, stack_name: str) -> list[str]:
+    """The other stacks with the same anchor, the newest first."""
+    anchor = catalog.stack(stack_name).anchor
+    names = sorted(set(catalog.names("stacks")) - {stack_name}, reverse=True)
+    return [name for name in names if anchor is not None and catalog.stack(name).anchor == anchor]
+
+
 def _stack_for(catalog: Catalog, stack_name: str, base_name: str | None) -> str:
     """A stack with the same anchor that is for a base, as a line of help; empty without one."""
-    anchor = catalog.stack(stack_name).anchor
-    names = [
-        name
-        for name in sorted(catalog.names("stacks"), reverse=True)
-        if anchor is not None
-        and catalog.stack(name).anchor == anchor
-        and any(base_name in entry.bases for entry in catalog.stack(name).builds)
-    ]
-    return f"\nStack {names[0]} is for that base: --stack {names[0]} --base {base_name}" if names else ""
+    for name in stacks_like(catalog, stack_name):
+        if any(base_name in entry.bases for entry in catalog.stack(name).builds):
+            return f"\nStack {name} is for that base: --stack {name} --base {base_name}"
+    return ""
 
 
 def _default_base(catalog: Catalog, bases: tuple[str, ...], default: str, machine: HostDistribution) -> str:

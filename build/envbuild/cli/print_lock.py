@@ -39,6 +39,8 @@ def print_lock(session: Session, result: LockResult, verified: Verified | None) 
     for name, item in lock.components.items():
         at = f" at {item.commit[:12]}" if item.commit else ""
         lines.append(f"  {name} {item.version}{at}  [{item.because}]")
+    before = [f"verified in: {lock.verified_in}"] if lock.verified_in else []
+    verification = _verified(verified) if verified else before
     session.done(
         {
             "built": result.built,
@@ -62,7 +64,7 @@ def print_lock(session: Session, result: LockResult, verified: Verified | None) 
             "verified": _verified_json(verified) if verified else None,
         },
         *lines,
-        *(_verified(verified) if verified else [f"verified in: {lock.verified_in}"] if lock.verified_in else []),
+        *verification,
         shown(path),
     )
 

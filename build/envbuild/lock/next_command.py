@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.catalog import Selection
+from envbuild.catalog.catalog import Selection, stacks_like
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.inputs.as_of import parse_date
@@ -91,12 +91,8 @@ def _last(selection: Selection, request: LockRequest, now: datetime) -> tuple[st
 
 def _locked_stack(selection: Selection) -> str:
     """How to take the newest stack with the same anchor of which a lock comes with envbuild; empty without one."""
-    catalog = selection.catalog
-    for name in sorted(catalog.names("stacks"), reverse=True):
-        stack = catalog.stack(name)
-        if name == selection.stack_name or stack.anchor != selection.stack.anchor:
-            continue
-        builds = stack.builds_for(selection.target_name)
+    for name in stacks_like(selection.catalog, selection.stack_name):
+        builds = selection.catalog.stack(name).builds_for(selection.target_name)
         base = next((base for base in builds.bases if shipped_lock(name, base)), None) if builds else None
         if base is not None:
             return shlex.join(["envbuild", "lock", "--stack", name, "--base", base])

@@ -59,6 +59,15 @@ def demand(plan, item, trials):
 PLAN = SimpleNamespace(project=SimpleNamespace(chosen={}), keep={}, torch=None, what="resolve")
 
 
+def test_nothing_newer_is_looked_for_where_others_need_packages_of_another_cuda():
+    project = SimpleNamespace(chosen={"run": SimpleNamespace(is_direct=False)}, base=SimpleNamespace(cuda_major="13"))
+    plan = SimpleNamespace(project=project, effective=SimpleNamespace(stack=SimpleNamespace(anchor="lead"), leads=()))
+    # No more of the plan is read: nothing is asked about the one that is old.
+    packages = [{"name": "torch", "dependencies": [{"name": "nvidia-cublas-cu12"}]}, {"name": "nvidia-cublas-cu12"}]
+    old = {"name": "run", "version": "0.4"}
+    assert held_back.held_back(plan, SimpleNamespace(packages=packages, tables={"run": old}), None) == []
+
+
 def test_a_resolution_that_does_not_end(monkeypatch, context, asked):
     monkeypatch.setattr(held_back, "held_back", lambda *given: [ITEM])
     monkeypatch.setattr(held_back, "_demand", demand)

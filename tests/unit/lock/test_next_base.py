@@ -1,5 +1,6 @@
 """What is printed when the next base of a stack is taken, and what is raised when none has a lock."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,25 +54,36 @@ class Item:
         return SimpleNamespace(cuda_major=self.cuda)
 
 
-def tried_in_turn(items: list[Item], monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
-    """The bases that are tried where the packages are of another CUDA than each."""
-    tried: list[str] = []
-
-    def refused(item: Item, *_: object) -> EnvbuildError:
-        tried.append(item.base_name)
-        return OTHER_CUDA
-
-    monkeypatch.setattr(module, "_tried", refused)
+def refusal(
+    items: list[Item],
+    tried: Callable[[Item, object, LockOptions, object], EnvbuildError],
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+) -> EnvbuildError:
+    """What a lock of a stack on these bases ends with, each of which fails as ``tried`` says."""
+    monkeypatch.setattr(module, "_tried", tried)
     monkeypatch.setattr(module, "_other_bases", lambda _: items[1:])
     monkeypatch.setattr(module, "may_deviate", lambda *_: True)
     monkeypatch.setattr(module, "lock_on_base", lambda *_: None)
     context = cast("Any", SimpleNamespace(reporter=SimpleNamespace(note=lambda _: None)))
     options = LockOptions(path=folder, older=True)
-    with pytest.raises(CheckRefusedError):
+    with pytest.raises(EnvbuildError) as caught:
         lock_on_fitting_base(
             cast("Any", items[0]), LockRequest(base_named=False), lambda _: folder, lambda _: options, context
         )
-    return tried
+    return caught.value
+
+
+def tried_in_turn(items: list[Item], monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    """The bases that are tried where the packages are of another CUDA than each."""
+    names: list[str] = []
+
+    def refused(item: Item, *_: object) -> EnvbuildError:
+        names.append(item.base_name)
+        return OTHER_CUDA
+
+    refusal(items, refused, monkeypatch, folder)
+    return names
 
 
 def test_second_base_of_a_cuda_that_does_not_fit_is_tried_only_where_there_is_no_other_cuda(
@@ -99,14 +111,4 @@ def test_what_blocks_the_first_base_of_the_right_cuda_is_raised(
         error = failures[items.index(item)]
         return ResolutionError(f"{error.what}, with older commits") if options.older else error
 
-    monkeypatch.setattr(module, "_tried", tried)
-    monkeypatch.setattr(module, "_other_bases", lambda _: items[1:])
-    monkeypatch.setattr(module, "may_deviate", lambda *_: True)
-    monkeypatch.setattr(module, "lock_on_base", lambda *_: None)
-    context = cast("Any", SimpleNamespace(reporter=SimpleNamespace(note=lambda _: None)))
-    options = LockOptions(path=tmp_path, older=True)
-    with pytest.raises(EnvbuildError) as caught:
-        lock_on_fitting_base(
-            cast("Any", items[0]), LockRequest(base_named=False), lambda _: tmp_path, lambda _: options, context
-        )
-    assert caught.value.what == raised
+    assert refusal(items, tried, monkeypatch, tmp_path).what == raised

@@ -195,7 +195,9 @@ def test_committed_certificates_are_signed_and_of_the_image_that_their_record_na
         [sys.executable, "-m", "envbuild", *command, "--digest", record["sqsh_digest"]], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["lock_digest"] == record["lock_digest"]
+    found = json.loads(done.stdout)
+    assert found["lock_digest"] == record["lock_digest"]
+    assert record["machine"]["gpus"] == f"{len(found['gpus'])}x {found['gpus'][0]}"
 
 
 def test_every_base_of_a_stack_is_locked_or_listed_as_not_locked():
