@@ -113,6 +113,7 @@ def test_sdist_that_downloads_its_wheel_from_another_index_is_not_taken(
     upstreams('override-dependencies = ["lib==0.2.1"]', preferred)
     refused = error(nemo.run("lock", "--stack", "nemo", "--no-verify", "--exact", "--name", "x", "--json", status=5))
     assert "lib 0.2.1 has no content" in refused["why"]
+    assert refused["fix"].endswith("--name x --no-verify")
 
 
 @pytest.mark.parametrize(

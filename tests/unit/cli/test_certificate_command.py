@@ -106,6 +106,7 @@ def test_verify_prints_the_key_and_the_subject(signed, certificate_json, capsys)
     assert run(["certificate", "verify", CERTIFICATE_FILE, "--trust", "trust.toml"]) == 0
     text = capsys.readouterr().out
     assert "verified: signed by lab" in text
+    assert "run in sqsh with 2 x NVIDIA H200" in text
     assert "nothing was compared" in text
 
 
