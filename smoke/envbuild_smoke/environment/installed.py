@@ -11,6 +11,7 @@ import csv
 import hashlib
 import importlib.machinery
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,11 +56,39 @@ def recorded(packages: Iterable[str]) -> dict[str, list[RecordedFile]]:
 
 
 def file_findings(files: dict[str, list[RecordedFile]]) -> list[Finding]:
-    """Return `file-missing` and `file-differs` for the files of each package."""
-    every = [file for package in files.values() for file in package]
+    """Return `file-missing` and `file-differs` for the files of each package.
+
+    Where several packages list a file, each with other content, it must be that of one of them; and where one of them
+    requires the others, its own, which is meant to lie over theirs.
+    """
+    owners: dict[str, list[RecordedFile]] = {}
+    for file in (file for package in files.values() for file in package):
+        owners.setdefault(file.path, []).append(file)
+    requires = _requirements() if any(len(listed) > 1 for listed in owners.values()) else {}
+    wanted = [_uppermost(listed, requires) for listed in owners.values()]
     with ThreadPoolExecutor(max_workers=min(8, len(os.sched_getaffinity(0)) * 2)) as threads:
-        problems = [problem for problem in threads.map(_problem, every, chunksize=64) if problem]
+        problems = [problem for problem in threads.map(_problem_of_all, wanted, chunksize=64) if problem]
     return shortened(problems)
+
+
+def _requirements() -> dict[str, set[str]]:
+    """Return the packages that each installed one requires, by normalized name."""
+    return {
+        name: {normalize(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in found[0].requires or []}
+        for name, found in distributions().items()
+    }
+
+
+def _uppermost(listed: list[RecordedFile], requires: Mapping[str, set[str]]) -> list[RecordedFile]:
+    """Return a file as those packages list it that none of the others requires."""
+    required = {name for file in listed for name in requires.get(file.package, ())}
+    return [file for file in listed if file.package not in required] or listed
+
+
+def _problem_of_all(listed: list[RecordedFile]) -> Finding | None:
+    """Return what is wrong with a file where it is that of none of the packages that list it."""
+    problems = [_problem(file) for file in listed]
+    return problems[0] if all(problems) else None
 
 
 def shadowed(

@@ -24,12 +24,13 @@ TORCH: Files = {
 }
 
 
-def install(folder: Path, name: str, files: Files, version: str = "1.0") -> None:
+def install(folder: Path, name: str, files: Files, version: str = "1.0", requires: str = "") -> None:
     """Install a package as a wheel's installer does: files, and a RECORD of them."""
+    requirement = f"Requires-Dist: {requires}\n" if requires else ""
     metadata = f"{name}-{version}.dist-info"
     everything = {
         **files,
-        f"{metadata}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+        f"{metadata}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requirement}".encode(),
     }
     rows = []
     for path, content in everything.items():
@@ -59,6 +60,27 @@ def findings() -> list[tuple[str | None, str | None, str | None]]:
 def test_nothing_is_found_where_all_is_as_recorded(packages: Path) -> None:
     assert findings() == []
     assert len(installed.recorded(["torch", "single-file"])["torch"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("requires", "content", "found"),
+    [
+        ("", b"base", []),
+        ("", b"over", []),
+        ("", b"else", ["dsl-base"]),
+        # What requires the other is meant to lie over it.
+        ("dsl_base>=4", b"over", []),
+        ("dsl_base>=4", b"base", ["dsl-over"]),
+    ],
+)
+def test_file_of_several_packages(packages: Path, requires: str, content: bytes, found: list[str]) -> None:
+    install(packages, "dsl_base", {"dsl/core.so": b"base"})
+    install(packages, "dsl_over", {"dsl/core.so": b"over"}, requires=requires)
+    (packages / "dsl/core.so").write_bytes(content)
+
+    findings = installed.file_findings(installed.recorded(["dsl-base", "dsl-over"]))
+
+    assert [finding["package"] for finding in findings] == found
 
 
 @pytest.mark.parametrize(
