@@ -60,6 +60,9 @@ class CaseCallback(Callback):  # type: ignore[misc]
         # The ranks before the last stage are told none, and report none.
         loss = context.loss_dict.get(LOSS, 0.0)
         steps.append(numbers_of(step, loss, context.grad_norm, seconds))
+        if step == self._run.part.until:
+            # The loop looks at it before each step, and ends as after its last one: `exit_interval` ends the process.
+            context.state.cfg.train.train_iters = step
 
     def on_train_end(self, context: CallbackContext) -> None:
         """Report what was built and trained, while it is there."""

@@ -98,7 +98,8 @@ def _cut_data(recipe: ConfigContainer, context: RankContext) -> None:
 def _cut_training(recipe: ConfigContainer, part: Part) -> None:
     training, settings = part.case.training, part.case.settings
     train, optimizer, checkpoint = recipe.train, recipe.optimizer, recipe.checkpoint
-    train.train_iters = part.until
+    # Data is read in an order that depends on it, and a part has that of the whole: `CaseCallback` ends it.
+    train.train_iters = training.steps
     train.global_batch_size, train.micro_batch_size = training.rows, training.micro_batch_size
     train.manual_gc = False
     recipe.validation.eval_iters = 0

@@ -45,10 +45,10 @@ def _joined(values: list[Any]) -> Any:
 
 def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
     chunks = [chunk.module for chunk in wrapped]
-    modules = [module for chunk in chunks for module in chunk.modules()]
-    attentions = [
-        module for chunk in chunks for name, module in chunk.named_modules() if name.endswith("core_attention")
-    ]
+    # LoRA's adapters are Megatron's own layers whatever they adapt (Megatron-Bridge, ParallelLinearAdapter).
+    named = [item for chunk in chunks for item in chunk.named_modules()]
+    modules = [module for name, module in named if "adapter" not in name.split(".")]
+    attentions = [module for name, module in named if name.endswith("core_attention")]
     # With several kinds of parameters Megatron chains optimizers (optimizer/optimizer.py, ChainedOptimizer).
     inner = list(getattr(optimizer, "chained_optimizers", [optimizer]))
     return {
