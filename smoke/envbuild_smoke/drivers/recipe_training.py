@@ -24,6 +24,8 @@ from envbuild_smoke.drivers.parts import Part, parts_of
 from envbuild_smoke.rank_context import RankContext
 
 Chunks = list[torch.nn.Module]
+# Megatron's default, init_method_std.
+INITIAL_DEVIATION = 0.02
 
 
 class Data(Protocol):
@@ -132,13 +134,14 @@ class _Training:
         return steps, gradients
 
     def _start(self, chunks: Chunks) -> bool:
-        """Save the weights of a baseline, load those of any other case; return true if they were changed."""
+        """Save the weights of a baseline, load those of any other case; return true: they were changed."""
         context = self._context
         if self._case.baseline is None and self._moved_by is None:
+            _fill_zeros(chunks, self._case.training.seed)
             checkpoints.save_weights(chunks, context.checkpoint)
             if torch.distributed.get_rank() == 0:
                 context.report_weights_saved()
-            return False
+            return True
         checkpoints.load_weights(chunks, context.checkpoint)
         if self._moved_by is not None:
             for chunk in chunks:
@@ -171,6 +174,19 @@ class _Training:
             self._context.report_observed(observed)
         if self._context.save_final_weights:
             checkpoints.save_weights(unwrapped(wrapped), self._context.final_checkpoint)
+
+
+def _fill_zeros(chunks: Chunks, seed: int) -> None:
+    """Give the weights that begin at zero, biases and half of LoRA's, random values as Megatron gives the others.
+
+    From zero, rounding decides where Adam takes them: moved by one unit in the last place, Qwen2.5's biases ended 16%
+    away after 8 steps, LoRA's 24% (2x H100). And what is wrong with them would not show at first.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in (parameter for chunk in chunks for parameter in chunk.parameters()):
+            if not parameter.any():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * INITIAL_DEVIATION)
 
 
 def _seed(seed: int) -> None:
