@@ -39,14 +39,14 @@ class Data(Protocol):
 class PartRun:
     """A part while the framework trains it, and what it is called back with.
 
-    `start` gets the chunks of the model once they are built, and returns true if it has changed their weights: the
-    optimizer has copied others. `end` gets the chunks when they are trained, each inside of Megatron's
+    `start` gets the chunks of the model once they are built, and changes their weights: what the optimizer has copied
+    are others. `end` gets the chunks when they are trained, each inside of Megatron's
     DistributedDataParallel, the optimizer and the data. `steps` has those of the parts before, by
     `envbuild_smoke.drivers.parts.numbers_of`; `gradients` those of the first step, by `summarize_gradients`.
     """
 
     part: Part
-    start: Callable[[Chunks], bool]
+    start: Callable[[Chunks], None]
     end: Callable[[Chunks, Any, Data], None]
     steps: list[dict[str, Any]] = field(default_factory=list)
     gradients: list[dict[str, Any]] = field(default_factory=list)
@@ -133,20 +133,19 @@ class _Training:
             gc.collect()
         return steps, gradients
 
-    def _start(self, chunks: Chunks) -> bool:
-        """Save the weights of a baseline, load those of any other case; return true: they were changed."""
+    def _start(self, chunks: Chunks) -> None:
+        """Save the weights of a baseline, load those of any other case."""
         context = self._context
         if self._case.baseline is None and self._moved_by is None:
             _fill_zeros(chunks, self._case.training.seed)
             checkpoints.save_weights(chunks, context.checkpoint)
             if torch.distributed.get_rank() == 0:
                 context.report_weights_saved()
-            return True
+            return
         checkpoints.load_weights(chunks, context.checkpoint)
         if self._moved_by is not None:
             for chunk in chunks:
                 move_weights(chunk, mantissa_bits(self._case, context.model), self._moved_by)
-        return True
 
     def _end(
         self,

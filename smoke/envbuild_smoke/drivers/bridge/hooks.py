@@ -30,7 +30,8 @@ class CaseCallback(Callback):  # type: ignore[misc]
         if self._run.measured is not None and self._run.part.after == 0 and model_folder is not None:
             compared = compare_with_hugging_face(unwrapped(context.model), Path(model_folder), self._run.part.case)
             self._run.measured["hugging_face"] = compared
-        if self._run.part.resumes_from is None and self._run.start(unwrapped(context.model)):
+        if self._run.part.resumes_from is None:
+            self._run.start(unwrapped(context.model))
             context.optimizer.reload_model_params()
         if not self._run.gradients and self._run.part.after == 0:
             self._summarize_first_gradients(context)

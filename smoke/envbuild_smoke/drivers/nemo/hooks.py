@@ -30,7 +30,8 @@ class CaseCallback(Callback):  # type: ignore[misc]
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Put the weights in place. The optimizer is there, and has copied others."""
         # A checkpoint's follow.
-        if self._part.resumes_from is None and self._run.start(unwrapped(wrapped_chunks(trainer))):
+        if self._part.resumes_from is None:
+            self._run.start(unwrapped(wrapped_chunks(trainer)))
             for optimizer in trainer.strategy.optimizers:
                 optimizer.reload_model_params()
 
