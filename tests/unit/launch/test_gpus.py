@@ -81,10 +81,10 @@ def test_machine_without_a_whole_driver_is_refused(listed, devices, monkeypatch,
 
 
 def test_gpus_as_nvidia_smi_prints_them():
-    text = "0, GPU-aa, NVIDIA H200, 580.82.07\n1, GPU-bb, NVIDIA H200, 580.82.07\nNo devices were found\n"
+    text = "0, NVIDIA H200, 580.82.07\n1, NVIDIA H200, 580.82.07\nNo devices were found\n"
     assert parse_gpus(text) == (
-        Gpu(index="0", uuid="GPU-aa", name="NVIDIA H200", driver="580.82.07"),
-        Gpu(index="1", uuid="GPU-bb", name="NVIDIA H200", driver="580.82.07"),
+        Gpu(index="0", name="NVIDIA H200", driver="580.82.07"),
+        Gpu(index="1", name="NVIDIA H200", driver="580.82.07"),
     )
 
 
