@@ -204,10 +204,6 @@ class Certificate(TomlModel):
             raise ValueError("its subject is another lock than its lock_digest")
         return self
 
-    def cases_json(self) -> list[Json]:
-        """The cases as they stand in it."""
-        return [case.model_dump(mode="json", by_alias=True) for case in self.predicate.cases]
-
     def digests(self) -> dict[str, str]:
         """``sha256:...`` of each subject by its name."""
         return {item.name: f"sha256:{item.digest.sha256}" for item in self.subject}
@@ -234,7 +230,7 @@ class Certificate(TomlModel):
         if self.predicate.key != wanted.key:
             return f"it is of key {self.predicate.key}"
         # Docker's digest follows from the OCI manifest; certificates of older versions lack it.
-        without_docker = {thing: digest for thing, digest in self.digests().items() if not is_docker(thing)}
+        without_docker = {thing: digest for thing, digest in self.digests().items() if not thing.endswith(".docker")}
         if without_docker != subject_digests(wanted.name, wanted.subject):
             return f"it is about {', '.join(f'{thing} {digest}' for thing, digest in self.digests().items())}"
         if found != [case for case in wanted.case_ids if case in found or case not in wanted.known_wrong]:
@@ -255,16 +251,6 @@ def subject_digests(name: str, subject: Mapping[str, Json]) -> dict[str, str]:
         return {f"{name}.lock": str(subject["lock_digest"])}
     forms = {f"{name}.{form}": str(subject.get(f"{form}_digest") or "") for form in ("oci", "sqsh")}
     return {form: digest for form, digest in forms.items() if digest}
-
-
-def docker_subject(name: str, docker_digest: str) -> dict[str, str]:
-    """The digest of docker's manifest of an image, as a subject next to the others."""
-    return {f"{name}.docker": docker_digest}
-
-
-def is_docker(subject_name: str) -> bool:
-    """Whether a subject is docker's manifest."""
-    return subject_name.endswith(".docker")
 
 
 def make_certificate(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict[str, Any]:
