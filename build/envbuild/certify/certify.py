@@ -137,7 +137,7 @@ def _certify_kept(job: CertifyJob, kept: Mapping[str, KeptVerdict], context: Con
     verdicts = with_known_wrong(job, [kept[case.id].verdict for case in job.cases])
     show(verdicts, (), context.reporter)
     # A certificate has one `measured`: of several earlier runs that of the last.
-    newest = max(kept.values(), key=lambda item: item.evidence.measured.finished_at or "")
+    newest = max(kept.values(), key=lambda item: item.evidence.measured.finished_at)
     issue_certificate(job, newest.evidence, verdicts, options.signer, context)
 
 

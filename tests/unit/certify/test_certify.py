@@ -176,6 +176,7 @@ def results(*cases):
         started_at="t",
         finished_at="t",
         cases={(case.case, case.repeat): case for case in cases},
+        machine={},
     )
 
 

@@ -120,7 +120,7 @@ class Measured(TomlModel):
     )
     gpu_states_after: tuple[dict[str, str], ...] = ()
     started_at: Moment
-    finished_at: Moment | None = Field(description="None where the runner did not come to its end")
+    finished_at: Moment
 
 
 class Predicate(TomlModel):
@@ -154,8 +154,6 @@ class Predicate(TomlModel):
 
     @model_validator(mode="after")
     def _every_case_passed(self) -> Predicate:
-        if self.measured.finished_at is None:
-            raise ValueError("its run did not finish")
         for case in self.cases:
             if not case.passed or case.problems:
                 raise ValueError(f"{case.id} did not pass")
@@ -212,7 +210,7 @@ class Certificate(TomlModel):
         """The moments at which its numbers were measured."""
         measured = self.predicate.measured
         reused = [case.reused.from_ for case in self.predicate.cases if case.reused]
-        return [measured.started_at, *([measured.finished_at] if measured.finished_at else []), *reused]
+        return [measured.started_at, measured.finished_at, *reused]
 
     def future(self, at: datetime) -> str:
         """Why it is from after a moment, or measured after it was issued; empty when it is not."""

@@ -122,7 +122,7 @@ class Results:
     started_at: str
     finished_at: str
     cases: Mapping[tuple[str, int], CaseResult]
-    machine: Mapping[str, Any] | None = None
+    machine: Mapping[str, Any]
     image: Mapping[str, Any] | None = None
     isolation: str = "live"
     devices: tuple[Json, ...] = ()
