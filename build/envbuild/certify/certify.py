@@ -76,7 +76,9 @@ def certify(request: CertifyRequest, context: Context, options: CertifyOptions) 
         if not_counted:
             context.reporter.note(f"note: {job.certificate} does not count: {not_counted}. Certifying again")
         executor = open_executor(job, options.machine, context.reporter)
-        _verify_image(job, context)
+        if request.image is not None:
+            with context.reporter.step("check the image against its digests"):
+                verify_and_stamp(request.image, context.store)
         machine = MachineKey.here(executor.name, options.machine.gpus_used(job), executor.variables())
         kept = _reusable_verdicts(job, machine, context, options)
         if len(kept) < len(job.cases):
@@ -112,12 +114,6 @@ def _why_not_counted(job: CertifyJob, context: Context, options: CertifyOptions)
     if runtime not in (None, found.predicate.runtime):
         return f"it was made with runtime {found.predicate.runtime}, not {runtime}"
     return None
-
-
-def _verify_image(job: CertifyJob, context: Context) -> None:
-    if job.request.image is not None:
-        with context.reporter.step("check the image against its digests"):
-            verify_and_stamp(job.request.image, context.store)
 
 
 def _reusable_verdicts(
