@@ -85,9 +85,9 @@ def find_driver(listed: str | None = None, devices: Path = DEVICES) -> NvidiaDri
     return NvidiaDriver(devices=(*nodes, *others), libraries=libraries, programs=programs)
 
 
-def driver_libraries(listed: str, machine: str = "") -> dict[str, Path]:
+def driver_libraries(listed: str) -> dict[str, Path]:
     """The driver's libraries among those that ``ldconfig -p`` lists for this processor."""
-    kind = _KINDS.get(machine or platform.machine(), "")
+    kind = _KINDS.get(platform.machine(), "")
     found: dict[str, Path] = {}
     for line in _LISTED.finditer(listed):
         # ldconfig lists 32-bit libraries under the same names, without x86-64 in their kind; the loader takes the
