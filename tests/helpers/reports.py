@@ -97,7 +97,7 @@ def failed(**changes: Any) -> Report:
             {"check": "bandwidth", "text": "all_reduce moves 12.1 GB/s; the floor is 300"},
             {"check": "environment", "text": "version-mismatch: torch: expected 2.11.0+cu130, found 2.10.0"},
         ],
-        "findings": [DIFFERS], "measured": measured(finished_at=None), "plan_digest": SHA["plan"], "nonce": "ab" * 16,
+        "findings": [DIFFERS], "measured": measured(), "plan_digest": SHA["plan"], "nonce": "ab" * 16,
         "envbuild": "0.1.0", "judge": 2, "logs": {"gpt-fp32-cp2": ["logs/gpt-fp32-cp2/rank1.log"]},
         "log": "out/run/smoke.log", "log_end": "\n".join([*LINES, EVIL]), **changes,
     }  # fmt: skip

@@ -11,6 +11,7 @@ from envbuild.catalog.matrix import AttentionBackend, CaseSpec, LossMask, Precis
 from envbuild.catalog.model_spec import Experts, LayerSpec, MambaLayers, ModelSpec, Normalization
 from envbuild.certify.cases.case import Capabilities, ResolvedRow
 
+TRAINING = Training(steps=5, micro_batch_size=2, global_batch_size=16, learning_rate=0.001, clip_grad_norm=1.0, seed=1)
 PACKAGES = frozenset({"einops", "transformer-engine", "flash-attn", "mamba-ssm"})
 CAPABILITIES = (
     Capabilities(device=Device.CPU),
@@ -79,11 +80,8 @@ def rows(draw: st.DrawFn) -> ResolvedRow:
         parts[part][field] = draw(ANY[part][field])
     moe = Experts(**parts["moe"]) if "moe" in parts else None
     mamba = MambaLayers(**parts["mamba"]) if "mamba" in parts else None
-    training = Training(
-        steps=5, micro_batch_size=2, global_batch_size=16, learning_rate=0.001, clip_grad_norm=1.0, seed=1
-    )
     model = ModelSpec(**parts["model"], moe=moe, mamba=mamba)
-    return ResolvedRow(spec=CaseSpec(**parts["spec"]), model=model, matrix_training=training, capabilities=capabilities)
+    return ResolvedRow(spec=CaseSpec(**parts["spec"]), model=model, matrix_training=TRAINING, capabilities=capabilities)
 
 
 EXPERTS: dict[str, Any] = {"num_experts": 4, "router_topk": 2}

@@ -76,7 +76,9 @@ def certify(request: CertifyRequest, context: Context, options: CertifyOptions) 
         if not_counted:
             context.reporter.note(f"note: {job.certificate} does not count: {not_counted}. Certifying again")
         executor = open_executor(job, options.machine, context.reporter)
-        _verify_image(job, context)
+        if request.image is not None:
+            with context.reporter.step("check the image against its digests"):
+                verify_and_stamp(request.image, context.store)
         machine = MachineKey.here(executor.name, options.machine.gpus_used(job), executor.variables())
         kept = _reusable_verdicts(job, machine, context, options)
         if len(kept) < len(job.cases):
@@ -114,12 +116,6 @@ def _why_not_counted(job: CertifyJob, context: Context, options: CertifyOptions)
     return None
 
 
-def _verify_image(job: CertifyJob, context: Context) -> None:
-    if job.request.image is not None:
-        with context.reporter.step("check the image against its digests"):
-            verify_and_stamp(job.request.image, context.store)
-
-
 def _reusable_verdicts(
     job: CertifyJob, machine: MachineKey, context: Context, options: CertifyOptions
 ) -> dict[str, KeptVerdict]:
@@ -137,7 +133,7 @@ def _certify_kept(job: CertifyJob, kept: Mapping[str, KeptVerdict], context: Con
     verdicts = with_known_wrong(job, [kept[case.id].verdict for case in job.cases])
     show(verdicts, (), context.reporter)
     # A certificate has one `measured`: of several earlier runs that of the last.
-    newest = max(kept.values(), key=lambda item: item.evidence.measured.finished_at or "")
+    newest = max(kept.values(), key=lambda item: item.evidence.measured.finished_at)
     issue_certificate(job, newest.evidence, verdicts, options.signer, context)
 
 

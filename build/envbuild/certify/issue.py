@@ -19,7 +19,6 @@ from envbuild.certify.certificate.statement import (
     Measured,
     MeasuredBandwidth,
     SmokeRunner,
-    docker_subject,
     make_certificate,
     subject_digests,
 )
@@ -261,7 +260,7 @@ def issue_certificate(
         # Clients without OCI know the image by the digest of docker's manifest, which registries have next to it.
         layout = FolderFiles(job.request.image.path / OCI_DIR)
         manifest = layout.read(blob_path(job.request.image.record.oci_digest))
-        subjects |= docker_subject(job.subject.name, sha256_bytes(docker_manifest(manifest)))
+        subjects[f"{job.subject.name}.docker"] = sha256_bytes(docker_manifest(manifest))
     statement = make_certificate(subjects, predicate)
     write_certificate(job.certificate, statement, signer)
 

@@ -169,13 +169,11 @@ def _subject(request: CertifyRequest, plan: Mapping[str, Any]) -> Subject | None
 
 def _check_same(plan: Mapping[str, Any], job: CertifyJob, folder: Path) -> None:
     """Refuse a plan that this envbuild would not make of the lock, the matrix and the image."""
-    ours: Mapping[str, Any] = deciding(job.plan)
     try:
-        theirs: Mapping[str, Any] = deciding(dict(plan))
-    except (TypeError, AttributeError) as error:
+        theirs = deciding(plan)
+    except (TypeError, KeyError, AttributeError) as error:
         raise _refused(folder, f"Its plan is invalid: {error!r}", "Make a new plan (--plan-out).", "plan") from error
-    differences = _differences(theirs, ours)
-    if differences:
+    if differences := _differences(theirs, deciding(job.plan)):
         raise _refused(
             folder,
             "Its plan is not the one that this envbuild makes:\n" + "\n".join(differences[:8]),

@@ -13,6 +13,7 @@ from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.keys import make_keys, secret_of
 from envbuild.certify.certificate.sign import UNSIGNED
+from envbuild.certify.certificate.trust import require_trust
 from envbuild.certify.certificate.verify import About, oldest_measurement, verify
 from envbuild.certify.report.describe import count, describe_gpus, describe_matrix, describe_not_vouched, lines
 from envbuild.cli.arguments import parse_age, parse_digest, parse_moment
@@ -20,7 +21,6 @@ from envbuild.cli.command import Command, CommandGroup, hands_over
 from envbuild.cli.common import PathArgument, Session, output_options
 from envbuild.cli.signing import trust_of
 from envbuild.core.digests import Json
-from envbuild.core.errors import UsageError
 from envbuild.core.text import shown
 
 KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -103,20 +103,8 @@ def verify_command(
     Exit code 12 and the reason where it does not count.
     """
     # No default: a key that came with the certificate would prove nothing.
-    trusted = trust_of(session, trust)
-    if trusted is None:
-        raise UsageError(
-            "no trusted keys are named",
-            why="There is neither --trust nor signing.trust in the configuration.",
-            fix="Name a file of public keys: --trust trust.toml (docs/reference/certificate.md shows one).",
-        )
-    found = verify(
-        file,
-        trusted,
-        About(image=image, digest=digest, lock=lock),
-        at=at,
-        max_age=max_age,
-    )
+    trusted = require_trust(trust_of(session, trust))
+    found = verify(file, trusted, About(image=image, digest=digest, lock=lock), at=at, max_age=max_age)
     predicate = found.statement.predicate
     machine = predicate.measured.machine
     result: dict[str, Json] = {

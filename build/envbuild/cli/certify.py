@@ -262,7 +262,7 @@ def _print(session: Session, result: Certification) -> None:
             "keyid": result.keyid,
             "lock_is_current": result.lock_is_current,
             "not_counted": result.not_counted or None,
-            "cases": result.statement.cases_json(),
+            "cases": [case.model_dump(mode="json", by_alias=True) for case in predicate.cases],
             "not_vouched": [item.model_dump(mode="json") for item in predicate.not_vouched],
         },
         f"{state}: {count} agree with their baseline, key {short(predicate.key)}",

@@ -14,6 +14,7 @@ from envbuild.launch.executors import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFER
 from envbuild.launch.gpus import NvidiaDriver
 from envbuild.launch.open_image import LAYERS, OpenImage, open_image, open_layers
 from envbuild.launch.runtimes import Runtime
+from envbuild.oci.files import blob_path
 from envbuild.rootfs.blobs import LayerBlob
 
 
@@ -77,7 +78,7 @@ def run_task(image: OpenImage, task: Task, python: str, hashed: Path, extra: Map
     inside = {task.plan: PLAN, task.runner: RUNNER, hashed: hashed_inside}
     binds = [Bind(source=source.resolve(), target=target) for source, target in inside.items()]
     binds.append(Bind(source=task.results.resolve(), target=RESULTS, writable=True))
-    sandbox = image.sandbox(binds, {**extra, **UNBUFFERED, **task.variables})
+    sandbox = image.sandbox(binds, {**extra, **UNBUFFERED})
     return run(
         image.command(sandbox, task.words_inside(python, hashed_inside)),
         what="train the cases inside the image",
@@ -106,4 +107,4 @@ def manifest_of(image: PlacedImage) -> Path:
 
 
 def _blob(image: PlacedImage, digest: str) -> Path:
-    return image.path / OCI_DIR / "blobs/sha256" / digest.removeprefix("sha256:")
+    return image.path / OCI_DIR / blob_path(digest)

@@ -90,7 +90,7 @@ class DockerExecutor(ImageExecutor):
                     command=words[1:],
                     # Results belong to the account that runs this, not to root.
                     user="" if rootless else f"{os.getuid()}:{os.getgid()}",
-                    environment={"HOME": "/tmp", **self.extra, **UNBUFFERED, **task.variables},  # noqa: S108 - inside
+                    environment={"HOME": "/tmp", **self.extra, **UNBUFFERED},  # noqa: S108 - inside
                     working_dir="/",
                     labels={RESULTS_LABEL: str(task.results.resolve())},
                     # The daemon closes it when this process ends, however it ends; the runner then ends itself.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -42,7 +42,6 @@ class Task:
     on_line: Callable[[str], None] | None = None
     log: Path | None = None
     timeout_seconds: float | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)
 
     def words(self, python: str, *, plan: str, runner: str, results: str, image: str = "") -> list[str]:
         """The command line, with the files as they are called where it runs."""

@@ -7,7 +7,6 @@ mounts them; under bubblewrap we do. What is needed follows from the lists of li
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shutil
@@ -33,7 +32,7 @@ _LISTED = re.compile(r"^\s+(?P<name>\S+) \((?P<kind>[^)]*)\) => (?P<path>/\S+)$"
 _KINDS = {"x86_64": "x86-64", "aarch64": "AArch64"}
 _GPU = re.compile(r"^nvidia\d+$")
 _OTHERS = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
-QUERY = "index,uuid,name,driver_version"
+QUERY = "index,name,driver_version"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +85,9 @@ def find_driver(listed: str | None = None, devices: Path = DEVICES) -> NvidiaDri
     return NvidiaDriver(devices=(*nodes, *others), libraries=libraries, programs=programs)
 
 
-def driver_libraries(listed: str, machine: str = "") -> dict[str, Path]:
+def driver_libraries(listed: str) -> dict[str, Path]:
     """The driver's libraries among those that ``ldconfig -p`` lists for this processor."""
-    kind = _KINDS.get(machine or platform.machine(), "")
+    kind = _KINDS.get(platform.machine(), "")
     found: dict[str, Path] = {}
     for line in _LISTED.finditer(listed):
         # ldconfig lists 32-bit libraries under the same names, without x86-64 in their kind; the loader takes the
@@ -114,14 +113,13 @@ class Gpu:
     """A GPU of this machine, as nvidia-smi names it."""
 
     index: str
-    uuid: str
     name: str
     driver: str
 
 
-def gpus_here(environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
+def gpus_here() -> tuple[Gpu, ...]:
     """The GPUs of this machine; none without nvidia-smi, or where it fails."""
-    program = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    program = shutil.which("nvidia-smi")
     if program is None:
         return ()
     finished = run([program, f"--query-gpu={QUERY}", "--format=csv,noheader"], what="ask for the GPUs", check=False)
@@ -131,4 +129,4 @@ def gpus_here(environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
     """What nvidia-smi prints for ``QUERY``."""
     rows = [[word.strip() for word in line.split(",")] for line in text.splitlines() if line.strip()]
-    return tuple(Gpu(index=row[0], uuid=row[1], name=row[2], driver=row[3]) for row in rows if len(row) == 4)
+    return tuple(Gpu(index=row[0], name=row[1], driver=row[2]) for row in rows if len(row) == 3)

@@ -45,7 +45,7 @@ class PythonExecutor:
             log=task.log,
             check=False,
             options=ProcessOptions(
-                env={**os.environ, **UNBUFFERED, **task.variables},
+                env={**os.environ, **UNBUFFERED},
                 cwd=task.results,
                 timeout_seconds=task.timeout_seconds,
                 error=CertificationFailedError,
@@ -71,14 +71,14 @@ def venv_executor(folder: Path) -> PythonExecutor:
     return PythonExecutor(where="venv", program=folder.absolute() / "bin/python")
 
 
-def path_executor(environ: Mapping[str, str] = os.environ) -> PythonExecutor:
+def path_executor() -> PythonExecutor:
     """The Python that ``python`` means on PATH.
 
     Raises:
         CertificationCannotRunError: there is no Python; reason ``no-environment``.
     """
     for name in ("python", "python3"):
-        if found := shutil.which(name, path=environ.get("PATH")):
+        if found := shutil.which(name):
             return PythonExecutor(where="here", program=Path(found).absolute())
     raise CertificationCannotRunError(
         "there is no Python here",

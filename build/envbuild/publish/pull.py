@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envbuild.catalog.context import Context
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE, Certificate
-from envbuild.certify.certificate.trust import Trust
+from envbuild.certify.certificate.trust import Trust, require_trust
 from envbuild.certify.certificate.verify import About, Verified, oldest_measurement, verify
 from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.errors import (
@@ -20,7 +20,6 @@ from envbuild.core.errors import (
     ConfigurationError,
     NetworkError,
     PublicationRefusedError,
-    UsageError,
 )
 from envbuild.core.files import write_atomic
 from envbuild.publish.kept_files import WantedFile, keep_file
@@ -153,15 +152,10 @@ def admit(
             return None
         why = "It was published without a certificate: nobody vouches for what it computes."
         raise _refused(request, "uncertified", why, f"Pull a certified one, or add --uncertified. {LOOK}")
-    if request.trust is None:
-        raise UsageError(
-            "no trusted keys are named",
-            why="There is neither --trust nor signing.trust in the configuration.",
-            fix="Name a file of public keys: --trust trust.toml (docs/reference/certificate.md shows one).",
-        )
+    trust = require_trust(request.trust)
     file = _certificate(publication, source, context)
     try:
-        verified = verify(file, request.trust, About(digest=digest), at=context.clock(), max_age=request.max_age)
+        verified = verify(file, trust, About(digest=digest), at=context.clock(), max_age=request.max_age)
         if differs := _difference(publication, verified):
             raise CertificateRefusedError(
                 "",

@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from megatron.core import num_microbatches_calculator, parallel_state
+from megatron.core import num_microbatches_calculator
 from megatron.core.transformer.module import Float16Module
 
 from envbuild_smoke.drivers.mcore import checkpoints
 from envbuild_smoke.drivers.mcore.data import SamplesRead
 from envbuild_smoke.drivers.mcore.observed_config import observe
 from envbuild_smoke.drivers.mcore.perturbation import largest_difference, mantissa_bits, move_weights
-from envbuild_smoke.drivers.mcore.processes import forget_parallelism, forget_transformer_engine
+from envbuild_smoke.drivers.mcore.processes import forget_parallelism, forget_transformer_engine, is_reporting_rank
 from envbuild_smoke.drivers.parts import Part, parts_of
 from envbuild_smoke.rank_context import RankContext
 
@@ -157,7 +157,7 @@ class _Training:
         data: Data,
     ) -> None:
         # A framework may have destroyed Megatron's groups when it returns.
-        self._reports = _is_reporting_rank()
+        self._reports = is_reporting_rank()
         training = self._case.training
         per_step = training.microbatches(part.case.layout) * training.micro_batch_size
         data.add_samples(self._samples, part.until - part.after, per_step)
@@ -191,12 +191,3 @@ def _fill_zeros(chunks: Chunks, seed: int) -> None:
 def _seed(seed: int) -> None:
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(torch.cuda.is_available(), warn_only=True)
-
-
-def _is_reporting_rank() -> bool:
-    """True on one rank of the last pipeline stage: the first of its tensor, context and data groups."""
-    return bool(
-        parallel_state.is_pipeline_last_stage(ignore_virtual=True)
-        and parallel_state.get_tensor_model_parallel_rank() == 0
-        and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
-    )

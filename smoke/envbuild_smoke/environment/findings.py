@@ -70,18 +70,13 @@ def file_findings(plan: Plan) -> list[Finding]:
     return installed.file_findings(files) + installed.shadowed(files) + bytecode
 
 
-def version_findings(
-    expected: Mapping[str, str],
-    imported: Mapping[str, Mapping[str, Any]],
-    present: Mapping[str, list[str]] | None = None,
-) -> list[Finding]:
+def version_findings(expected: Mapping[str, str], imported: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     """Compare the environment with the lock's versions.
 
     Codes: `package-missing`, `version-mismatch` (metadata against the lock), `package-twice` (two copies of
     a locked package on the path), `imported-version-differs` (the module that was really imported).
     """
-    found = versions() if present is None else present
-    result = []
+    found, result = versions(), []
     for package, version in expected.items():
         # Exact, with the local part: 2.13.0+cpu and 2.13.0+cu130 are different builds.
         own = found.get(normalize(package), [])

@@ -43,9 +43,10 @@ def make_jobs(
             if run in done and run not in rerun:
                 continue
             # The checkpoint of a baseline that ended stays, unless it runs again.
-            before = None if case.baseline is None else (case.baseline, repeat)
-            waits = before is not None and (before not in done or before in rerun)
-            weights_of = job_key(*before) if waits and before is not None else None
+            weights_of = None
+            if case.baseline is not None:
+                before = (case.baseline, repeat)
+                weights_of = job_key(*before) if before not in done or before in rerun else None
             key = job_key(case.id, repeat)
             if run not in trained:
                 job = Job(key=key, world_size=case.world_size, seconds=case.estimated_seconds, weights_of=weights_of)

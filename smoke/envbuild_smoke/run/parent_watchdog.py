@@ -12,13 +12,13 @@ from contextlib import suppress
 _CHUNK = 4096
 
 
-def start(stop: threading.Event, status: int, *, grace_seconds: float, descriptor: int = 0) -> None:
-    """Set `stop` at the end of the stream; exit with `status` if the process has not ended after the grace period."""
+def start(stop: threading.Event, status: int, *, grace_seconds: float) -> None:
+    """Set `stop` at the end of standard input; exit with `status` if the process lives on after the grace period."""
 
     def watch() -> None:
         # A stream that cannot be read counts as closed.
         with suppress(OSError):
-            while os.read(descriptor, _CHUNK):
+            while os.read(0, _CHUNK):
                 pass
         stop.set()
         # The main thread may not check the event: it hashes a file, or hangs.

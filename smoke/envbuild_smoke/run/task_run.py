@@ -141,7 +141,7 @@ class TaskRun:
         if self._state is _State.RUNNING:
             self._check_running(now)
         if self._state is _State.WRITING_STACKS and now > self._changed_at + STACKS_SECONDS:
-            self._kill(now)
+            self.kill(now)
         if self._state is _State.DYING:
             # Also one whose start was reported only after the first kill.
             self._pool.retire(process for process in self.processes if not process.gone)
@@ -151,9 +151,10 @@ class TaskRun:
         return self._state is _State.ENDED
 
     def kill(self, now: float) -> None:
-        """End it now."""
-        if self._state is not _State.ENDED:
-            self._kill(now)
+        """End its ranks now."""
+        self._killed_at = min(self._killed_at, now)
+        self._state, self._changed_at = _State.DYING, now
+        self._pool.retire(self.processes)
 
     def _send(self) -> None:
         case, size = self.task.case, str(self.task.world_size)
@@ -202,7 +203,7 @@ class TaskRun:
             if all(process.gone or process.done for process in self.processes) or (
                 now > self._failed_at + GRACE_SECONDS
             ):
-                self._kill(now)
+                self.kill(now)
         elif now > self.began + self.task.limit_seconds:
             self.timed_out_at = now
             for process in self.processes:
@@ -210,11 +211,6 @@ class TaskRun:
                     request_stacks(process.pid)
             # Not killed at once: faulthandler writes the stacks, which say where the rank hung.
             self._state, self._changed_at = _State.WRITING_STACKS, now
-
-    def _kill(self, now: float) -> None:
-        self._killed_at = min(self._killed_at, now)
-        self._state, self._changed_at = _State.DYING, now
-        self._pool.retire(self.processes)
 
     def _end(self, now: float) -> None:
         self._state, self.ended_at = _State.ENDED, now

@@ -101,10 +101,11 @@ def test_no_statement_is_made_of_a_case_that_did_not_pass(changes, words):
         statement(cases=[case_of("gpt-fp32-tp2", **changes)])
 
 
-@pytest.mark.parametrize("moment", ["2026-13-01T00:00:00Z", "2026-01-01", "yesterday", "2026-1-1T0:0:0Z"])
+@pytest.mark.parametrize("moment", ["2026-13-01T00:00:00Z", "2026-01-01", "yesterday", "2026-1-1T0:0:0Z", None])
 def test_invalid_timestamp_is_refused(moment):
-    with pytest.raises(ValidationError):
-        statement(measured=measured(started_at=moment))
+    for name in ("started_at", "finished_at"):
+        with pytest.raises(ValidationError, match=name):
+            statement(measured=measured(**{name: moment}))
 
 
 def test_summary_names_signature_reuse_and_differences():
@@ -140,11 +141,6 @@ def test_summary_names_signature_reuse_and_differences():
         "activations 2.5e-07 of 1e-05, gradients 6.0e-07 of 1e-05, weights 1.6e-06 of 2e-05"
     )
     assert "key abc" in "\n".join(lines(made, "abc"))
-
-
-def test_unfinished_run_gives_no_certificate():
-    with pytest.raises(ValueError, match="did not finish"):
-        Certificate.model_validate(statement(measured=measured(finished_at=None)))
 
 
 def test_certificate_of_an_older_judge_is_still_one():

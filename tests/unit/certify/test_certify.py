@@ -5,12 +5,9 @@ from pathlib import Path
 
 import pytest
 from helpers.certify_world import Notes
-from helpers.matrices import six_layouts
+from unit.certify.plans import CASES
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
-from envbuild.catalog.fields import Device
-from envbuild.certify.cases.case import Capabilities
-from envbuild.certify.cases.expansion import expand
 from envbuild.certify.cases.selection import WantedCases, chosen_cases
 from envbuild.certify.judge.results import CaseResult, Results
 from envbuild.certify.models import CaseVerdict, Numbers, Problem, Reused, Step
@@ -148,9 +145,6 @@ def test_why_the_runner_cannot_begin_is_kept():
     assert watcher.cannot_run == ("too-few-gpus", "needs 4, there are 2")
 
 
-CASES = expand(six_layouts(), "six", Capabilities(device=Device.CPU))
-
-
 def verdict(case, **changes):
     fields = {"passed": True, "problems": (), "largest_relative_difference": Numbers(), "seconds": None, "steps": ()}
     baseline = None if case.is_baseline else case.baseline_id
@@ -176,6 +170,7 @@ def results(*cases):
         started_at="t",
         finished_at="t",
         cases={(case.case, case.repeat): case for case in cases},
+        machine={},
     )
 
 

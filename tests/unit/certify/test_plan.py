@@ -6,8 +6,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from helpers.matrices import six_layouts
-from unit.certify.plans import SUBJECT
+from unit.certify.plans import CASES, CPU, MATRIX, SUBJECT
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
@@ -22,10 +21,7 @@ from envbuild.core.digests import sha256_bytes
 from envbuild_smoke import drivers
 from envbuild_smoke.plan.reader import parse_plan
 
-MATRIX = six_layouts()
-CPU = Capabilities(device=Device.CPU)
 H200 = Capabilities(device=Device.CUDA, sm=("90",))
-CASES = expand(MATRIX, "certify-quick", CPU)
 
 
 def plan(*, matrix=MATRIX, cases=CASES, subject=SUBJECT, repeats=1, **environment: object) -> dict:

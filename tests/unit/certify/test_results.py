@@ -118,7 +118,7 @@ def test_results_of_an_image_that_is_of_another_lock_or_of_none_are_refused(path
 
 def test_results_of_another_runner_are_refused(path):
     lines = lines_of(PLAN, smoke_digest=OTHER)
-    assert read(path, PLAN, lines, smoke_digest=OTHER).smoke_digest == OTHER
+    assert read(path, PLAN, lines, smoke_digest=OTHER).of(TP2)
     assert refused(path, None, smoke_digest=DIGEST)[0] == "smoke"
     assert refused(path, TEXT, smoke_digest=DIGEST)[1].endswith("it ran with one from its sources.")
 

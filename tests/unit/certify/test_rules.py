@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.rows import CAPABILITIES, EXPERTS, MAMBA, rows
+from helpers.rows import CAPABILITIES, EXPERTS, MAMBA, TRAINING, rows
 from hypothesis import HealthCheck, given, settings
 
-from envbuild.catalog.matrix import CaseSpec, Training
+from envbuild.catalog.matrix import CaseSpec
 from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
 
 CPU, A100, H200, B200 = CAPABILITIES
-TRAINING = Training(steps=5, micro_batch_size=2, global_batch_size=16, learning_rate=0.001, clip_grad_norm=1.0, seed=1)
 MODEL = {
     "kind": "gpt",
     "num_layers": 8,

@@ -66,11 +66,12 @@ def test_environment_without_an_image_is_given_none_to_hash(task, tmp_path):
     assert (way.name, way.python) == ("venv", str(tmp_path / "venv/bin/python"))
 
 
-def test_task_that_runs_too_long_is_ended(task):
+def test_task_that_runs_too_long_is_ended(task, monkeypatch):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     task.runner.write_text("import time; time.sleep(3600)")
     late = Task(plan=task.plan, runner=task.runner, results=task.results, timeout_seconds=0.5)
     with pytest.raises(CertificationFailedError, match="ran longer than"):
-        path_executor({"PATH": str(Path(sys.executable).parent)}).run(late)
+        path_executor().run(late)
 
 
 def test_venv_that_is_not_there_is_refused(tmp_path):
@@ -79,11 +80,12 @@ def test_venv_that_is_not_there_is_refused(tmp_path):
     assert "envbuild sync --into" in error.fix
 
 
-def test_here_is_what_python_is_called_first(tmp_path):
+def test_here_is_what_python_is_called_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("python", "python3"):
         (tmp_path / name).symlink_to(sys.executable)
-        assert path_executor({"PATH": str(tmp_path)}).python == str(tmp_path / "python")
+        assert path_executor().python == str(tmp_path / "python")
     (tmp_path / "python").unlink()
-    assert path_executor({"PATH": str(tmp_path)}).python == str(tmp_path / "python3")
+    assert path_executor().python == str(tmp_path / "python3")
     (tmp_path / "python3").unlink()
-    assert error_of(CertificationCannotRunError, path_executor, {"PATH": str(tmp_path)}).reason == "no-environment"
+    assert error_of(CertificationCannotRunError, path_executor).reason == "no-environment"

@@ -32,23 +32,24 @@ def devices(tmp_path):
 
 
 @pytest.fixture
-def listed(tmp_path):
+def listed(tmp_path, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     return LISTED.format(tmp_path)
 
 
-def test_libraries_of_the_driver_for_this_processor_and_no_others(listed, tmp_path):
-    found = driver_libraries(listed, "x86_64")
+def test_libraries_of_the_driver_for_this_processor_and_no_others(listed, tmp_path, monkeypatch):
+    found = driver_libraries(listed)
     assert found == {
         "libcuda.so": tmp_path / "libcuda.so.580.1",
         "libcuda.so.1": tmp_path / "libcuda.so.580.1",
         "libnvidia-ml.so.1": tmp_path / "libnvidia-ml.so.580.1",
         "libnvidia-ptxjitcompiler.so.1": tmp_path / "libnvidia-ptxjitcompiler.so.580.1",
     }
-    assert driver_libraries(listed, "aarch64") == {}
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert driver_libraries(listed) == {}
 
 
-def test_driver_is_shown_inside_with_its_devices_and_found_there(listed, devices, monkeypatch):
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+def test_driver_is_shown_inside_with_its_devices_and_found_there(listed, devices):
     driver = find_driver(listed, devices)
     shown = {bind.target: bind for bind in driver.binds()}
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps/nvidia-cap1"):
@@ -70,8 +71,7 @@ def test_driver_is_shown_inside_with_its_devices_and_found_there(listed, devices
         ("libnvidia-ml.so.1", "ldconfig does not know libnvidia-ml.so.1"),
     ],
 )
-def test_machine_without_a_whole_driver_is_refused(listed, devices, monkeypatch, gone, why):
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+def test_machine_without_a_whole_driver_is_refused(listed, devices, gone, why):
     for path in devices.glob(gone):
         path.unlink()
     error = error_of(CertificationCannotRunError, find_driver, listed.replace(f"{gone} ", "other "), devices)
@@ -81,10 +81,10 @@ def test_machine_without_a_whole_driver_is_refused(listed, devices, monkeypatch,
 
 
 def test_gpus_as_nvidia_smi_prints_them():
-    text = "0, GPU-aa, NVIDIA H200, 580.82.07\n1, GPU-bb, NVIDIA H200, 580.82.07\nNo devices were found\n"
+    text = "0, NVIDIA H200, 580.82.07\n1, NVIDIA H200, 580.82.07\nNo devices were found\n"
     assert parse_gpus(text) == (
-        Gpu(index="0", uuid="GPU-aa", name="NVIDIA H200", driver="580.82.07"),
-        Gpu(index="1", uuid="GPU-bb", name="NVIDIA H200", driver="580.82.07"),
+        Gpu(index="0", name="NVIDIA H200", driver="580.82.07"),
+        Gpu(index="1", name="NVIDIA H200", driver="580.82.07"),
     )
 
 

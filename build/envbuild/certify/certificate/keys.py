@@ -54,11 +54,6 @@ def keyid_of(key: Ed25519PublicKey) -> str:
     return sha256_bytes(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).removeprefix("sha256:")
 
 
-def public_pem(key: Ed25519PublicKey) -> str:
-    """A public key as a PEM file holds it."""
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii")
-
-
 def make_keys(folder: Path, name: str, password: str | None) -> KeyFiles:
     """Make a pair of keys in a folder: ``NAME.key``, which only its owner may read, and ``NAME.pub``.
 
@@ -74,7 +69,7 @@ def make_keys(folder: Path, name: str, password: str | None) -> KeyFiles:
         folder.mkdir(parents=True, exist_ok=True)
         _create(private, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked), 0o600)
         try:
-            _create(public, public_pem(key.public_key()).encode("ascii"), 0o644)
+            _create(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
         except BaseException:
             # A private key alone would take the name from the next attempt.
             private.unlink()

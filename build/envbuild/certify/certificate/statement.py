@@ -120,7 +120,7 @@ class Measured(TomlModel):
     )
     gpu_states_after: tuple[dict[str, str], ...] = ()
     started_at: Moment
-    finished_at: Moment | None = Field(description="None where the runner did not come to its end")
+    finished_at: Moment
 
 
 class Predicate(TomlModel):
@@ -154,8 +154,6 @@ class Predicate(TomlModel):
 
     @model_validator(mode="after")
     def _every_case_passed(self) -> Predicate:
-        if self.measured.finished_at is None:
-            raise ValueError("its run did not finish")
         for case in self.cases:
             if not case.passed or case.problems:
                 raise ValueError(f"{case.id} did not pass")
@@ -204,10 +202,6 @@ class Certificate(TomlModel):
             raise ValueError("its subject is another lock than its lock_digest")
         return self
 
-    def cases_json(self) -> list[Json]:
-        """The cases as they stand in it."""
-        return [case.model_dump(mode="json", by_alias=True) for case in self.predicate.cases]
-
     def digests(self) -> dict[str, str]:
         """``sha256:...`` of each subject by its name."""
         return {item.name: f"sha256:{item.digest.sha256}" for item in self.subject}
@@ -216,7 +210,7 @@ class Certificate(TomlModel):
         """The moments at which its numbers were measured."""
         measured = self.predicate.measured
         reused = [case.reused.from_ for case in self.predicate.cases if case.reused]
-        return [measured.started_at, *([measured.finished_at] if measured.finished_at else []), *reused]
+        return [measured.started_at, measured.finished_at, *reused]
 
     def future(self, at: datetime) -> str:
         """Why it is from after a moment, or measured after it was issued; empty when it is not."""
@@ -234,7 +228,7 @@ class Certificate(TomlModel):
         if self.predicate.key != wanted.key:
             return f"it is of key {self.predicate.key}"
         # Docker's digest follows from the OCI manifest; certificates of older versions lack it.
-        without_docker = {thing: digest for thing, digest in self.digests().items() if not is_docker(thing)}
+        without_docker = {thing: digest for thing, digest in self.digests().items() if not thing.endswith(".docker")}
         if without_docker != subject_digests(wanted.name, wanted.subject):
             return f"it is about {', '.join(f'{thing} {digest}' for thing, digest in self.digests().items())}"
         if found != [case for case in wanted.case_ids if case in found or case not in wanted.known_wrong]:
@@ -255,16 +249,6 @@ def subject_digests(name: str, subject: Mapping[str, Json]) -> dict[str, str]:
         return {f"{name}.lock": str(subject["lock_digest"])}
     forms = {f"{name}.{form}": str(subject.get(f"{form}_digest") or "") for form in ("oci", "sqsh")}
     return {form: digest for form, digest in forms.items() if digest}
-
-
-def docker_subject(name: str, docker_digest: str) -> dict[str, str]:
-    """The digest of docker's manifest of an image, as a subject next to the others."""
-    return {f"{name}.docker": docker_digest}
-
-
-def is_docker(subject_name: str) -> bool:
-    """Whether a subject is docker's manifest."""
-    return subject_name.endswith(".docker")
 
 
 def make_certificate(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from envbuild.catalog import toml
 from envbuild.catalog.fields import moment_of
 from envbuild.catalog.trust import TrustedKeySettings, TrustFile
 from envbuild.certify.certificate.keys import keyid_of, parse_public, read_public
-from envbuild.core.errors import ConfigurationError
+from envbuild.core.errors import ConfigurationError, UsageError
 
 WANTED = toml.Wanted(
     "the trust file",
@@ -50,6 +50,21 @@ class Trust:
     def names(self) -> str:
         """The keys for people."""
         return ", ".join(f"{key.name} ({key.keyid[:16]})" for key in self.keys.values())
+
+
+def require_trust(trust: Trust | None) -> Trust:
+    """The trusted keys that a user named.
+
+    Raises:
+        UsageError: none are named.
+    """
+    if trust is None:
+        raise UsageError(
+            "no trusted keys are named",
+            why="There is neither --trust nor signing.trust in the configuration.",
+            fix="Name a file of public keys: --trust trust.toml (docs/reference/certificate.md shows one).",
+        )
+    return trust
 
 
 def load_trust(path: Path) -> Trust:

@@ -42,10 +42,10 @@ def spread_of(baseline: CaseResult) -> Spread | None:
     )
 
 
-def _by_step(runs: Sequence[Sequence[object]], steps: Sequence[Step], name: str) -> tuple[float, ...]:
+def _by_step(runs: Sequence[Sequence[Step]], steps: Sequence[Step], name: str) -> tuple[float, ...]:
     """The largest relative difference up to each step: one step may move little by chance."""
     each = (
-        max(_relative(getattr(step, name), getattr(run[index], name)) for run in runs)
+        max(relative_difference(getattr(step, name), getattr(run[index], name)) for run in runs)
         for index, step in enumerate(steps)
     )
     return tuple(itertools.accumulate(each, max))
@@ -54,10 +54,6 @@ def _by_step(runs: Sequence[Sequence[object]], steps: Sequence[Step], name: str)
 def _largest(values: Iterable[float | None]) -> float | None:
     found = [math.inf if value is None else value for value in values]
     return max(found) if math.isfinite(max(found)) else None
-
-
-def _relative(expected: float | None, found: float | None) -> float:
-    return math.inf if expected is None or found is None else relative_difference(expected, found)
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ def _transport(measured: Mapping[str, Any], results: Results) -> list[Problem]:
     sockets = [name for name in transports if str(name).startswith(SOCKET)]
     if not sockets:
         return []
-    variables = (results.machine or {}).get("variables", {})
+    variables = results.machine["variables"]
     off = [f"{name}={value}" for name, value in variables.items() if name.endswith("_DISABLE") and value != "0"]
     why = f" ({', '.join(off)})" if off else ""
     text = f"ranks of one node communicate by {', '.join(sockets)}{why}; they have NVLink, PCIe or shared memory"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 
-def relative_difference(expected: float, found: float) -> float:
-    """``|found - expected| / |expected|``; infinite when only the expected value is zero."""
+def relative_difference(expected: float | None, found: float | None) -> float:
+    """``|found - expected| / |expected|``; infinite when only the expected value is zero, and where one is None."""
+    if expected is None or found is None:
+        return math.inf
     if expected == found:
         return 0.0
     return abs(found - expected) / abs(expected) if expected else math.inf

@@ -102,7 +102,9 @@ def compare_reference(
         problems.append(Problem(check="reference", text="the comparison with the reference is incomplete"))
     for name in ("loss", "grad_norm"):
         pairs = zip(result.steps, found.steps, strict=False)
-        largest[name] = max((_relative(getattr(r, name), getattr(b, name)) for b, r in pairs), default=math.inf)
+        largest[name] = max(
+            (relative_difference(getattr(r, name), getattr(b, name)) for b, r in pairs), default=math.inf
+        )
     numbers = {name: value for name, value in largest.items() if value is not None and math.isfinite(value)}
     verdict = ReferenceVerdict(
         tensors=sum(map(len, differences.values())),
@@ -118,10 +120,6 @@ def _largest(tensors: Iterable[TensorDifference]) -> float | None:
 
 def _value(tensor: TensorDifference) -> float:
     return math.inf if tensor.relative_difference is None else tensor.relative_difference
-
-
-def _relative(expected: float | None, found: float | None) -> float:
-    return math.inf if expected is None or found is None else relative_difference(expected, found)
 
 
 def _tensors(kind: str, tensors: Sequence[TensorDifference], band: ReferenceNumbers) -> list[Problem]:
@@ -144,7 +142,7 @@ def _steps(result: CaseResult, found: Reference, band: ReferenceNumbers) -> tupl
     for mine, reference in zip(result.steps, found.steps, strict=False):
         for name in ("loss", "grad_norm"):
             expected, value, allowed = getattr(reference, name), getattr(mine, name), getattr(band, name)
-            if _relative(expected, value) <= allowed:
+            if relative_difference(expected, value) <= allowed:
                 continue
             numbers = off_by(math.nan if expected is None else expected, value, allowed)
             problem = Problem(check="reference", text=f"step {mine.step}: {name} of the reference: {numbers}")

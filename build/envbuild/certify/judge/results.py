@@ -76,21 +76,13 @@ class Gradient(TomlModel):
     projections: tuple[float, ...]
 
 
-class PerturbedStep(TomlModel):
-    """What one step measured."""
-
-    step: int
-    loss: float
-    grad_norm: float
-
-
 class Perturbed(TomlModel):
     """A baseline's training with each weight moved by one unit in the last place.
 
     ``weights`` is the largest relative difference of a tensor of the final weights; None where it is not finite.
     """
 
-    steps: tuple[PerturbedStep, ...]
+    steps: tuple[Step, ...]
     gradients: tuple[Gradient, ...]
     weights: float | None
 
@@ -130,8 +122,7 @@ class Results:
     started_at: str
     finished_at: str
     cases: Mapping[tuple[str, int], CaseResult]
-    smoke_digest: str | None = None
-    machine: Mapping[str, Any] | None = None
+    machine: Mapping[str, Any]
     image: Mapping[str, Any] | None = None
     isolation: str = "live"
     devices: tuple[Json, ...] = ()
@@ -204,7 +195,6 @@ def _read(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: s
         environment=run["environment"],
         environment_findings=_findings(run, records),
         smoke_version=run["smoke_version"],
-        smoke_digest=run["smoke_digest"],
         started_at=run["started_at"],
         finished_at=end["finished_at"],
         cases={(result.case, result.repeat): result for result in found},

@@ -42,8 +42,6 @@ class _Curve:
 
 def relative(found: float | None, expected: float | None) -> float | None:
     """How far a number is from the one that is expected; None where that is unknown."""
-    if found is None or expected is None:
-        return None
     difference = relative_difference(expected, found)
     return difference if math.isfinite(difference) else None
 

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from envbuild.catalog.catalog import definition_digest
 from envbuild.catalog.conflict import Conflict
@@ -188,14 +189,12 @@ def certification_key(
     )
 
 
-def deciding(plan: dict[str, Json]) -> dict[str, Json]:
-    """The part of a plan that decides what comes out: all but its nonce and its estimates."""
+def deciding(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a plan that decides what comes out: all but its nonce and its estimates.
+
+    Raises:
+        TypeError, KeyError, AttributeError: it has not the form of a plan.
+    """
     decides = {key: value for key, value in plan.items() if key != "nonce"}
-    cases = decides["cases"]
-    if isinstance(cases, list):
-        decides["cases"] = [
-            {key: value for key, value in case.items() if key != "estimated_seconds"}
-            for case in cases
-            if isinstance(case, dict)
-        ]
-    return decides
+    cases = [{key: value for key, value in case.items() if key != "estimated_seconds"} for case in plan["cases"]]
+    return {**decides, "cases": cases}

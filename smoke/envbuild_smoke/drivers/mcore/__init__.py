@@ -22,7 +22,6 @@ with warnings.catch_warnings():
     from envbuild_smoke.drivers.imports import cuda_not_asked
 
     with cuda_not_asked():
-        from megatron.core import parallel_state
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         from envbuild_smoke.drivers.mcore import checkpoints
@@ -37,6 +36,7 @@ with warnings.catch_warnings():
         from envbuild_smoke.drivers.mcore.processes import (
             forget_parallelism,
             forget_transformer_engine,
+            is_reporting_rank,
             joined,
             set_up_parallelism,
         )
@@ -63,7 +63,7 @@ def train(context: RankContext) -> None:
         run.start()
         for step in range(1, case.training.steps + 1):
             measured = run.step(step)
-            if _is_reporting_rank():
+            if is_reporting_rank():
                 context.report_step(**measured)
             if step == case.resume_at:
                 run.resume()
@@ -233,7 +233,7 @@ class _Run:
         """Report what was built, and save the weights if they are compared."""
         self._gather_on_use(False)
         observed = observe(self._case, self._wrapped, self._optimizer, self._samples)
-        if _is_reporting_rank():
+        if is_reporting_rank():
             self._context.report_observed(observed)
             self._context.report_gradients(self.gradients)
         if self._reference is not None:
@@ -252,12 +252,3 @@ class _Run:
         # The configuration refers to the optimizer, and the optimizer to the model.
         self._chunks, self._wrapped, self._optimizer, self._config = empty, empty, None, None
         self._schedule, self._reference = None, None
-
-
-def _is_reporting_rank() -> bool:
-    """True on one rank of the last pipeline stage: the first of its tensor, context and data groups."""
-    return bool(
-        parallel_state.is_pipeline_last_stage(ignore_virtual=True)
-        and parallel_state.get_tensor_model_parallel_rank() == 0
-        and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
-    )

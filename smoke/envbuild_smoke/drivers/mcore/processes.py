@@ -117,6 +117,15 @@ def set_up_parallelism(case: Case, device: torch.device) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(case.training.seed)
 
 
+def is_reporting_rank() -> bool:
+    """True on one rank of the last pipeline stage: the first of its tensor, context and data groups."""
+    return bool(
+        parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+        and parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    )
+
+
 def forget_parallelism() -> None:
     """Forget Megatron's process groups and random states: others may be set up."""
     parallel_state.destroy_model_parallel()
