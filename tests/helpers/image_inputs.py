@@ -52,6 +52,6 @@ def parts_of(inputs: ImageInputs, config: BaseConfig | None = None) -> ImagePart
     environment = EnvironmentRecord(schema="envbuild.environment/2", layers=(), packages={})
     return ImageParts(
         inputs=inputs,
-        base=StoredBase(path=Path("/b"), record=base_record(config), built=False),
-        environment=StoredEnvironment(record=environment, layers=(), built=False),
+        base=StoredBase(path=Path("/b"), record=base_record(config)),
+        environment=StoredEnvironment(record=environment, layers=()),
     )

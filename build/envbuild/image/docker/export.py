@@ -163,7 +163,7 @@ class _Export:
         # The environment is made by the Dockerfile: here it has packages, and no layers.
         packages = dict(sorted(self.inputs.lock.packages().items()))
         record = EnvironmentRecord(layers=(), packages=packages)
-        environment = StoredEnvironment(record=record, layers=(), built=True)
+        environment = StoredEnvironment(record=record, layers=())
         return ImageParts(inputs=self.inputs, base=self.base, environment=environment)
 
     def _git_origins(self, others: Collection[str]) -> list[SourceOrigin]:

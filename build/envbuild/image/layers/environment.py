@@ -71,7 +71,6 @@ class StoredEnvironment:
 
     record: EnvironmentRecord
     layers: tuple[Layer, ...]
-    built: bool
 
 
 def environment_key(inputs: EnvironmentInputs, plans: Sequence[LayerPlan]) -> str:
@@ -141,7 +140,6 @@ def make_environment(inputs: EnvironmentInputs, context: Context) -> StoredEnvir
     return StoredEnvironment(
         record=load(entry.path / RECORD_FILE, EnvironmentRecord),
         layers=tuple(_layer(store.path_of(LAYERS, plan.key)) for plan in plans),
-        built=entry.built,
     )
 
 

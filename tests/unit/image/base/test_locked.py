@@ -108,7 +108,7 @@ def test_an_image_in_the_store_says_whether_its_base_is_the_locks_own(tmp_path, 
     from unit.image.test_record import RECORD
 
     (path / "record.json").write_bytes(dump(RECORD))
-    base = bases.StoredBase(path=path, record=base_record(), built=False)
+    base = bases.StoredBase(path=path, record=base_record())
     own = changed(lock, base_image=base_image(base_record(), PLATFORM).digest)
     assert build._for_inputs(inputs_of(lock), path, base, built=False).record.base_rebuilt
     assert not build._for_inputs(inputs_of(own), path, base, built=False).record.base_rebuilt
