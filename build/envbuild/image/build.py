@@ -90,8 +90,8 @@ def _make(folder: Path, key: str, parts: ImageParts, context: Context) -> None:
     image = write_oci(folder, parts, context)
     paths = builder_paths(context.store)
     scans = tuple(
-        scan_layer(record.name, record.digest, partial(members_of, record.blob(file)), paths, context.store)
-        for record, file in image.layers
+        scan_layer(layer.record.name, layer.record.digest, partial(members_of, layer.blob), paths, context.store)
+        for layer in image.layers
     )
     # Before the .sqsh, which takes longer than the checks: a refused image is not packed.
     checks = check_image(image_contents(parts, image.config, scans), parts.inputs.allow, context.reporter)

@@ -14,7 +14,9 @@ from envbuild.launch.executors import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFER
 from envbuild.launch.gpus import NvidiaDriver
 from envbuild.launch.open_image import LAYERS, OpenImage, open_image, open_layers
 from envbuild.launch.runtimes import Runtime
+from envbuild.oci.files import blob_path
 from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.layer import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,7 @@ def variables_of(image: PlacedImage) -> dict[str, str]:
 
 def layers_of(image: PlacedImage) -> list[LayerBlob]:
     """The layers of an image, with all that its record has on them."""
-    return [layer.blob(_blob(image, layer.digest)) for layer in image.record.layers]
+    return [Layer(layer, _blob(image, layer.digest)).blob for layer in image.record.layers]
 
 
 def manifest_of(image: PlacedImage) -> Path:
@@ -106,4 +108,4 @@ def manifest_of(image: PlacedImage) -> Path:
 
 
 def _blob(image: PlacedImage, digest: str) -> Path:
-    return image.path / OCI_DIR / "blobs/sha256" / digest.removeprefix("sha256:")
+    return image.path / OCI_DIR / blob_path(digest)
