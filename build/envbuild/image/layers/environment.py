@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,28 +107,7 @@ def make_environment(inputs: EnvironmentInputs, context: Context) -> StoredEnvir
     def build(folder: Path) -> None:
         logs = store.root / "logs" / f"environment-{short(key)}"
         remove_tree(logs)
-        # A store of its own: uv hard-links from its cache only what lies on the same mount, so the sandbox gets one
-        # folder with both, and not the rest of the store.
-        uv_store = LocalStore(store.root / "uv", context.reporter)
-        with uv_store.staging("environment") as staged:
-            with machine_errors(uv_store.root):
-                # Builds of packages write there: no other account may run what they leave.
-                make_private(uv_store.root)
-                (uv_store.root / "cache").mkdir(exist_ok=True)
-            maker = LayerMaker(
-                sandbox=InstallSandbox(
-                    base=inputs.base,
-                    uv_root=uv_store.root,
-                    tree=staged / "tree",
-                    logs=logs,
-                    bwrap=sandbox.probe(),
-                ),
-                lock=snapshot(inputs.lock, staged / "lock"),
-                python=inputs.selection.base.python,
-                wheels=inputs.wheels,
-                staged=staged,
-                context=context,
-            )
+        with open_maker(inputs, "environment", logs, context) as maker:
             for plan in plans:
                 _add_layer(maker, plan, store)
             record = _tried(maker, plans, inputs)
@@ -141,6 +121,29 @@ def make_environment(inputs: EnvironmentInputs, context: Context) -> StoredEnvir
         record=load(entry.path / RECORD_FILE, EnvironmentRecord),
         layers=tuple(_layer(store.path_of(LAYERS, plan.key)) for plan in plans),
     )
+
+
+@contextlib.contextmanager
+def open_maker(inputs: EnvironmentInputs, label: str, logs: Path, context: Context) -> Iterator[LayerMaker]:
+    """What makes the layers of an environment, in a folder of the store that goes when the block is left."""
+    # A store of its own: uv hard-links from its cache only what lies on the same mount, so the sandbox gets one folder
+    # with both, and not the rest of the store.
+    uv_store = LocalStore(context.store.root / "uv", context.reporter)
+    with uv_store.staging(label) as staged:
+        with machine_errors(uv_store.root):
+            # Builds of packages write there: no other account may run what they leave.
+            make_private(uv_store.root)
+            (uv_store.root / "cache").mkdir(exist_ok=True)
+        yield LayerMaker(
+            sandbox=InstallSandbox(
+                base=inputs.base, uv_root=uv_store.root, tree=staged / "tree", logs=logs, bwrap=sandbox.probe()
+            ),
+            lock=snapshot(inputs.lock, staged / "lock"),
+            python=inputs.selection.base.python,
+            wheels=inputs.wheels,
+            staged=staged,
+            context=context,
+        )
 
 
 def _add_layer(maker: LayerMaker, plan: LayerPlan, store: LocalStore) -> None:
