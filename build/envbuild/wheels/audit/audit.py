@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from envbuild.wheels.audit.load import load
 from envbuild.wheels.audit.manylinux import OF_THE_DRIVER, Tag, too_new, true_tag
 from envbuild.wheels.audit.prebuilt import site_packages_of
 from envbuild.wheels.audit.retag import retagged
-from envbuild.wheels.audit.symbols import missing_of_torch
+from envbuild.wheels.audit.symbols import missing_of_torch, shared_libraries
 from envbuild.wheels.plan import WheelPlan
 
 # On every glibc system that runs the base (PEP 600's policies allow them).
@@ -64,7 +63,7 @@ def check_wheel(wheel: Path, plan: WheelPlan, environment: Path, scratch: Path, 
     problems = [*_wrong_name(wheel, plan), *_wrong_members(wheel)]
     binaries = read_wheel(wheel)
     site_packages = site_packages_of(environment)
-    provided = _provided(site_packages)
+    provided = frozenset(path.name for path in shared_libraries(site_packages))
     problems += _wrong_content(binaries, plan, provided)
     problems += _wrong_torch(binaries, plan, site_packages)
     unknown: Mapping[str, str] = {}
@@ -174,12 +173,3 @@ def _wrong_torch(binaries: Sequence[Binary], plan: WheelPlan, site_packages: Pat
             f"{file} was compiled against another torch: the locked one ({plan.parts.torch.version}) has no "
             f"{', '.join(names[:SYMBOLS_NAMED])}{more}."
         )
-
-
-def _provided(site_packages: Path) -> frozenset[str]:
-    """The names of all shared libraries in an environment."""
-    found: set[str] = set()
-    for _, _, names in os.walk(site_packages):
-        # Versioned sonames too: libcudart.so.13.
-        found.update(name for name in names if ".so" in name)
-    return frozenset(found)
