@@ -35,7 +35,7 @@ from envbuild.image.squashfs.pack import check_base, find_mksquashfs
 from envbuild.lock.lockfile import LOCKFILES
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.rootfs.single_layer import members_of
-from envbuild.store.record import RECORD_FILE, dump
+from envbuild.store.record import RECORD_FILE, dump, load
 from envbuild.wheels.plan import buildable
 
 KIND = "images"
@@ -194,7 +194,7 @@ def hold_base(inputs: ImageInputs, context: Context, choice: BaseChoice = BaseCh
 
 def _for_inputs(inputs: ImageInputs, path: Path, base: StoredBase, *, built: bool) -> BuiltImage:
     """An image of the store, which may have been built for another target of the same hardware, or another lock."""
-    record = ImageRecord.load(path / RECORD_FILE)
+    record = load(path / RECORD_FILE, ImageRecord)
     rebuilt = not is_locked(base, inputs.lock.lock, inputs.selection.base.platform)
     own = {"target": inputs.selection.target_name, "base_rebuilt": rebuilt}
     return BuiltImage(path=path, record=record.model_copy(update=own), built=built)

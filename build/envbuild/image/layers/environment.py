@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection
@@ -148,13 +149,9 @@ def open_maker(inputs: EnvironmentInputs, label: str, logs: Path, context: Conte
 
 def _add_layer(maker: LayerMaker, plan: LayerPlan, store: LocalStore) -> None:
     """Put a layer over those below it; made when it is not in the store."""
-
-    def build(folder: Path) -> None:
-        maker.make(plan, folder)
-
     # Removes a layer without its tree, so that it is made anew by the next line.
     _find_layer(store, plan)
-    path = store.get_or_build(LAYERS, plan.key, build).path
+    path = store.get_or_build(LAYERS, plan.key, partial(maker.make, plan)).path
     maker.assembly.add(plan.name, path / TREE)
 
 

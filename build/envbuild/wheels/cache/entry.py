@@ -207,13 +207,10 @@ def _problem(folder: Path, record: WheelRecord) -> str:
         return f"it contains {found.text()}, which differs from its record"
     # A package without CUDA sources has no GPU code, whatever SMs its key is for.
     if found != Architectures() and content != (set(parts.sm), set(parts.ptx)):
-        return f"it contains {found.text()}, and its key is for {wanted(parts).text()}"
+        # Its words are from elsewhere, so they are not sorted: they may be no SMs.
+        wanted = Architectures(sass=parts.sm, ptx=parts.ptx)
+        return f"it contains {found.text()}, and its key is for {wanted.text()}"
     return ""
-
-
-def wanted(parts: KeyParts) -> Architectures:
-    """What a key is for; from elsewhere, so in no order."""
-    return Architectures(sass=parts.sm, ptx=parts.ptx)
 
 
 def bad_entry(path: Path, why: str) -> CheckRefusedError:
