@@ -60,8 +60,8 @@ def check_wheel(wheel: Path, plan: WheelPlan, environment: Path, scratch: Path, 
     Raises:
         CheckRefusedError: it is not what was asked for; names everything that is wrong.
     """
-    problems = [*_wrong_name(wheel, plan), *_wrong_members(wheel)]
     binaries = read_wheel(wheel)
+    problems = [*_wrong_name(wheel, plan), *_wrong_members(wheel)]
     site_packages = site_packages_of(environment)
     provided = frozenset(path.name for path in shared_libraries(site_packages))
     problems += _wrong_content(binaries, plan, provided)
@@ -86,7 +86,7 @@ def check_wheel(wheel: Path, plan: WheelPlan, environment: Path, scratch: Path, 
         tag=tag,
         architectures=sum((item.architectures for item in binaries), Architectures()),
         libraries=tuple(sorted({name for item in binaries for name in item.libraries})),
-        glibc=max((item.glibc for item in binaries), key=version_key, default=""),
+        glibc=max((item.newest("GLIBC") for item in binaries), key=version_key, default=""),
         libstdcxx=max((item.newest("GLIBCXX") for item in binaries), key=version_key, default=""),
         imported=tuple(name for name in plan.modules if name not in unknown),
         not_imported=unknown,
@@ -99,12 +99,8 @@ def _plain(wheel: Path) -> Tag:
 
 
 def _wrong_members(wheel: Path) -> Iterable[str]:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError) as error:
-        yield f"It is not a readable wheel: {error}"
-        return
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
     # A zip file may hold names that lead out of the folder it is unpacked in.
     for name in names:
         if name.startswith("/") or ".." in name.split("/"):
