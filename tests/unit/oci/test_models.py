@@ -61,11 +61,6 @@ def test_document_of_another_form_is_refused(value, model):
         parsed(model, value)
 
 
-def test_invalid_json_is_refused():
-    with pytest.raises(CheckRefusedError, match="it is refused as a base"):
-        read(b"<html>", Manifest, "it")
-
-
 @pytest.mark.parametrize(
     ("kind", "diff_ids", "platform", "words"),
     [
