@@ -80,15 +80,6 @@ def test_layers_of_other_types_or_platforms_are_refused(kind, diff_ids, platform
 
 
 @pytest.mark.parametrize(
-    ("diff_ids", "why"), [([], "It has no layers."), ([DIGEST], "0 layers, and its configuration 1")]
-)
-def test_manifest_without_layers_is_refused(diff_ids, why):
-    manifest = parsed(Manifest, {**MANIFEST, "layers": []})
-    configuration = parsed(Configuration, {**CONFIGURATION, "rootfs": {"diff_ids": diff_ids}})
-    assert why in error_of(CheckRefusedError, check_layers, manifest, configuration, "linux/amd64", "it").why
-
-
-@pytest.mark.parametrize(
     "raw", [b"<html>", json.dumps(MANIFEST).replace('"layers"', '"layers": [], "layers"').encode()]
 )
 def test_text_that_is_not_one_document_is_refused(raw):

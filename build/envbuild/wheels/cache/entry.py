@@ -224,8 +224,7 @@ def bad_entry(path: Path, why: str) -> CheckRefusedError:
 
 def index_path_of(parts: KeyParts) -> tuple[str, str]:
     """Where a remote store has wheels that may stand in for one another: by sdist, then by all but the compilers."""
-    # A machine without compilers can compute this much of a key.
-    fit = digest_of(parts.model_dump(mode="json", exclude=set(OF_THE_MACHINE)))
+    fit = digest_of(parts.without_machine())
     return source_index(parts.sdist or parts.commit), fit.removeprefix("sha256:")[:INDEX_DIGITS]
 
 
