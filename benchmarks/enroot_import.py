@@ -20,6 +20,7 @@ from registry_server import REPOSITORY, TAG, served
 
 from envbuild.image.record import ImageRecord
 from envbuild.image.squashfs.compression import DEFAULT
+from envbuild.store.record import load
 
 
 def enroot_import(target: Path, registry: str, epoch: int, scratch: Path) -> float:
@@ -51,7 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("image", type=Path)
     image = parser.parse_args().image
-    record = ImageRecord.load(image / "record.json")
+    record = load(image / "record.json", ImageRecord)
     with tempfile.TemporaryDirectory() as scratch, served(image / "oci", record.oci_digest) as registry:
         target = Path(scratch) / "enroot.sqsh"
         seconds = enroot_import(target, registry, record.source_date_epoch, Path(scratch))

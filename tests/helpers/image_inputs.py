@@ -8,14 +8,17 @@ from typing import Any
 from helpers.locks import make_lock
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, definition_digest, select
+from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
-from envbuild.image.base import StoredBase
+from envbuild.core.files import write_atomic
+from envbuild.image.base import KIND, StoredBase, base_key
 from envbuild.image.inputs import ImageInputs, ImageParts
 from envbuild.image.layers.environment import StoredEnvironment
 from envbuild.image.record import BaseRecord, EnvironmentRecord
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.oci.models import BaseConfig
 from envbuild.rootfs.layer import LayerRecord
+from envbuild.store.record import RECORD_FILE, dump
 
 SELECTION = select(Catalog.open(data_root()), "mcore", "cpu", "debian12", HostDistribution("debian", "12"))
 BASE_DIGEST = "sha256:base"
@@ -48,10 +51,16 @@ def base_record(config: BaseConfig | None = None) -> BaseRecord:
     )
 
 
+def put_base(context: Context, record: BaseRecord, key: str = "") -> None:
+    """Have a base in the store: under the key of debian12's definition, or another one."""
+    key = key or base_key(SELECTION.base)
+    context.store.get_or_build(KIND, key, lambda folder: write_atomic(folder / RECORD_FILE, dump(record)))
+
+
 def parts_of(inputs: ImageInputs, config: BaseConfig | None = None) -> ImageParts:
     environment = EnvironmentRecord(schema="envbuild.environment/2", layers=(), packages={})
     return ImageParts(
         inputs=inputs,
-        base=StoredBase(path=Path("/b"), record=base_record(config), built=False),
-        environment=StoredEnvironment(record=environment, layers=(), built=False),
+        base=StoredBase(path=Path("/b"), record=base_record(config)),
+        environment=StoredEnvironment(record=environment, layers=()),
     )

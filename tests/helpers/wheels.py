@@ -39,7 +39,7 @@ def make_wheel(
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {tags}\n",
     }
     contents = {file: text if isinstance(text, bytes) else text.encode() for file, text in files.items()}
-    rows = [f"{file},sha256={_record_digest(content)},{len(content)}" for file, content in contents.items()]
+    rows = [f"{file},sha256={record_digest(content)},{len(content)}" for file, content in contents.items()]
     contents[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
     wheel = folder / f"{name}-{version}-{tags}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -48,7 +48,8 @@ def make_wheel(
     return wheel
 
 
-def _record_digest(content: bytes) -> str:
+def record_digest(content: bytes) -> str:
+    """As a RECORD has it, computed here: the code's own is under test."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 

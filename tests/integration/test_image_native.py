@@ -36,7 +36,6 @@ from envbuild.store.local import LocalStore
 FULL = 11
 NETWORK = 10
 REFUSED = 5
-INTERRUPTED = 130
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.layer_writer import LayerWriter
 from envbuild.store.local import LocalStore
+from envbuild.store.record import load
 
 REPORTS = ("sbom.cdx.json", "sbom.spdx.json", "provenance.json")
 
@@ -43,7 +44,7 @@ def folder(mini_image: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def record(folder: Path) -> ImageRecord:
-    return ImageRecord.load(folder / "record.json")
+    return load(folder / "record.json", ImageRecord)
 
 
 def json_of(mini: Tool, *arguments: str, status: int = 0) -> dict[str, Any]:

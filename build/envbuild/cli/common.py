@@ -140,7 +140,7 @@ class Session:
         from envbuild.wheels.sources import WheelSources
 
         sources = WheelSources(base=selection.base, site=self.site, store=self.store, reporter=self.reporter)
-        return fitting_wheels(lock, selection.target, self.catalog, sources, self.reporter, self.remotes())
+        return fitting_wheels(lock, selection.target, self.catalog, sources, self.remotes())
 
     def done(self, result: dict[str, Json], *lines: str) -> None:
         """Print the result: the documented object on stdout with --json, else lines for people."""

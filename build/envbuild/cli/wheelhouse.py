@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import click
 
+from envbuild.catalog.data import data_root
 from envbuild.cli.command import Command
 from envbuild.cli.common import Session, output_options
 from envbuild.cli.stores import one_store, store_option
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.core.text import shown
+from envbuild.lock.lockfile import read_lock
+from envbuild.lock.project_locks import committed
+from envbuild.store.document import Document
+from envbuild.store.remote import Pushed, Remote
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.cache.entry import KIND, Built, WheelRecord
+from envbuild.wheels.cache.prune import plan_pruning, remove
+from envbuild.wheels.cache.remote import record_of
 from envbuild.wheels.cache.wheelhouse import Wheelhouse, key_by_prefix
-
-if TYPE_CHECKING:
-    from envbuild.store.document import Document
-    from envbuild.store.remote import Remote
 
 NONE = "no wheels here: `envbuild wheels` builds those of a lock, `envbuild wheels pull` takes them from a remote store"
 THERE = "Look into this remote store instead: its name in the configuration, or its address."
@@ -96,8 +98,6 @@ def _remote_json(record: WheelRecord) -> dict[str, Json]:
 
 def _records(remote: Remote, keys: list[str]) -> tuple[dict[str, WheelRecord], dict[str, str]]:
     """The records of a store's wheels, by package, and why the others cannot be read."""
-    from envbuild.wheels.cache.remote import record_of
-
     good, bad = {}, {}
     for key, document in remote.documents(KIND, keys).items():
         if isinstance(document, CheckRefusedError):
@@ -180,8 +180,6 @@ def push_command(session: Session, keys: tuple[str, ...], everything: bool, repl
     _one_of(keys, everything)
     wheelhouse = Wheelhouse(session.store)
     items = list(wheelhouse.all()) if everything else [wheelhouse.by_prefix(key) for key in keys]
-    from envbuild.store.remote import Pushed
-
     remote = one_store(session, store)
     if not items:
         remote.keys(KIND)  # a store that cannot be reached is told also where there is nothing to push
@@ -281,11 +279,6 @@ def prune_command(session: Session, dry_run: bool, unused_days: float, force: bo
     With them go toolkits, build environments and git mirrors, which are made again. Wheels that a lock needs stay: the
     project's locks and those that come with envbuild. Remote stores are not touched.
     """
-    from envbuild.catalog.data import data_root
-    from envbuild.lock.lockfile import read_lock
-    from envbuild.lock.project_locks import committed
-    from envbuild.wheels.cache.prune import plan_pruning, remove
-
     # In a checkout both roots are the same folder.
     folders = dict.fromkeys(path.resolve() for root in (session.project, data_root()) for path in committed(root))
     lock_directories = [] if force else [read_lock(path) for path in folders]

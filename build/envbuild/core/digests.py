@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from pathlib import Path
@@ -15,6 +16,11 @@ CHUNK_BYTES = 1 << 20
 def sha256_bytes(data: bytes) -> str:
     """``sha256:<hex>`` of ``data``."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def record_digest(data: bytes) -> str:
+    """The SHA-256 digest of a file as RECORD has it, after ``sha256=`` (PEP 376)."""
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
 def sha256_file(path: Path) -> str:

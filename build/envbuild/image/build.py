@@ -35,7 +35,7 @@ from envbuild.image.squashfs.pack import check_base, find_mksquashfs
 from envbuild.lock.lockfile import LOCKFILES
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.rootfs.single_layer import members_of
-from envbuild.store.record import RECORD_FILE, dump
+from envbuild.store.record import RECORD_FILE, dump, load
 from envbuild.wheels.plan import buildable
 
 KIND = "images"
@@ -90,8 +90,8 @@ def _make(folder: Path, key: str, parts: ImageParts, context: Context) -> None:
     image = write_oci(folder, parts, context)
     paths = builder_paths(context.store)
     scans = tuple(
-        scan_layer(record.name, record.digest, partial(members_of, record.blob(file)), paths, context.store)
-        for record, file in image.layers
+        scan_layer(layer.record.name, layer.record.digest, partial(members_of, layer.blob), paths, context.store)
+        for layer in image.layers
     )
     # Before the .sqsh, which takes longer than the checks: a refused image is not packed.
     checks = check_image(image_contents(parts, image.config, scans), parts.inputs.allow, context.reporter)
@@ -194,7 +194,7 @@ def hold_base(inputs: ImageInputs, context: Context, choice: BaseChoice = BaseCh
 
 def _for_inputs(inputs: ImageInputs, path: Path, base: StoredBase, *, built: bool) -> BuiltImage:
     """An image of the store, which may have been built for another target of the same hardware, or another lock."""
-    record = ImageRecord.load(path / RECORD_FILE)
+    record = load(path / RECORD_FILE, ImageRecord)
     rebuilt = not is_locked(base, inputs.lock.lock, inputs.selection.base.platform)
     own = {"target": inputs.selection.target_name, "base_rebuilt": rebuilt}
     return BuiltImage(path=path, record=record.model_copy(update=own), built=built)

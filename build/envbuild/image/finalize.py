@@ -27,7 +27,6 @@ from envbuild.oci.write import OciImage, make_oci, write_layout
 from envbuild.rootfs import gzip_writer
 from envbuild.rootfs.layer import Layer
 from envbuild.wheels.architectures import Architectures
-from envbuild.wheels.cache.entry import wanted
 from envbuild.wheels.cache.wheelhouse import Built
 
 
@@ -60,7 +59,7 @@ def image_contents(parts: ImageParts, config: RunConfig, scans: tuple[CachedScan
     made = isinstance(selection.base.obtain, Mmdebstrap)
     return ImageContents(
         layers=scans,
-        variables=dict(entry.split("=", 1) for entry in config.environment),
+        variables=config.variables,
         labels=dict(config.labels),
         of_base=frozenset() if made else frozenset(layer.record.digest for layer in parts.base.layers),
         sm=selection.target.sm,
@@ -73,8 +72,8 @@ def image_contents(parts: ImageParts, config: RunConfig, scans: tuple[CachedScan
 
 def _compiled_for(wheels: Mapping[str, Built]) -> dict[str, Architectures]:
     """The architectures that each wheel of the wheelhouse must contain."""
-    needed = [(item.record.parts.package, wanted(item.record.parts)) for item in wheels.values()]
-    return {package: Architectures.of(item.sass, item.ptx) for package, item in needed}
+    needed = [item.record.parts for item in wheels.values()]
+    return {parts.package: Architectures.of(parts.sm, parts.ptx) for parts in needed}
 
 
 def pack_sqsh(folder: Path, parts: ImageParts, image: WrittenImage, context: Context, log: Path) -> SqshRecord | None:

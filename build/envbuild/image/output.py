@@ -19,7 +19,7 @@ from envbuild.oci.layout import open_layout
 from envbuild.oci.models import INDEX_FILE, Index, Manifest
 from envbuild.oci.write import retagged
 from envbuild.store.entry_index import ALWAYS_READ_BYTES, ENTRY_INDEX_FILE, index_with, mark_changed
-from envbuild.store.record import RECORD_FILE, dump
+from envbuild.store.record import RECORD_FILE, dump, load
 
 OCI_DIR = "oci"
 SQSH_FILE = "image.sqsh"
@@ -100,7 +100,7 @@ def find_image(out_dir: Path, stack: str, base: str, target: str, lock_name: str
             why=f"{record} does not exist.",
             fix=f"Build it first: {_image_command(out_dir, stack, base, target, lock_name)} --format oci,sqsh",
         )
-    return PlacedImage(path, ImageRecord.load(record), lock_name)
+    return PlacedImage(path, load(record, ImageRecord), lock_name)
 
 
 def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None = None) -> tuple[PlacedImage, bool]:

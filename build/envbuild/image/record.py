@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -11,7 +10,6 @@ from envbuild.catalog.fields import Name, TomlModel
 from envbuild.catalog.stack import Driver
 from envbuild.oci.models import BaseConfig
 from envbuild.rootfs.layer import LayerRecord
-from envbuild.store.record import load
 
 # Its reports.
 CYCLONEDX_FILE = "sbom.cdx.json"
@@ -128,12 +126,3 @@ class ImageRecord(TomlModel):
     def sqsh_digest(self) -> str | None:
         """The digest of the .sqsh; None when the image was built without one."""
         return self.sqsh.digest if self.sqsh else None
-
-    @classmethod
-    def load(cls, path: Path) -> ImageRecord:
-        """Read a record.
-
-        Raises:
-            ConfigurationError: it was damaged, or written by another version of envbuild.
-        """
-        return load(path, cls)

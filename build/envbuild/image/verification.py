@@ -13,19 +13,16 @@ from packaging.version import Version
 from envbuild.catalog.base import Base, Mmdebstrap
 from envbuild.catalog.catalog import Catalog, Selection, definition_digest
 from envbuild.catalog.context import Context
-from envbuild.core import sandbox
 from envbuild.core.digests import Json
 from envbuild.core.errors import EnvbuildError, MachineError
-from envbuild.core.files import machine_errors, make_private
+from envbuild.core.files import machine_errors
 from envbuild.image.base import StoredBase, apt, check_tools, find_base, make_base
 from envbuild.image.base.as_image import base_image
+from envbuild.image.layers.environment import PYTHON, EnvironmentInputs, open_maker
 from envbuild.image.layers.groups import LayerPlan
-from envbuild.image.layers.install import LayerMaker
-from envbuild.image.layers.sandbox import INSIDE_PROBE, PREFIX, VENV, InstallSandbox
-from envbuild.lock.lockfile import snapshot
+from envbuild.image.layers.sandbox import INSIDE_PROBE, VENV
 from envbuild.lock.record.content import locked_content
-from envbuild.store.local import LocalStore
-from envbuild.sync.driver_stub import make_stub, variables_with_stub
+from envbuild.sync.driver_stub import DRIVER
 from envbuild.sync.imports import ImportProbe, check_environment
 from envbuild.sync.places import Filled, Place, ThisMachine, Trial
 
@@ -78,25 +75,11 @@ class RootfsPlace:
 
     @contextlib.contextmanager
     def fill(self, trial: Trial, logs: Path) -> Iterator[Filled]:
-        # As in make_environment: uv hard-links from its cache only what lies on the same mount.
-        uv_store = LocalStore(self.context.store.root / "uv", self.context.reporter)
-        with uv_store.staging("verify") as staged:
-            with machine_errors(uv_store.root):
-                make_private(uv_store.root)
-                (uv_store.root / "cache").mkdir(exist_ok=True)
+        inputs = EnvironmentInputs(selection=self.selection, lock=trial.lock, base=self.base, wheels=trial.wheels)
+        with open_maker(inputs, "verify", logs, self.context) as maker:
+            with machine_errors(logs):
                 logs.mkdir(parents=True, exist_ok=True)
-            box = InstallSandbox(
-                base=self.base, uv_root=uv_store.root, tree=staged / "tree", logs=logs, bwrap=sandbox.probe()
-            )
-            lock = snapshot(trial.lock, staged / "lock")
-            maker = LayerMaker(
-                sandbox=box,
-                lock=lock,
-                python=self.selection.base.python,
-                wheels=trial.wheels,
-                staged=staged,
-                context=self.context,
-            )
+            box, lock = maker.sandbox, maker.lock
             versions = lock.packages()
             names = [name for name in locked_content(lock, trial.phases) if name not in trial.scope.leave_out]
             packages = {name: versions[name] for name in names}
@@ -105,16 +88,12 @@ class RootfsPlace:
             maker.install(LayerPlan(name="verification", packages=packages, key=""), logs, settles_conflicts=False)
             variables = check_environment(trial.target) | lock.lock.variables(VENV)
             # Writable: every process would compile the same modules again.
-            run = box.checker(variables, writable=True)
-            stub = f"{PREFIX}/driver"
-            has_stub = make_stub(run, box.tree / "driver", stub, logs / "driver-stub.log")
-            with_stub = box.checker(variables_with_stub(variables, stub), writable=True)
             probe = ImportProbe(
-                python=f"{VENV}/bin/python",
+                python=PYTHON,
                 program=INSIDE_PROBE,
-                run=run,
+                run=box.checker(variables, writable=True),
                 logs=logs,
-                run_with_stub=with_stub if has_stub else None,
+                run_with_stub=box.checker_with_stubs(variables, maker.staged / "driver", DRIVER, writable=True),
             )
             yield Filled(
                 venv=VENV,

@@ -16,6 +16,7 @@ from envbuild.launch.open_image import LAYERS, OpenImage, open_image, open_layer
 from envbuild.launch.runtimes import Runtime
 from envbuild.oci.files import blob_path
 from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.layer import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ def variables_of(image: PlacedImage) -> dict[str, str]:
 
 def layers_of(image: PlacedImage) -> list[LayerBlob]:
     """The layers of an image, with all that its record has on them."""
-    return [layer.blob(_blob(image, layer.digest)) for layer in image.record.layers]
+    return [Layer(layer, _blob(image, layer.digest)).blob for layer in image.record.layers]
 
 
 def manifest_of(image: PlacedImage) -> Path:

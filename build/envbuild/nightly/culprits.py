@@ -129,9 +129,7 @@ class CulpritSearch:
     def _wheels(self, lock: LockDirectory, selection: Selection) -> dict[str, Built]:
         context = self.context
         sources = WheelSources(base=selection.base, site=context.site, store=context.store, reporter=context.reporter)
-        return fitting_wheels(
-            lock, selection.target, selection.catalog, sources, context.reporter, self.request.remotes
-        )
+        return fitting_wheels(lock, selection.target, selection.catalog, sources, self.request.remotes)
 
     def _lock_on(self, base: str) -> LockDirectory:
         return read_lock(lock_path(self.request.project, self.request.name, base))

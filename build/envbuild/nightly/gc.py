@@ -103,7 +103,7 @@ def _entries(store: LocalStore, kind: str) -> Iterator[Path]:
 
 def _images(paths: Iterable[Path]) -> Iterator[ImageRecord]:
     for path in sorted(paths):
-        yield ImageRecord.load(path)
+        yield load(path, ImageRecord)
 
 
 def _loaded(path: Path, kind: type[M]) -> M | None:

@@ -78,8 +78,7 @@ def _verifier(selection: Selection, request: NightRequest, context: Context) -> 
 
 
 def _wheels(lock: LockDirectory, selection: Selection, remotes: Sequence[Remote], context: Context) -> dict[str, Built]:
-    sources = _sources(selection, context)
-    return fitting_wheels(lock, selection.target, selection.catalog, sources, context.reporter, remotes)
+    return fitting_wheels(lock, selection.target, selection.catalog, _sources(selection, context), remotes)
 
 
 def _sources(selection: Selection, context: Context) -> WheelSources:

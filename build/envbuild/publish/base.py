@@ -10,11 +10,12 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core.digests import sha256_bytes
 from envbuild.image.base import make_base
-from envbuild.image.base.as_image import base_tag, write_base
+from envbuild.image.base.as_image import base_image, base_tag
 from envbuild.oci.files import FolderFiles, blob_path
 from envbuild.oci.models import MANIFEST_TYPE
 from envbuild.oci.push import Blob, Manifest, Sent, digest_of_tag, push_blobs, put_manifest
 from envbuild.oci.referrers import attach
+from envbuild.oci.write import write_layout
 from envbuild.publish.artifacts import base_artifact, empty_blob
 from envbuild.publish.repository import open_repository
 
@@ -51,7 +52,8 @@ def publish_base(
     registry = open_repository(to, context.site, environ)
     base = make_base(selection, context)
     with context.store.staging("publish-base") as folder:
-        image = write_base(folder / OCI, base, selection.base.platform, selection.base_name)
+        image = base_image(base.record, selection.base.platform)
+        write_layout(folder / OCI, image, base.layers, selection.base_name)
         tag = base_tag(selection.base_name, image.digest)
         # The tag is written last.
         if digest_of_tag(registry, tag) == image.digest:

@@ -22,17 +22,6 @@ class LayerRecord(TomlModel):
     entries: int
     media_type: str = LAYER_TYPE
 
-    def blob(self, file: Path) -> LayerBlob:
-        """The layer in a file, to be read with all that is known about it."""
-        return LayerBlob(
-            file=file,
-            digest=self.digest,
-            size_bytes=self.size_bytes,
-            diff_id=self.diff_id,
-            media_type=self.media_type,
-            unpacked_bytes=self.unpacked_bytes,
-        )
-
 
 class Layer(NamedTuple):
     """A layer: what is known about it, and its file."""
@@ -43,4 +32,11 @@ class Layer(NamedTuple):
     @property
     def blob(self) -> LayerBlob:
         """The layer, to be read with all that is known about it."""
-        return self.record.blob(self.file)
+        return LayerBlob(
+            file=self.file,
+            digest=self.record.digest,
+            size_bytes=self.record.size_bytes,
+            diff_id=self.record.diff_id,
+            media_type=self.record.media_type,
+            unpacked_bytes=self.record.unpacked_bytes,
+        )

@@ -114,8 +114,8 @@ class LayerWriter:
                 continue
             self._add(member, None)
 
-    def add_directory(self, name: str, mode: int = 0o755) -> None:
-        member = self._member(name, Rights(mode))
+    def add_directory(self, name: str) -> None:
+        member = self._member(name, Rights(0o755))
         member.type = tarfile.DIRTYPE
         self._add(member, None)
 

@@ -12,7 +12,6 @@ from envbuild.core.errors import NetworkError
 from envbuild.core.exit_status import mask, tail
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished, ProcessOptions, find_tool, run
-from envbuild.core.progress import Reporter
 from envbuild.git.client import OTHER_REPOSITORY
 from envbuild.lock.uv.settings import git_environment
 from envbuild.store.local import LocalStore
@@ -22,7 +21,7 @@ FILE = "tree.tar"
 TIME_LIMIT_SECONDS = 3600
 
 
-def archive_of_commit(name: str, url: str, commit: str, store: LocalStore, reporter: Reporter) -> bytes:
+def archive_of_commit(name: str, url: str, commit: str, store: LocalStore) -> bytes:
     """A tar archive with one folder on top: the files of a commit and of its submodules.
 
     git fetches them, so that its settings hold (rewriting, credentials). Kept in the store under the commit, which
@@ -35,7 +34,7 @@ def archive_of_commit(name: str, url: str, commit: str, store: LocalStore, repor
     key = digest_of({"commit": commit})
 
     def fetch(entry: Path) -> None:
-        with store.staging("git-tree") as folder, reporter.step(f"fetch {name} at {commit[:12]}"):
+        with store.staging("git-tree") as folder, store.reporter.step(f"fetch {name} at {commit[:12]}"):
             checkout = _Checkout(name, url, commit, folder / "tree", store.root / "logs" / "wheels" / "git.log")
             # Not `git clone`: before git 2.49 it takes branches and tags, and no commit.
             checkout.fetch()

@@ -65,11 +65,14 @@ class KeyParts(TomlModel):
         """The parts as lines for people: ``torch.version`` -> ``2.11.0``."""
         return dict(sorted(_flat("", self.model_dump(mode="json"))))
 
+    def without_machine(self) -> dict[str, Json]:
+        """All parts but those that a machine brings: one without compilers can compute this much of a key."""
+        # The type that pydantic states for exclude (IncEx) is a set.
+        return self.model_dump(mode="json", exclude=set(OF_THE_MACHINE))
+
     def fits(self, wanted: KeyParts) -> bool:
         """Whether a wheel with these parts may stand in for the one wanted: only compilers' versions differ."""
-        # The type that pydantic states for exclude (IncEx) is a set.
-        exclude = set(OF_THE_MACHINE)
-        return self.model_dump(exclude=exclude) == wanted.model_dump(exclude=exclude)
+        return self.without_machine() == wanted.without_machine()
 
 
 def _flat(prefix: str, value: Json) -> list[tuple[str, str]]:

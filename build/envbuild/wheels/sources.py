@@ -93,7 +93,7 @@ class WheelSources:
             NetworkError: they cannot be fetched.
         """
         if origin.commit:
-            return archive_of_commit(origin.package, origin.git, origin.commit, self.store, self.reporter)
+            return archive_of_commit(origin.package, origin.git, origin.commit, self.store)
         return self.sdist(origin.package, origin.version, origin.sdist)
 
     def build_requires(self, origin: SourceOrigin) -> tuple[str, ...]:

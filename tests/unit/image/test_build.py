@@ -2,16 +2,14 @@
 
 import pytest
 from helpers.errors import error_of
-from helpers.image_inputs import BASE_DIGEST, SELECTION, base_record, changed, inputs_of, small_lock
+from helpers.image_inputs import BASE_DIGEST, SELECTION, base_record, changed, inputs_of, put_base, small_lock
+from helpers.sites import context_of
 from unit.image.test_record import RECORD
 
 from envbuild.catalog.catalog import Catalog, Selection
-from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
-from envbuild.catalog.site import Site
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
-from envbuild.core.progress import SilentReporter
-from envbuild.image import base as bases
+from envbuild.core.files import write_atomic
 from envbuild.image import build, inputs
 from envbuild.image.base import mmdebstrap
 from envbuild.image.build import build_image
@@ -22,7 +20,6 @@ from envbuild.image.squashfs.pack import Packing
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.oci.models import BaseConfig
 from envbuild.rootfs import gzip_writer
-from envbuild.store.local import LocalStore
 from envbuild.store.record import dump
 
 
@@ -41,29 +38,13 @@ def lock(tmp_path):
 
 @pytest.fixture
 def context(tmp_path):
-    root, reporter = tmp_path / "store", SilentReporter()
-    site = Site(
-        cache_dir=root, state_dir=root, ca_bundle=None, apt_mirror=None, find_links=(), torch_index="https://t/{build}"
-    )
-    return Context(store=LocalStore(root, reporter), site=site, reporter=reporter)
-
-
-def put_base(context, config=None):
-    record = dump(base_record(config))
-    context.store.get_or_build(
-        bases.KIND, bases.base_key(SELECTION.base), lambda folder: put(folder / "record.json", record)
-    )
+    return context_of(tmp_path)
 
 
 def put_image(context, lock, *, with_sqsh=True):
     key = key_of(lock, with_sqsh=with_sqsh)
     record = RECORD.model_copy(update={"key": key, "sqsh": RECORD.sqsh if with_sqsh else None})
-    entry = context.store.get_or_build(build.KIND, key, lambda folder: put(folder / "record.json", dump(record)))
-    return entry.path
-
-
-def put(file, data):
-    file.write_bytes(data)
+    return context.store.get_or_build(build.KIND, key, lambda at: write_atomic(at / "record.json", dump(record))).path
 
 
 def key_of(lock, **more):
@@ -113,7 +94,7 @@ def test_key_changes_with_the_hardware_and_not_with_the_targets_name(lock, tmp_p
 
 
 def test_image_in_the_store_is_taken_also_for_another_target_of_the_same_hardware(lock, context, tmp_path):
-    put_base(context)
+    put_base(context, base_record())
     path = put_image(context, lock)
     own = tmp_path / "envs" / "targets"
     own.mkdir(parents=True)
@@ -125,7 +106,7 @@ def test_image_in_the_store_is_taken_also_for_another_target_of_the_same_hardwar
 
 
 def test_image_with_a_sqsh_that_nodes_can_read_serves_where_none_is_wanted(lock, context):
-    put_base(context)
+    put_base(context, base_record())
     both, alone = put_image(context, lock), put_image(context, lock, with_sqsh=False)
 
     def found(*readable):
@@ -136,7 +117,7 @@ def test_image_with_a_sqsh_that_nodes_can_read_serves_where_none_is_wanted(lock,
 
 
 def test_image_without_sqsh_serves_on_a_machine_without_mksquashfs(lock, context, monkeypatch):
-    put_base(context)
+    put_base(context, base_record())
     path = put_image(context, lock, with_sqsh=False)
 
     def missing() -> str:
@@ -164,7 +145,7 @@ def test_base_that_no_sqsh_can_have_is_refused_before_the_environment_is_made(lo
     def began(*_):
         raise WorkBeganError
 
-    put_base(context, config)
+    put_base(context, base_record(config))
     monkeypatch.setattr(build, "check_tools", lambda *_, **__: None)
     monkeypatch.setattr(build, "find_mksquashfs", lambda: None)
     monkeypatch.setattr(build, "make_environment", began)

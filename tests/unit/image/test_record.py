@@ -6,7 +6,7 @@ from helpers.errors import error_of
 from envbuild.core.errors import ConfigurationError
 from envbuild.image.record import ImageRecord, SqshRecord
 from envbuild.rootfs.layer import LayerRecord
-from envbuild.store.record import dump
+from envbuild.store.record import dump, load
 
 LAYER = LayerRecord(name="base", digest="sha256:1", diff_id="sha256:2", size_bytes=3, unpacked_bytes=4, entries=5)
 RECORD = ImageRecord(
@@ -35,7 +35,7 @@ RECORD = ImageRecord(
 def test_record_is_read_back_as_written(tmp_path):
     file = tmp_path / "record.json"
     file.write_bytes(dump(RECORD))
-    assert ImageRecord.load(file) == RECORD
+    assert load(file, ImageRecord) == RECORD
     assert b'"schema": "envbuild.image/1"' in dump(RECORD)
 
 
@@ -43,4 +43,4 @@ def test_record_is_read_back_as_written(tmp_path):
 def test_error_for_a_damaged_record_has_help(tmp_path, text):
     file = tmp_path / "record.json"
     file.write_text(text)
-    assert "envbuild image" in error_of(ConfigurationError, ImageRecord.load, file).fix
+    assert "envbuild image" in error_of(ConfigurationError, load, file, ImageRecord).fix

@@ -1,15 +1,12 @@
 """The places where a lock is verified, and their order."""
 
 import pytest
+from helpers.sites import context_of
 from helpers.stack_files import write_base, write_vendor_base
 
 from envbuild.catalog.catalog import Catalog, Selection
-from envbuild.catalog.context import Context
-from envbuild.catalog.site import load_site
-from envbuild.core.progress import SilentReporter
 from envbuild.image import verification
 from envbuild.image.verification import verification_places
-from envbuild.store.local import LocalStore
 from envbuild.sync import machine as this_machine
 
 
@@ -33,8 +30,7 @@ def project(tmp_path):
 
 @pytest.fixture
 def places(project):
-    reporter = SilentReporter()
-    context = Context(store=LocalStore(project / "store", reporter), site=load_site(), reporter=reporter)
+    context = context_of(project)
     catalog = Catalog((project / "envs",))
 
     def make(base):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from helpers.loopback import serving
+from helpers.sites import site_of
 
-from envbuild.catalog.site import Site
 from envbuild.core.errors import NetworkError
 from envbuild.lock.uv.torch_builds import TorchSource, torch_source
 
@@ -19,15 +19,7 @@ NOWHERE = "http://127.0.0.1:9/whl/{build}"  # the discard port, on which no prog
 
 
 def find(*find_links: object, index: str = NOWHERE, version="==2.13.0", build="cpu", python="3.11") -> TorchSource:
-    site = Site(
-        cache_dir=Path("/nonexistent"),
-        state_dir=Path("/nonexistent"),
-        ca_bundle=None,
-        apt_mirror=None,
-        find_links=tuple(map(str, find_links)),
-        torch_index=index,
-    )
-    return torch_source(site, version, build, python)
+    return torch_source(site_of(find_links=tuple(map(str, find_links)), torch_index=index), version, build, python)
 
 
 @pytest.fixture

@@ -61,11 +61,6 @@ def test_document_of_another_form_is_refused(value, model):
         parsed(model, value)
 
 
-def test_invalid_json_is_refused():
-    with pytest.raises(CheckRefusedError, match="it is refused as a base"):
-        read(b"<html>", Manifest, "it")
-
-
 @pytest.mark.parametrize(
     ("kind", "diff_ids", "platform", "words"),
     [
@@ -82,15 +77,6 @@ def test_layers_of_other_types_or_platforms_are_refused(kind, diff_ids, platform
     manifest = parsed(Manifest, {**MANIFEST, "layers": [{**LAYER, "mediaType": kind}]})
     configuration = parsed(Configuration, {**CONFIGURATION, "rootfs": {"diff_ids": diff_ids}})
     assert words in error_of(CheckRefusedError, check_layers, manifest, configuration, platform, "it").why
-
-
-@pytest.mark.parametrize(
-    ("diff_ids", "why"), [([], "It has no layers."), ([DIGEST], "0 layers, and its configuration 1")]
-)
-def test_manifest_without_layers_is_refused(diff_ids, why):
-    manifest = parsed(Manifest, {**MANIFEST, "layers": []})
-    configuration = parsed(Configuration, {**CONFIGURATION, "rootfs": {"diff_ids": diff_ids}})
-    assert why in error_of(CheckRefusedError, check_layers, manifest, configuration, "linux/amd64", "it").why
 
 
 @pytest.mark.parametrize(

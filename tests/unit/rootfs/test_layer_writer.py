@@ -179,10 +179,10 @@ def test_layer_record_tells_what_was_written(tmp_path):
 
 def test_layer_of_bytes_and_directories(tmp_path):
     with LayerWriter(tmp_path / "layer.tar.gz", EPOCH) as writer:
-        writer.add_directory("etc/envbuild", 0o711)
+        writer.add_directory("etc/envbuild")
         writer.add_bytes("etc/envbuild/x", b"hello", 0o600)
     members = members_of(tmp_path / "layer.tar.gz")
-    assert (members["etc/envbuild"].isdir(), members["etc/envbuild"].mode) == (True, 0o711)
+    assert (members["etc/envbuild"].isdir(), members["etc/envbuild"].mode) == (True, 0o755)
     assert (members["etc/envbuild/x"].size, members["etc/envbuild/x"].mode) == (5, 0o600)
 
 

@@ -64,7 +64,9 @@ def test_unused_wheels_are_removed_unless_a_lock_needs_them(store, tmp_path):
     plan = plan_pruning(store, [lock], unused_days=30, force=False)
     assert keys(plan) == {("wheels", item.record.key) for item in old}
     assert {"sha256:" + item.key for item in plan.needed} == {needed.record.key, other_sm.record.key}
-    assert plan.size_bytes == sum(path.stat().st_size for item in old for path in item.path.iterdir())
+    assert [item.size_bytes for item in plan.old] == [
+        sum(path.stat().st_size for path in item.path.iterdir()) for item in sorted(old, key=lambda item: item.path)
+    ]
     assert all("not used for 31 days" in item.why for item in plan.old)
 
     forced = plan_pruning(store, [lock], unused_days=30, force=True)

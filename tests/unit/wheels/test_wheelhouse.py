@@ -13,7 +13,7 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.core.digests import short
 from envbuild.core.errors import ConfigurationError, MachineError
-from envbuild.core.progress import SilentReporter
+from envbuild.core.progress import Reporter, SilentReporter
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
 from envbuild.wheels.cache import reuse
@@ -121,9 +121,9 @@ def test_a_record_with_the_key_of_another_is_set_aside(store, tmp_path):
 class Sources(Declared):
     """The sources of a store, which are not asked for an sdist."""
 
-    def __init__(self, store: LocalStore) -> None:
+    def __init__(self, store: LocalStore, reporter: Reporter) -> None:
         super().__init__("setuptools")
-        self.store = store
+        self.store, self.reporter = store, reporter
 
 
 def taken(lock, store, monkeypatch, target=GPU, *, compilers=COMPILERS, notes=None, remotes=()) -> dict[str, Built]:
@@ -134,7 +134,7 @@ def taken(lock, store, monkeypatch, target=GPU, *, compilers=COMPILERS, notes=No
 
     monkeypatch.setattr(reuse, "find_toolchain", find)
     catalog = Catalog.open(data_root())
-    return fitting_wheels(lock, target, catalog, Sources(store), notes or SilentReporter(), remotes)  # type: ignore[arg-type]
+    return fitting_wheels(lock, target, catalog, Sources(store, notes or SilentReporter()), remotes)  # type: ignore[arg-type]
 
 
 def test_the_wheel_with_the_very_key_comes_first(store, tmp_path, monkeypatch):

@@ -6,19 +6,13 @@ was verified on by this digest.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from envbuild.image.base.imported import ImportedBase
 from envbuild.image.record import BaseRecord
 from envbuild.oci.models import RunConfig
 from envbuild.oci.pull import FoundImage
-from envbuild.oci.write import LAYER_OF, OciImage, make_oci, write_layout
+from envbuild.oci.write import LAYER_OF, OciImage, make_oci
 from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.layer_writer import EPOCH
-
-if TYPE_CHECKING:
-    from envbuild.image.base.base import StoredBase
 
 MADE_BY = "org.envbuild.base.made-by"
 # What the base is itself made from (OCI image-spec, annotations.md).
@@ -45,13 +39,6 @@ def base_image(record: BaseRecord, platform: str) -> OciImage:
 def base_tag(name: str, digest: str) -> str:
     """The tag of a published base."""
     return f"base-{name}-{digest.removeprefix('sha256:')[:12]}"
-
-
-def write_base(folder: Path, base: StoredBase, platform: str, tag: str) -> OciImage:
-    """Write the image of a base as an OCI layout."""
-    image = base_image(base.record, platform)
-    write_layout(folder, image, base.layers, tag)
-    return image
 
 
 def taken_again(found: FoundImage, layers: list[Layer]) -> ImportedBase:

@@ -44,7 +44,6 @@ class StoredBase:
 
     path: Path
     record: BaseRecord
-    built: bool
 
     @property
     def rootfs(self) -> Path:
@@ -93,7 +92,7 @@ def base_key(base: Base) -> str:
 def find_base(base: Base, store: LocalStore) -> StoredBase | None:
     """The base as it was made last, if it was."""
     path = store.find(KIND, base_key(base))
-    return read_base(path, built=False) if path else None
+    return read_base(path) if path else None
 
 
 def check_tools(base: Base, name: str, *, made_anew: bool) -> None:
@@ -129,12 +128,12 @@ def make_base(selection: Selection, context: Context, *, refresh: bool = False) 
         complete(folder, obtain(folder, selection, context, at=now), selection, context, made_at=now)
 
     entry = store.rebuild(KIND, key, build) if refresh else store.get_or_build(KIND, key, build)
-    return read_base(entry.path, built=entry.built)
+    return read_base(entry.path)
 
 
-def read_base(path: Path, *, built: bool) -> StoredBase:
+def read_base(path: Path) -> StoredBase:
     """The base of a store entry."""
-    return StoredBase(path=path, record=load(path / RECORD_FILE, BaseRecord), built=built)
+    return StoredBase(path=path, record=load(path / RECORD_FILE, BaseRecord))
 
 
 def obtain(folder: Path, selection: Selection, context: Context, *, at: datetime) -> ImportedBase:

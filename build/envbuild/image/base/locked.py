@@ -42,7 +42,7 @@ def find_locked(selection: Selection, lock: Lock, store: LocalStore) -> StoredBa
     if made is not None and is_locked(made, lock, selection.base.platform):
         return made
     path = store.find(KIND, _key(selection, lock))
-    return read_base(path, built=False) if path else None
+    return read_base(path) if path else None
 
 
 def can_be_taken(selection: Selection, lock: Lock, site: Site) -> bool:
@@ -74,7 +74,7 @@ def _tried(build: Callable[..., None], selection: Selection, lock: Lock, context
         said = f"{error.what}. {error.why}" if isinstance(error, NetworkError) else str(error)
         context.reporter.note(f"base {selection.base_name} as it was verified cannot be had: {said}")
         return None
-    return read_base(entry.path, built=entry.built)
+    return read_base(entry.path)
 
 
 class _OtherBaseError(Exception):

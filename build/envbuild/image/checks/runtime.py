@@ -29,7 +29,7 @@ def compiler(image: ImageContents) -> Iterator[ImageFinding]:
     paths = _paths(image)
     folders = (*PROGRAMS, f"{image.environment}/bin".lstrip("/"))
     if "CC" not in image.variables and paths.isdisjoint(f"{folder}/{name}" for folder in folders for name in COMPILERS):
-        yield _lacking("a C compiler (gcc or clang)")
+        yield _lacking("C compiler (gcc or clang)")
     if not any(PYTHON_HEADER.search(path) for path in paths):
         yield _lacking("Python's headers (Python.h)")
 
@@ -71,7 +71,7 @@ def variables(image: ImageContents) -> Iterator[ImageFinding]:
 
 
 def _lacking(what: str) -> ImageFinding:
-    return ImageFinding(text=f"Triton finds no {what.removeprefix('a ')}; torch.compile fails where it runs")
+    return ImageFinding(text=f"Triton finds no {what}; torch.compile fails where it runs")
 
 
 def _packages(image: ImageContents) -> set[str]:

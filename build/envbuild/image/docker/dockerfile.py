@@ -241,9 +241,8 @@ def _image(recipe: Recipe) -> list[str]:
     lines = ["# The image: the base, the environment, and envbuild's own files.", "FROM base"]
     # ADD unpacks a tar of the context; COPY would put the tar itself there.
     lines += [f"COPY --from=environment {PREFIX}/ {PREFIX}/", f"ADD {CONFIGURATION_FILE} /"]
-    given = (entry.partition("=") for entry in config.environment)
     # A Dockerfile cannot take a variable of the base away, only empty it.
-    variables = {**dict.fromkeys(recipe.unset, ""), **{name: value for name, _, value in given}}
+    variables = {**dict.fromkeys(recipe.unset, ""), **config.variables}
     lines += [f"ENV {_CONTINUED.join(f'{name}={quoted(value)}' for name, value in variables.items())}"]
     labels = [f"{quoted(name)}={quoted(value)}" for name, value in sorted(config.labels)]
     lines += [f"LABEL {_CONTINUED.join(labels)}"] if labels else []

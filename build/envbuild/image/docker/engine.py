@@ -75,11 +75,9 @@ class Engine:
                 self.api.timeout = TIMEOUT_SECONDS
         return found[-1] if found else ""
 
-    @contextlib.contextmanager
-    def errors(self, doing: str) -> Iterator[None]:
+    def errors(self, doing: str) -> contextlib.AbstractContextManager[None]:
         """Turn failures of the SDK's calls into errors of envbuild."""
-        with daemon_errors(self.address, doing, self.otherwise):
-            yield
+        return daemon_errors(self.address, doing, self.otherwise)
 
 
 def open_engine(environ: Mapping[str, str] = os.environ, *, otherwise: str) -> Engine:

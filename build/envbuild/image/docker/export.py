@@ -119,7 +119,6 @@ class _Export:
         trees = [writer.tree(item) for item in self._git_origins({*ready, *buildable(directory)})]
         done = {*ready, *origins, *(tree.name for tree in trees)}
         config, carried = run_config(self.parts), self.base.record.config.environment
-        names = {entry.partition("=")[0] for entry in config.environment}
         main = locked_content(directory, ("main",))
         return Recipe(
             title=f"{lock.stack} on {selection.base_name} for {node_requirements.hardware_of(selection.target)}",
@@ -139,7 +138,7 @@ class _Export:
             builds=self._write_builds(),
             shared=directory.shared_builds,
             # A base in a tar brings no variables; one on a registry does, and the native image leaves some of them out.
-            unset=sorted({*carried} - names) if _reference(selection) else (),
+            unset=sorted({*carried} - {*config.variables}) if _reference(selection) else (),
         )
 
     def write_files(self) -> None:
@@ -163,7 +162,7 @@ class _Export:
         # The environment is made by the Dockerfile: here it has packages, and no layers.
         packages = dict(sorted(self.inputs.lock.packages().items()))
         record = EnvironmentRecord(layers=(), packages=packages)
-        environment = StoredEnvironment(record=record, layers=(), built=True)
+        environment = StoredEnvironment(record=record, layers=())
         return ImageParts(inputs=self.inputs, base=self.base, environment=environment)
 
     def _git_origins(self, others: Collection[str]) -> list[SourceOrigin]:

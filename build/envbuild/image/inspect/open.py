@@ -21,7 +21,7 @@ from envbuild.oci.files import ArchiveFiles, FolderFiles, ImageFiles, blob_path
 from envbuild.oci.image import Report
 from envbuild.oci.layout import open_docker_archive, open_layout
 from envbuild.oci.models import INDEX_FILE, not_an_image
-from envbuild.store.record import RECORD_FILE
+from envbuild.store.record import RECORD_FILE, load
 
 _COMPONENT = {"name": "envbuild:component", "value": "true"}
 
@@ -114,7 +114,7 @@ def _components(files: ImageFiles, reports: Iterable[Report]) -> tuple[str, ...]
 
 def _with_record(image: OpenedImage, folder: Path) -> OpenedImage:
     """The image with the record next to it, if that is about this image."""
-    record = ImageRecord.load(folder / RECORD_FILE)
+    record = load(folder / RECORD_FILE, ImageRecord)
     if record.oci_digest != image.digest:
         return image
     return replace(image, record=record, components=record.components or image.components)
@@ -124,7 +124,7 @@ def _sqsh(path: Path) -> OpenedImage:
     """A .sqsh, with the record next to it if that is about this file."""
     image = open_sqsh(path)
     if path.name == SQSH_FILE and (path.parent / RECORD_FILE).is_file():
-        record = ImageRecord.load(path.parent / RECORD_FILE)
+        record = load(path.parent / RECORD_FILE, ImageRecord)
         if record.sqsh and record.sqsh.digest == image.layers[0].digest:
             return replace(image, record=record, components=record.components)
     return image

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import posixpath
-from base64 import urlsafe_b64encode
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from envbuild.core.digests import record_digest
 from envbuild.core.errors import CheckRefusedError, InternalError
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.image.scan.packages import python_package, recorded
@@ -78,8 +77,7 @@ def from_commit(info: Path, url: str, commit: str, subdirectory: str | None) -> 
     data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     # Files are replaced and never written in place: they are hard links into uv's cache.
     write_atomic(info / DIRECT_URL, data)
-    digest = urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-    _rewrite(info / DIRECT_URL, [f"sha256={digest}", str(len(data))])
+    _rewrite(info / DIRECT_URL, [f"sha256={record_digest(data)}", str(len(data))])
 
 
 def _rewrite(file: Path, values: list[str] | None) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection
@@ -71,7 +73,6 @@ class StoredEnvironment:
 
     record: EnvironmentRecord
     layers: tuple[Layer, ...]
-    built: bool
 
 
 def environment_key(inputs: EnvironmentInputs, plans: Sequence[LayerPlan]) -> str:
@@ -107,28 +108,7 @@ def make_environment(inputs: EnvironmentInputs, context: Context) -> StoredEnvir
     def build(folder: Path) -> None:
         logs = store.root / "logs" / f"environment-{short(key)}"
         remove_tree(logs)
-        # A store of its own: uv hard-links from its cache only what lies on the same mount, so the sandbox gets one
-        # folder with both, and not the rest of the store.
-        uv_store = LocalStore(store.root / "uv", context.reporter)
-        with uv_store.staging("environment") as staged:
-            with machine_errors(uv_store.root):
-                # Builds of packages write there: no other account may run what they leave.
-                make_private(uv_store.root)
-                (uv_store.root / "cache").mkdir(exist_ok=True)
-            maker = LayerMaker(
-                sandbox=InstallSandbox(
-                    base=inputs.base,
-                    uv_root=uv_store.root,
-                    tree=staged / "tree",
-                    logs=logs,
-                    bwrap=sandbox.probe(),
-                ),
-                lock=snapshot(inputs.lock, staged / "lock"),
-                python=inputs.selection.base.python,
-                wheels=inputs.wheels,
-                staged=staged,
-                context=context,
-            )
+        with open_maker(inputs, "environment", logs, context) as maker:
             for plan in plans:
                 _add_layer(maker, plan, store)
             record = _tried(maker, plans, inputs)
@@ -141,19 +121,37 @@ def make_environment(inputs: EnvironmentInputs, context: Context) -> StoredEnvir
     return StoredEnvironment(
         record=load(entry.path / RECORD_FILE, EnvironmentRecord),
         layers=tuple(_layer(store.path_of(LAYERS, plan.key)) for plan in plans),
-        built=entry.built,
     )
+
+
+@contextlib.contextmanager
+def open_maker(inputs: EnvironmentInputs, label: str, logs: Path, context: Context) -> Iterator[LayerMaker]:
+    """What makes the layers of an environment, in a folder of the store that goes when the block is left."""
+    # A store of its own: uv hard-links from its cache only what lies on the same mount, so the sandbox gets one folder
+    # with both, and not the rest of the store.
+    uv_store = LocalStore(context.store.root / "uv", context.reporter)
+    with uv_store.staging(label) as staged:
+        with machine_errors(uv_store.root):
+            # Builds of packages write there: no other account may run what they leave.
+            make_private(uv_store.root)
+            (uv_store.root / "cache").mkdir(exist_ok=True)
+        yield LayerMaker(
+            sandbox=InstallSandbox(
+                base=inputs.base, uv_root=uv_store.root, tree=staged / "tree", logs=logs, bwrap=sandbox.probe()
+            ),
+            lock=snapshot(inputs.lock, staged / "lock"),
+            python=inputs.selection.base.python,
+            wheels=inputs.wheels,
+            staged=staged,
+            context=context,
+        )
 
 
 def _add_layer(maker: LayerMaker, plan: LayerPlan, store: LocalStore) -> None:
     """Put a layer over those below it; made when it is not in the store."""
-
-    def build(folder: Path) -> None:
-        maker.make(plan, folder)
-
     # Removes a layer without its tree, so that it is made anew by the next line.
     _find_layer(store, plan)
-    path = store.get_or_build(LAYERS, plan.key, build).path
+    path = store.get_or_build(LAYERS, plan.key, partial(maker.make, plan)).path
     maker.assembly.add(plan.name, path / TREE)
 
 

@@ -148,7 +148,14 @@ class LayerMaker:
                 name: f"{paths[name]}/{item.subdirectory}" for name, (item, _) in trees.items() if item.subdirectory
             }
             others = {name for name in self.lock.packages() if name not in plan.packages}
-            self._install_packages(plan, target, paths, others)
+            install_packages(
+                self.lock,
+                target,
+                self._access.uv_args,
+                self.context.reporter,
+                InstallScope(wheels=paths, leave_out=others),
+                label=f", layer {plan.name}",
+            )
             if settles_conflicts:
                 self._settle_conflicts(plan, target, others)
         else:
@@ -161,24 +168,12 @@ class LayerMaker:
                 from_commit(info, item.git or "", item.commit or "", item.subdirectory)
         remove_leftovers(self.sandbox.tree / "venv", self.site_packages)
 
-    def _install_packages(
-        self, plan: LayerPlan, target: InstallTarget, ready: Mapping[str, str], others: Collection[str]
-    ) -> None:
-        install_packages(
-            self.lock,
-            target,
-            self._access.uv_args,
-            self.context.reporter,
-            InstallScope(wheels=ready, leave_out=others),
-            label=f", layer {plan.name}",
-        )
-
     def _source_trees(self, plan: LayerPlan) -> dict[str, tuple[LockedComponent, Path]]:
         """The sources of packages that come from git: a base has no git, and needs none."""
         found = {}
         for name, item in self.lock.lock.components.items():
             if name in plan.packages and item.git and item.commit and name not in self.wheels:
-                archive = archive_of_commit(name, item.git, item.commit, self.context.store, self.context.reporter)
+                archive = archive_of_commit(name, item.git, item.commit, self.context.store)
                 found[name] = item, unpack(name, archive, self.staged / name)
         return found
 

@@ -136,7 +136,12 @@ class InstallSandbox:
         return Runner(self.bwrap, box, None)
 
     def checker_with_stubs(
-        self, variables: Mapping[str, str], folder: Path, *names: str, binds: Sequence[Bind] = ()
+        self,
+        variables: Mapping[str, str],
+        folder: Path,
+        *names: str,
+        binds: Sequence[Bind] = (),
+        writable: bool = False,
     ) -> Runner | None:
         """The same with stubs of the driver's libraries (:mod:`envbuild.sync.driver_stub`); None without a compiler.
 
@@ -150,7 +155,7 @@ class InstallSandbox:
         if not all(make_stub(compiler, folder, INSIDE_STUBS, log, name) for name in names):
             return None
         found = variables_with_stub(variables, INSIDE_STUBS)
-        return self.checker(found, Bind(source=folder, target=INSIDE_STUBS), *binds)
+        return self.checker(found, Bind(source=folder, target=INSIDE_STUBS), *binds, writable=writable)
 
     def compile(self, tree: Path, python: str, log: Path) -> None:
         """Compile the sources of one layer with the base's Python; ``tree`` has nothing of the other layers."""

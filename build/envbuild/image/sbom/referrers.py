@@ -16,6 +16,7 @@ from envbuild.core.files import link_or_copy, write_atomic
 from envbuild.image.record import ReferrerRecord
 from envbuild.oci.artifact import CREATED, EMPTY, TITLE, artifact_entry, artifact_manifest, file_descriptor
 from envbuild.oci.files import blob_path
+from envbuild.oci.models import INDEX_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ def attach(layout: Path, folder: Path, reports: Sequence[Attachment], created: s
     Args:
         created: the time of their manifests, which is the image's own.
     """
-    index = json.loads((layout / "index.json").read_bytes())
+    index = json.loads((layout / INDEX_FILE).read_bytes())
     [image] = index["manifests"]
     # Without the annotations: the tag of the place is in them, and is no part of the image.
     subject: dict[str, Json] = {key: image[key] for key in ("mediaType", "digest", "size")}
@@ -57,7 +58,7 @@ def attach(layout: Path, folder: Path, reports: Sequence[Attachment], created: s
                 size_bytes=len(report.content),
             )
         )
-    write_atomic(layout / "index.json", canonical_json(index))
+    write_atomic(layout / INDEX_FILE, canonical_json(index))
     return tuple(records)
 
 

@@ -6,11 +6,10 @@ import contextlib
 import fcntl
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import BuildError, MachineError, disk_full
@@ -188,11 +187,16 @@ def _pack(
     with contextlib.suppress(OSError):  # where a user has very many pipes
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
-    def write(pipe: BinaryIO) -> str:
-        return write_stream(pipe, source.layers, extra, source.config.workdir, source.epoch, superseded)
+    def feed() -> str:
+        """Write the merged image as a tar into the pipe while mksquashfs reads it; returns the image's shell."""
+        try:
+            with os.fdopen(writing, "wb", buffering=PIPE_BYTES) as pipe:
+                return write_stream(pipe, source.layers, extra, source.config.workdir, source.epoch, superseded)
+        except BrokenPipeError:
+            return ""  # mksquashfs ended early, and its own status says why
 
     with ThreadPoolExecutor(1, "feed mksquashfs") as pool:
-        shell = pool.submit(_feed, writing, write)
+        shell = pool.submit(feed)
         try:
             finished = run(
                 command,
@@ -210,12 +214,3 @@ def _pack(
             # Ends the feeder if mksquashfs ended first: it writes into a pipe without a reader.
             os.close(reading)
         return finished, shell.result()
-
-
-def _feed(descriptor: int, write: Callable[[BinaryIO], str]) -> str:
-    """Write the merged image as a tar into a pipe while mksquashfs reads it; returns the image's shell."""
-    try:
-        with os.fdopen(descriptor, "wb", buffering=PIPE_BYTES) as pipe:
-            return write(pipe)
-    except BrokenPipeError:
-        return ""  # mksquashfs ended early, and its own status says why

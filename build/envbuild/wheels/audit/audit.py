@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from envbuild.wheels.audit.load import load
 from envbuild.wheels.audit.manylinux import OF_THE_DRIVER, Tag, too_new, true_tag
 from envbuild.wheels.audit.prebuilt import site_packages_of
 from envbuild.wheels.audit.retag import retagged
-from envbuild.wheels.audit.symbols import missing_of_torch
+from envbuild.wheels.audit.symbols import missing_of_torch, shared_libraries
 from envbuild.wheels.plan import WheelPlan
 
 # On every glibc system that runs the base (PEP 600's policies allow them).
@@ -61,10 +60,10 @@ def check_wheel(wheel: Path, plan: WheelPlan, environment: Path, scratch: Path, 
     Raises:
         CheckRefusedError: it is not what was asked for; names everything that is wrong.
     """
-    problems = [*_wrong_name(wheel, plan), *_wrong_members(wheel)]
     binaries = read_wheel(wheel)
+    problems = [*_wrong_name(wheel, plan), *_wrong_members(wheel)]
     site_packages = site_packages_of(environment)
-    provided = _provided(site_packages)
+    provided = frozenset(path.name for path in shared_libraries(site_packages))
     problems += _wrong_content(binaries, plan, provided)
     problems += _wrong_torch(binaries, plan, site_packages)
     unknown: Mapping[str, str] = {}
@@ -87,7 +86,7 @@ def check_wheel(wheel: Path, plan: WheelPlan, environment: Path, scratch: Path, 
         tag=tag,
         architectures=sum((item.architectures for item in binaries), Architectures()),
         libraries=tuple(sorted({name for item in binaries for name in item.libraries})),
-        glibc=max((item.glibc for item in binaries), key=version_key, default=""),
+        glibc=max((item.newest("GLIBC") for item in binaries), key=version_key, default=""),
         libstdcxx=max((item.newest("GLIBCXX") for item in binaries), key=version_key, default=""),
         imported=tuple(name for name in plan.modules if name not in unknown),
         not_imported=unknown,
@@ -100,12 +99,8 @@ def _plain(wheel: Path) -> Tag:
 
 
 def _wrong_members(wheel: Path) -> Iterable[str]:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError) as error:
-        yield f"It is not a readable wheel: {error}"
-        return
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
     # A zip file may hold names that lead out of the folder it is unpacked in.
     for name in names:
         if name.startswith("/") or ".." in name.split("/"):
@@ -174,12 +169,3 @@ def _wrong_torch(binaries: Sequence[Binary], plan: WheelPlan, site_packages: Pat
             f"{file} was compiled against another torch: the locked one ({plan.parts.torch.version}) has no "
             f"{', '.join(names[:SYMBOLS_NAMED])}{more}."
         )
-
-
-def _provided(site_packages: Path) -> frozenset[str]:
-    """The names of all shared libraries in an environment."""
-    found: set[str] = set()
-    for _, _, names in os.walk(site_packages):
-        # Versioned sonames too: libcudart.so.13.
-        found.update(name for name in names if ".so" in name)
-    return frozenset(found)

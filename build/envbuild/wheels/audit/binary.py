@@ -37,13 +37,8 @@ class Binary:
     processor: str = ""
     symbols: Symbols = field(default_factory=Symbols)
 
-    @property
-    def glibc(self) -> str:
-        """The newest glibc version whose symbols it uses, such as ``2.34``; empty without any."""
-        return self.newest("GLIBC")
-
     def newest(self, prefix: str) -> str:
-        """The newest version of symbols with a prefix, such as ``3.4.30`` for ``GLIBCXX``; empty without any."""
+        """The newest version of symbols with a prefix, such as ``2.34`` for ``GLIBC``; empty without any."""
         names = [name for names in self.versions.values() for name in names]
         numbers = [name.removeprefix(f"{prefix}_") for name in names if name.startswith(f"{prefix}_")]
         # GLIBC_PRIVATE and GLIBC_ABI_DT_RELR are versions without a number.

@@ -6,9 +6,7 @@ process, the other is private to its command line. Here the bytes that come out 
 
 from __future__ import annotations
 
-import base64
 import csv
-import hashlib
 import io
 import zipfile
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
+from envbuild.core.digests import record_digest
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors
 
@@ -68,12 +67,11 @@ def _changed(archive: zipfile.ZipFile, info: str, tags: list[str]) -> dict[str, 
     lines = archive.read(about).decode().splitlines()
     kept = [line for line in lines if line.strip() and not line.startswith("Tag:")]
     text = "".join(f"{line}\n" for line in [*kept, *(f"Tag: {tag}" for tag in tags)]).encode()
-    digest = base64.urlsafe_b64encode(hashlib.sha256(text).digest()).rstrip(b"=").decode()
     rows = csv.reader(io.StringIO(archive.read(record).decode()))
     # RECORD has the digest of WHEEL: after a change of its tags installers would refuse the wheel.
     listed = io.StringIO()
     csv.writer(listed, lineterminator="\n").writerows(
-        [about, f"sha256={digest}", str(len(text))] if row[0] == about else row
+        [about, f"sha256={record_digest(text)}", str(len(text))] if row[0] == about else row
         for row in rows
         if row and not row[0].endswith(_SIGNATURES)
     )

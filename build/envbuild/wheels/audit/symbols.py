@@ -89,13 +89,14 @@ def is_foreign_symbol(name: str, beginnings: Sequence[str]) -> bool:
 def _libraries(site_packages: Path) -> Iterator[Path]:
     """Torch's libraries, then all others: most symbols are found without reading those."""
     first = site_packages / "torch" / "lib"
-    yield from _below(first)
-    for path in _below(site_packages):
+    yield from shared_libraries(first)
+    for path in shared_libraries(site_packages):
         if path.parent != first:
             yield path
 
 
-def _below(folder: Path) -> Iterable[Path]:
+def shared_libraries(folder: Path) -> Iterable[Path]:
+    """All shared libraries below a folder, by their names: versioned sonames too (libcudart.so.13)."""
     for place, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):

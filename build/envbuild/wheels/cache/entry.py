@@ -207,13 +207,10 @@ def _problem(folder: Path, record: WheelRecord) -> str:
         return f"it contains {found.text()}, which differs from its record"
     # A package without CUDA sources has no GPU code, whatever SMs its key is for.
     if found != Architectures() and content != (set(parts.sm), set(parts.ptx)):
-        return f"it contains {found.text()}, and its key is for {wanted(parts).text()}"
+        # Its words are from elsewhere, so they are not sorted: they may be no SMs.
+        wanted = Architectures(sass=parts.sm, ptx=parts.ptx)
+        return f"it contains {found.text()}, and its key is for {wanted.text()}"
     return ""
-
-
-def wanted(parts: KeyParts) -> Architectures:
-    """What a key is for; from elsewhere, so in no order."""
-    return Architectures(sass=parts.sm, ptx=parts.ptx)
 
 
 def bad_entry(path: Path, why: str) -> CheckRefusedError:
@@ -227,8 +224,7 @@ def bad_entry(path: Path, why: str) -> CheckRefusedError:
 
 def index_path_of(parts: KeyParts) -> tuple[str, str]:
     """Where a remote store has wheels that may stand in for one another: by sdist, then by all but the compilers."""
-    # A machine without compilers can compute this much of a key.
-    fit = digest_of(parts.model_dump(mode="json", exclude=set(OF_THE_MACHINE)))
+    fit = digest_of(parts.without_machine())
     return source_index(parts.sdist or parts.commit), fit.removeprefix("sha256:")[:INDEX_DIGITS]
 
 

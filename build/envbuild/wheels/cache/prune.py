@@ -57,11 +57,6 @@ class Pruning:
     old: tuple[Old, ...]
     needed: tuple[Old, ...]
 
-    @property
-    def size_bytes(self) -> int:
-        """Of all that can go."""
-        return sum(item.size_bytes for item in self.old)
-
 
 def plan_pruning(
     store: LocalStore, lock_directories: Iterable[LockDirectory], *, unused_days: float, force: bool

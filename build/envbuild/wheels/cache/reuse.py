@@ -27,7 +27,6 @@ def fitting_wheels(
     target: Target,
     catalog: Catalog,
     sources: WheelSources,
-    reporter: Reporter,
     remotes: Sequence[Remote] = (),
 ) -> dict[str, Built]:
     """The wheels of the wheelhouse that are those of the lock for the target, by package.
@@ -59,7 +58,7 @@ def fitting_wheels(
     found = {}
     for plan in plan_wheels(lock, sorted(names), target, catalog, compilers, sources):
         fitting = [item for item in here if _rank(item.record.parts, plan, cuda) is not None]
-        best = _best(wheelhouse, fitting, plan, cuda, reporter)
+        best = _best(wheelhouse, fitting, plan, cuda, sources.reporter)
         if best is None or best.record.key != plan.parts.key:
             best = _from_remote(wheelhouse, plan, cuda, exact=best is not None) or best
         if best is not None:

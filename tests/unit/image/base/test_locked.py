@@ -4,19 +4,18 @@ from datetime import datetime, timezone
 
 import pytest
 from helpers.errors import error_of
-from helpers.image_inputs import SELECTION, base_record, changed, inputs_of, small_lock
+from helpers.image_inputs import SELECTION, base_record, changed, inputs_of, put_base, small_lock
+from helpers.sites import context_of, site_of
+from unit.image.test_record import RECORD
 
-from envbuild.catalog.context import Context
-from envbuild.catalog.site import Site, load_site
+from envbuild.catalog.site import load_site
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
-from envbuild.core.progress import SilentReporter
 from envbuild.image import base as bases
 from envbuild.image import build
 from envbuild.image.base import apt, locked, mmdebstrap
 from envbuild.image.base.as_image import base_image, base_tag
 from envbuild.image.build import BaseChoice, hold_base
 from envbuild.oci.models import BaseConfig
-from envbuild.store.local import LocalStore
 from envbuild.store.record import dump
 
 PLATFORM = SELECTION.base.platform
@@ -32,25 +31,6 @@ def _tools(monkeypatch):
 @pytest.fixture
 def lock(tmp_path):
     return small_lock(tmp_path / "lock")
-
-
-def context_of(tmp_path, **site):
-    values = {
-        "cache_dir": tmp_path,
-        "state_dir": tmp_path,
-        "ca_bundle": None,
-        "apt_mirror": None,
-        "find_links": (),
-        "torch_index": "",
-    }
-    reporter = SilentReporter()
-    store = LocalStore(tmp_path / "store", reporter)
-    return Context(store=store, site=Site(**{**values, **site}), reporter=reporter)
-
-
-def put_base(context, record, key=None):
-    key = key or bases.base_key(SELECTION.base)
-    context.store.get_or_build(bases.KIND, key, lambda folder: (folder / "record.json").write_bytes(dump(record)))
 
 
 def test_the_digest_is_of_what_an_image_on_it_has_and_of_no_day():
@@ -105,23 +85,21 @@ def test_an_older_base_that_was_taken_stays_beside_the_newest(tmp_path, lock):
 def test_an_image_in_the_store_says_whether_its_base_is_the_locks_own(tmp_path, lock):
     path = tmp_path / "entry"
     path.mkdir()
-    from unit.image.test_record import RECORD
-
     (path / "record.json").write_bytes(dump(RECORD))
-    base = bases.StoredBase(path=path, record=base_record(), built=False)
+    base = bases.StoredBase(path=path, record=base_record())
     own = changed(lock, base_image=base_image(base_record(), PLATFORM).digest)
     assert build._for_inputs(inputs_of(lock), path, base, built=False).record.base_rebuilt
     assert not build._for_inputs(inputs_of(own), path, base, built=False).record.base_rebuilt
 
 
-def test_places_are_asked_only_where_there_are_some(tmp_path, lock):
+def test_places_are_asked_only_where_there_are_some(lock):
     own = changed(lock, base_image=OTHER).lock
     made = changed(lock, base_image=OTHER, base_made_at="2026-01-31T12:00:00Z").lock
-    assert not locked.can_be_taken(SELECTION, own, context_of(tmp_path).site)
-    assert locked.can_be_taken(SELECTION, own, context_of(tmp_path, base_repositories=("h/r",)).site)
-    assert not locked.can_be_taken(SELECTION, lock.lock, context_of(tmp_path, base_repositories=("h/r",)).site)
-    assert not locked.can_be_taken(SELECTION, own, context_of(tmp_path, apt_mirror=MIRROR).site)
-    assert locked.can_be_taken(SELECTION, made, context_of(tmp_path, apt_mirror=MIRROR).site)
+    assert not locked.can_be_taken(SELECTION, own, site_of())
+    assert locked.can_be_taken(SELECTION, own, site_of(base_repositories=("h/r",)))
+    assert not locked.can_be_taken(SELECTION, lock.lock, site_of(base_repositories=("h/r",)))
+    assert not locked.can_be_taken(SELECTION, own, site_of(apt_mirror=MIRROR))
+    assert locked.can_be_taken(SELECTION, made, site_of(apt_mirror=MIRROR))
 
 
 def test_a_mirror_of_snapshots_is_asked_for_its_moment():

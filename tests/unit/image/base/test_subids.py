@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 from helpers.image_inputs import inputs_of, small_lock
+from helpers.sites import context_of
 
-from envbuild.catalog.context import Context
-from envbuild.catalog.site import Site
 from envbuild.core.errors import MachineError
-from envbuild.core.progress import SilentReporter
 from envbuild.image import build
 from envbuild.image.base import base, subids
 from envbuild.image.build import BaseChoice
-from envbuild.store.local import LocalStore
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -97,11 +94,8 @@ def test_subordinate_ids_are_required_only_before_a_base_is_made(tmp_path, monke
     monkeypatch.setattr(build, "_find", lambda *_: None)
     monkeypatch.setattr(build, "find_base", lambda *_: object() if base_is_there else None)
     monkeypatch.setattr(build, "make_base", lambda *_, **__: fail("made the base"))
-    lock = small_lock(tmp_path / "lock")
-    reporter = SilentReporter()
-    site = Site(cache_dir=tmp_path, state_dir=tmp_path, ca_bundle=None, apt_mirror=None, find_links=(), torch_index="")
-    context = Context(store=LocalStore(tmp_path / "store", reporter), site=site, reporter=reporter)
+    inputs = inputs_of(small_lock(tmp_path / "lock"))
     monkeypatch.setattr(build, "locked_torch", lambda *_: None)
     expected = "made the base" if base_is_there and not refresh else "asked for IDs"
     with pytest.raises(MachineError, match=expected):
-        build.build_image(inputs_of(lock), context, BaseChoice.ANEW if refresh else BaseChoice.USUAL)
+        build.build_image(inputs, context_of(tmp_path), BaseChoice.ANEW if refresh else BaseChoice.USUAL)

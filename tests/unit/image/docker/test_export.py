@@ -9,16 +9,14 @@ import pytest
 from helpers.errors import error_of
 from helpers.locks import MAIN, make_lock
 from helpers.simple_index import make_sdist
+from helpers.sites import context_of
 
 from envbuild.catalog.base import RegistryImage
 from envbuild.catalog.catalog import Catalog, HostDistribution, definition_digest, select
-from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
-from envbuild.catalog.site import Site
 from envbuild.catalog.stack import Phase
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
-from envbuild.core.progress import SilentReporter
 from envbuild.image import base as bases
 from envbuild.image.docker import compile as compile_stage
 from envbuild.image.docker.export import export_dockerfile
@@ -28,7 +26,6 @@ from envbuild.lock import lockfile
 from envbuild.lock.lockfile import read_lock
 from envbuild.lock.models import LockedComponent, LockedPhase
 from envbuild.rootfs.layer_writer import LayerWriter
-from envbuild.store.local import LocalStore
 from envbuild.store.record import dump
 from envbuild.wheels.sources import WheelSources
 from envbuild.wheels.toolchain.index_toolkit import Pinned
@@ -45,16 +42,12 @@ GIT = LockedComponent(
 
 @pytest.fixture
 def context(tmp_path):
-    store = LocalStore(tmp_path / "store", SilentReporter())
-    site = Site(
-        cache_dir=store.root,
-        state_dir=store.root,
-        ca_bundle=None,
+    return context_of(
+        tmp_path,
         apt_mirror=f"http://{HOST}/debian",
         find_links=(f"https://{HOST}/links",),
         torch_index=f"https://{HOST}/{{build}}",
     )
-    return Context(store=store, site=site, reporter=SilentReporter())
 
 
 @pytest.fixture(autouse=True)

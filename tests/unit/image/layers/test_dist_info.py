@@ -1,12 +1,11 @@
 """Metadata of distributions: conflicts of their files, changed rows, and their origin."""
 
-import hashlib
 import json
 import os
-from base64 import urlsafe_b64encode
 
 import pytest
 from helpers.errors import error_of
+from helpers.wheels import record_digest
 
 from envbuild.core.errors import CheckRefusedError, InternalError
 from envbuild.image.layers.dist_info import (
@@ -64,8 +63,7 @@ def test_from_commit_records_the_origin_and_leaves_the_cache_unchanged(info, tmp
         "vcs_info": {"vcs": "git", "requested_revision": "abc", "commit_id": "abc"},
         "subdirectory": "sub",
     }
-    digest = urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-    row = ("My_Tool-1.0.dist-info/direct_url.json", digest)
+    row = ("My_Tool-1.0.dist-info/direct_url.json", record_digest(data))
     assert row in rows(info)
     assert len(rows(info)) == 5
     assert "/run/x" in (tmp_path / "direct_url.json").read_text()

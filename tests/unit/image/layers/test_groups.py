@@ -24,7 +24,7 @@ def made(diff_id: str = "sha256:b", **packages: str) -> StoredBase:
     record = BaseRecord(
         schema="envbuild.base/2", layers=(LAYER.model_copy(update={"diff_id": diff_id}),), made_by="x", packages=debs
     )
-    return StoredBase(path=Path("/b"), record=record, built=False)
+    return StoredBase(path=Path("/b"), record=record)
 
 
 HERE = made(python3_11="3.11.2-6", openssl="3.0")

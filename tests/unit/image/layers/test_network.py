@@ -1,32 +1,16 @@
 """What of this machine reaches a step with network access: its way out, and no more."""
 
-from pathlib import Path
-
 import pytest
+from helpers.sites import site_of
 
-from envbuild.catalog.site import Site
 from envbuild.image.layers.network import access
 from envbuild.lock.uv.torch_builds import TorchSource
 
 PACKAGE_INDEX = TorchSource("package-index", None)
 
 
-def site(**values) -> Site:
-    return Site(
-        **{
-            "cache_dir": Path("/cache"),
-            "state_dir": Path("/state"),
-            "ca_bundle": None,
-            "apt_mirror": None,
-            "find_links": (),
-            "torch_index": "https://t/{build}",
-            **values,
-        }
-    )
-
-
 def of(environ=None, source=PACKAGE_INDEX, **values):
-    return access(site(**values), source, "/run/x", {"HOME": "/nonexistent", **(environ or {})})
+    return access(site_of(**values), source, "/run/x", {"HOME": "/nonexistent", **(environ or {})})
 
 
 def places(found):

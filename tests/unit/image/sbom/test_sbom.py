@@ -25,7 +25,7 @@ from envbuild.lock.lockfile import read_lock
 from envbuild.lock.models import LockedComponent
 from envbuild.oci.models import REF_NAME
 from envbuild.oci.write import retagged
-from envbuild.store.record import dump
+from envbuild.store.record import dump, load
 
 VENV = "opt/envbuild/venv"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -191,7 +191,7 @@ def placed(tmp_path, lock, scan):
         }
     )  # fmt: skip
     (folder / "record.json").write_bytes(dump(found))
-    return PlacedImage(folder, ImageRecord.load(folder / "record.json"), "mcore")
+    return PlacedImage(folder, load(folder / "record.json", ImageRecord), "mcore")
 
 
 def test_referrers_name_the_image_and_every_digest_is_that_of_its_bytes(placed):

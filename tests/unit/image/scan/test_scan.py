@@ -1,11 +1,11 @@
 """One pass over a layer finds what is in it, and is made once."""
 
-import base64
 import hashlib
 
 import pytest
 from helpers.layer_tars import device, fifo, file, folder, hard_link, layer, symlink
 from helpers.scans import AWS_KEY, PLACES, SITE, package, scan_of, scanned
+from helpers.wheels import record_digest
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
@@ -65,8 +65,7 @@ def test_damaged_layer_leaves_no_scan(tmp_path):
 
 
 def record_row(name: str, content: bytes) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
-    return f"{name},sha256={digest},{len(content)}\n"
+    return f"{name},sha256={record_digest(content)},{len(content)}\n"
 
 
 def test_a_wheel_vouches_for_its_files_and_what_was_built_here_does_not(tmp_path):
