@@ -6,9 +6,8 @@ Every step finds what an earlier run did, so that a killed publication is finish
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,7 +55,7 @@ class Published:
         return self.sent.bytes_sent + self.attached.bytes_sent
 
 
-def publish(request: PublishRequest, context: Context, environ: Mapping[str, str] = os.environ) -> Published:
+def publish(request: PublishRequest, context: Context) -> Published:
     """Publish an image; one that is published already costs a few requests.
 
     Raises:
@@ -70,9 +69,9 @@ def publish(request: PublishRequest, context: Context, environ: Mapping[str, str
         _check_lock(request)
         _check_files(request.image, context)
         admitted = None if request.uncertified else _admit(request, context)
-    registry = open_repository(request.to, context.site, environ, mount_from=request.mount_from)
+    registry = open_repository(request.to, context.site, mount_from=request.mount_from)
     manifest, blobs = artifacts.image_blobs(request.image)
-    store = open_sqsh_store(request.sqsh_to, context.site, environ) if request.sqsh_to and request.sqsh else None
+    store = open_sqsh_store(request.sqsh_to, context.site) if request.sqsh_to and request.sqsh else None
     listed = index.load_index(registry)
     there = Destination(registry=registry, store=store, publications=listed.publications)
     with context.store.staging("publish") as folder:

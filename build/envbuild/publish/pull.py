@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -72,7 +70,7 @@ class Pulled:
     asked: float
 
 
-def pull(request: PullRequest, context: Context, environ: Mapping[str, str] = os.environ) -> Pulled:
+def pull(request: PullRequest, context: Context) -> Pulled:
     """Bring the .sqsh of a published image into the store, once for all who ask for it.
 
     Raises:
@@ -82,7 +80,7 @@ def pull(request: PullRequest, context: Context, environ: Mapping[str, str] = os
         ConfigurationError: there is no such publication.
         NetworkError: the place cannot be reached or refuses.
     """
-    source = open_source(request.reference.place, context.site, environ)
+    source = open_source(request.reference.place, context.site)
     for _ in range(MOST_MOVES):
         asked = time.monotonic()
         publication = find(request, source)

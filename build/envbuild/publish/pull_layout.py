@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -24,9 +22,7 @@ KIND = "oci-blobs"
 PARALLEL = 4
 
 
-def pull_layout(
-    request: PullRequest, folder: Path, context: Context, environ: Mapping[str, str] = os.environ
-) -> Pulled:
+def pull_layout(request: PullRequest, folder: Path, context: Context) -> Pulled:
     """Write a published image to a folder that does not exist yet, after its certificate was verified.
 
     Raises:
@@ -34,7 +30,7 @@ def pull_layout(
         PublicationRefusedError, CertificateRefusedError, CheckRefusedError, ConfigurationError, NetworkError: see
             :func:`~envbuild.publish.pull.pull`.
     """
-    source = open_source(request.reference.place, context.site, environ)
+    source = open_source(request.reference.place, context.site)
     if not isinstance(source, RepositorySource):
         raise UsageError(
             f"{source.address} has no OCI images",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ class Revoked:
     nothing_to_do: bool = False
 
 
-def revoke(to: str, digest: str, reason: str, context: Context, environ: Mapping[str, str] = os.environ) -> Revoked:
+def revoke(to: str, digest: str, reason: str, context: Context) -> Revoked:
     """Revoke what was published under a digest: of the OCI image, of docker's manifest, or of the .sqsh.
 
     Raises:
@@ -39,7 +38,7 @@ def revoke(to: str, digest: str, reason: str, context: Context, environ: Mapping
         PublicationRefusedError: it is taken back, and its moving tag is somebody else's now.
         NetworkError: the registry cannot be reached, or refuses.
     """
-    registry = open_repository(to, context.site, environ)
+    registry = open_repository(to, context.site)
     found = index.load_index(registry)
     named = [item for item in found.publications if digest in _digests(item)]
     if not named:
@@ -56,14 +55,14 @@ def revoke(to: str, digest: str, reason: str, context: Context, environ: Mapping
             index.record(registry, revoked, found.sizes[item.oci_digest])
         publications.append(revoked)
         if item.sqsh is not None and item.sqsh.place:
-            store_of(item.sqsh.place, context.site, environ).revoke(item.sqsh.digest, revoked.revoked or now)
+            store_of(item.sqsh.place, context.site).revoke(item.sqsh.digest, revoked.revoked or now)
     try:
         heads = {tag: move_tag(registry, tag) for tag in dict.fromkeys(item.moving_tag for item in named)}
     except PublicationRefusedError as error:
         raise error.with_context(why=f"The image was taken back, and readers refuse it. {error.why}") from error
     for tag, head in heads.items():
         if head is not None and head.sqsh is not None and head.sqsh.place:
-            store_of(head.sqsh.place, context.site, environ).move_tag(tag, head, context.clock())
+            store_of(head.sqsh.place, context.site).move_tag(tag, head, context.clock())
     nothing = all(item.revoked is not None for item in named)
     return Revoked(publications=tuple(publications), heads=heads, nothing_to_do=nothing)
 

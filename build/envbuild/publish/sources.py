@@ -6,10 +6,8 @@ or after it.
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -133,7 +131,6 @@ class RepositorySource:
 
     registry: Registry
     site: Site
-    environ: Mapping[str, str]
 
     @property
     def address(self) -> str:
@@ -175,7 +172,7 @@ class RepositorySource:
         if sqsh is None:
             return False
         if sqsh.place:
-            return store_of(sqsh.place, self.site, self.environ).download(publication, to, start)
+            return store_of(sqsh.place, self.site).download(publication, to, start)
         return self.registry.download(f"blobs/{sqsh.digest}", sqsh.size_bytes, to, start=start)
 
     def _blob(self, digest: str, size_bytes: int) -> bytes:
@@ -193,12 +190,12 @@ class RepositorySource:
         return content
 
 
-def open_source(place: str, site: Site, environ: Mapping[str, str] = os.environ) -> Source:
+def open_source(place: str, site: Site) -> Source:
     """The repository or the .sqsh store at a place. Nothing is asked of it yet.
 
     Raises:
         ConfigurationError: its address is malformed.
     """
     if place.startswith(("s3://", "gs://", "file://", "/", "./", "../", "~")):
-        return StoreSource(open_sqsh_store(place, site, environ))
-    return RepositorySource(open_repository(place, site, environ), site, environ)
+        return StoreSource(open_sqsh_store(place, site))
+    return RepositorySource(open_repository(place, site), site)

@@ -14,9 +14,8 @@ each other's. It is believed by no reader: the certificate is signed, and the .s
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -255,7 +254,7 @@ class SqshStore:
         )
 
 
-def open_sqsh_store(text: str, site: Site, environ: Mapping[str, str] = os.environ) -> SqshStore:
+def open_sqsh_store(text: str, site: Site) -> SqshStore:
     """The store at an address: ``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``, ``file:///DIRECTORY`` or a directory.
 
     A store of the configuration may be named, too; its endpoint is that of all addresses in its bucket.
@@ -275,13 +274,12 @@ def open_sqsh_store(text: str, site: Site, environ: Mapping[str, str] = os.envir
         address,
         endpoint=next((endpoint for endpoint in endpoints if endpoint), None),
         ca_bundle=site.ca_bundle,
-        environ=environ,
         wording=WORDING,
     )
     return SqshStore(address=str(address), objects=objects)
 
 
-def store_of(place: str, site: Site, environ: Mapping[str, str] = os.environ) -> SqshStore:
+def store_of(place: str, site: Site) -> SqshStore:
     """The store that a publication's ``sqsh.place`` lies in.
 
     Raises:
@@ -294,7 +292,7 @@ def store_of(place: str, site: Site, environ: Mapping[str, str] = os.environ) ->
             why=f"A publication states it. Such an address ends in /{FILES}/HEX{SUFFIX}.",
             fix="Publish the image again.",
         )
-    return open_sqsh_store(match[1], site, environ)
+    return open_sqsh_store(match[1], site)
 
 
 def document_of(publication: Publication) -> str:

@@ -30,7 +30,7 @@ def site(tmp_path):
 @pytest.fixture
 def store(tmp_path, site) -> SqshStore:
     (tmp_path / "share").mkdir()
-    return open_sqsh_store(str(tmp_path / "share"), site, {})
+    return open_sqsh_store(str(tmp_path / "share"), site)
 
 
 def test_put_and_find_by_tag_and_digest(store, tmp_path):
@@ -209,14 +209,14 @@ def test_what_is_no_file_is_refused(store, tmp_path):
 
 def test_place_leads_to_its_store(store, site, tmp_path):
     image = make_image(store, tmp_path)
-    found = store_of(image.put(store), site, {})
+    found = store_of(image.put(store), site)
     assert found.address == store.address
     for wrong in ("", "s3://bucket/other", "file:///etc/passwd", "/etc/passwd"):
         with pytest.raises(ConfigurationError):
-            store_of(wrong, site, {})
+            store_of(wrong, site)
 
 
 def test_addresses(site, tmp_path):
     with pytest.raises(ConfigurationError, match=r"not the address of a \.sqsh store"):
-        open_sqsh_store("oci://host/repo", site, {})
-    assert open_sqsh_store(f"{tmp_path}/with space", site, {}).address == f"file://{tmp_path}/with space"
+        open_sqsh_store("oci://host/repo", site)
+    assert open_sqsh_store(f"{tmp_path}/with space", site).address == f"file://{tmp_path}/with space"
