@@ -9,11 +9,9 @@ from pathlib import Path
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
-from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.core.digests import short
 from envbuild.core.errors import EnvbuildError, InterruptedByUserError
 from envbuild.core.text import shown
-from envbuild.image.verification import verification_places
 from envbuild.ledger.ledger import Ledger
 from envbuild.ledger.models import BisectRow, CaseRow, CertificateRow, StepRow, StepState
 from envbuild.lock.context import Repositories
@@ -23,10 +21,7 @@ from envbuild.nightly.bisect.bisect import BisectRequest, bisect
 from envbuild.nightly.bisect.models import Bisected
 from envbuild.nightly.bisect.trials import CaseTrial, ImportTrial, LockTrial
 from envbuild.nightly.models import NightRequest
-from envbuild.sync.verify import Verifier
-from envbuild.wheels.cache.reuse import fitting_wheels
-from envbuild.wheels.cache.wheelhouse import Built
-from envbuild.wheels.sources import WheelSources
+from envbuild.nightly.steps import fitting_wheels_of, verifier_of
 
 # Of the store: the locks that were certified, by their digest. A project has the newest one alone.
 CERTIFIED_LOCKS = "certified-locks"
@@ -103,12 +98,7 @@ class CulpritSearch:
         """What repeats a failure; None where nothing here does."""
         error = step.error
         if step.name == "image" and error is not None and error.fault == "check":
-            verifier = Verifier(
-                self.context,
-                places_for=lambda item: verification_places(item, self.context),
-                without="envbuild nightly --bisect 0",
-                wheels_for=self._wheels,
-            )
+            verifier = verifier_of(self.request, self.context, without="envbuild nightly --bisect 0")
             return ImportTrial(selection=selection, verify=verifier)
         if step.name != "certify" or error is None or error.fault != "training":
             return None
@@ -122,15 +112,8 @@ class CulpritSearch:
             selection=selection,
             case=failed[0].case,
             matrix=selection.stack.matrix,
-            wheels_for=self._wheels,
+            wheels_for=functools.partial(fitting_wheels_of, self.request, self.context),
             context=self.context,
-        )
-
-    def _wheels(self, lock: LockDirectory, selection: Selection) -> dict[str, Built]:
-        context = self.context
-        sources = WheelSources(base=selection.base, site=context.site, store=context.store, reporter=context.reporter)
-        return fitting_wheels(
-            lock, selection.target, selection.catalog, sources, context.reporter, self.request.remotes
         )
 
     def _lock_on(self, base: str) -> LockDirectory:
@@ -156,7 +139,7 @@ class CulpritSearch:
                 commit=" or ".join(commits),
                 tests=result.runs + result.reused,
                 text=text,
-                ended_at=self._now(),
+                ended_at=self.context.moment(),
             )
         )
         return self._note(step, "done", text.splitlines()[0], result.seconds)
@@ -171,15 +154,12 @@ class CulpritSearch:
             base=step.base,
             lock_digest=step.lock_digest,
             state=state,
-            started_at=self._now(),
+            started_at=self.context.moment(),
             seconds=round(seconds, 3),
             note=note,
         )
         self.ledger.record(row)
         return row
-
-    def _now(self) -> str:
-        return self.context.clock().strftime(MOMENT_FORMAT)
 
 
 def _copy(lock: LockDirectory, folder: Path) -> None:

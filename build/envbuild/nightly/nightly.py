@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from envbuild import __version__
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
-from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
+from envbuild.catalog.fields import moment_of
 from envbuild.core.errors import (
     CertificationFailedError,
     EnvbuildError,
@@ -58,11 +58,11 @@ class Night:
         """
         self._row = NightRow(
             stack=self.request.stack,
-            id=f"{self.request.stack}-{self._now().replace(':', '')}-{secrets.token_hex(3)}",
+            id=f"{self.request.stack}-{self.context.moment().replace(':', '')}-{secrets.token_hex(3)}",
             targets=self.request.targets,
             host=socket.gethostname(),
             envbuild=__version__,
-            started_at=self._now(),
+            started_at=self.context.moment(),
             lock_name=self.request.name,
         )
         self.ledger.record(self._row)
@@ -76,7 +76,7 @@ class Night:
                     self._skip(selection.target_name, selection.base_name, [step.name for step in self.steps])
                 else:
                     self._target(_on(selection, lock), lock)
-        self._row = self._row.model_copy(update={"finished_at": self._now(), "exit_code": self._exit_code()})
+        self._row = self._row.model_copy(update={"finished_at": self.context.moment(), "exit_code": self._exit_code()})
         self.ledger.record(self._row)
         return self._row
 
@@ -87,7 +87,7 @@ class Night:
 
     def _lock(self, selection: Selection) -> LockDirectory | None:
         """The newest lock that holds together; the one that is there where none can be made now."""
-        started, base = _Started(self._now()), selection.base_name
+        started, base = _Started(self.context.moment()), selection.base_name
 
         def make(attempt: Attempt) -> tuple[LockDirectory, bool]:  # noqa: ARG001
             result = make_lock(selection, self.request, self.context)
@@ -103,7 +103,7 @@ class Night:
             except EnvbuildError:
                 return None
         directory, built = done
-        row = lock_row(directory, self.request.name, self._now())
+        row = lock_row(directory, self.request.name, self.context.moment())
         self._note_lock(row, directory)
         step = StepRow(
             **self._about("lock", "", directory.lock.base.name),
@@ -124,7 +124,7 @@ class Night:
         previous = next((night for night in reversed(of_name) if night.lock_digest != row.digest), None)
         last = of_name[-1] if of_name else None
         before = self._known_lock(last.lock_digest) if last is not None else None
-        found = blocked(row, last.blocked if last else (), self._now(), self._days_behind(directory))
+        found = blocked(row, last.blocked if last else (), self.context.moment(), self._days_behind(directory))
         known: tuple[Blocked, ...] = tuple(item for item in self._row.blocked if item not in found)
         self._row = self._row.model_copy(
             update={
@@ -163,7 +163,7 @@ class Night:
     def _step(self, step: NamedStep, job: Job) -> Outcome | None:
         """What came of a step; None where it failed or waits."""
         self.renew()
-        started, base = _Started(self._now()), job.selection.base_name
+        started, base = _Started(self.context.moment()), job.selection.base_name
         about = {**self._about(step.name, job.target, base), "lock_digest": job.lock.lock.digest}
         before = None if self.request.retry else self._failed_before(step, job)
         if before is not None and before.error is not None:
@@ -177,7 +177,7 @@ class Night:
             inputs = self._inputs(step, job)
             row = StepRow(**about, **started.facts(), attempts=attempts, state="failed", digest=inputs)
             cases = (
-                failed_case_rows(done, job, self._row.id, self._now())
+                failed_case_rows(done, job, self._row.id, self.context.moment())
                 if isinstance(done, CertificationFailedError)
                 else []
             )
@@ -233,7 +233,7 @@ class Night:
 
     def _skip(self, target: str, base: str, names: Sequence[StepName]) -> None:
         for name in names:
-            self._record(StepRow(**self._about(name, target, base), started_at=self._now(), state="skipped"))
+            self._record(StepRow(**self._about(name, target, base), started_at=self.context.moment(), state="skipped"))
 
     def _failed(self, row: StepRow, error: EnvbuildError, *rows: Row) -> None:
         failure = step_error(error)
@@ -247,9 +247,6 @@ class Night:
 
     def _about(self, name: StepName, target: str, base: str) -> dict[str, Any]:
         return {"stack": self.request.stack, "night": self._row.id, "target": target, "name": name, "base": base}
-
-    def _now(self) -> str:
-        return self.context.clock().strftime(MOMENT_FORMAT)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild import __version__
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
-from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.certify.run.job import CertifyRequest, make_job
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import InternalError
@@ -27,7 +25,6 @@ from envbuild.nightly.hardware import Reach, certify_somewhere, command_for
 from envbuild.nightly.models import Attempt, Job, NamedStep, NightRequest, Outcome
 from envbuild.nightly.published import PublishStep
 from envbuild.nightly.records import certificate_rows, image_row, wheel_rows
-from envbuild.store.remote import Remote
 from envbuild.sync.build_environment import build_environment
 from envbuild.sync.verify import Verifier
 from envbuild.wheels.audit.prebuilt import check_prebuilt, site_packages_of
@@ -53,7 +50,8 @@ def make_lock(selection: Selection, request: NightRequest, context: Context) -> 
         return lock_path(request.project, request.name, item.base_name)
 
     def options_for(item: Selection) -> LockOptions:
-        verifier = _verifier(item, request, context)
+        # Also of pinned stacks: the lock then names its base, which images are published on.
+        verifier = verifier_of(request, context, without=f"envbuild lock --stack {item.stack_name} --no-verify")
         return LockOptions(
             path=path_for(item),
             verify=verifier,
@@ -65,21 +63,24 @@ def make_lock(selection: Selection, request: NightRequest, context: Context) -> 
     return lock_on_fitting_base(selection, asked, path_for, options_for, context)
 
 
-def _verifier(selection: Selection, request: NightRequest, context: Context) -> Verifier:
-    """Verifies every lock, also those of pinned stacks: it then names its base, which images are published on."""
+def verifier_of(request: NightRequest, context: Context, without: str) -> Verifier:
+    """Verifies locks with the wheels that a night has; ``without``: the command that does not."""
     from envbuild.image.verification import verification_places  # slow to import
 
     return Verifier(
         context,
         places_for=lambda item: verification_places(item, context),
-        without=f"envbuild lock --stack {selection.stack_name} --no-verify",
-        wheels_for=lambda lock, item: _wheels(lock, item, request.remotes, context),
+        without=without,
+        wheels_for=functools.partial(fitting_wheels_of, request, context),
     )
 
 
-def _wheels(lock: LockDirectory, selection: Selection, remotes: Sequence[Remote], context: Context) -> dict[str, Built]:
+def fitting_wheels_of(
+    request: NightRequest, context: Context, lock: LockDirectory, selection: Selection
+) -> dict[str, Built]:
+    """The wheels that fit a lock, of those that a night has."""
     sources = _sources(selection, context)
-    return fitting_wheels(lock, selection.target, selection.catalog, sources, context.reporter, remotes)
+    return fitting_wheels(lock, selection.target, selection.catalog, sources, context.reporter, request.remotes)
 
 
 def _sources(selection: Selection, context: Context) -> WheelSources:
@@ -128,7 +129,7 @@ class Steps:
         )
         built = [item for item in made if item.built]
         state: StepState = "done" if built else "nothing"
-        rows = tuple(wheel_rows(made, job, self._now()))
+        rows = tuple(wheel_rows(made, job, self.context.moment()))
         return Outcome(job=job, state=state, note=f"{len(built)} of {len(made)} compiled", rows=rows)
 
     def _build_environment(self, job: Job) -> Path:
@@ -139,7 +140,7 @@ class Steps:
 
     def image(self, job: Job, attempt: Attempt) -> Outcome:  # noqa: ARG002
         """The image of the lock for the target."""
-        wheels = _wheels(job.lock, job.selection, self.request.remotes, self.context)
+        wheels = fitting_wheels_of(self.request, self.context, job.lock, job.selection)
         inputs = ImageInputs(selection=job.selection, lock=job.lock, wheels=wheels, with_sqsh=True)
         started = time.monotonic()
         name = self.request.lock_name
@@ -149,7 +150,7 @@ class Steps:
             job=replace(job, image=made.image),
             state="done" if made.built or made.placed else "nothing",
             digest=made.image.record.oci_digest,
-            rows=(image_row(made.image, seconds, self._now()),),
+            rows=(image_row(made.image, seconds, self.context.moment()),),
         )
 
     def certify(self, job: Job, attempt: Attempt) -> Outcome:
@@ -192,6 +193,3 @@ class Steps:
 
     def _certify_inputs(self, job: Job) -> str:
         return make_job(self.certify_request(job), self.context.store).key
-
-    def _now(self) -> str:
-        return self.context.clock().strftime(MOMENT_FORMAT)

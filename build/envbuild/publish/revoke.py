@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envbuild.catalog.context import Context
-from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.core.errors import ConfigurationError, PublicationRefusedError
 from envbuild.publish import index
 from envbuild.publish.models import Publication, Revocation
@@ -47,7 +46,7 @@ def revoke(to: str, digest: str, reason: str, context: Context) -> Revoked:
             why=f"Its index has {len(found.publications)} publications, and none of that digest.",
             fix="Name the digest of an image (OCI or docker) or of a .sqsh, as `envbuild publish` printed it.",
         )
-    now = Revocation(reason=reason, at=context.clock().strftime(MOMENT_FORMAT))
+    now = Revocation(reason=reason, at=context.moment())
     publications = []
     for item in named:
         revoked = item if item.revoked else item.model_copy(update={"revoked": now})
