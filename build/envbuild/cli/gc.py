@@ -59,7 +59,7 @@ def command(
             stack.enter_context(only_night(name, session.site.state_dir, session.context))
         kept = what_stays(ledger, session.project, out_dir, nights)
         for place in (*repositories, *stores):
-            planned, going = _swept(place, place in stores, kept.needs(), session, dry_run=dry_run)
+            planned, going = _swept(place, place in stores, kept, session, dry_run=dry_run)
             reasons[place] = {**planned.kept}
             lines += [f"kept: {place}:{tag}: {why}" for tag, why in planned.kept.items()]
             for item in going:
