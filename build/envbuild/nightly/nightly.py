@@ -26,7 +26,7 @@ from envbuild.ledger.models import Blocked, LockRow, NightRow, Row, StepName, St
 from envbuild.lock.lockdir import find_lock
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.nightly.faults import counts, is_worth_repeating, step_error
-from envbuild.nightly.models import Attempt, Job, NamedStep, NightRequest, Outcome
+from envbuild.nightly.models import Job, NamedStep, NightRequest, Outcome
 from envbuild.nightly.records import blocked, failed_case_rows, lock_row, moved
 from envbuild.nightly.steps import make_lock
 
@@ -89,11 +89,7 @@ class Night:
         """The newest lock that holds together; the one that is there where none can be made now."""
         started, base = _Started(self.context.moment()), selection.base_name
 
-        def make(attempt: Attempt) -> tuple[LockDirectory, bool]:  # noqa: ARG001
-            result = make_lock(selection, self.request, self.context)
-            return result.directory, result.built
-
-        done, attempts = self._attempts("lock", make)
+        done, attempts = self._attempts("lock", lambda _: make_lock(selection, self.request, self.context))
         if isinstance(done, EnvbuildError):
             self._failed(
                 StepRow(**self._about("lock", "", base), **started.facts(), attempts=attempts, state="failed"), done
@@ -102,13 +98,13 @@ class Night:
                 return find_lock(self.request.project, selection, self.request.lock_name)
             except EnvbuildError:
                 return None
-        directory, built = done
+        directory = done.directory
         row = lock_row(directory, self.request.name, self.context.moment())
         self._note_lock(row, directory)
         step = StepRow(
             **self._about("lock", "", directory.lock.base.name),
             **started.facts(),
-            state="done" if built else "nothing",
+            state="done" if done.built else "nothing",
             digest=row.digest,
             lock_digest=row.digest,
             attempts=attempts,
@@ -166,7 +162,7 @@ class Night:
         started, base = _Started(self.context.moment()), job.selection.base_name
         about = {**self._about(step.name, job.target, base), "lock_digest": job.lock.lock.digest}
         before = None if self.request.retry else self._failed_before(step, job)
-        if before is not None and before.error is not None:
+        if before is not None:
             note = f"failed in night {before.night}, and nothing changed since; --retry runs it again"
             row = StepRow(**about, **started.facts(), attempts=0, state="failed", note=note, digest=before.digest)
             self._record(row.model_copy(update={"error": before.error}))
@@ -196,11 +192,11 @@ class Night:
         self._record(row, *done.rows)
         return None if done.state == "waiting" else done
 
-    def _attempts(self, what: str, action: Callable[[Attempt], T]) -> tuple[T | EnvbuildError, int]:
+    def _attempts(self, what: str, action: Callable[[int], T]) -> tuple[T | EnvbuildError, int]:
         """What an action gives, or its last failure: one that may end otherwise is tried again."""
         for number in range(1, MOST_ATTEMPTS + 1):
             try:
-                return action(Attempt(night=self._row.id, number=number)), number
+                return action(number), number
             except InterruptedByUserError:  # noqa: PERF203 - two attempts
                 raise
             except Exception as error:

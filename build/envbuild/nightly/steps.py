@@ -22,7 +22,7 @@ from envbuild.lock.lock import LockOptions, LockResult
 from envbuild.lock.lockdir import lock_path
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.nightly.hardware import Reach, certify_somewhere, command_for
-from envbuild.nightly.models import Attempt, Job, NamedStep, NightRequest, Outcome
+from envbuild.nightly.models import Job, NamedStep, NightRequest, Outcome
 from envbuild.nightly.published import PublishStep
 from envbuild.nightly.records import certificate_rows, image_row, wheel_rows
 from envbuild.sync.build_environment import build_environment
@@ -105,9 +105,11 @@ class Steps:
             NamedStep(name="image", run=self.image, inputs=self._build_inputs),
             NamedStep(name="certify", run=self.certify, inputs=self._certify_inputs),
         )
-        return (*steps, *([NamedStep(name="publish", run=self.publish)] if self.publishing else []))
+        if (publishing := self.publishing) is None:
+            return steps
+        return (*steps, NamedStep(name="publish", run=lambda job, _: publishing.publish(job, self.context)))
 
-    def wheels(self, job: Job, attempt: Attempt) -> Outcome:  # noqa: ARG002
+    def wheels(self, job: Job, attempt: int) -> Outcome:  # noqa: ARG002
         """The compile-phase wheels of the lock for the target."""
         names = choose(job.lock, ())
         if not names:
@@ -138,7 +140,7 @@ class Steps:
         check_prebuilt(site_packages_of(made), job.selection.target.sm, context.store, context.reporter)
         return made
 
-    def image(self, job: Job, attempt: Attempt) -> Outcome:  # noqa: ARG002
+    def image(self, job: Job, attempt: int) -> Outcome:  # noqa: ARG002
         """The image of the lock for the target."""
         wheels = fitting_wheels_of(self.request, self.context, job.lock, job.selection)
         inputs = ImageInputs(selection=job.selection, lock=job.lock, wheels=wheels, with_sqsh=True)
@@ -153,11 +155,11 @@ class Steps:
             rows=(image_row(made.image, seconds, self.context.moment()),),
         )
 
-    def certify(self, job: Job, attempt: Attempt) -> Outcome:
+    def certify(self, job: Job, attempt: int) -> Outcome:
         """The certificate of the image, or the plan of one that waits for hardware."""
         command = command_for(self.request.run_with, job.target, job.selection.target.device)
         reach = Reach(command=command, signer=self.request.signer)
-        found = certify_somewhere(self.certify_request(job), reach, self.context, again=attempt.number > 1)
+        found = certify_somewhere(self.certify_request(job), reach, self.context, again=attempt > 1)
         if found.done is None:
             return Outcome(job=job, state="waiting", note="its plan waits for hardware", plan=str(found.waiting))
         rows = tuple(certificate_rows(found.done.certificate))
@@ -168,12 +170,6 @@ class Steps:
             note=f"{len(found.done.statement.predicate.cases)} cases, {found.done.cases_run} of them run now",
             rows=rows,
         )
-
-    def publish(self, job: Job, attempt: Attempt) -> Outcome:  # noqa: ARG002
-        """The publication of the image, if the gate admits it."""
-        if self.publishing is None:
-            raise InternalError("a target is published, and nothing says where")
-        return self.publishing.publish(job, self.context)
 
     def certify_request(self, job: Job) -> CertifyRequest:
         """What is certified of a job with an image."""
