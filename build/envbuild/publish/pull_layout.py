@@ -15,7 +15,7 @@ from envbuild.oci.models import Descriptor, Manifest, not_an_image, read
 from envbuild.oci.push import read_manifest
 from envbuild.oci.write import OciImage, write_documents
 from envbuild.publish.kept_files import WantedFile, keep_file
-from envbuild.publish.pull import Pulled, PullRequest, admit, certificate_in_store, find
+from envbuild.publish.pull import Pulled, PullRequest, admit, find, pulled
 from envbuild.publish.sources import RepositorySource, open_source
 
 KIND = "oci-blobs"
@@ -54,14 +54,7 @@ def pull_layout(request: PullRequest, folder: Path, context: Context) -> Pulled:
         config, *layers = _fetch(source, (manifest.config, *manifest.layers), context)
         image = OciImage(config=config.read_bytes(), manifest=found.content)
         _place(image, layers, publication.tag, folder.absolute())
-    return Pulled(
-        publication=publication,
-        path=folder.absolute(),
-        certificate=certificate_in_store(publication, context) if verified else None,
-        key=verified.key.name if verified else None,
-        downloaded=True,
-        asked=asked,
-    )
+    return pulled(publication, verified, folder.absolute(), context, asked, downloaded=True)
 
 
 def _place(image: OciImage, layers: list[Path], tag: str, folder: Path) -> None:

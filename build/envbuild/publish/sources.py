@@ -22,7 +22,7 @@ from envbuild.oci.push import read_manifest
 from envbuild.oci.referrers import list_referrers
 from envbuild.publish.bundle import BUNDLE_TYPE, certificate_in
 from envbuild.publish.index import head_of, read_index
-from envbuild.publish.models import TAG_PATTERN, Publication
+from envbuild.publish.models import TAG_PATTERN, Publication, PublishedSqsh
 from envbuild.publish.repository import open_repository
 from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store, store_of
 from envbuild.store.address import FORMS as SCHEMES
@@ -93,8 +93,8 @@ class Source(Protocol):
     def certificate(self, publication: Publication) -> bytes | None:
         """The file of its certificate, unchecked; None when it is not there."""
 
-    def download_sqsh(self, publication: Publication, to: Path, start: int) -> bool:
-        """Write the .sqsh, or what follows its first ``start`` bytes to the end of a file; False: it is not there."""
+    def download_sqsh(self, sqsh: PublishedSqsh, to: Path, start: int) -> bool:
+        """Write a .sqsh, or what follows its first ``start`` bytes to the end of a file; False: it is not there."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class StoreSource:
         bundle = self.store.bundle(publication)
         return None if bundle is None else certificate_in(bundle, f"the .sqsh store {self.address}")
 
-    def download_sqsh(self, publication: Publication, to: Path, start: int) -> bool:
-        return self.store.download(publication, to, start)
+    def download_sqsh(self, sqsh: PublishedSqsh, to: Path, start: int) -> bool:
+        return self.store.download(sqsh, to, start)
 
 
 @dataclass(frozen=True)
@@ -167,12 +167,9 @@ class RepositorySource:
                         return content
         return None
 
-    def download_sqsh(self, publication: Publication, to: Path, start: int) -> bool:
-        sqsh = publication.sqsh
-        if sqsh is None:
-            return False
+    def download_sqsh(self, sqsh: PublishedSqsh, to: Path, start: int) -> bool:
         if sqsh.place:
-            return store_of(sqsh.place, self.site).download(publication, to, start)
+            return store_of(sqsh.place, self.site).download(sqsh, to, start)
         return self.registry.download(f"blobs/{sqsh.digest}", sqsh.size_bytes, to, start=start)
 
     def _blob(self, digest: str, size_bytes: int) -> bytes:

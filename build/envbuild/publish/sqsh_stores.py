@@ -30,7 +30,7 @@ from envbuild.core.digests import canonical_json, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, PublicationRefusedError
 from envbuild.core.files import NotPlainFileError, machine_errors
 from envbuild.core.validation import describe_errors
-from envbuild.publish.models import TAG_PATTERN, Publication, Revocation, read_publication
+from envbuild.publish.models import TAG_PATTERN, Publication, PublishedSqsh, Revocation, read_publication
 from envbuild.store.address import parse_address
 from envbuild.store.backend import ObjectStore, StoredObject
 from envbuild.store.conditional import change
@@ -187,14 +187,11 @@ class SqshStore:
         found = self._read(f"{CERTIFICATES}/{hex_of(publication.certificate_digest)}.json")
         return None if found is None else found.content
 
-    def download(self, publication: Publication, to: Path, start: int = 0) -> bool:
+    def download(self, sqsh: PublishedSqsh, to: Path, start: int = 0) -> bool:
         """Write a .sqsh to a file, or what follows its first ``start`` bytes to the end of that file.
 
         What came is for the caller to check. False when it is not there.
         """
-        sqsh = publication.sqsh
-        if sqsh is None:
-            return False
         path = f"{FILES}/{hex_of(sqsh.digest)}{SUFFIX}"
         try:
             return self.objects.download(path, sqsh.size_bytes, to, start)

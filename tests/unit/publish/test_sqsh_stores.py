@@ -44,7 +44,7 @@ def test_put_and_find_by_tag_and_digest(store, tmp_path):
     assert store.find("../../etc/passwd") is None
     assert store.publications() == (image.publication,)
     assert store.bundle(image.publication) == BUNDLE
-    assert store.download(image.publication, tmp_path / "got")
+    assert store.download(image.publication.sqsh, tmp_path / "got")
     assert (tmp_path / "got").read_bytes() == image.file.read_bytes()
     assert (tmp_path / "share/sqsh/sha256" / f"{image.publication.sqsh.digest[7:]}.sqsh").is_file()
 
@@ -204,7 +204,7 @@ def test_what_is_no_file_is_refused(store, tmp_path):
     there.unlink()
     there.symlink_to("/dev/zero")
     with pytest.raises(CheckRefusedError, match=r"\.sqsh of the \.sqsh store"):
-        store.download(image.publication, tmp_path / "got")
+        store.download(image.publication.sqsh, tmp_path / "got")
 
 
 def test_place_leads_to_its_store(store, site, tmp_path):
