@@ -51,6 +51,11 @@ class Tried:
     suspects: tuple[str, ...] = ()
     lasting: bool = True
 
+    @property
+    def text(self) -> str:
+        """For people."""
+        return {True: "passes", False: f"fails: {self.what}", None: f"cannot be tried: {self.what}"}[self.passed]
+
 
 class LockTrial(Protocol):
     """Tries a lock."""
