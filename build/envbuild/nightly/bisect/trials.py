@@ -19,6 +19,7 @@ from envbuild.core.digests import Json, digest_of_code
 from envbuild.core.errors import BuildError, CertificationCannotRunError, CertificationFailedError
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.verification import Verify
+from envbuild.nightly.faults import problems_of
 from envbuild.sync.failure_packages import cause_of_installation
 from envbuild.sync.install import InstallScope
 from envbuild.sync.local import fill_environment
@@ -153,18 +154,9 @@ class CaseTrial:
 
 def _failed_case(error: CertificationFailedError) -> Tried:
     """By the checks that failed: numbers differ from lock to lock."""
-    run = error.run
-    checks = set()
-    for verdict in run.cases if run else ():
-        problems = verdict.get("problems")
-        checks |= {_check_of(item) for item in problems} if isinstance(problems, list) else set()
-    checks |= {_check_of(dict(item)) for item in run.problems} if run else set()
-    signs = frozenset(filter(None, checks)) or frozenset({_sign(error.what)})
+    problems = problems_of(error.run) if error.run else []
+    signs = frozenset(str(problem["check"]) for problem in problems) or frozenset({_sign(error.what)})
     return Tried(passed=False, signs=signs, what=f"{error.what}: {error.why}".splitlines()[0])
-
-
-def _check_of(problem: Json) -> str:
-    return str(problem.get("check", "")) if isinstance(problem, dict) else ""
 
 
 def _common_key(selection: Selection) -> list[Json]:
