@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from helpers.fault_proxy import FaultProxy
-from helpers.locks import MAIN
 from helpers.publish_world import PublishWorld
 
 from envbuild.core.digests import sha256_bytes
@@ -108,9 +107,8 @@ def test_what_a_retention_rule_removed_is_listed_no_more(
 ) -> None:
     """The registry takes no index that names it: without this nothing would be published there ever again."""
     registry.ask("DELETE", f"manifests/{published.oci_digest}", accept=(202,))
-    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
-    world.certify()
-    newer = publish(world.request(str(registry.address)), world.context).publication
+    world.renew()
+    newer = world.publish(str(registry.address))
     assert read_index(registry) == (newer,)
     assert digest_of_tag(registry, newer.moving_tag) == newer.oci_digest
     assert any(published.tag in note for note in world.notes.lines)
@@ -136,9 +134,8 @@ def test_a_referrer_that_a_retention_rule_removed_is_pushed_again(
 def test_a_moving_tag_that_another_program_sets_back_is_put_right(
     registry: Registry, world: PublishWorld, published: Publication
 ) -> None:
-    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
-    world.certify()
-    newer = publish(world.request(str(registry.address)), world.context).publication
+    world.renew()
+    newer = world.publish(str(registry.address))
     older = read_manifest(registry, published.oci_digest)
     assert older is not None
     put_manifest(registry, published.moving_tag, older)
@@ -151,7 +148,7 @@ def test_a_tag_that_is_changed_between_look_and_write(
 ) -> None:
     """An older publisher writes the moving tag late: it looks again, and puts the newer image back."""
     put_manifest(registry, published.moving_tag, NOTHING)
-    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
+    world.renew()
     world.certify()
     newer = []
 

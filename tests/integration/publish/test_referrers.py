@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.fault_proxy import Fault, FaultProxy
-from helpers.locks import MAIN
 from helpers.publish_world import PublishWorld
 from helpers.referrers_api import ReferrersApi
 
@@ -34,8 +33,7 @@ def registry(proxy: FaultProxy, repository: str) -> Registry:
 def test_what_is_attached_is_listed(proxy: FaultProxy, registry: Registry, world: PublishWorld, api: bool) -> None:
     if api:
         ReferrersApi().put_before(proxy)
-    world.certify()
-    found = publish(world.request(str(registry.address)), world.context).publication
+    found = world.publish(str(registry.address))
     assert has_api(registry, found.oci_digest) is api
     types = {item.artifact_type for item in list_referrers(registry, found.oci_digest)}
     assert types >= {
@@ -63,8 +61,7 @@ def test_an_entry_that_another_writer_replaced_is_put_back(
     proxy: FaultProxy, registry: Registry, world: PublishWorld
 ) -> None:
     """Of the tag's index: another publisher read it earlier, and writes after us what it made of that."""
-    world.certify()
-    found = publish(world.request(str(registry.address)), world.context).publication
+    found = world.publish(str(registry.address))
     tag, before = tag_of(found.oci_digest), list_referrers(registry, found.oci_digest)
     stale = read_manifest(registry, tag)
     assert stale is not None
@@ -87,8 +84,7 @@ def test_an_entry_that_another_writer_replaced_is_put_back(
 
 def test_what_a_retention_rule_removed_is_listed_no_more(registry: Registry, world: PublishWorld) -> None:
     """The registry would never take the tag's index again: it refuses one of what is not there."""
-    world.certify()
-    found = publish(world.request(str(registry.address)), world.context).publication
+    found = world.publish(str(registry.address))
     (gone, *kept) = list_referrers(registry, found.oci_digest)
     registry.ask("DELETE", f"manifests/{gone.digest}", accept=(202,))
     subject = {"mediaType": MANIFEST_TYPE, "digest": found.oci_digest, "size": 1}
@@ -119,9 +115,8 @@ def test_publishers_that_die_at_any_request_leave_nothing_incomplete(
     direct = Registry(
         parse_address(f"oci://{open_registry.removeprefix('http://')}/{registry.address.path}"), None, dict(os.environ)
     )
-    world.certify()
-    first = publish(world.request(str(registry.address)), world.context).publication
-    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
+    first = world.publish(str(registry.address))
+    world.renew()
     world.certify()
     gone = Fault(status=500)
     left, seen = 0, 0
