@@ -39,7 +39,7 @@ def revoke(to: str, digest: str, reason: str, context: Context) -> Revoked:
     """
     registry = open_repository(to, context.site)
     found = index.load_index(registry)
-    named = [item for item in found.publications if digest in _digests(item)]
+    named = [item for item in found.publications if digest in item.digests]
     if not named:
         raise ConfigurationError(
             f"nothing with the digest {digest} was published to {registry.address}",
@@ -64,8 +64,3 @@ def revoke(to: str, digest: str, reason: str, context: Context) -> Revoked:
             store_of(head.sqsh.place, context.site).move_tag(tag, head, context.clock())
     nothing = all(item.revoked is not None for item in named)
     return Revoked(publications=tuple(publications), heads=heads, nothing_to_do=nothing)
-
-
-def _digests(publication: Publication) -> tuple[str | None, ...]:
-    sqsh = publication.sqsh.digest if publication.sqsh else None
-    return publication.oci_digest, publication.docker_digest, sqsh

@@ -145,11 +145,7 @@ class RepositorySource:
         if moved:
             # Where all were taken back, the newest of them says why.
             return head_of(publications, name) or max(moved, key=lambda item: item.published_at)
-
-        def digests(item: Publication) -> tuple[str | None, ...]:
-            return (item.oci_digest, item.docker_digest, item.sqsh.digest if item.sqsh else None)
-
-        fitting = [item for item in publications if name == item.tag or name in digests(item)]
+        fitting = [item for item in publications if name == item.tag or name in item.digests]
         return max(fitting, key=lambda item: item.published_at, default=None)
 
     def certificate(self, publication: Publication) -> bytes | None:
