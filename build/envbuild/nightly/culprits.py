@@ -13,7 +13,7 @@ from envbuild.core.digests import short
 from envbuild.core.errors import EnvbuildError, InterruptedByUserError
 from envbuild.core.text import shown
 from envbuild.ledger.ledger import Ledger
-from envbuild.ledger.models import BisectRow, CaseRow, CertificateRow, StepRow, StepState
+from envbuild.ledger.models import BisectRow, CaseRow, CertificateRow, Fault, StepRow, StepState
 from envbuild.lock.context import Repositories
 from envbuild.lock.lockdir import lock_path
 from envbuild.lock.lockfile import LockDirectory, read_lock, snapshot
@@ -68,7 +68,7 @@ class CulpritSearch:
         if step.state != "failed" or step.error is None or not step.target:
             return None
         selection = next(item for item in self.request.selections if item.target_name == step.target)
-        trial = self._trial(step, replace(selection, base_name=step.base))
+        trial = self._trial(step, step.error.fault, replace(selection, base_name=step.base))
         certified = self.ledger.rows(CertificateRow, stack=step.stack, target=step.target)
         last = next((row.lock_digest for row in reversed(certified) if row.base == step.base), step.lock_digest)
         if trial is None or last == step.lock_digest:
@@ -94,13 +94,12 @@ class CulpritSearch:
             return self._note(step, "skipped", f"{error.what}. {error.why}")
         return self._found(step, result)
 
-    def _trial(self, step: StepRow, selection: Selection) -> LockTrial | None:
+    def _trial(self, step: StepRow, fault: Fault, selection: Selection) -> LockTrial | None:
         """What repeats a failure; None where nothing here does."""
-        error = step.error
-        if step.name == "image" and error is not None and error.fault == "check":
+        if step.name == "image" and fault == "check":
             verifier = verifier_of(self.request, self.context, without="envbuild nightly --bisect 0")
             return ImportTrial(selection=selection, verify=verifier)
-        if step.name != "certify" or error is None or error.fault != "training":
+        if step.name != "certify" or fault != "training":
             return None
         cases = self.ledger.rows(CaseRow, stack=step.stack, target=step.target)
         failed = [row for row in cases if row.lock_digest == step.lock_digest and not row.passed]

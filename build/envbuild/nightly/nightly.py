@@ -75,7 +75,8 @@ class Night:
                 if lock is None:
                     self._skip(selection.target_name, selection.base_name, [step.name for step in self.steps])
                 else:
-                    self._target(_on(selection, lock), lock)
+                    # The lock's base may be the stack's next one.
+                    self._target(replace(selection, base_name=lock.lock.base.name), lock)
         self._row = self._row.model_copy(update={"finished_at": self.context.moment(), "exit_code": self._exit_code()})
         self.ledger.record(self._row)
         return self._row
@@ -119,7 +120,7 @@ class Night:
         of_name = [night for night in nights if night.lock_name == self.request.name and night.lock_digest]
         previous = next((night for night in reversed(of_name) if night.lock_digest != row.digest), None)
         last = of_name[-1] if of_name else None
-        before = self._known_lock(last.lock_digest) if last is not None else None
+        before = self.ledger.get(LockRow, f"{last.lock_digest}/{self.request.name}") if last is not None else None
         found = blocked(row, last.blocked if last else (), self.context.moment(), self._days_behind(directory))
         known: tuple[Blocked, ...] = tuple(item for item in self._row.blocked if item not in found)
         self._row = self._row.model_copy(
@@ -130,9 +131,6 @@ class Night:
                 "blocked": (*known, *found),
             }
         )
-
-    def _known_lock(self, digest: str) -> LockRow | None:
-        return self.ledger.get(LockRow, f"{digest}/{self.request.name}")
 
     def _days_behind(self, directory: LockDirectory) -> dict[str, float]:
         found = {}
@@ -252,13 +250,6 @@ class _Started:
 
     def facts(self) -> dict[str, Any]:
         return {"started_at": self.at, "seconds": round(time.monotonic() - self.clock, 3)}
-
-
-def _on(selection: Selection, lock: LockDirectory) -> Selection:
-    """The selection on the base of the lock, which may be the stack's next one."""
-    return (
-        selection if selection.base_name == lock.lock.base.name else replace(selection, base_name=lock.lock.base.name)
-    )
 
 
 def _unexpected(error: Exception) -> InternalError:
