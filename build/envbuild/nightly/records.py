@@ -99,7 +99,7 @@ def certificate_rows(path: Path) -> list[Row]:
     """
     statement, file = read_certificate(path)
     predicate, digest = statement.predicate, sha256_file(path)
-    digests = {name.rpartition(".")[2]: value for name, value in statement.digests().items()}
+    digests = statement.by_form()
     machine = predicate.measured.machine
     certificate = CertificateRow(
         stack=predicate.stack,
