@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +19,7 @@ from envbuild.publish.index import INDEX_TAG, PUBLICATION, read_index, record
 from envbuild.publish.models import Publication
 from envbuild.publish.moving import NOTHING, move_tag
 from envbuild.publish.publish import publish
-from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
-
-
-@pytest.fixture
-def registry(proxy: FaultProxy, repository: str) -> Registry:
-    return Registry(parse_address(f"oci://{proxy.host}/{repository}"), None, dict(os.environ))
 
 
 @pytest.fixture

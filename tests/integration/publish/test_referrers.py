@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.fault_proxy import Fault, FaultProxy
 from helpers.publish_world import PublishWorld
 from helpers.referrers_api import ReferrersApi
+from integration.publish.conftest import opened
 
 from envbuild.core.errors import NetworkError
 from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
@@ -19,14 +19,8 @@ from envbuild.oci.referrers import attach, has_api, list_referrers, tag_of
 from envbuild.publish.index import PUBLICATION_TYPE, read_index
 from envbuild.publish.models import Publication
 from envbuild.publish.publish import publish
-from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags
-
-
-@pytest.fixture
-def registry(proxy: FaultProxy, repository: str) -> Registry:
-    return Registry(parse_address(f"oci://{proxy.host}/{repository}"), None, dict(os.environ))
 
 
 @pytest.mark.parametrize("api", [True, False], ids=["API", "tags"])
@@ -112,9 +106,7 @@ def test_publishers_that_die_at_any_request_leave_nothing_incomplete(
     open_registry: str, proxy: FaultProxy, registry: Registry, world: PublishWorld
 ) -> None:
     """The registry is gone from some request on, at a later one each time; the last run goes through."""
-    direct = Registry(
-        parse_address(f"oci://{open_registry.removeprefix('http://')}/{registry.address.path}"), None, dict(os.environ)
-    )
+    direct = opened(open_registry.removeprefix("http://"), registry.address.path)
     first = world.publish(str(registry.address))
     world.renew()
     world.certify()
