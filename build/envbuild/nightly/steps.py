@@ -25,9 +25,8 @@ from envbuild.nightly.hardware import Reach, certify_somewhere, command_for
 from envbuild.nightly.models import Job, NamedStep, NightRequest, Outcome
 from envbuild.nightly.published import PublishStep
 from envbuild.nightly.records import certificate_rows, image_row, wheel_rows
-from envbuild.sync.build_environment import build_environment
+from envbuild.sync.build_environment import build_environment_for
 from envbuild.sync.verify import Verifier
-from envbuild.wheels.audit.prebuilt import check_prebuilt, site_packages_of
 from envbuild.wheels.build.limits import choose_limits
 from envbuild.wheels.build.parallel import BuildContext, make_wheels
 from envbuild.wheels.cache.reuse import fitting_wheels
@@ -121,7 +120,7 @@ class Steps:
         plans = plan_wheels(job.lock, names, selection.target, selection.catalog, chosen.compilers, sources)
         made = make_wheels(
             plans,
-            lambda: self._build_environment(job),
+            lambda: build_environment_for(job.lock, selection.target, context),
             BuildContext(
                 toolchain=chosen.toolchain,
                 sources=sources,
@@ -133,12 +132,6 @@ class Steps:
         state: StepState = "done" if built else "nothing"
         rows = tuple(wheel_rows(made, job, self.context.moment()))
         return Outcome(job=job, state=state, note=f"{len(built)} of {len(made)} compiled", rows=rows)
-
-    def _build_environment(self, job: Job) -> Path:
-        context = self.context
-        made = build_environment(job.lock, context.site, context.store, context.reporter)
-        check_prebuilt(site_packages_of(made), job.selection.target.sm, context.store, context.reporter)
-        return made
 
     def image(self, job: Job, attempt: int) -> Outcome:  # noqa: ARG002
         """The image of the lock for the target."""
