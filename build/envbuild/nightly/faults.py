@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from envbuild.core.errors import (
     BuildError,
@@ -12,7 +10,6 @@ from envbuild.core.errors import (
     CertificationFailedError,
     ConfigurationError,
     EnvbuildError,
-    FailedRun,
     InternalError,
     MachineError,
     NetworkError,
@@ -83,17 +80,11 @@ def step_error(error: EnvbuildError) -> StepError:
     )
 
 
-def problems_of(run: FailedRun) -> list[Mapping[str, Any]]:
-    """The problems of the cases of a run and of the run as a whole; a case that passed has none."""
-    cases: Sequence[Mapping[str, Any]] = run.cases
-    return [*(problem for case in cases for problem in case["problems"]), *run.problems]
-
-
 def _is_of_a_machine(error: CertificationFailedError) -> bool:
     """Whether every failed case failed by what only a machine does, and one of them says so."""
     if error.run is None:
         return _LOST.search(error.why) is not None
-    problems = problems_of(error.run)
+    problems = error.run.all_problems
     texts = " ".join(str(problem.get("text", "")) for problem in problems)
     return (
         bool(problems)

@@ -19,7 +19,6 @@ from envbuild.core.digests import Json, digest_of_code
 from envbuild.core.errors import BuildError, CertificationCannotRunError, CertificationFailedError
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.verification import Verify
-from envbuild.nightly.faults import problems_of
 from envbuild.sync.failure_packages import cause_of_installation
 from envbuild.sync.install import InstallScope
 from envbuild.sync.local import fill_environment
@@ -154,7 +153,7 @@ class CaseTrial:
 
 def _failed_case(error: CertificationFailedError) -> Tried:
     """By the checks that failed: numbers differ from lock to lock."""
-    problems = problems_of(error.run) if error.run else []
+    problems = error.run.all_problems if error.run else []
     signs = frozenset(str(problem["check"]) for problem in problems) or frozenset({_sign(error.what)})
     return Tried(passed=False, signs=signs, what=f"{error.what}: {error.why}".splitlines()[0])
 
