@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.certificates import case_of, measured, now, statement
-from helpers.locks import inputs_of, make_lock
+from helpers.locks import MAIN, inputs_of, make_lock
 from helpers.notes import Notes
 from unit.image.test_record import RECORD
 
@@ -29,6 +29,8 @@ from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.oci.models import RunConfig
 from envbuild.oci.write import make_oci, write_layout
 from envbuild.publish.draft import PublishRequest
+from envbuild.publish.models import Publication
+from envbuild.publish.publish import publish
 from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
@@ -85,6 +87,15 @@ class PublishWorld:
             "signer": self.signer,
         }
         return PublishRequest(**(fields | changes))
+
+    def publish(self, to: str, **changes: Any) -> Publication:
+        """Publish the image with a new certificate; ``changes`` are fields of the request."""
+        self.certify()
+        return publish(self.request(to, **changes), self.context).publication
+
+    def renew(self) -> None:
+        """The image of a newer lock in the place of this one."""
+        self.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
 
     def rebuild(self, layers: Mapping[str, bytes] | None = None, main: str | None = None) -> None:
         """Another image in the place of this one: with other layers, or from another lock."""

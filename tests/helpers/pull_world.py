@@ -90,4 +90,4 @@ class PullWorld:
 def make_pull_world(world: PublishWorld, folder: Path) -> PullWorld:
     (folder / "share").mkdir(parents=True)
     site = load_site({"HOME": str(folder)})
-    return PullWorld(world, open_sqsh_store(str(folder / "share"), site, {}), folder)
+    return PullWorld(world, open_sqsh_store(str(folder / "share"), site), folder)

@@ -149,7 +149,7 @@ def test_docker_runs_the_image_with_that_digest_without_a_network(
     done = seen_inside(mini, tmp_path, monkeypatch, "docker")
     seen = variables(done)
     assert (seen["INTERFACES"], seen["REACHED"]) == ("lo", "False")
-    subjects = {name.rpartition(".")[2]: digest for name, digest in done.statement.digests().items()}
+    subjects = done.statement.by_form()
     assert subjects == {"oci": mini_image["record"]["oci_digest"], "docker": docker_digest(mini_image)}
     assert done.statement.predicate.runtime == open_engine(otherwise="").version
     results = done.certificate.parent / "run" / "results" / "results.jsonl"

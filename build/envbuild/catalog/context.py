@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TypeAlias
 
+from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.catalog.site import Site
 from envbuild.core.progress import Reporter
 from envbuild.store.local import LocalStore
@@ -30,3 +31,7 @@ class Context:
     site: Site
     reporter: Reporter
     clock: Clock = utc_now
+
+    def moment(self) -> str:
+        """The current time as files have it: ``2026-01-31T23:59:59Z``."""
+        return self.clock().strftime(MOMENT_FORMAT)

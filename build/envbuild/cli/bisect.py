@@ -12,13 +12,11 @@ from envbuild.cli.command import Command
 from envbuild.cli.common import Session, output_options
 from envbuild.core.digests import short
 from envbuild.core.errors import ConfigurationError, UsageError
-from envbuild.image.verification import verification_places
 from envbuild.lock.context import Repositories
 from envbuild.lock.lockfile import read_lock
 from envbuild.nightly.bisect.bisect import BisectRequest, bisect
 from envbuild.nightly.bisect.trials import CaseTrial, ImportTrial, LockTrial
 from envbuild.nightly.culprits import CERTIFIED_LOCKS
-from envbuild.sync.verify import Verifier
 
 
 @click.command("bisect", cls=Command)
@@ -86,11 +84,6 @@ def _trial(session: Session, selection: Selection, case: str | None, matrix: str
             wheels_for=session.built_wheels,
             context=session.context,
         )
-    verifier = Verifier(
-        session.context,
-        places_for=lambda selection: verification_places(selection, session.context),
-        without="envbuild bisect GOOD BAD --case ID",
-        wheels_for=session.built_wheels,
-    )
+    verifier = session.verifier(without="envbuild bisect GOOD BAD --case ID")
     verifier.require_place(selection)
     return ImportTrial(selection=selection, verify=verifier)

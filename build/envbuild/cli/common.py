@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from envbuild.lock.lockfile import LockDirectory
     from envbuild.store.local import LocalStore
     from envbuild.store.remote import Remote
+    from envbuild.sync.verify import Verifier
     from envbuild.wheels.cache.wheelhouse import Built
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -141,6 +142,18 @@ class Session:
 
         sources = WheelSources(base=selection.base, site=self.site, store=self.store, reporter=self.reporter)
         return fitting_wheels(lock, selection.target, self.catalog, sources, self.remotes())
+
+    def verifier(self, without: str) -> Verifier:
+        """What verifies locks, with the wheels of the wheelhouse; ``without``: the command that does not."""
+        from envbuild.image.verification import verification_places
+        from envbuild.sync.verify import Verifier
+
+        return Verifier(
+            self.context,
+            places_for=lambda selection: verification_places(selection, self.context),
+            without=without,
+            wheels_for=self.built_wheels,
+        )
 
     def done(self, result: dict[str, Json], *lines: str) -> None:
         """Print the result: the documented object on stdout with --json, else lines for people."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 import click
@@ -60,7 +59,7 @@ def command(
             stack.enter_context(only_night(name, session.site.state_dir, session.context))
         kept = what_stays(ledger, session.project, out_dir, nights)
         for place in (*repositories, *stores):
-            planned, going = _swept(place, place in stores, kept.needs(), session, dry_run=dry_run)
+            planned, going = _swept(place, place in stores, kept, session, dry_run=dry_run)
             reasons[place] = {**planned.kept}
             lines += [f"kept: {place}:{tag}: {why}" for tag, why in planned.kept.items()]
             for item in going:
@@ -93,10 +92,10 @@ def _swept(
 ) -> tuple[Sweep, tuple[Publication, ...]]:
     """What stays and could go in one place, and what went or would go."""
     if is_store:
-        store = open_sqsh_store(place, session.site, os.environ)
+        store = open_sqsh_store(place, session.site)
         planned = plan_store_sweep(store, needs, session.context.clock())
         return planned, planned.going if dry_run else sweep_store(store, planned.going)
-    registry = open_repository(place, session.site, os.environ)
+    registry = open_repository(place, session.site)
     planned = plan_sweep(registry, needs)
     if not dry_run:
         sweep(registry, planned.going)

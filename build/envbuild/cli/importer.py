@@ -11,8 +11,9 @@ import click
 
 from envbuild.cli.command import Command, CommandGroup, hands_over
 from envbuild.cli.common import Session, output_options
-from envbuild.cli.pull import ask, question_of, result_of
+from envbuild.cli.pull import request_of, result_of
 from envbuild.publish.importer import note_step
+from envbuild.publish.pull import pull
 
 
 @click.group("importer", cls=CommandGroup, invoke_without_command=True)
@@ -33,8 +34,9 @@ def get_command(session: Session, uri: str) -> None:
     URI is what `envbuild pull` takes, or enroot's form of it: docker://REGISTRY#REPO:TAG. ENVBUILD_PULL_TARGET and
     ENVBUILD_PULL_MAX_AGE stand for --target and --max-age.
     """
-    pulled = ask(session, question_of(uri, os.environ))
-    note_step(pulled.path, os.environ)
+    wanted = (os.environ.get("ENVBUILD_PULL_TARGET"), os.environ.get("ENVBUILD_PULL_MAX_AGE"))
+    pulled = pull(request_of(session, uri, *wanted), session.context)
+    note_step(pulled.path)
     # The first line, and alone: pyxis takes it for the path, whatever it says.
     session.done(result_of(pulled), str(pulled.path))
 

@@ -51,7 +51,7 @@ def command(context: click.Context, session: Session) -> None:  # noqa: ARG001
         raise click.UsageError(f"which command? There are: {', '.join(command.commands)}", context)
 
 
-@click.command("export", cls=Command)
+@command.command("export", cls=Command)
 @state_option
 @output_options
 def export_command(session: Session, state: str | None) -> None:
@@ -62,7 +62,7 @@ def export_command(session: Session, state: str | None) -> None:
     session.done(exported, shown(session.ledger_file), *counts, "the rows: envbuild ledger export --json")
 
 
-@click.command("rebuild", cls=Command)
+@command.command("rebuild", cls=Command)
 @click.option("--from", "repositories", multiple=True, required=True, metavar="REGISTRY/REPO", help="May be repeated.")
 @state_option
 @output_options
@@ -87,7 +87,3 @@ def rebuild_command(session: Session, repositories: tuple[str, ...], state: str 
         {"ledger": str(session.ledger_file), "published": published, "rows": count},
         f"{shown(session.ledger_file)}: {published} publications of {', '.join(repositories)}",
     )
-
-
-command.add_command(export_command)
-command.add_command(rebuild_command)

@@ -236,15 +236,7 @@ def _verifier(session: Session, selection: Selection, verify: bool | None) -> Ve
     """What verifies a lock; None: it is not verified. By default locks are verified of which releases are open."""
     if not (leaves_open(selection.stack) if verify is None else verify):
         return None
-    from envbuild.image.verification import verification_places  # slow to import
-    from envbuild.sync.verify import Verifier
-
-    return Verifier(
-        session.context,
-        places_for=lambda selection: verification_places(selection, session.context),
-        without=command_line(click.get_current_context(), "--no-verify", without={"verify"}),
-        wheels_for=session.built_wheels,
-    )
+    return session.verifier(command_line(click.get_current_context(), "--no-verify", without={"verify"}))
 
 
 def _options(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -51,21 +50,16 @@ def command(
     REFERENCE is REGISTRY/REPO:TAG, s3://BUCKET/PREFIX:TAG, gs://BUCKET/PREFIX:TAG or /DIRECTORY:TAG; @sha256:... names
     one image by its digest. A certificate goes next to --output, as PATH.intoto.jsonl.
     """
-    if form == "oci" and output is None:
+    layout = output if form == "oci" else None
+    if form == "oci" and layout is None:
         raise UsageError(
             "--format oci needs --output FOLDER",
             why="It writes an OCI layout.",
             fix="Name a folder that does not exist yet: --output image/",
         )
-    question: dict[str, Json] = {
-        "reference": reference,
-        "target": target,
-        "layout": str(output) if form == "oci" else None,
-        "trust": str(trust) if trust else None,
-        "max_age": max_age,
-        "uncertified": uncertified,
-    }
-    pulled = ask(session, question)
+    request = request_of(session, reference, target, max_age, trust=trust, uncertified=uncertified)
+    context = session.context
+    pulled = pull(request, context) if layout is None else pull_layout(request, layout, context)
     found = result_of(pulled)
     certified = f"certified by {pulled.key}, measured {found['measured_at']}" if pulled.key else "NOT certified"
     lines = [f"{found['tag']} ({found['target']}): {certified}", str(found["digest"])]
@@ -75,32 +69,24 @@ def command(
     session.done(found, *lines, str(found["path"]))
 
 
-def question_of(reference: str, environ: Mapping[str, str]) -> dict[str, Json]:
-    """What the importer asks: for a certified .sqsh, as the site's variables want it."""
-    return {
-        "reference": reference,
-        "target": environ.get("ENVBUILD_PULL_TARGET"),
-        "layout": None,
-        "trust": None,
-        "max_age": environ.get("ENVBUILD_PULL_MAX_AGE"),
-        "uncertified": False,
-    }
-
-
-def ask(session: Session, question: dict[str, Json]) -> Pulled:
-    """Fetch what a question names."""
+def request_of(
+    session: Session,
+    reference: str,
+    target: str | None,
+    max_age: str | None,
+    *,
+    trust: Path | None = None,
+    uncertified: bool = False,
+) -> PullRequest:
+    """What options or a site's variables ask for; an empty word is none."""
     context = click.get_current_context()
-    max_age = str(question["max_age"]) if question["max_age"] else None
-    request = PullRequest(
-        reference=parse_reference(str(question["reference"])),
-        target=str(question["target"]) if question["target"] else None,
-        trust=trust_of(session, Path(str(question["trust"])) if question["trust"] else None),
-        max_age=parse_age(context, context.command.params[0], max_age),
-        uncertified=bool(question["uncertified"]),
+    return PullRequest(
+        reference=parse_reference(reference),
+        target=target or None,
+        trust=trust_of(session, trust),
+        max_age=parse_age(context, context.command.params[0], max_age or None),
+        uncertified=uncertified,
     )
-    if question["layout"] is None:
-        return pull(request, session.context)
-    return pull_layout(request, Path(str(question["layout"])), session.context)
 
 
 def result_of(pulled: Pulled) -> dict[str, Json]:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import click
 
-from envbuild.catalog.models import Target
 from envbuild.cli.command import CommandGroup, hands_over
 from envbuild.cli.common import Session, name_option, output_options, selection_options
 from envbuild.cli.stores import store_options
 from envbuild.cli.wheelhouse import COMMANDS, as_json, line
 from envbuild.core.digests import Json, short
 from envbuild.lock.lockdir import find_lock
-from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.remote import Remote
-from envbuild.sync.build_environment import build_environment
-from envbuild.wheels.audit.prebuilt import check_prebuilt, site_packages_of
+from envbuild.sync.build_environment import build_environment_for
 from envbuild.wheels.build.limits import choose_limits
 from envbuild.wheels.build.parallel import BuildContext, make_wheels
 from envbuild.wheels.cache.wheelhouse import Wheelhouse
@@ -91,16 +87,9 @@ def command(
         wheelhouse=Wheelhouse(session.store, stores(session), lock.lock.digest),
         limits=choose_limits(jobs, memory_gib),
     )
-    made = make_wheels(plans, lambda: _environment(session, lock, selection.target), build_context)
+    # Only made where a wheel is missing: the environment has gigabytes.
+    made = make_wheels(plans, lambda: build_environment_for(lock, selection.target, session.context), build_context)
     session.done({"wheels": [as_json(item) for item in made]}, *[line(item) for item in made])
-
-
-def _environment(session: Session, lock: LockDirectory, target: Target) -> Path:
-    """Phase main; hours of compiling are for nothing where its own GPU code does not run on the target."""
-    # Only called where a wheel is missing: the environment has gigabytes.
-    made = build_environment(lock, session.site, session.store, session.reporter)
-    check_prebuilt(site_packages_of(made), target.sm, session.store, session.reporter)
-    return made
 
 
 def _explain(session: Session, plans: tuple[WheelPlan, ...], against: str | None) -> None:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from envbuild.core.digests import Json
 
@@ -141,6 +141,12 @@ class FailedRun:
     cases: Sequence[Mapping[str, Json]] = ()
     environment_findings: Sequence[Mapping[str, Json]] = ()
     problems: Sequence[Mapping[str, Json]] = ()
+
+    @property
+    def all_problems(self) -> list[Mapping[str, Any]]:
+        """The problems of the cases and of the run as a whole; a case that passed has none."""
+        cases: Sequence[Mapping[str, Any]] = self.cases
+        return [*(problem for case in cases for problem in case["problems"]), *self.problems]
 
 
 class CertificationFailedError(EnvbuildError):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 FILE = "ledger.sqlite"
 SCHEMA = "envbuild.ledger/1"
 R = TypeVar("R", bound=Row)
+K = TypeVar("K", bound=Hashable)
 
 
 class Ledger:
@@ -176,6 +178,14 @@ class Ledger:
                 fix="Make it anew from what is published: envbuild ledger rebuild --from REGISTRY/REPO",
                 reason=DAMAGED,
             ) from error
+
+
+def grouped(rows: Iterable[R], key: Callable[[R], K]) -> dict[K, list[R]]:
+    """Rows by a key, each group in their order."""
+    found: defaultdict[K, list[R]] = defaultdict(list)
+    for row in rows:
+        found[key(row)].append(row)
+    return dict(found)
 
 
 def rows_of(exported: Any, where: str) -> list[Row]:

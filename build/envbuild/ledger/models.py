@@ -6,7 +6,6 @@ stays. So ledgers can be merged in any order, any number of times, with the same
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -21,25 +20,29 @@ Fault = Literal["infrastructure", "build", "training", "check"]
 _INVERSE = str.maketrans("0123456789", "9876543210")
 
 
-class Row(TomlModel, ABC):
+class Row(TomlModel):
     """What all rows have: a key, a stack, a target (empty where there is none) and a moment, by which they are found.
 
     A later version adds fields with defaults only, so that it reads the rows of an older one.
 
     Attributes:
+        key_fields: the fields whose values are its key, with slashes between them.
+        moment_field: when it came to be, for the order of rows.
         first_stays: of two rows of one key that are alike final, the earlier one stays; else the later one.
         within_a_second: what rows of one moment are ordered by, in SQL.
     """
 
     table: ClassVar[str]
+    key_fields: ClassVar[tuple[str, ...]]
+    moment_field: ClassVar[str]
     first_stays: ClassVar[bool] = False
     within_a_second: ClassVar[str] = "key"
     stack: str
 
     @property
-    @abstractmethod
     def key(self) -> str:
         """What it is known by."""
+        return "/".join(str(getattr(self, name)) for name in self.key_fields)
 
     @property
     def of_target(self) -> str:
@@ -47,9 +50,8 @@ class Row(TomlModel, ABC):
         return str(getattr(self, "target", ""))
 
     @property
-    @abstractmethod
     def moment(self) -> str:
-        """When it came to be, for the order of rows."""
+        return str(getattr(self, self.moment_field))
 
     @property
     def is_final(self) -> bool:
@@ -87,6 +89,8 @@ class LockRow(Row):
     """A lock. ``behind``: the branches of which an older commit was taken, and what blocks their tips."""
 
     table: ClassVar[str] = "locks"
+    key_fields: ClassVar[tuple[str, ...]] = ("digest", "name")
+    moment_field: ClassVar[str] = "seen_at"
     first_stays: ClassVar[bool] = True
     digest: str
     name: str
@@ -99,19 +103,13 @@ class LockRow(Row):
     behind: tuple[str, ...] = ()
     seen_at: Moment
 
-    @property
-    def key(self) -> str:
-        return f"{self.digest}/{self.name}"
-
-    @property
-    def moment(self) -> str:
-        return self.seen_at
-
 
 class WheelRow(Row):
     """A wheel that was compiled, or found compiled, for a target."""
 
     table: ClassVar[str] = "wheels"
+    key_fields: ClassVar[tuple[str, ...]] = ("digest", "target")
+    moment_field: ClassVar[str] = "built_at"
     first_stays: ClassVar[bool] = True
     digest: str
     build_key: str
@@ -123,19 +121,13 @@ class WheelRow(Row):
     seconds: float | None = Field(default=None, description="that compiling took; None where it was not compiled here")
     built_at: Moment
 
-    @property
-    def key(self) -> str:
-        return f"{self.digest}/{self.target}"
-
-    @property
-    def moment(self) -> str:
-        return self.built_at
-
 
 class ImageRow(Row):
     """An image of a lock for a target. ``size_bytes``: of its layers as they are shipped."""
 
     table: ClassVar[str] = "images"
+    key_fields: ClassVar[tuple[str, ...]] = ("oci_digest", "sqsh_digest", "target")
+    moment_field: ClassVar[str] = "built_at"
     first_stays: ClassVar[bool] = True
     oci_digest: str
     lock_digest: str
@@ -150,14 +142,6 @@ class ImageRow(Row):
     seconds: float | None = Field(default=None, description="that building took; None where it was not built here")
     built_at: Moment
 
-    @property
-    def key(self) -> str:
-        return f"{self.oci_digest}/{self.sqsh_digest}/{self.target}"
-
-    @property
-    def moment(self) -> str:
-        return self.built_at
-
 
 class CaseRow(Row):
     """A case that ran once, with its curves; ``run`` names the certificate (its digest), or the night that failed.
@@ -169,6 +153,8 @@ class CaseRow(Row):
     """
 
     table: ClassVar[str] = "cases"
+    key_fields: ClassVar[tuple[str, ...]] = ("run", "target", "case", "repeat")
+    moment_field: ClassVar[str] = "measured_at"
     run: str
     case: str
     repeat: int = 1
@@ -185,19 +171,13 @@ class CaseRow(Row):
     grad_norm: tuple[float | None, ...] = ()
     measured_at: Moment
 
-    @property
-    def key(self) -> str:
-        return f"{self.run}/{self.target}/{self.case}/{self.repeat}"
-
-    @property
-    def moment(self) -> str:
-        return self.measured_at
-
 
 class CertificateRow(Row):
     """A certificate. ``seconds``: of all its cases together; ``measured_at``: its oldest numbers."""
 
     table: ClassVar[str] = "certificates"
+    key_fields: ClassVar[tuple[str, ...]] = ("digest",)
+    moment_field: ClassVar[str] = "issued_at"
     first_stays: ClassVar[bool] = True
     digest: str = Field(description="of the certificate's file")
     certificate_key: str = Field(description="of what decides its verdict")
@@ -219,14 +199,6 @@ class CertificateRow(Row):
     measured_at: Moment
     issued_at: Moment
 
-    @property
-    def key(self) -> str:
-        return self.digest
-
-    @property
-    def moment(self) -> str:
-        return self.issued_at
-
 
 class PublicationRow(Row):
     """An image as it was published for a target; ``repository`` is HOST/REPO.
@@ -239,6 +211,7 @@ class PublicationRow(Row):
     """
 
     table: ClassVar[str] = "publications"
+    moment_field: ClassVar[str] = "published_at"
     repository: str
     tag: str
     moving_tag: str
@@ -267,10 +240,6 @@ class PublicationRow(Row):
     @property
     def key(self) -> str:
         return f"{self.repository}:{self.tag}@{self.oci_digest}"
-
-    @property
-    def moment(self) -> str:
-        return self.published_at
 
     @property
     def is_final(self) -> bool:
@@ -311,6 +280,8 @@ class NightRow(Row):
     """One run of ``envbuild nightly``; ``finished_at`` and ``exit_code`` are None until it ended."""
 
     table: ClassVar[str] = "nights"
+    key_fields: ClassVar[tuple[str, ...]] = ("id",)
+    moment_field: ClassVar[str] = "started_at"
     id: str
     targets: tuple[str, ...]
     repository: str = ""
@@ -324,14 +295,6 @@ class NightRow(Row):
     previous_lock_digest: str = Field(default="", description="of the night before with another lock")
     moved: tuple[Moved, ...] = ()
     blocked: tuple[Blocked, ...] = ()
-
-    @property
-    def key(self) -> str:
-        return self.id
-
-    @property
-    def moment(self) -> str:
-        return self.started_at
 
     @property
     def is_final(self) -> bool:
@@ -363,6 +326,8 @@ class StepRow(Row):
     """
 
     table: ClassVar[str] = "steps"
+    key_fields: ClassVar[tuple[str, ...]] = ("night", "target", "base", "name")
+    moment_field: ClassVar[str] = "started_at"
     within_a_second: ClassVar[str] = "json_extract(body, '$.position')"
     night: str
     target: str = ""
@@ -381,14 +346,6 @@ class StepRow(Row):
     error: StepError | None = None
 
     @property
-    def key(self) -> str:
-        return f"{self.night}/{self.target}/{self.base}/{self.name}"
-
-    @property
-    def moment(self) -> str:
-        return self.started_at
-
-    @property
     def is_final(self) -> bool:
         return self.state != "waiting"
 
@@ -397,6 +354,8 @@ class BisectRow(Row):
     """What a bisection between two locks found."""
 
     table: ClassVar[str] = "bisects"
+    key_fields: ClassVar[tuple[str, ...]] = ("good", "bad", "target")
+    moment_field: ClassVar[str] = "ended_at"
     night: str = ""
     target: str
     good: str = Field(description="digest of the lock that passed")
@@ -408,14 +367,6 @@ class BisectRow(Row):
     tests: int
     text: str
     ended_at: Moment
-
-    @property
-    def key(self) -> str:
-        return f"{self.good}/{self.bad}/{self.target}"
-
-    @property
-    def moment(self) -> str:
-        return self.ended_at
 
 
 ROW_TYPES: tuple[type[Row], ...] = (

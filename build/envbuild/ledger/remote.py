@@ -7,9 +7,8 @@ reader takes the union. From time to time one entry gets all rows and says which
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,16 +42,14 @@ class SharedState:
     store: LocalStore
 
     @classmethod
-    def at(
-        cls, text: str, store: LocalStore, ca_bundle: Path | None = None, environ: Mapping[str, str] = os.environ
-    ) -> SharedState:
+    def at(cls, text: str, store: LocalStore, ca_bundle: Path | None = None) -> SharedState:
         """The state at an address: ``oci://``, ``s3://``, ``gs://``, ``file://``, or a directory.
 
         Raises:
             ConfigurationError: the address is malformed.
         """
         address = text if "://" in text else Path(text).absolute().as_uri()
-        return cls(remote=open_remote(address, ca_bundle=ca_bundle, environ=environ), store=store)
+        return cls(remote=open_remote(address, ca_bundle=ca_bundle), store=store)
 
     @property
     def address(self) -> str:

@@ -9,13 +9,11 @@ from pathlib import Path
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
-from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.core.digests import short
 from envbuild.core.errors import EnvbuildError, InterruptedByUserError
 from envbuild.core.text import shown
-from envbuild.image.verification import verification_places
 from envbuild.ledger.ledger import Ledger
-from envbuild.ledger.models import BisectRow, CaseRow, CertificateRow, StepRow, StepState
+from envbuild.ledger.models import BisectRow, CaseRow, CertificateRow, Fault, StepRow, StepState
 from envbuild.lock.context import Repositories
 from envbuild.lock.lockdir import lock_path
 from envbuild.lock.lockfile import LockDirectory, read_lock, snapshot
@@ -23,10 +21,7 @@ from envbuild.nightly.bisect.bisect import BisectRequest, bisect
 from envbuild.nightly.bisect.models import Bisected
 from envbuild.nightly.bisect.trials import CaseTrial, ImportTrial, LockTrial
 from envbuild.nightly.models import NightRequest
-from envbuild.sync.verify import Verifier
-from envbuild.wheels.cache.reuse import fitting_wheels
-from envbuild.wheels.cache.wheelhouse import Built
-from envbuild.wheels.sources import WheelSources
+from envbuild.nightly.steps import fitting_wheels_of, verifier_of
 
 # Of the store: the locks that were certified, by their digest. A project has the newest one alone.
 CERTIFIED_LOCKS = "certified-locks"
@@ -73,7 +68,7 @@ class CulpritSearch:
         if step.state != "failed" or step.error is None or not step.target:
             return None
         selection = next(item for item in self.request.selections if item.target_name == step.target)
-        trial = self._trial(step, replace(selection, base_name=step.base))
+        trial = self._trial(step, step.error.fault, replace(selection, base_name=step.base))
         certified = self.ledger.rows(CertificateRow, stack=step.stack, target=step.target)
         last = next((row.lock_digest for row in reversed(certified) if row.base == step.base), step.lock_digest)
         if trial is None or last == step.lock_digest:
@@ -99,18 +94,12 @@ class CulpritSearch:
             return self._note(step, "skipped", f"{error.what}. {error.why}")
         return self._found(step, result)
 
-    def _trial(self, step: StepRow, selection: Selection) -> LockTrial | None:
+    def _trial(self, step: StepRow, fault: Fault, selection: Selection) -> LockTrial | None:
         """What repeats a failure; None where nothing here does."""
-        error = step.error
-        if step.name == "image" and error is not None and error.fault == "check":
-            verifier = Verifier(
-                self.context,
-                places_for=lambda item: verification_places(item, self.context),
-                without="envbuild nightly --bisect 0",
-                wheels_for=self._wheels,
-            )
+        if step.name == "image" and fault == "check":
+            verifier = verifier_of(self.request, self.context, without="envbuild nightly --bisect 0")
             return ImportTrial(selection=selection, verify=verifier)
-        if step.name != "certify" or error is None or error.fault != "training":
+        if step.name != "certify" or fault != "training":
             return None
         cases = self.ledger.rows(CaseRow, stack=step.stack, target=step.target)
         failed = [row for row in cases if row.lock_digest == step.lock_digest and not row.passed]
@@ -122,14 +111,9 @@ class CulpritSearch:
             selection=selection,
             case=failed[0].case,
             matrix=selection.stack.matrix,
-            wheels_for=self._wheels,
+            wheels_for=functools.partial(fitting_wheels_of, self.request, self.context),
             context=self.context,
         )
-
-    def _wheels(self, lock: LockDirectory, selection: Selection) -> dict[str, Built]:
-        context = self.context
-        sources = WheelSources(base=selection.base, site=context.site, store=context.store, reporter=context.reporter)
-        return fitting_wheels(lock, selection.target, selection.catalog, sources, self.request.remotes)
 
     def _lock_on(self, base: str) -> LockDirectory:
         return read_lock(lock_path(self.request.project, self.request.name, base))
@@ -154,7 +138,7 @@ class CulpritSearch:
                 commit=" or ".join(commits),
                 tests=result.runs + result.reused,
                 text=text,
-                ended_at=self._now(),
+                ended_at=self.context.moment(),
             )
         )
         return self._note(step, "done", text.splitlines()[0], result.seconds)
@@ -169,15 +153,12 @@ class CulpritSearch:
             base=step.base,
             lock_digest=step.lock_digest,
             state=state,
-            started_at=self._now(),
+            started_at=self.context.moment(),
             seconds=round(seconds, 3),
             note=note,
         )
         self.ledger.record(row)
         return row
-
-    def _now(self) -> str:
-        return self.context.clock().strftime(MOMENT_FORMAT)
 
 
 def _copy(lock: LockDirectory, folder: Path) -> None:

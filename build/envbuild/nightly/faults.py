@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from envbuild.core.errors import (
     BuildError,
@@ -86,9 +84,7 @@ def _is_of_a_machine(error: CertificationFailedError) -> bool:
     """Whether every failed case failed by what only a machine does, and one of them says so."""
     if error.run is None:
         return _LOST.search(error.why) is not None
-    failed: list[Mapping[str, Any]] = [case for case in error.run.cases if not case.get("passed")]
-    problems = [problem for case in failed for problem in case.get("problems") or ()]
-    problems += list(error.run.problems)
+    problems = error.run.all_problems
     texts = " ".join(str(problem.get("text", "")) for problem in problems)
     return (
         bool(problems)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,18 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 REST_DAYS = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """What stays: digests of locks and of OCI images."""
-
-    locks: frozenset[str]
-    images: frozenset[str]
-
-    def needs(self) -> Needs:
-        return Needs(locks=self.locks, images=self.images)
-
-
-def what_stays(ledger: Ledger, project: Path, out_dir: Path, nights: int) -> Kept:
+def what_stays(ledger: Ledger, project: Path, out_dir: Path, nights: int) -> Needs:
     """What the project's locks, the images in its output folder and the last nights of each stack need.
 
     Raises:
@@ -54,7 +42,7 @@ def what_stays(ledger: Ledger, project: Path, out_dir: Path, nights: int) -> Kep
     locks |= {step.lock_digest for step in steps if step.lock_digest}
     images |= {row.oci_digest for row in ledger.rows(ImageRow) if row.lock_digest in locks}
     images |= _heads(ledger)
-    return Kept(locks=frozenset(locks), images=frozenset(images))
+    return Needs(locks=frozenset(locks), images=frozenset(images))
 
 
 def _heads(ledger: Ledger) -> set[str]:
@@ -71,7 +59,7 @@ def stored_images(store: LocalStore) -> int:
     return sum(1 for _ in _entries(store, IMAGES))
 
 
-def unneeded_entries(store: LocalStore, kept: Kept, *, unused_days: float = REST_DAYS) -> tuple[Old, ...]:
+def unneeded_entries(store: LocalStore, kept: Needs, *, unused_days: float = REST_DAYS) -> tuple[Old, ...]:
     """Images, environments and layers of the store that nothing kept has, and that were not used for some days."""
     since = time.time() - unused_days * DAY_SECONDS
     images = list(_entries(store, IMAGES))

@@ -51,7 +51,7 @@ def only_night(stack: str, folder: Path, context: Context) -> Iterator[None]:
     with locks.exclusive_if_free(file) as free:
         if not free:
             raise _running(stack, _shown(holder))
-        write_atomic(holder, json.dumps({"pid": os.getpid(), "since": context.clock().strftime(MOMENT_FORMAT)}))
+        write_atomic(holder, json.dumps({"pid": os.getpid(), "since": context.moment()}))
         yield
 
 

@@ -86,15 +86,8 @@ class Outcome:
     rows: tuple[Row, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """Which attempt a step is: the second one starts all processes anew."""
-
-    night: str
-    number: int = 1
-
-
-Step: TypeAlias = Callable[[Job, Attempt], Outcome]
+# Of a job and the number of the attempt: the second one starts all processes anew.
+Step: TypeAlias = Callable[[Job, int], Outcome]
 
 
 @dataclass(frozen=True, kw_only=True)

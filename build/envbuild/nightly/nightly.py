@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from envbuild import __version__
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
-from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
+from envbuild.catalog.fields import moment_of
 from envbuild.core.errors import (
     CertificationFailedError,
     EnvbuildError,
@@ -26,7 +26,7 @@ from envbuild.ledger.models import Blocked, LockRow, NightRow, Row, StepName, St
 from envbuild.lock.lockdir import find_lock
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.nightly.faults import counts, is_worth_repeating, step_error
-from envbuild.nightly.models import Attempt, Job, NamedStep, NightRequest, Outcome
+from envbuild.nightly.models import Job, NamedStep, NightRequest, Outcome
 from envbuild.nightly.records import blocked, failed_case_rows, lock_row, moved
 from envbuild.nightly.steps import make_lock
 
@@ -58,11 +58,11 @@ class Night:
         """
         self._row = NightRow(
             stack=self.request.stack,
-            id=f"{self.request.stack}-{self._now().replace(':', '')}-{secrets.token_hex(3)}",
+            id=f"{self.request.stack}-{self.context.moment().replace(':', '')}-{secrets.token_hex(3)}",
             targets=self.request.targets,
             host=socket.gethostname(),
             envbuild=__version__,
-            started_at=self._now(),
+            started_at=self.context.moment(),
             lock_name=self.request.name,
         )
         self.ledger.record(self._row)
@@ -75,8 +75,9 @@ class Night:
                 if lock is None:
                     self._skip(selection.target_name, selection.base_name, [step.name for step in self.steps])
                 else:
-                    self._target(_on(selection, lock), lock)
-        self._row = self._row.model_copy(update={"finished_at": self._now(), "exit_code": self._exit_code()})
+                    # The lock's base may be the stack's next one.
+                    self._target(replace(selection, base_name=lock.lock.base.name), lock)
+        self._row = self._row.model_copy(update={"finished_at": self.context.moment(), "exit_code": self._exit_code()})
         self.ledger.record(self._row)
         return self._row
 
@@ -87,13 +88,9 @@ class Night:
 
     def _lock(self, selection: Selection) -> LockDirectory | None:
         """The newest lock that holds together; the one that is there where none can be made now."""
-        started, base = _Started(self._now()), selection.base_name
+        started, base = _Started(self.context.moment()), selection.base_name
 
-        def make(attempt: Attempt) -> tuple[LockDirectory, bool]:  # noqa: ARG001
-            result = make_lock(selection, self.request, self.context)
-            return result.directory, result.built
-
-        done, attempts = self._attempts("lock", make)
+        done, attempts = self._attempts("lock", lambda _: make_lock(selection, self.request, self.context))
         if isinstance(done, EnvbuildError):
             self._failed(
                 StepRow(**self._about("lock", "", base), **started.facts(), attempts=attempts, state="failed"), done
@@ -102,13 +99,13 @@ class Night:
                 return find_lock(self.request.project, selection, self.request.lock_name)
             except EnvbuildError:
                 return None
-        directory, built = done
-        row = lock_row(directory, self.request.name, self._now())
+        directory = done.directory
+        row = lock_row(directory, self.request.name, self.context.moment())
         self._note_lock(row, directory)
         step = StepRow(
             **self._about("lock", "", directory.lock.base.name),
             **started.facts(),
-            state="done" if built else "nothing",
+            state="done" if done.built else "nothing",
             digest=row.digest,
             lock_digest=row.digest,
             attempts=attempts,
@@ -123,8 +120,8 @@ class Night:
         of_name = [night for night in nights if night.lock_name == self.request.name and night.lock_digest]
         previous = next((night for night in reversed(of_name) if night.lock_digest != row.digest), None)
         last = of_name[-1] if of_name else None
-        before = self._known_lock(last.lock_digest) if last is not None else None
-        found = blocked(row, last.blocked if last else (), self._now(), self._days_behind(directory))
+        before = self.ledger.get(LockRow, f"{last.lock_digest}/{self.request.name}") if last is not None else None
+        found = blocked(row, last.blocked if last else (), self.context.moment(), self._days_behind(directory))
         known: tuple[Blocked, ...] = tuple(item for item in self._row.blocked if item not in found)
         self._row = self._row.model_copy(
             update={
@@ -134,9 +131,6 @@ class Night:
                 "blocked": (*known, *found),
             }
         )
-
-    def _known_lock(self, digest: str) -> LockRow | None:
-        return self.ledger.get(LockRow, f"{digest}/{self.request.name}")
 
     def _days_behind(self, directory: LockDirectory) -> dict[str, float]:
         found = {}
@@ -163,10 +157,10 @@ class Night:
     def _step(self, step: NamedStep, job: Job) -> Outcome | None:
         """What came of a step; None where it failed or waits."""
         self.renew()
-        started, base = _Started(self._now()), job.selection.base_name
+        started, base = _Started(self.context.moment()), job.selection.base_name
         about = {**self._about(step.name, job.target, base), "lock_digest": job.lock.lock.digest}
         before = None if self.request.retry else self._failed_before(step, job)
-        if before is not None and before.error is not None:
+        if before is not None:
             note = f"failed in night {before.night}, and nothing changed since; --retry runs it again"
             row = StepRow(**about, **started.facts(), attempts=0, state="failed", note=note, digest=before.digest)
             self._record(row.model_copy(update={"error": before.error}))
@@ -177,7 +171,7 @@ class Night:
             inputs = self._inputs(step, job)
             row = StepRow(**about, **started.facts(), attempts=attempts, state="failed", digest=inputs)
             cases = (
-                failed_case_rows(done, job, self._row.id, self._now())
+                failed_case_rows(done, job, self._row.id, self.context.moment())
                 if isinstance(done, CertificationFailedError)
                 else []
             )
@@ -196,11 +190,11 @@ class Night:
         self._record(row, *done.rows)
         return None if done.state == "waiting" else done
 
-    def _attempts(self, what: str, action: Callable[[Attempt], T]) -> tuple[T | EnvbuildError, int]:
+    def _attempts(self, what: str, action: Callable[[int], T]) -> tuple[T | EnvbuildError, int]:
         """What an action gives, or its last failure: one that may end otherwise is tried again."""
         for number in range(1, MOST_ATTEMPTS + 1):
             try:
-                return action(Attempt(night=self._row.id, number=number)), number
+                return action(number), number
             except InterruptedByUserError:  # noqa: PERF203 - two attempts
                 raise
             except Exception as error:
@@ -233,7 +227,7 @@ class Night:
 
     def _skip(self, target: str, base: str, names: Sequence[StepName]) -> None:
         for name in names:
-            self._record(StepRow(**self._about(name, target, base), started_at=self._now(), state="skipped"))
+            self._record(StepRow(**self._about(name, target, base), started_at=self.context.moment(), state="skipped"))
 
     def _failed(self, row: StepRow, error: EnvbuildError, *rows: Row) -> None:
         failure = step_error(error)
@@ -248,9 +242,6 @@ class Night:
     def _about(self, name: StepName, target: str, base: str) -> dict[str, Any]:
         return {"stack": self.request.stack, "night": self._row.id, "target": target, "name": name, "base": base}
 
-    def _now(self) -> str:
-        return self.context.clock().strftime(MOMENT_FORMAT)
-
 
 @dataclass(frozen=True)
 class _Started:
@@ -259,13 +250,6 @@ class _Started:
 
     def facts(self) -> dict[str, Any]:
         return {"started_at": self.at, "seconds": round(time.monotonic() - self.clock, 3)}
-
-
-def _on(selection: Selection, lock: LockDirectory) -> Selection:
-    """The selection on the base of the lock, which may be the stack's next one."""
-    return (
-        selection if selection.base_name == lock.lock.base.name else replace(selection, base_name=lock.lock.base.name)
-    )
 
 
 def _unexpected(error: Exception) -> InternalError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -92,7 +91,7 @@ def _of_target(job: Job, request: NightRequest, publish: PublishStep | None, con
     text = f"{len(certify.cases)} cases, {_where(certify, request)}"
     yield PlannedStep(target=target, step="certify", to_do=not is_there, text=text)
     if publish is not None:
-        registry = open_repository(publish.to, context.site, os.environ)
+        registry = open_repository(publish.to, context.site)
         known = [item for item in read_index(registry) if item.oci_digest == image.record.oci_digest and item.certified]
         text = f"as {known[0].tag}" if known else f"to {publish.to}"
         yield PlannedStep(target=target, step="publish", to_do=not known, text=text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from envbuild.catalog.context import Context
@@ -80,7 +79,7 @@ def published_rows(repository: str, context: Context) -> list[PublicationRow]:
         CheckRefusedError: the index is damaged.
         NetworkError: the registry cannot be reached, or refuses.
     """
-    source = open_source(repository, context.site, os.environ)
+    source = open_source(repository, context.site)
     return [publication_row(item, repository_name(repository)) for item in source.publications()]
 
 
@@ -91,7 +90,7 @@ def rebuilt_rows(repository: str, context: Context) -> list[Row]:
         CheckRefusedError: the index is damaged.
         NetworkError: the registry cannot be reached, or refuses.
     """
-    source = open_source(repository, context.site, os.environ)
+    source = open_source(repository, context.site)
     rows: list[Row] = []
     with context.store.staging("ledger") as folder:
         for publication in source.publications():

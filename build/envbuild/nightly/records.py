@@ -44,15 +44,7 @@ def lock_row(directory: LockDirectory, name: str, at: str) -> LockRow:
         as_of=lock.inputs.as_of,
         driver=lock.driver.value if lock.driver else "",
         components={
-            part: LockedPart(
-                version=item.version,
-                asked=item.asked,
-                git=item.git,
-                commit=item.commit,
-                head=item.head,
-                committed_at=item.committed_at,
-                follows=item.follows,
-            )
+            part: LockedPart(**{name: getattr(item, name) for name in LockedPart.model_fields})
             for part, item in lock.components.items()
         },
         packages=directory.packages(),
@@ -107,7 +99,7 @@ def certificate_rows(path: Path) -> list[Row]:
     """
     statement, file = read_certificate(path)
     predicate, digest = statement.predicate, sha256_file(path)
-    digests = {name.rpartition(".")[2]: value for name, value in statement.digests().items()}
+    digests = statement.by_form()
     machine = predicate.measured.machine
     certificate = CertificateRow(
         stack=predicate.stack,
@@ -138,7 +130,7 @@ def certificate_rows(path: Path) -> list[Row]:
         "lock_digest": predicate.lock_digest,
         "oci_digest": certificate.oci_digest,
     }
-    return [certificate, *case_rows(predicate.cases, digest, about, predicate.issued_at)]
+    return [certificate, *(_case_row(case, digest, about, predicate.issued_at) for case in predicate.cases)]
 
 
 def failed_case_rows(error: CertificationFailedError, job: Job, night: str, at: str) -> list[Row]:
@@ -155,15 +147,11 @@ def failed_case_rows(error: CertificationFailedError, job: Job, night: str, at: 
         "lock_digest": job.lock.lock.digest,
         "oci_digest": job.image.record.oci_digest if job.image else "",
     }
-    return list(case_rows(verdicts, night, about, at))
-
-
-def case_rows(verdicts: Iterable[CaseVerdict], run: str, about: Mapping[str, str], at: str) -> list[CaseRow]:
-    """The rows of cases; ``about``: stack, base, target and digests of what they trained."""
-    return [_case_row(verdict, run, about, at) for verdict in verdicts]
+    return [_case_row(verdict, night, about, at) for verdict in verdicts]
 
 
 def _case_row(verdict: CaseVerdict, run: str, about: Mapping[str, str], at: str) -> CaseRow:
+    """The row of a case; ``about``: stack, base, target and digests of what it trained."""
     seconds = [step.seconds for step in verdict.steps if step.seconds is not None]
     return CaseRow(
         **about,

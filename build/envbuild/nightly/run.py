@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,9 +53,8 @@ def run_night(
     """
     steps = Steps(request=request, context=context, publishing=publishing).all()
     with only_night(request.stack, places.locks, context), Ledger.open(places.ledger) as ledger:
-        lease = Lease(places.shared, request.stack, context) if places.shared is not None else None
-        with _shared(places.shared, lease, ledger, context):
-            night = Night(request, steps, ledger, context, lease.take if lease is not None else lambda: None)
+        with _shared(places.shared, request.stack, ledger, context) as renew:
+            night = Night(request, steps, ledger, context, renew)
             row = night.run()
             search = CulpritSearch(
                 request=request, ledger=ledger, context=context, budget_seconds=places.bisect_seconds
@@ -77,15 +76,19 @@ def _look_at_repository(repository: str, stack: str, ledger: Ledger, context: Co
 
 
 @contextlib.contextmanager
-def _shared(state: SharedState | None, lease: Lease | None, ledger: Ledger, context: Context) -> Iterator[None]:
-    """Hold the lease, begin with what others wrote, and end with writing what is new, also after a failure."""
-    if state is None or lease is None:
-        yield
+def _shared(state: SharedState | None, stack: str, ledger: Ledger, context: Context) -> Iterator[Callable[[], None]]:
+    """Hold the lease, begin with what others wrote, and end with writing what is new, also after a failure.
+
+    Yields what renews the lease.
+    """
+    if state is None:
+        yield lambda: None
         return
+    lease = Lease(state, stack, context)
     with lease.held():
         state.fetch(ledger)
         try:
-            yield
+            yield lease.take
         finally:
             try:
                 state.push(ledger)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import takewhile
@@ -10,14 +10,13 @@ from typing import Literal
 
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.core.digests import Json, short
-from envbuild.ledger.ledger import Ledger
-from envbuild.ledger.models import BisectRow, Blocked, NightRow, PublicationRow, StepRow
+from envbuild.ledger.ledger import Ledger, grouped
+from envbuild.ledger.models import BisectRow, Blocked, NightRow, PublicationRow, Row, StepRow
 from envbuild.nightly.faults import counts
 
 # good: the newest lock's image is certified and published. stale: the newest certified image is older than the policy
 # allows. suspect: the newest lock failed, twice. waiting: for hardware. none: nothing certified was published.
 State = Literal["good", "stale", "suspect", "waiting", "none"]
-MARKS: dict[State, str] = {"good": "good", "stale": "STALE", "suspect": "suspect", "waiting": "waiting", "none": "none"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,8 @@ class TargetState:
 
     def line(self) -> str:
         """For people."""
-        words = [f"{self.stack:<12} {self.target:<10} {MARKS[self.state]:<8}"]
+        mark = "STALE" if self.state == "stale" else self.state
+        words = [f"{self.stack:<12} {self.target:<10} {mark:<8}"]
         if self.image is not None:
             at = (self.image.certified_at or self.image.published_at)[:10]
             age = "" if self.age_days is None else f", {self.age_days:.0f} days"
@@ -88,31 +88,27 @@ def states(
     ledger: Ledger, at: datetime, max_age_days: float | None = None, stack: str | None = None
 ) -> tuple[TargetState, ...]:
     """The state of every stack for every target that the ledger knows, in the order of their names."""
-    publications = ledger.rows(PublicationRow, stack=stack)
+    publications = grouped(ledger.rows(PublicationRow, stack=stack), _pair)
+    steps = grouped(ledger.rows(StepRow, stack=stack), _pair)
+    bisected = grouped(ledger.rows(BisectRow, stack=stack), _pair)
     nights = ledger.rows(NightRow, stack=stack)
-    steps = _by_target(ledger.rows(StepRow, stack=stack))
-    pairs = {(row.stack, row.target) for row in publications}
-    pairs |= {(night.stack, target) for night in nights for target in night.targets}
     newest = {night.stack: night for night in nights}
-    found = ledger.rows(BisectRow, stack=stack)
+    pairs = {*publications, *((night.stack, target) for night in nights for target in night.targets)}
     return tuple(
         _state(
             pair,
-            [row for row in publications if (row.stack, row.target) == pair],
-            steps.get(pair, ()),
+            publications.get(pair, []),
+            steps.get(pair, []),
             newest.get(pair[0]),
-            [row for row in found if (row.stack, row.target) == pair],
+            bisected.get(pair, []),
             (at, max_age_days),
         )
         for pair in sorted(pairs)
     )
 
 
-def _by_target(rows: Iterable[StepRow]) -> dict[tuple[str, str], list[StepRow]]:
-    found: dict[tuple[str, str], list[StepRow]] = {}
-    for row in rows:
-        found.setdefault((row.stack, row.target), []).append(row)
-    return found
+def _pair(row: Row) -> tuple[str, str]:
+    return row.stack, row.of_target
 
 
 def _state(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild import __version__
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
-from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.certify.run.job import CertifyRequest, make_job
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import InternalError
@@ -24,13 +22,11 @@ from envbuild.lock.lock import LockOptions, LockResult
 from envbuild.lock.lockdir import lock_path
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.nightly.hardware import Reach, certify_somewhere, command_for
-from envbuild.nightly.models import Attempt, Job, NamedStep, NightRequest, Outcome
+from envbuild.nightly.models import Job, NamedStep, NightRequest, Outcome
 from envbuild.nightly.published import PublishStep
 from envbuild.nightly.records import certificate_rows, image_row, wheel_rows
-from envbuild.store.remote import Remote
-from envbuild.sync.build_environment import build_environment
+from envbuild.sync.build_environment import build_environment_for
 from envbuild.sync.verify import Verifier
-from envbuild.wheels.audit.prebuilt import check_prebuilt, site_packages_of
 from envbuild.wheels.build.limits import choose_limits
 from envbuild.wheels.build.parallel import BuildContext, make_wheels
 from envbuild.wheels.cache.reuse import fitting_wheels
@@ -53,7 +49,8 @@ def make_lock(selection: Selection, request: NightRequest, context: Context) -> 
         return lock_path(request.project, request.name, item.base_name)
 
     def options_for(item: Selection) -> LockOptions:
-        verifier = _verifier(item, request, context)
+        # Also of pinned stacks: the lock then names its base, which images are published on.
+        verifier = verifier_of(request, context, without=f"envbuild lock --stack {item.stack_name} --no-verify")
         return LockOptions(
             path=path_for(item),
             verify=verifier,
@@ -65,20 +62,24 @@ def make_lock(selection: Selection, request: NightRequest, context: Context) -> 
     return lock_on_fitting_base(selection, asked, path_for, options_for, context)
 
 
-def _verifier(selection: Selection, request: NightRequest, context: Context) -> Verifier:
-    """Verifies every lock, also those of pinned stacks: it then names its base, which images are published on."""
+def verifier_of(request: NightRequest, context: Context, without: str) -> Verifier:
+    """Verifies locks with the wheels that a night has; ``without``: the command that does not."""
     from envbuild.image.verification import verification_places  # slow to import
 
     return Verifier(
         context,
         places_for=lambda item: verification_places(item, context),
-        without=f"envbuild lock --stack {selection.stack_name} --no-verify",
-        wheels_for=lambda lock, item: _wheels(lock, item, request.remotes, context),
+        without=without,
+        wheels_for=functools.partial(fitting_wheels_of, request, context),
     )
 
 
-def _wheels(lock: LockDirectory, selection: Selection, remotes: Sequence[Remote], context: Context) -> dict[str, Built]:
-    return fitting_wheels(lock, selection.target, selection.catalog, _sources(selection, context), remotes)
+def fitting_wheels_of(
+    request: NightRequest, context: Context, lock: LockDirectory, selection: Selection
+) -> dict[str, Built]:
+    """The wheels that fit a lock, of those that a night has."""
+    sources = _sources(selection, context)
+    return fitting_wheels(lock, selection.target, selection.catalog, sources, request.remotes)
 
 
 def _sources(selection: Selection, context: Context) -> WheelSources:
@@ -103,9 +104,11 @@ class Steps:
             NamedStep(name="image", run=self.image, inputs=self._build_inputs),
             NamedStep(name="certify", run=self.certify, inputs=self._certify_inputs),
         )
-        return (*steps, *([NamedStep(name="publish", run=self.publish)] if self.publishing else []))
+        if (publishing := self.publishing) is None:
+            return steps
+        return (*steps, NamedStep(name="publish", run=lambda job, _: publishing.publish(job, self.context)))
 
-    def wheels(self, job: Job, attempt: Attempt) -> Outcome:  # noqa: ARG002
+    def wheels(self, job: Job, attempt: int) -> Outcome:  # noqa: ARG002
         """The compile-phase wheels of the lock for the target."""
         names = choose(job.lock, ())
         if not names:
@@ -117,7 +120,7 @@ class Steps:
         plans = plan_wheels(job.lock, names, selection.target, selection.catalog, chosen.compilers, sources)
         made = make_wheels(
             plans,
-            lambda: self._build_environment(job),
+            lambda: build_environment_for(job.lock, selection.target, context),
             BuildContext(
                 toolchain=chosen.toolchain,
                 sources=sources,
@@ -127,18 +130,12 @@ class Steps:
         )
         built = [item for item in made if item.built]
         state: StepState = "done" if built else "nothing"
-        rows = tuple(wheel_rows(made, job, self._now()))
+        rows = tuple(wheel_rows(made, job, self.context.moment()))
         return Outcome(job=job, state=state, note=f"{len(built)} of {len(made)} compiled", rows=rows)
 
-    def _build_environment(self, job: Job) -> Path:
-        context = self.context
-        made = build_environment(job.lock, context.site, context.store, context.reporter)
-        check_prebuilt(site_packages_of(made), job.selection.target.sm, context.store, context.reporter)
-        return made
-
-    def image(self, job: Job, attempt: Attempt) -> Outcome:  # noqa: ARG002
+    def image(self, job: Job, attempt: int) -> Outcome:  # noqa: ARG002
         """The image of the lock for the target."""
-        wheels = _wheels(job.lock, job.selection, self.request.remotes, self.context)
+        wheels = fitting_wheels_of(self.request, self.context, job.lock, job.selection)
         inputs = ImageInputs(selection=job.selection, lock=job.lock, wheels=wheels, with_sqsh=True)
         started = time.monotonic()
         name = self.request.lock_name
@@ -148,14 +145,14 @@ class Steps:
             job=replace(job, image=made.image),
             state="done" if made.built or made.placed else "nothing",
             digest=made.image.record.oci_digest,
-            rows=(image_row(made.image, seconds, self._now()),),
+            rows=(image_row(made.image, seconds, self.context.moment()),),
         )
 
-    def certify(self, job: Job, attempt: Attempt) -> Outcome:
+    def certify(self, job: Job, attempt: int) -> Outcome:
         """The certificate of the image, or the plan of one that waits for hardware."""
         command = command_for(self.request.run_with, job.target, job.selection.target.device)
         reach = Reach(command=command, signer=self.request.signer)
-        found = certify_somewhere(self.certify_request(job), reach, self.context, again=attempt.number > 1)
+        found = certify_somewhere(self.certify_request(job), reach, self.context, again=attempt > 1)
         if found.done is None:
             return Outcome(job=job, state="waiting", note="its plan waits for hardware", plan=str(found.waiting))
         rows = tuple(certificate_rows(found.done.certificate))
@@ -166,12 +163,6 @@ class Steps:
             note=f"{len(found.done.statement.predicate.cases)} cases, {found.done.cases_run} of them run now",
             rows=rows,
         )
-
-    def publish(self, job: Job, attempt: Attempt) -> Outcome:  # noqa: ARG002
-        """The publication of the image, if the gate admits it."""
-        if self.publishing is None:
-            raise InternalError("a target is published, and nothing says where")
-        return self.publishing.publish(job, self.context)
 
     def certify_request(self, job: Job) -> CertifyRequest:
         """What is certified of a job with an image."""
@@ -191,6 +182,3 @@ class Steps:
 
     def _certify_inputs(self, job: Job) -> str:
         return make_job(self.certify_request(job), self.context.store).key
-
-    def _now(self) -> str:
-        return self.context.clock().strftime(MOMENT_FORMAT)

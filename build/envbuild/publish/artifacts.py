@@ -87,36 +87,33 @@ def certificate_artifacts(
 
 
 def _bundle_artifact(manifest: bytes, bundle: Bundle, created: str, folder: Path) -> Artifact:
-    blob = _blob(folder, bundle.content)
     name = f"{bundle.predicate_type.rstrip('/').replace('/', '-').replace(':', '-')}.sigstore.json"
-    described = file_descriptor(BUNDLE_TYPE, blob.digest, blob.size_bytes, name)
-    annotations = bundle.annotations(created)
-    content = artifact_manifest(BUNDLE_TYPE, described, _subject(manifest), annotations)
-    return Artifact(artifact_type=BUNDLE_TYPE, manifest=content, blob=blob)
+    return _artifact(BUNDLE_TYPE, _blob(folder, bundle.content), name, manifest, bundle.annotations(created))
 
 
 def sqsh_artifact(image: PlacedImage, manifest: bytes, sqsh: PublishedSqsh) -> Artifact:
     """The .sqsh of an image."""
     name = f"{image.name}.sqsh"
-    described = file_descriptor(SQSH_TYPE, sqsh.digest, sqsh.size_bytes, name)
+    blob = Blob(digest=sqsh.digest, size_bytes=sqsh.size_bytes, file=image.sqsh())
     annotations = {CREATED: timestamp(image.record.source_date_epoch), TITLE: name}
-    return Artifact(
-        artifact_type=SQSH_TYPE,
-        manifest=artifact_manifest(SQSH_TYPE, described, _subject(manifest), annotations),
-        blob=Blob(digest=sqsh.digest, size_bytes=sqsh.size_bytes, file=image.sqsh()),
-    )
+    return _artifact(SQSH_TYPE, blob, name, manifest, annotations)
 
 
 def base_artifact(manifest: bytes, record: BaseRecord, folder: Path) -> Artifact:
     """The record of a base, without the day on which it was made: published twice it is the same."""
     blob = _blob(folder, dump(record.model_copy(update={"made_at": ""})))
-    described = file_descriptor(BASE_TYPE, blob.digest, blob.size_bytes, RECORD_FILE)
-    content = artifact_manifest(BASE_TYPE, described, _subject(manifest), {TITLE: RECORD_FILE})
-    return Artifact(artifact_type=BASE_TYPE, manifest=content, blob=blob)
+    return _artifact(BASE_TYPE, blob, RECORD_FILE, manifest, {TITLE: RECORD_FILE})
 
 
-def _subject(manifest: bytes) -> dict[str, Json]:
-    return {"mediaType": MANIFEST_TYPE, "digest": sha256_bytes(manifest), "size": len(manifest)}
+def _artifact(kind: str, blob: Blob, name: str, image_manifest: bytes, annotations: dict[str, str]) -> Artifact:
+    described = file_descriptor(kind, blob.digest, blob.size_bytes, name)
+    subject: dict[str, Json] = {
+        "mediaType": MANIFEST_TYPE,
+        "digest": sha256_bytes(image_manifest),
+        "size": len(image_manifest),
+    }
+    content = artifact_manifest(kind, described, subject, annotations)
+    return Artifact(artifact_type=kind, manifest=content, blob=blob)
 
 
 def _blob(folder: Path, content: bytes) -> Blob:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from envbuild.catalog.catalog import Selection
@@ -37,9 +35,7 @@ class PublishedBase:
     nothing_to_do: bool = False
 
 
-def publish_base(
-    selection: Selection, to: str, context: Context, environ: Mapping[str, str] = os.environ
-) -> PublishedBase:
+def publish_base(selection: Selection, to: str, context: Context) -> PublishedBase:
     """Publish the base of a selection as it is in the store, with its list of packages; made where it is not there.
 
     Args:
@@ -49,7 +45,7 @@ def publish_base(
         NetworkError: the registry cannot be reached, or refuses.
         EnvbuildError: the base cannot be made.
     """
-    registry = open_repository(to, context.site, environ)
+    registry = open_repository(to, context.site)
     base = make_base(selection, context)
     with context.store.staging("publish-base") as folder:
         image = base_image(base.record, selection.base.platform)

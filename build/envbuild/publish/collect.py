@@ -13,18 +13,17 @@ from dataclasses import dataclass
 from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.oci.push import digest_of_tag
 from envbuild.oci.referrers import list_referrers, tag_of
+from envbuild.publish.bundle import BUNDLE_TYPE
 from envbuild.publish.index import head_of, leave_out, load_index, read_entry
 from envbuild.publish.models import Publication
 from envbuild.publish.tags import DOCKER_SUFFIX, PUBLICATION_SUFFIX
 from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags
 
-BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What keeps a publication, besides a moving tag: digests of locks and of OCI images."""
+    """What keeps a publication, besides a moving tag, and entries of the store: digests of locks and of OCI images."""
 
     locks: frozenset[str] = frozenset()
     images: frozenset[str] = frozenset()

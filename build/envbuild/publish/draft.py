@@ -128,7 +128,7 @@ def _published_sqsh(
     record = request.image.record.sqsh
     if record is None or not request.sqsh:
         return None
-    if admitted is not None and "sqsh" not in admitted.certified_forms:
+    if admitted is not None and "sqsh" not in admitted.certificate.by_form():
         context.reporter.note("note: the .sqsh is not published: the certificate is about the OCI image alone")
         return None
     place = store.place_of(record.digest) if store else ""

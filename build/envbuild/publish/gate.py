@@ -46,11 +46,6 @@ class Admitted:
     def digest(self) -> str:
         return sha256_bytes(self.content)
 
-    @property
-    def certified_forms(self) -> frozenset[str]:
-        """The forms of the image that it names: ``oci``, ``sqsh``, ``docker``."""
-        return frozenset(name.rpartition(".")[2] for name in self.certificate.digests())
-
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
@@ -104,7 +99,7 @@ def _about_another(image: PlacedImage, statement: Certificate) -> Iterator[tuple
     predicate, record = statement.predicate, image.record
     if predicate.in_ in WITHOUT_IMAGE:
         yield "outside-image", f"Its cases ran in {predicate.in_}, outside of the image."
-    named = {name.rpartition(".")[2]: digest for name, digest in statement.digests().items()}
+    named = statement.by_form()
     manifest = FolderFiles(image.path / OCI_DIR).read(blob_path(record.oci_digest))
     forms = {"oci": record.oci_digest, "sqsh": record.sqsh_digest, "docker": sha256_bytes(docker_manifest(manifest))}
     for form, own in forms.items():

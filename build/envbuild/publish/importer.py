@@ -6,8 +6,8 @@ Little is imported here, as in ``follow``: every node of a job runs it.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
@@ -17,12 +17,12 @@ from envbuild.store.temporary import temporary_store
 KEPT_SECONDS = 14 * 24 * 3600
 
 
-def note_step(sqsh: Path, environ: Mapping[str, str]) -> None:
+def note_step(sqsh: Path) -> None:
     """Note that the step of a Slurm job may start an image: ``jobs/JOB/STEP`` holds the path of its .sqsh.
 
     Outside of a job nothing is noted. The hook that reads it is ``containers/enroot/hook.sh``.
     """
-    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "")
     if not (job.isdecimal() and step):
         return
     folder = temporary_store().root / "jobs"

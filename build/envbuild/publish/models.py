@@ -77,6 +77,11 @@ class Publication(TomlModel):
         """Whether it was published with a certificate that counted, and was not revoked since."""
         return self.certificate_digest is not None and self.revoked is None
 
+    @property
+    def digests(self) -> tuple[str | None, ...]:
+        """Those that name it: of the OCI image, of docker's manifest, of the .sqsh."""
+        return self.oci_digest, self.docker_digest, self.sqsh.digest if self.sqsh else None
+
     def canonical(self) -> bytes:
         """Its JSON in the one form that is kept."""
         return canonical_json(self.model_dump(mode="json", by_alias=True))

@@ -6,7 +6,6 @@ Every step finds what an earlier run did, so that a killed publication is finish
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,7 +55,7 @@ class Published:
         return self.sent.bytes_sent + self.attached.bytes_sent
 
 
-def publish(request: PublishRequest, context: Context, environ: Mapping[str, str] = os.environ) -> Published:
+def publish(request: PublishRequest, context: Context) -> Published:
     """Publish an image; one that is published already costs a few requests.
 
     Raises:
@@ -70,9 +69,9 @@ def publish(request: PublishRequest, context: Context, environ: Mapping[str, str
         _check_lock(request)
         _check_files(request.image, context)
         admitted = None if request.uncertified else _admit(request, context)
-    registry = open_repository(request.to, context.site, environ, mount_from=request.mount_from)
+    registry = open_repository(request.to, context.site, mount_from=request.mount_from)
     manifest, blobs = artifacts.image_blobs(request.image)
-    store = open_sqsh_store(request.sqsh_to, context.site, environ) if request.sqsh_to and request.sqsh else None
+    store = open_sqsh_store(request.sqsh_to, context.site) if request.sqsh_to and request.sqsh else None
     listed = index.load_index(registry)
     there = Destination(registry=registry, store=store, publications=listed.publications)
     with context.store.staging("publish") as folder:
@@ -92,11 +91,14 @@ def publish(request: PublishRequest, context: Context, environ: Mapping[str, str
         draft = standing or draft
         with reporter.step(f"push {request.image.name} to {registry.address}"):
             sent = push_blobs(registry, [*blobs, artifacts.empty_blob(folder)], mount_from=request.mount_from)
-            sent += _put_manifests(registry, manifest, draft)
+            manifests = _manifests(manifest, draft)
+            for item in manifests.values():
+                put_manifest(registry, item.digest, item)
+                sent += Sent(bytes_sent=len(item.content))
             sent_with_it = _attach(request, registry, attached, draft)
             if store is not None and draft.sqsh is not None and not newer:
                 store.put(request.image.sqsh(), draft, artifacts.bundle_of(admitted).content if admitted else None)
-            _tag(registry, manifest, draft)
+            _tag(registry, manifests)
             _list(there, draft, len(manifest), context)
             _move(there, draft, context)
     return Published(publication=draft, sent=sent, attached=sent_with_it, seconds=time.monotonic() - started)
@@ -156,15 +158,13 @@ def _admit(request: PublishRequest, context: Context) -> Admitted:
     return admit(request.image, request.certificate, rules)
 
 
-def _put_manifests(registry: Registry, manifest: bytes, draft: Publication) -> Sent:
-    """The image's manifests, by their digests."""
-    contents = {draft.oci_digest: Manifest(content=manifest, media_type=MANIFEST_TYPE)}
+def _manifests(manifest: bytes, draft: Publication) -> dict[str, Manifest]:
+    """The image's manifests by their immutable tags; docker's has one of its own."""
+    found = {draft.tag: Manifest(content=manifest, media_type=MANIFEST_TYPE)}
     if draft.docker_digest is not None:
         docker = Manifest(content=docker_manifest(manifest), media_type=DOCKER_MANIFEST_TYPE)
-        contents[draft.docker_digest] = docker
-    for digest, content in contents.items():
-        put_manifest(registry, digest, content)
-    return Sent(bytes_sent=sum(len(item.content) for item in contents.values()))
+        found[draft.tag + DOCKER_SUFFIX] = docker
+    return found
 
 
 def _artifacts(
@@ -187,12 +187,8 @@ def _attach(request: PublishRequest, registry: Registry, attached: Sequence[Arti
     return sent + Sent(bytes_sent=attach(registry, by_type, draft.oci_digest))
 
 
-def _tag(registry: Registry, manifest: bytes, draft: Publication) -> None:
-    """Give the image its immutable tag; docker's manifest has one of its own."""
-    wanted = {draft.tag: Manifest(content=manifest, media_type=MANIFEST_TYPE)}
-    if draft.docker_digest is not None:
-        docker = Manifest(content=docker_manifest(manifest), media_type=DOCKER_MANIFEST_TYPE)
-        wanted[draft.tag + DOCKER_SUFFIX] = docker
+def _tag(registry: Registry, wanted: Mapping[str, Manifest]) -> None:
+    """Give the image's manifests their immutable tags."""
     for tag, content in wanted.items():
         if digest_of_tag(registry, tag) != content.digest:
             put_manifest(registry, tag, content)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -22,8 +20,8 @@ from envbuild.core.errors import (
     PublicationRefusedError,
 )
 from envbuild.core.files import write_atomic
-from envbuild.publish.kept_files import WantedFile, keep_file
-from envbuild.publish.models import Publication
+from envbuild.publish.kept_files import KeptFile, WantedFile, keep_file
+from envbuild.publish.models import Publication, PublishedSqsh
 from envbuild.publish.sources import Reference, Source, open_source
 
 SQSH_KIND, CERTIFICATE_KIND = "sqsh", "certificates"
@@ -71,7 +69,7 @@ class Pulled:
     asked: float
 
 
-def pull(request: PullRequest, context: Context, environ: Mapping[str, str] = os.environ) -> Pulled:
+def pull(request: PullRequest, context: Context) -> Pulled:
     """Bring the .sqsh of a published image into the store, once for all who ask for it.
 
     Raises:
@@ -81,21 +79,21 @@ def pull(request: PullRequest, context: Context, environ: Mapping[str, str] = os
         ConfigurationError: there is no such publication.
         NetworkError: the place cannot be reached or refuses.
     """
-    source = open_source(request.reference.place, context.site, environ)
+    source = open_source(request.reference.place, context.site)
     for _ in range(MOST_MOVES):
         asked = time.monotonic()
         publication = find(request, source)
         if publication.sqsh is None:
             raise _refused(request, "no-sqsh", "It was published without a .sqsh.", "Pull it as --format oci.")
         verified = admit(publication, publication.sqsh.digest, request, source, context)
-        pulled = _fetch(publication, verified, source, context, asked)
-        if not pulled.downloaded:
-            return pulled
-        # A download takes minutes: the tag may have moved, and what it meant may have been taken back.
-        asked = time.monotonic()
-        if find(request, source) == publication:
-            return Pulled(**{**vars(pulled), "asked": asked})
-        context.reporter.note(f"{request.reference} was changed meanwhile: fetched again")
+        kept = _fetch(publication, publication.sqsh, source, context)
+        if kept.fetched:
+            # A download takes minutes: the tag may have moved, and what it meant may have been taken back.
+            asked = time.monotonic()
+            if find(request, source) != publication:
+                context.reporter.note(f"{request.reference} was changed meanwhile: fetched again")
+                continue
+        return pulled(publication, verified, kept.path, context, asked, downloaded=kept.fetched)
     raise NetworkError(
         f"{request.reference} does not stay what it is",
         why=f"It was changed {MOST_MOVES} times, each time while it was fetched.",
@@ -205,12 +203,7 @@ def _difference(publication: Publication, verified: Verified) -> str:
     return wrong[0] if wrong else ""
 
 
-def _fetch(
-    publication: Publication, verified: Verified | None, source: Source, context: Context, asked: float
-) -> Pulled:
-    sqsh = publication.sqsh
-    if sqsh is None:
-        raise ValueError("the publication has no .sqsh")
+def _fetch(publication: Publication, sqsh: PublishedSqsh, source: Source, context: Context) -> KeptFile:
     wanted = WantedFile(
         kind=SQSH_KIND,
         digest=sqsh.digest,
@@ -219,20 +212,22 @@ def _fetch(
         where=sqsh.place or source.address,
     )
     with context.reporter.step(f"{publication.tag}: {short(sqsh.digest)}, {sqsh.size_bytes} bytes"):
-        kept = keep_file(context.store, wanted, partial(source.download_sqsh, publication))
+        return keep_file(context.store, wanted, partial(source.download_sqsh, sqsh))
+
+
+def pulled(
+    publication: Publication, verified: Verified | None, path: Path, context: Context, asked: float, *, downloaded: bool
+) -> Pulled:
+    """A published image that is at a path, with its certificate in the store."""
+    folder = context.store.path_of(CERTIFICATE_KIND, str(publication.certificate_digest))
     return Pulled(
         publication=publication,
-        path=kept.path,
-        certificate=certificate_in_store(publication, context) if verified else None,
+        path=path,
+        certificate=folder / CERTIFICATE_FILE if verified else None,
         key=verified.key.name if verified else None,
-        downloaded=kept.fetched,
+        downloaded=downloaded,
         asked=asked,
     )
-
-
-def certificate_in_store(publication: Publication, context: Context) -> Path:
-    """The file of a certificate that was fetched."""
-    return context.store.path_of(CERTIFICATE_KIND, str(publication.certificate_digest)) / CERTIFICATE_FILE
 
 
 def _refused(request: PullRequest, reason: str, why: str, fix: str) -> PublicationRefusedError:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -17,16 +15,14 @@ from envbuild.oci.models import Descriptor, Manifest, not_an_image, read
 from envbuild.oci.push import read_manifest
 from envbuild.oci.write import OciImage, write_documents
 from envbuild.publish.kept_files import WantedFile, keep_file
-from envbuild.publish.pull import Pulled, PullRequest, admit, certificate_in_store, find
+from envbuild.publish.pull import Pulled, PullRequest, admit, find, pulled
 from envbuild.publish.sources import RepositorySource, open_source
 
 KIND = "oci-blobs"
 PARALLEL = 4
 
 
-def pull_layout(
-    request: PullRequest, folder: Path, context: Context, environ: Mapping[str, str] = os.environ
-) -> Pulled:
+def pull_layout(request: PullRequest, folder: Path, context: Context) -> Pulled:
     """Write a published image to a folder that does not exist yet, after its certificate was verified.
 
     Raises:
@@ -34,7 +30,7 @@ def pull_layout(
         PublicationRefusedError, CertificateRefusedError, CheckRefusedError, ConfigurationError, NetworkError: see
             :func:`~envbuild.publish.pull.pull`.
     """
-    source = open_source(request.reference.place, context.site, environ)
+    source = open_source(request.reference.place, context.site)
     if not isinstance(source, RepositorySource):
         raise UsageError(
             f"{source.address} has no OCI images",
@@ -58,14 +54,7 @@ def pull_layout(
         config, *layers = _fetch(source, (manifest.config, *manifest.layers), context)
         image = OciImage(config=config.read_bytes(), manifest=found.content)
         _place(image, layers, publication.tag, folder.absolute())
-    return Pulled(
-        publication=publication,
-        path=folder.absolute(),
-        certificate=certificate_in_store(publication, context) if verified else None,
-        key=verified.key.name if verified else None,
-        downloaded=True,
-        asked=asked,
-    )
+    return pulled(publication, verified, folder.absolute(), context, asked, downloaded=True)
 
 
 def _place(image: OciImage, layers: list[Path], tag: str, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from envbuild.catalog.site import Site
 from envbuild.core.errors import UsageError
@@ -14,9 +14,7 @@ from envbuild.store.registry_errors import Wording
 SCHEME = "oci://"
 
 
-def open_repository(
-    to: str, site: Site, environ: Mapping[str, str] = os.environ, *, mount_from: Sequence[str] = ()
-) -> Registry:
+def open_repository(to: str, site: Site, *, mount_from: Sequence[str] = ()) -> Registry:
     """The repository at an address; nothing is asked of it yet.
 
     Args:
@@ -34,4 +32,4 @@ def open_repository(
             why="Images go to a registry: HOST/REPOSITORY.",
             fix="Name one. A bucket or a directory takes .sqsh files: --sqsh-to.",
         )
-    return Registry(address, site.ca_bundle, environ, Wording(noun="registry"), also_read=mount_from)
+    return Registry(address, site.ca_bundle, os.environ, Wording(noun="registry"), also_read=mount_from)

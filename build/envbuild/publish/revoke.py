@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envbuild.catalog.context import Context
-from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.core.errors import ConfigurationError, PublicationRefusedError
 from envbuild.publish import index
 from envbuild.publish.models import Publication, Revocation
@@ -31,7 +29,7 @@ class Revoked:
     nothing_to_do: bool = False
 
 
-def revoke(to: str, digest: str, reason: str, context: Context, environ: Mapping[str, str] = os.environ) -> Revoked:
+def revoke(to: str, digest: str, reason: str, context: Context) -> Revoked:
     """Revoke what was published under a digest: of the OCI image, of docker's manifest, or of the .sqsh.
 
     Raises:
@@ -39,16 +37,16 @@ def revoke(to: str, digest: str, reason: str, context: Context, environ: Mapping
         PublicationRefusedError: it is taken back, and its moving tag is somebody else's now.
         NetworkError: the registry cannot be reached, or refuses.
     """
-    registry = open_repository(to, context.site, environ)
+    registry = open_repository(to, context.site)
     found = index.load_index(registry)
-    named = [item for item in found.publications if digest in _digests(item)]
+    named = [item for item in found.publications if digest in item.digests]
     if not named:
         raise ConfigurationError(
             f"nothing with the digest {digest} was published to {registry.address}",
             why=f"Its index has {len(found.publications)} publications, and none of that digest.",
             fix="Name the digest of an image (OCI or docker) or of a .sqsh, as `envbuild publish` printed it.",
         )
-    now = Revocation(reason=reason, at=context.clock().strftime(MOMENT_FORMAT))
+    now = Revocation(reason=reason, at=context.moment())
     publications = []
     for item in named:
         revoked = item if item.revoked else item.model_copy(update={"revoked": now})
@@ -56,18 +54,13 @@ def revoke(to: str, digest: str, reason: str, context: Context, environ: Mapping
             index.record(registry, revoked, found.sizes[item.oci_digest])
         publications.append(revoked)
         if item.sqsh is not None and item.sqsh.place:
-            store_of(item.sqsh.place, context.site, environ).revoke(item.sqsh.digest, revoked.revoked or now)
+            store_of(item.sqsh.place, context.site).revoke(item.sqsh.digest, revoked.revoked or now)
     try:
         heads = {tag: move_tag(registry, tag) for tag in dict.fromkeys(item.moving_tag for item in named)}
     except PublicationRefusedError as error:
         raise error.with_context(why=f"The image was taken back, and readers refuse it. {error.why}") from error
     for tag, head in heads.items():
         if head is not None and head.sqsh is not None and head.sqsh.place:
-            store_of(head.sqsh.place, context.site, environ).move_tag(tag, head, context.clock())
+            store_of(head.sqsh.place, context.site).move_tag(tag, head, context.clock())
     nothing = all(item.revoked is not None for item in named)
     return Revoked(publications=tuple(publications), heads=heads, nothing_to_do=nothing)
-
-
-def _digests(publication: Publication) -> tuple[str | None, ...]:
-    sqsh = publication.sqsh.digest if publication.sqsh else None
-    return publication.oci_digest, publication.docker_digest, sqsh

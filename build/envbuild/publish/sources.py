@@ -6,10 +6,8 @@ or after it.
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +22,7 @@ from envbuild.oci.push import read_manifest
 from envbuild.oci.referrers import list_referrers
 from envbuild.publish.bundle import BUNDLE_TYPE, certificate_in
 from envbuild.publish.index import head_of, read_index
-from envbuild.publish.models import TAG_PATTERN, Publication
+from envbuild.publish.models import TAG_PATTERN, Publication, PublishedSqsh
 from envbuild.publish.repository import open_repository
 from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store, store_of
 from envbuild.store.address import FORMS as SCHEMES
@@ -95,8 +93,8 @@ class Source(Protocol):
     def certificate(self, publication: Publication) -> bytes | None:
         """The file of its certificate, unchecked; None when it is not there."""
 
-    def download_sqsh(self, publication: Publication, to: Path, start: int) -> bool:
-        """Write the .sqsh, or what follows its first ``start`` bytes to the end of a file; False: it is not there."""
+    def download_sqsh(self, sqsh: PublishedSqsh, to: Path, start: int) -> bool:
+        """Write a .sqsh, or what follows its first ``start`` bytes to the end of a file; False: it is not there."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +121,8 @@ class StoreSource:
         bundle = self.store.bundle(publication)
         return None if bundle is None else certificate_in(bundle, f"the .sqsh store {self.address}")
 
-    def download_sqsh(self, publication: Publication, to: Path, start: int) -> bool:
-        return self.store.download(publication, to, start)
+    def download_sqsh(self, sqsh: PublishedSqsh, to: Path, start: int) -> bool:
+        return self.store.download(sqsh, to, start)
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,6 @@ class RepositorySource:
 
     registry: Registry
     site: Site
-    environ: Mapping[str, str]
 
     @property
     def address(self) -> str:
@@ -148,11 +145,7 @@ class RepositorySource:
         if moved:
             # Where all were taken back, the newest of them says why.
             return head_of(publications, name) or max(moved, key=lambda item: item.published_at)
-
-        def digests(item: Publication) -> tuple[str | None, ...]:
-            return (item.oci_digest, item.docker_digest, item.sqsh.digest if item.sqsh else None)
-
-        fitting = [item for item in publications if name == item.tag or name in digests(item)]
+        fitting = [item for item in publications if name == item.tag or name in item.digests]
         return max(fitting, key=lambda item: item.published_at, default=None)
 
     def certificate(self, publication: Publication) -> bytes | None:
@@ -170,12 +163,9 @@ class RepositorySource:
                         return content
         return None
 
-    def download_sqsh(self, publication: Publication, to: Path, start: int) -> bool:
-        sqsh = publication.sqsh
-        if sqsh is None:
-            return False
+    def download_sqsh(self, sqsh: PublishedSqsh, to: Path, start: int) -> bool:
         if sqsh.place:
-            return store_of(sqsh.place, self.site, self.environ).download(publication, to, start)
+            return store_of(sqsh.place, self.site).download(sqsh, to, start)
         return self.registry.download(f"blobs/{sqsh.digest}", sqsh.size_bytes, to, start=start)
 
     def _blob(self, digest: str, size_bytes: int) -> bytes:
@@ -193,12 +183,12 @@ class RepositorySource:
         return content
 
 
-def open_source(place: str, site: Site, environ: Mapping[str, str] = os.environ) -> Source:
+def open_source(place: str, site: Site) -> Source:
     """The repository or the .sqsh store at a place. Nothing is asked of it yet.
 
     Raises:
         ConfigurationError: its address is malformed.
     """
     if place.startswith(("s3://", "gs://", "file://", "/", "./", "../", "~")):
-        return StoreSource(open_sqsh_store(place, site, environ))
-    return RepositorySource(open_repository(place, site, environ), site, environ)
+        return StoreSource(open_sqsh_store(place, site))
+    return RepositorySource(open_repository(place, site), site)

@@ -14,9 +14,8 @@ each other's. It is believed by no reader: the certificate is signed, and the .s
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -31,7 +30,7 @@ from envbuild.core.digests import canonical_json, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, PublicationRefusedError
 from envbuild.core.files import NotPlainFileError, machine_errors
 from envbuild.core.validation import describe_errors
-from envbuild.publish.models import TAG_PATTERN, Publication, Revocation, read_publication
+from envbuild.publish.models import TAG_PATTERN, Publication, PublishedSqsh, Revocation, read_publication
 from envbuild.store.address import parse_address
 from envbuild.store.backend import ObjectStore, StoredObject
 from envbuild.store.conditional import change
@@ -188,14 +187,11 @@ class SqshStore:
         found = self._read(f"{CERTIFICATES}/{hex_of(publication.certificate_digest)}.json")
         return None if found is None else found.content
 
-    def download(self, publication: Publication, to: Path, start: int = 0) -> bool:
+    def download(self, sqsh: PublishedSqsh, to: Path, start: int = 0) -> bool:
         """Write a .sqsh to a file, or what follows its first ``start`` bytes to the end of that file.
 
         What came is for the caller to check. False when it is not there.
         """
-        sqsh = publication.sqsh
-        if sqsh is None:
-            return False
         path = f"{FILES}/{hex_of(sqsh.digest)}{SUFFIX}"
         try:
             return self.objects.download(path, sqsh.size_bytes, to, start)
@@ -255,7 +251,7 @@ class SqshStore:
         )
 
 
-def open_sqsh_store(text: str, site: Site, environ: Mapping[str, str] = os.environ) -> SqshStore:
+def open_sqsh_store(text: str, site: Site) -> SqshStore:
     """The store at an address: ``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``, ``file:///DIRECTORY`` or a directory.
 
     A store of the configuration may be named, too; its endpoint is that of all addresses in its bucket.
@@ -275,13 +271,12 @@ def open_sqsh_store(text: str, site: Site, environ: Mapping[str, str] = os.envir
         address,
         endpoint=next((endpoint for endpoint in endpoints if endpoint), None),
         ca_bundle=site.ca_bundle,
-        environ=environ,
         wording=WORDING,
     )
     return SqshStore(address=str(address), objects=objects)
 
 
-def store_of(place: str, site: Site, environ: Mapping[str, str] = os.environ) -> SqshStore:
+def store_of(place: str, site: Site) -> SqshStore:
     """The store that a publication's ``sqsh.place`` lies in.
 
     Raises:
@@ -294,7 +289,7 @@ def store_of(place: str, site: Site, environ: Mapping[str, str] = os.environ) ->
             why=f"A publication states it. Such an address ends in /{FILES}/HEX{SUFFIX}.",
             fix="Publish the image again.",
         )
-    return open_sqsh_store(match[1], site, environ)
+    return open_sqsh_store(match[1], site)
 
 
 def document_of(publication: Publication) -> str:

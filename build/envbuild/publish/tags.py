@@ -32,11 +32,6 @@ class Tags:
     immutable: str
     moving: str
 
-    @property
-    def docker(self) -> str:
-        """The immutable tag of docker's manifest."""
-        return self.immutable + DOCKER_SUFFIX
-
     def revision(self, number: int) -> Tags:
         """The tags of another image of the same lock and target; the first has no number."""
         ending = REVISION.format(number=number) if number > 1 else ""

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from envbuild.catalog.context import Context
+from envbuild.catalog.models import Target
 from envbuild.catalog.site import Site
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import BuildError, MachineError
@@ -17,6 +19,7 @@ from envbuild.sync.install import InstallScope, install_packages, make_venv
 from envbuild.sync.install_target import InstallTarget
 from envbuild.sync.local import local_target
 from envbuild.sync.machine import refuse_other_machine, refuse_without_base
+from envbuild.wheels.audit.prebuilt import check_prebuilt, site_packages_of
 from envbuild.wheels.cache.entry import ENVIRONMENTS_KIND as KIND
 
 PHASES = ("main",)
@@ -50,6 +53,13 @@ def build_environment(lock: LockDirectory, site: Site, store: LocalStore, report
             _install_what_fits(lock, place, source.uv_args(), reporter)
 
     return store.make_in_place(KIND, key, "build environment", is_whole, make) / "venv"
+
+
+def build_environment_for(lock: LockDirectory, target: Target, context: Context) -> Path:
+    """The same for a target; hours of compiling are for nothing where its own GPU code does not run there."""
+    made = build_environment(lock, context.site, context.store, context.reporter)
+    check_prebuilt(site_packages_of(made), target.sm, context.store, context.reporter)
+    return made
 
 
 def _install_what_fits(

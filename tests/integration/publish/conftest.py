@@ -22,6 +22,11 @@ from envbuild.store.registry import Registry
 OWN = ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "SSL_CERT_FILE", "PIP_CERT", "ENVBUILD_CONFIG")
 
 
+def opened(host: str, repository: str, ca: Path | None = None) -> Registry:
+    """A repository, for the account of the environment."""
+    return Registry(parse_address(f"oci://{host}/{repository}"), ca, dict(os.environ))
+
+
 @dataclass
 class Secure:
     """The registry, and where its CA is."""
@@ -30,7 +35,7 @@ class Secure:
     ca: Path
 
     def registry(self, repository: str) -> Registry:
-        return Registry(parse_address(f"oci://{self.host}/{repository}"), self.ca, dict(os.environ))
+        return opened(self.host, repository, self.ca)
 
 
 @pytest.fixture(scope="session")
@@ -86,6 +91,12 @@ def proxy(open_registry: str, account: None) -> Iterator[FaultProxy]:
 def repository() -> str:
     """A repository of the test's own."""
     return f"team/t{time.time_ns()}"
+
+
+@pytest.fixture
+def registry(proxy: FaultProxy, repository: str) -> Registry:
+    """That repository of the registry whose answers can be spoiled."""
+    return opened(proxy.host, repository)
 
 
 @pytest.fixture

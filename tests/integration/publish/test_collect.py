@@ -7,6 +7,7 @@ from helpers.fault_proxy import FaultProxy
 from helpers.locks import MAIN
 from helpers.publish_world import PublishWorld
 from helpers.referrers_api import ReferrersApi
+from integration.publish.conftest import opened
 
 from envbuild.core.errors import NetworkError
 from envbuild.oci.push import digest_of_tag, read_manifest
@@ -15,9 +16,7 @@ from envbuild.publish import collect
 from envbuild.publish.collect import Needs, plan_sweep, sweep
 from envbuild.publish.index import read_index
 from envbuild.publish.models import Publication
-from envbuild.publish.publish import publish
 from envbuild.publish.revoke import revoke
-from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags
 
@@ -33,8 +32,7 @@ def published(world: PublishWorld, to: str, count: int) -> list[Publication]:
     found = []
     for number in range(count):
         world.rebuild({"megatron-core": f"megatron {number}".encode()}, MAIN.replace("0.30", f"0.3{number}"))
-        world.certify()
-        found.append(publish(world.request(to), world.context).publication)
+        found.append(world.publish(to))
     assert len({item.oci_digest for item in found}) == count
     return found
 
@@ -48,7 +46,7 @@ def is_whole(registry: Registry, item: Publication) -> bool:
 
 
 def test_what_nothing_needs_goes_with_what_refers_to_it(removing: str, repository: str, world: PublishWorld) -> None:
-    to, registry = f"{removing}/{repository}", Registry(parse_address(f"oci://{removing}/{repository}"), None, {})
+    to, registry = f"{removing}/{repository}", opened(removing, repository)
     first, second, third, head = published(world, to, 4)
     referrers = list_referrers(registry, first.oci_digest)
     assert referrers
@@ -78,7 +76,7 @@ def test_what_nothing_needs_goes_with_what_refers_to_it(removing: str, repositor
 
 
 def test_what_was_revoked_stays(removing: str, repository: str, world: PublishWorld) -> None:
-    to, registry = f"{removing}/{repository}", Registry(parse_address(f"oci://{removing}/{repository}"), None, {})
+    to, registry = f"{removing}/{repository}", opened(removing, repository)
     first, _ = published(world, to, 2)
     revoke(to, first.oci_digest, "wrong losses", world.context)
     assert plan_sweep(registry, Needs()).kept[first.tag] == "it was revoked"
@@ -86,14 +84,12 @@ def test_what_was_revoked_stays(removing: str, repository: str, world: PublishWo
 
 @pytest.mark.parametrize("api", [True, False], ids=["API", "tags"])
 def test_a_removal_that_was_killed_is_finished_by_the_next(
-    proxy: FaultProxy, repository: str, world: PublishWorld, monkeypatch: pytest.MonkeyPatch, api: bool
+    proxy: FaultProxy, registry: Registry, world: PublishWorld, monkeypatch: pytest.MonkeyPatch, api: bool
 ) -> None:
     """With the referrers API, too: it lists the record that a removal is finished by."""
     if api:
         ReferrersApi().put_before(proxy)
-    to = f"{proxy.host}/{repository}"
-    registry = Registry(parse_address(f"oci://{to}"), None, {})
-    first, head = published(world, to, 2)
+    first, head = published(world, str(registry.address), 2)
     left, real = 0, collect._delete
 
     def delete(registry: Registry, digest: str) -> None:
@@ -120,10 +116,8 @@ def test_a_removal_that_was_killed_is_finished_by_the_next(
     assert is_whole(registry, head)
 
 
-def test_a_registry_that_removes_nothing_says_so(proxy: FaultProxy, repository: str, world: PublishWorld) -> None:
-    to = f"{proxy.host}/{repository}"
-    registry = Registry(parse_address(f"oci://{to}"), None, {})
-    published(world, to, 2)
+def test_a_registry_that_removes_nothing_says_so(proxy: FaultProxy, registry: Registry, world: PublishWorld) -> None:
+    published(world, str(registry.address), 2)
     proxy.add(method="DELETE", status=405)
     with pytest.raises(NetworkError, match="removes nothing") as caught:
         sweep(registry, plan_sweep(registry, Needs()).going)
@@ -133,7 +127,7 @@ def test_a_registry_that_removes_nothing_says_so(proxy: FaultProxy, repository: 
 def test_referrers_that_a_retention_rule_removed_are_noticed(
     removing: str, repository: str, world: PublishWorld
 ) -> None:
-    to, registry = f"{removing}/{repository}", Registry(parse_address(f"oci://{removing}/{repository}"), None, {})
+    to, registry = f"{removing}/{repository}", opened(removing, repository)
     (head,) = published(world, to, 1)
     listed = digest_of_tag(registry, head.oci_digest.replace(":", "-"))
     registry.ask("DELETE", f"manifests/{listed}", accept=(202,))

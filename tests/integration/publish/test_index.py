@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from helpers.fault_proxy import FaultProxy
-from helpers.locks import MAIN
 from helpers.publish_world import PublishWorld
 
 from envbuild.core.digests import sha256_bytes
@@ -21,13 +19,7 @@ from envbuild.publish.index import INDEX_TAG, PUBLICATION, read_index, record
 from envbuild.publish.models import Publication
 from envbuild.publish.moving import NOTHING, move_tag
 from envbuild.publish.publish import publish
-from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
-
-
-@pytest.fixture
-def registry(proxy: FaultProxy, repository: str) -> Registry:
-    return Registry(parse_address(f"oci://{proxy.host}/{repository}"), None, dict(os.environ))
 
 
 @pytest.fixture
@@ -108,9 +100,8 @@ def test_what_a_retention_rule_removed_is_listed_no_more(
 ) -> None:
     """The registry takes no index that names it: without this nothing would be published there ever again."""
     registry.ask("DELETE", f"manifests/{published.oci_digest}", accept=(202,))
-    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
-    world.certify()
-    newer = publish(world.request(str(registry.address)), world.context).publication
+    world.renew()
+    newer = world.publish(str(registry.address))
     assert read_index(registry) == (newer,)
     assert digest_of_tag(registry, newer.moving_tag) == newer.oci_digest
     assert any(published.tag in note for note in world.notes.lines)
@@ -136,9 +127,8 @@ def test_a_referrer_that_a_retention_rule_removed_is_pushed_again(
 def test_a_moving_tag_that_another_program_sets_back_is_put_right(
     registry: Registry, world: PublishWorld, published: Publication
 ) -> None:
-    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
-    world.certify()
-    newer = publish(world.request(str(registry.address)), world.context).publication
+    world.renew()
+    newer = world.publish(str(registry.address))
     older = read_manifest(registry, published.oci_digest)
     assert older is not None
     put_manifest(registry, published.moving_tag, older)
@@ -151,7 +141,7 @@ def test_a_tag_that_is_changed_between_look_and_write(
 ) -> None:
     """An older publisher writes the moving tag late: it looks again, and puts the newer image back."""
     put_manifest(registry, published.moving_tag, NOTHING)
-    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
+    world.renew()
     world.certify()
     newer = []
 

@@ -118,9 +118,8 @@ def test_an_image_of_an_older_lock_is_not_published(secure: Secure, repository: 
 
 def test_the_moving_tag_follows_and_goes_back(secure: Secure, repository: str, world: PublishWorld) -> None:
     registry, to = secure.registry(repository), f"{secure.host}/{repository}"
-    world.certify()
-    first = publish(world.request(to), world.context).publication
-    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
+    first = world.publish(to)
+    world.renew()
     world.certify()
     second = publish(world.request(to), world.context)
     assert second.publication.tag != first.tag
@@ -155,11 +154,9 @@ def test_another_image_of_the_same_lock_has_a_tag_of_its_own(
     secure: Secure, repository: str, world: PublishWorld
 ) -> None:
     to = f"{secure.host}/{repository}"
-    world.certify()
-    first = publish(world.request(to), world.context).publication
+    first = world.publish(to)
     world.rebuild({"base": b"made on another day"})
-    world.certify()
-    second = publish(world.request(to), world.context).publication
+    second = world.publish(to)
     assert second.tag == f"{first.tag}-r2"
     assert digest_of_tag(secure.registry(repository), first.tag) == first.oci_digest
     assert publish(world.request(to), world.context).nothing_to_do
@@ -183,11 +180,10 @@ def test_a_newer_certificate_takes_the_place_of_an_older_one(
 
 def test_a_tag_of_somebody_else_is_left_alone(secure: Secure, repository: str, world: PublishWorld) -> None:
     registry, to = secure.registry(repository), f"{secure.host}/{repository}"
-    world.certify()
-    first = publish(world.request(to), world.context).publication
+    first = world.publish(to)
     other = Manifest(content=NOTHING.content.replace(b"revoked", b"somebody"), media_type=NOTHING.media_type)
     put_manifest(registry, first.moving_tag, other)
-    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
+    world.renew()
     world.certify()
     with pytest.raises(PublicationRefusedError) as caught:
         publish(world.request(to), world.context)
@@ -199,8 +195,7 @@ def test_a_tag_of_somebody_else_is_left_alone(secure: Secure, repository: str, w
 
 def test_a_moving_tag_belongs_to_one_lock_and_target(secure: Secure, repository: str, world: PublishWorld) -> None:
     to = f"{secure.host}/{repository}"
-    world.certify()
-    publish(world.request(to, moving_tag="stable"), world.context)
+    world.publish(to, moving_tag="stable")
     image = replace(world.image, lock_name="tuned")
     with pytest.raises(PublicationRefusedError) as caught:
         publish(world.request(to, image=image, moving_tag="stable"), world.context)
@@ -212,7 +207,7 @@ def test_a_clock_that_is_behind_is_noticed(secure: Secure, repository: str, worl
     world.certify()
     ahead = replace(world.context, clock=lambda: datetime.now(timezone.utc) + timedelta(minutes=30))
     publish(world.request(to), ahead)
-    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
+    world.renew()
     world.certify()
     with pytest.raises(PublicationRefusedError) as caught:
         publish(world.request(to), world.context)
@@ -220,8 +215,7 @@ def test_a_clock_that_is_behind_is_noticed(secure: Secure, repository: str, worl
 
 
 def test_layers_are_mounted_from_another_repository(secure: Secure, repository: str, world: PublishWorld) -> None:
-    world.certify()
-    publish(world.request(f"{secure.host}/{repository}"), world.context)
+    world.publish(f"{secure.host}/{repository}")
     other = f"{repository}-other"
     found = publish(world.request(f"{secure.host}/{other}", mount_from=("no/such", repository)), world.context)
     assert (found.sent.sent, found.sent.mounted) == (0, 5)
@@ -235,8 +229,7 @@ def test_the_sqsh_goes_to_a_store_instead(
 ) -> None:
     (tmp_path / "share").mkdir()
     place, to = f"{scheme}{tmp_path}/share", f"{secure.host}/{repository}"
-    world.certify()
-    found = publish(world.request(to, sqsh_to=place), world.context).publication
+    found = world.publish(to, sqsh_to=place)
     registry = secure.registry(repository)
     assert "application/x-squashfs" not in {item.artifact_type for item in list_referrers(registry, found.oci_digest)}
     store = open_sqsh_store(place, world.context.site)
@@ -254,11 +247,9 @@ def test_the_sqsh_goes_to_a_store_instead(
 def test_a_lost_index_is_made_again(secure: Secure, repository: str, world: PublishWorld) -> None:
     """Also one that another writer replaced: each publication has a tag of its own."""
     registry, to = secure.registry(repository), f"{secure.host}/{repository}"
-    world.certify()
-    first = publish(world.request(to), world.context).publication
-    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
-    world.certify()
-    second = publish(world.request(to), world.context).publication
+    first = world.publish(to)
+    world.renew()
+    second = world.publish(to)
     revoke(to, first.oci_digest, "wrong", world.context)
     known = read_index(registry)
     nothing = json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}).encode()
@@ -279,8 +270,7 @@ def test_an_index_that_is_not_there_is_read_from_the_publications_own_tags(
 ) -> None:
     """Publishing, taking back and reading go on; the next publication writes it anew."""
     registry, to = secure.registry(repository), f"{secure.host}/{repository}"
-    world.certify()
-    first = publish(world.request(to), world.context).publication
+    first = world.publish(to)
 
     def lose_index() -> None:
         remove(registry, f"manifests/{digest_of_tag(registry, INDEX_TAG)}")
@@ -329,8 +319,7 @@ def test_one_image_under_two_moving_tags_at_the_same_moment(
 
 def test_the_record_of_another_publisher_is_not_replaced(secure: Secure, repository: str, world: PublishWorld) -> None:
     registry, to = secure.registry(repository), f"{secure.host}/{repository}"
-    world.certify()
-    first = publish(world.request(to), world.context).publication
+    first = world.publish(to)
     other = first.model_copy(update={"moving_tag": "other"})
     with pytest.raises(PublicationRefusedError, match="taken meanwhile"):
         record(registry, other, 1000)
@@ -347,8 +336,7 @@ def test_what_was_removed_is_published_again(
 ) -> None:
     """A layer, the .sqsh, and what a .sqsh store has."""
     registry, to, place = secure.registry(repository), f"{secure.host}/{repository}", tmp_path / "sqsh"
-    world.certify()
-    found = publish(world.request(to), world.context).publication
+    found = world.publish(to)
     layer = world.image.record.layers[-1].digest
     assert found.sqsh is not None
     for digest in (layer, found.sqsh.digest):
@@ -372,8 +360,7 @@ def test_what_was_removed_is_published_again(
 def test_publishers_at_the_same_moment_lose_nothing(secure: Secure, repository: str, world: PublishWorld) -> None:
     """Ten writers of the index and of one moving tag; the newest has the tag, and all are listed."""
     registry, to = secure.registry(repository), f"{secure.host}/{repository}"
-    world.certify()
-    first = publish(world.request(to), world.context).publication
+    first = world.publish(to)
     start = moment_of(first.published_at)
     others = [
         first.model_copy(

@@ -15,7 +15,7 @@ from helpers.stores import BUCKET, PASSWORD, S3_KEYS, USER, s3_server, write_doc
 from integration.publish.conftest import Secure
 
 from envbuild.certify.certificate.verify import About, verify
-from envbuild.core.digests import sha256_file
+from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import (
     CertificateRefusedError,
     CheckRefusedError,
@@ -47,9 +47,8 @@ def check_error(error: EnvbuildError) -> None:
 
 
 def test_a_sqsh_from_a_registry(secure: Secure, repository: str, world: PublishWorld) -> None:
-    world.certify()
     place = f"{secure.host}/{repository}"
-    publication = publish(world.request(place), world.context).publication
+    publication = world.publish(place)
     assert publication.sqsh is not None
     assert publication.docker_digest is not None
     names = [publication.moving_tag, "mcore-debian12", publication.tag]
@@ -65,15 +64,14 @@ def test_a_sqsh_from_a_registry(secure: Secure, repository: str, world: PublishW
 
 def test_a_layout_that_skopeo_reads(secure: Secure, repository: str, world: PublishWorld, tmp_path: Path) -> None:
     world.rebuild(LAYER)
-    world.certify()
     place = f"{secure.host}/{repository}"
-    publication = publish(world.request(place), world.context).publication
+    publication = world.publish(place)
     found = pull_layout(request(world, f"{place}:{publication.tag}"), tmp_path / "layout", world.context)
     assert found.path == tmp_path / "layout"
     shown = subprocess.run(
         ["skopeo", "inspect", "--raw", f"oci:{tmp_path}/layout:{publication.tag}"], capture_output=True, check=True
     )
-    assert sha_of(shown.stdout) == publication.oci_digest
+    assert sha256_bytes(shown.stdout) == publication.oci_digest
     layers = {item["digest"] for item in json.loads(shown.stdout)["layers"]}
     blobs = {f"sha256:{path.name}": path for path in (tmp_path / "layout/blobs/sha256").iterdir()}
     assert layers <= set(blobs)
@@ -82,19 +80,11 @@ def test_a_layout_that_skopeo_reads(secure: Secure, repository: str, world: Publ
         pull_layout(request(world, f"{place}:{publication.tag}"), tmp_path / "layout", world.context)
 
 
-def sha_of(content: bytes) -> str:
-    from envbuild.core.digests import sha256_bytes
-
-    return sha256_bytes(content)
-
-
 def test_a_revoked_image_is_not_pulled(secure: Secure, repository: str, world: PublishWorld) -> None:
-    world.certify()
     place = f"{secure.host}/{repository}"
-    first = publish(world.request(place), world.context).publication
+    first = world.publish(place)
     world.rebuild({"torch": b"other" * 900})
-    world.certify()
-    second = publish(world.request(place), world.context).publication
+    second = world.publish(place)
     assert pulled(world, f"{place}:{second.moving_tag}").publication == second
     revoke(place, second.oci_digest, "wrong NCCL", world.context)
     assert pulled(world, f"{place}:{second.moving_tag}").publication == first
@@ -111,9 +101,8 @@ def test_a_cut_download_goes_on(
     proxy: FaultProxy, repository: str, world: PublishWorld, tmp_path: Path, name: str
 ) -> None:
     world.rebuild(LAYER)
-    world.certify()
     place = f"{proxy.host}/{repository}"
-    publication = publish(world.request(place), world.context).publication
+    publication = world.publish(place)
     assert publication.sqsh is not None
     digest = publication.sqsh.digest if name == "sqsh" else world.image.record.layers[1].digest
     proxy.add(method="GET", path=digest, times=2, cut_after=1_500_000)
@@ -126,9 +115,8 @@ def test_a_cut_download_goes_on(
 
 
 def test_every_third_request_is_dropped(proxy: FaultProxy, repository: str, world: PublishWorld) -> None:
-    world.certify()
     place = f"{proxy.host}/{repository}"
-    publication = publish(world.request(place), world.context).publication
+    publication = world.publish(place)
     count = iter(range(10**6))
     answer = proxy.fault_for
     dropped = proxy.add(method="-", cut_after=0)
@@ -141,9 +129,8 @@ def test_every_third_request_is_dropped(proxy: FaultProxy, repository: str, worl
 def test_a_damaged_blob_is_refused(
     proxy: FaultProxy, repository: str, world: PublishWorld, spoil: dict[str, Any]
 ) -> None:
-    world.certify()
     place = f"{proxy.host}/{repository}"
-    publication = publish(world.request(place), world.context).publication
+    publication = world.publish(place)
     assert publication.sqsh is not None
     proxy.add(method="GET", path=publication.sqsh.digest, **spoil)
     with pytest.raises(CheckRefusedError, match="is refused") as refused:
@@ -153,9 +140,8 @@ def test_a_damaged_blob_is_refused(
 
 
 def test_an_index_that_was_changed_is_refused(proxy: FaultProxy, repository: str, world: PublishWorld) -> None:
-    world.certify()
     place = f"{proxy.host}/{repository}"
-    publication = publish(world.request(place), world.context).publication
+    publication = world.publish(place)
     index = pulled(world, f"{place}:{publication.tag}")
     assert index.downloaded
     changed = publication.model_copy(update={"target": "h200"})
@@ -180,9 +166,8 @@ def test_an_index_that_was_changed_is_refused(proxy: FaultProxy, repository: str
 
 
 def test_a_certificate_that_is_gone_is_missed(proxy: FaultProxy, repository: str, world: PublishWorld) -> None:
-    world.certify()
     place = f"{proxy.host}/{repository}"
-    publication = publish(world.request(place), world.context).publication
+    publication = world.publish(place)
     # A retention rule removed what refers to the image: its list is empty.
     proxy.add(method="GET", path=f"manifests/{publication.oci_digest.replace(':', '-')}", status=404)
     with pytest.raises(CertificateRefusedError) as refused:
@@ -194,9 +179,8 @@ def test_a_certificate_that_is_gone_is_missed(proxy: FaultProxy, repository: str
 def test_wrong_credentials_and_wrong_ca(
     secure: Secure, repository: str, world: PublishWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.certify()
     place = f"{secure.host}/{repository}"
-    publication = publish(world.request(place), world.context).publication
+    publication = world.publish(place)
     wrong = write_docker_config(tmp_path / "wrong", {"auths": {secure.host: {"auth": "YWxpOndyb25n"}}})
     monkeypatch.setenv("DOCKER_CONFIG", wrong["DOCKER_CONFIG"])
     with pytest.raises(NetworkError) as refused:
@@ -234,9 +218,8 @@ def test_processes_of_a_machine_share_one_download(
     proxy: FaultProxy, repository: str, world: PublishWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.rebuild(LAYER)
-    world.certify()
     place = f"{proxy.host}/{repository}"
-    publication = publish(world.request(place), world.context).publication
+    publication = world.publish(place)
     assert publication.sqsh is not None
     monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))

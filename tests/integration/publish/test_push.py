@@ -11,7 +11,7 @@ from helpers.fault_proxy import FaultProxy
 from helpers.publish_world import PublishWorld
 from helpers.stores import docker_registry, write_docker_config
 from helpers.tls import write_tls
-from integration.publish.conftest import Secure
+from integration.publish.conftest import Secure, opened
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import EnvbuildError, NetworkError
@@ -19,7 +19,6 @@ from envbuild.oci.push import Blob, push_blobs
 from envbuild.publish.index import read_index
 from envbuild.publish.publish import publish
 from envbuild.store import upload
-from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags
 from envbuild.store.upload import has_blob, upload_blob
@@ -38,12 +37,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def opened(proxy: FaultProxy, repository: str) -> Registry:
-    return Registry(parse_address(f"oci://{proxy.host}/{repository}"), None, dict(os.environ))
-
-
-def test_a_blob_goes_in_chunks(proxy: FaultProxy, repository: str, file: Path) -> None:
-    registry = opened(proxy, repository)
+def test_a_blob_goes_in_chunks(proxy: FaultProxy, registry: Registry, file: Path) -> None:
     assert upload_blob(registry, file, DIGEST, len(CONTENT)) == len(CONTENT)
     assert has_blob(registry, DIGEST, len(CONTENT))
     ranges = [headers["Content-Range"] for method, _, headers in proxy.requests if method == "PATCH"]
@@ -64,9 +58,8 @@ def test_a_blob_goes_in_chunks(proxy: FaultProxy, repository: str, file: Path) -
     ids=["cut", "503", "429", "forgotten", "out of step"],
 )
 def test_an_upload_goes_on_where_it_was(
-    proxy: FaultProxy, repository: str, file: Path, fault: dict[str, object]
+    proxy: FaultProxy, registry: Registry, file: Path, fault: dict[str, object]
 ) -> None:
-    registry = opened(proxy, repository)
     kept, seen = proxy.fault_for, 0
 
     def third(method: str, path: str) -> object:
@@ -82,16 +75,16 @@ def test_an_upload_goes_on_where_it_was(
     assert proxy.count("POST", "uploads") == 1
 
 
-def test_only_the_answer_of_the_last_request_was_lost(proxy: FaultProxy, repository: str, file: Path) -> None:
-    registry = opened(proxy, repository)
+def test_only_the_answer_of_the_last_request_was_lost(proxy: FaultProxy, registry: Registry, file: Path) -> None:
     proxy.add(method="PUT", path="uploads", times=1, drop_answer=True)
     upload_blob(registry, file, DIGEST, len(CONTENT))
     assert has_blob(registry, DIGEST, len(CONTENT))
 
 
 @pytest.mark.parametrize("status", [405, 400, 501])
-def test_a_registry_without_chunks_gets_the_whole(proxy: FaultProxy, repository: str, file: Path, status: int) -> None:
-    registry = opened(proxy, repository)
+def test_a_registry_without_chunks_gets_the_whole(
+    proxy: FaultProxy, registry: Registry, file: Path, status: int
+) -> None:
     proxy.add(method="PATCH", status=status)
     upload_blob(registry, file, DIGEST, len(CONTENT))
     assert has_blob(registry, DIGEST, len(CONTENT))
@@ -111,14 +104,13 @@ def test_a_registry_that_drops_every_third_request(proxy: FaultProxy, repository
     proxy.fault_for = every_third  # type: ignore[method-assign,assignment]
     found = publish(world.request(to), world.context).publication
     proxy.fault_for = lambda method, path: None  # type: ignore[method-assign]
-    assert read_index(opened(proxy, repository)) == (found,)
+    assert read_index(opened(proxy.host, repository)) == (found,)
     assert publish(world.request(to), world.context).nothing_to_do
 
 
 def test_a_file_that_changes_on_the_way_is_refused_by_its_digest(
-    proxy: FaultProxy, repository: str, file: Path
+    proxy: FaultProxy, registry: Registry, file: Path
 ) -> None:
-    registry = opened(proxy, repository)
     file.write_bytes(CONTENT[:-1] + b"x")
     with pytest.raises(NetworkError, match="refuses"):
         upload_blob(registry, file, DIGEST, len(CONTENT))
@@ -135,7 +127,7 @@ def test_a_quota_that_is_used_up_on_the_way(proxy: FaultProxy, repository: str, 
     with pytest.raises(NetworkError) as caught:
         publish(world.request(to), world.context)
     assert "project quota exceeded" in caught.value.why
-    registry = opened(proxy, repository)
+    registry = opened(proxy.host, repository)
     assert list_tags(registry) == []
     fault.times = 0
     again = publish(world.request(to), world.context)
@@ -185,5 +177,5 @@ def test_one_blob_that_fails_ends_the_others(proxy: FaultProxy, repository: str,
         blobs.append(Blob(digest=sha256_bytes(content), size_bytes=1000, file=tmp_path / str(number)))
     proxy.add(method="POST", status=403)
     with pytest.raises(EnvbuildError, match="status 403"):
-        push_blobs(opened(proxy, repository), blobs, parallel=3)
+        push_blobs(opened(proxy.host, repository), blobs, parallel=3)
     assert proxy.count("POST") <= 3

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.fault_proxy import Fault, FaultProxy
-from helpers.locks import MAIN
 from helpers.publish_world import PublishWorld
 from helpers.referrers_api import ReferrersApi
+from integration.publish.conftest import opened
 
 from envbuild.core.errors import NetworkError
 from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
@@ -20,22 +19,15 @@ from envbuild.oci.referrers import attach, has_api, list_referrers, tag_of
 from envbuild.publish.index import PUBLICATION_TYPE, read_index
 from envbuild.publish.models import Publication
 from envbuild.publish.publish import publish
-from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags
-
-
-@pytest.fixture
-def registry(proxy: FaultProxy, repository: str) -> Registry:
-    return Registry(parse_address(f"oci://{proxy.host}/{repository}"), None, dict(os.environ))
 
 
 @pytest.mark.parametrize("api", [True, False], ids=["API", "tags"])
 def test_what_is_attached_is_listed(proxy: FaultProxy, registry: Registry, world: PublishWorld, api: bool) -> None:
     if api:
         ReferrersApi().put_before(proxy)
-    world.certify()
-    found = publish(world.request(str(registry.address)), world.context).publication
+    found = world.publish(str(registry.address))
     assert has_api(registry, found.oci_digest) is api
     types = {item.artifact_type for item in list_referrers(registry, found.oci_digest)}
     assert types >= {
@@ -63,8 +55,7 @@ def test_an_entry_that_another_writer_replaced_is_put_back(
     proxy: FaultProxy, registry: Registry, world: PublishWorld
 ) -> None:
     """Of the tag's index: another publisher read it earlier, and writes after us what it made of that."""
-    world.certify()
-    found = publish(world.request(str(registry.address)), world.context).publication
+    found = world.publish(str(registry.address))
     tag, before = tag_of(found.oci_digest), list_referrers(registry, found.oci_digest)
     stale = read_manifest(registry, tag)
     assert stale is not None
@@ -87,8 +78,7 @@ def test_an_entry_that_another_writer_replaced_is_put_back(
 
 def test_what_a_retention_rule_removed_is_listed_no_more(registry: Registry, world: PublishWorld) -> None:
     """The registry would never take the tag's index again: it refuses one of what is not there."""
-    world.certify()
-    found = publish(world.request(str(registry.address)), world.context).publication
+    found = world.publish(str(registry.address))
     (gone, *kept) = list_referrers(registry, found.oci_digest)
     registry.ask("DELETE", f"manifests/{gone.digest}", accept=(202,))
     subject = {"mediaType": MANIFEST_TYPE, "digest": found.oci_digest, "size": 1}
@@ -116,12 +106,9 @@ def test_publishers_that_die_at_any_request_leave_nothing_incomplete(
     open_registry: str, proxy: FaultProxy, registry: Registry, world: PublishWorld
 ) -> None:
     """The registry is gone from some request on, at a later one each time; the last run goes through."""
-    direct = Registry(
-        parse_address(f"oci://{open_registry.removeprefix('http://')}/{registry.address.path}"), None, dict(os.environ)
-    )
-    world.certify()
-    first = publish(world.request(str(registry.address)), world.context).publication
-    world.rebuild({"megatron-core": b"newer"}, main=MAIN.replace("0.30", "0.31"))
+    direct = opened(open_registry.removeprefix("http://"), registry.address.path)
+    first = world.publish(str(registry.address))
+    world.renew()
     world.certify()
     gone = Fault(status=500)
     left, seen = 0, 0

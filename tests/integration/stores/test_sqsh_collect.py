@@ -52,7 +52,7 @@ def test_what_nothing_needs_goes_with_its_files(with_objects: Place, tmp_path: P
         assert store.find(image.publication.tag) == image.publication
         # All have one certificate here: it stays while one of them does.
         assert store.bundle(image.publication) == BUNDLE
-        assert store.download(image.publication, tmp_path / image.publication.tag)
+        assert store.download(image.publication.sqsh, tmp_path / image.publication.tag)
     assert sweep_store(store, planned.going) == ()
 
 
@@ -63,7 +63,7 @@ def test_a_file_of_two_publications_stays_with_the_other(with_objects: Place, tm
     store.put(old.file, other, BUNDLE)
     sweep_store(store, [old.publication])
     assert store.find(other.sqsh.digest) == other
-    assert store.download(other, tmp_path / "got")
+    assert store.download(other.sqsh, tmp_path / "got")
     sweep_store(store, [other])
     assert _objects(store) == []
 

@@ -58,7 +58,7 @@ def test_a_store_that_drops_requests(s3: Place, tmp_path: Path) -> None:
         s3.proxy.add(method=method, times=2, cut_request=0)
     image.put(store)
     assert store.find(image.publication.tag) == image.publication
-    assert store.download(image.publication, tmp_path / "got")
+    assert store.download(image.publication.sqsh, tmp_path / "got")
     assert (tmp_path / "got").read_bytes() == image.file.read_bytes()
 
 

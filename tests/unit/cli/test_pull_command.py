@@ -168,6 +168,20 @@ def test_importer_refuses_what_is_not_certified(there, site, slurm, uri):
     assert slurm(ENROOT / "hook.sh", ENROOT_ROOTFS="/data/pyxis_7.0").returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    [("ENVBUILD_PULL_TARGET", "h200", "not for h200"), ("ENVBUILD_PULL_MAX_AGE", "12x", "is not an age")],
+)
+def test_importer_asks_as_the_sites_variables_want(there, monkeypatch, capsys, name, value, part):
+    there.publish()
+    monkeypatch.setenv("ENVBUILD_TRUST", str(there.world.project / "trust.toml"))
+    words = ["importer", "get", f"{there.store.address}:mcore-debian12-cpu"]
+    assert run(words) == 0
+    monkeypatch.setenv(name, value)
+    assert run(words) != 0
+    assert part in capsys.readouterr().err
+
+
 def test_hook_lets_start_what_the_importer_verified(there, site, slurm):
     there.publish()
     hook, root = ENROOT / "hook.sh", "/data/pyxis_7.0"

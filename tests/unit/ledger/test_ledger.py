@@ -15,7 +15,19 @@ from helpers.ledger_rows import digest, image_row, lock_row, night_row, publicat
 from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.ledger import database
 from envbuild.ledger.ledger import Ledger, made_anew, rows_of
-from envbuild.ledger.models import ROW_TYPES, ImageRow, LockRow, NightRow, PublicationRow, StepRow
+from envbuild.ledger.models import (
+    ROW_TYPES,
+    BisectRow,
+    CaseRow,
+    CertificateRow,
+    ImageRow,
+    LockRow,
+    NightRow,
+    PublicationRow,
+    Row,
+    StepRow,
+    WheelRow,
+)
 
 
 @pytest.fixture
@@ -37,6 +49,24 @@ def test_rows_come_back_as_they_were_written_oldest_first(path: Path) -> None:
 
 def test_every_table_has_a_type_and_every_type_a_table(path: Path) -> None:
     assert {kind.table for kind in ROW_TYPES} == set(database._TABLES)
+
+
+@pytest.mark.parametrize(
+    ("row", "key"),
+    [
+        (LockRow.model_construct(digest="d", name="n"), "d/n"),
+        (WheelRow.model_construct(digest="d", target="t"), "d/t"),
+        (ImageRow.model_construct(oci_digest="d", sqsh_digest="s", target="t"), "d/s/t"),
+        (CaseRow.model_construct(run="r", target="t", case="c", repeat=2), "r/t/c/2"),
+        (CertificateRow.model_construct(digest="d"), "d"),
+        (PublicationRow.model_construct(repository="host/repo", tag="t", oci_digest="d"), "host/repo:t@d"),
+        (NightRow.model_construct(id="n"), "n"),
+        (StepRow.model_construct(night="n", target="t", base="b", name="image"), "n/t/b/image"),
+        (BisectRow.model_construct(good="g", bad="b", target="t"), "g/b/t"),
+    ],
+)
+def test_ledgers_on_disk_and_in_shared_state_are_merged_by_these_keys(row: Row, key: str) -> None:
+    assert row.key == key
 
 
 def test_of_two_rows_of_a_key_the_same_one_stays_in_any_order(path: Path, tmp_path: Path) -> None:

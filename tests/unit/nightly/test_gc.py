@@ -13,12 +13,11 @@ from unit.image.test_record import RECORD
 from envbuild.core.progress import SilentReporter
 from envbuild.image.record import EnvironmentLayerRecord, EnvironmentRecord
 from envbuild.ledger.ledger import Ledger
-from envbuild.nightly.gc import Kept, unneeded_entries, what_stays
+from envbuild.nightly.gc import unneeded_entries, what_stays
+from envbuild.publish.collect import Needs
 from envbuild.rootfs.layer import LayerRecord
 from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump
-
-NOTHING = Kept(locks=frozenset(), images=frozenset())
 
 
 def key(number: int) -> str:
@@ -55,28 +54,28 @@ def store(tmp_path: Path) -> LocalStore:
     return store
 
 
-def going(store: LocalStore, kept: Kept) -> set[tuple[str, int]]:
+def going(store: LocalStore, kept: Needs) -> set[tuple[str, int]]:
     return {(item.kind, int(item.key, 16)) for item in unneeded_entries(store, kept)}
 
 
 def test_what_a_kept_image_is_made_of_stays(store: LocalStore) -> None:
-    by_image = Kept(locks=frozenset(), images=frozenset({key(11)}))
+    by_image = Needs(images=frozenset({key(11)}))
     assert going(store, by_image) == {("images", 2), ("environments", 2), ("layers", 3)}
-    by_lock = Kept(locks=frozenset({key(22)}), images=frozenset())
+    by_lock = Needs(locks=frozenset({key(22)}))
     assert going(store, by_lock) == {("images", 1), ("environments", 1), ("layers", 1)}
-    assert len(going(store, NOTHING)) == 7
+    assert len(going(store, Needs())) == 7
 
 
 def test_what_was_used_lately_stays(store: LocalStore) -> None:
     os.utime(store.path_of("images", key(1)))
-    assert ("images", 1) not in going(store, NOTHING)
+    assert ("images", 1) not in going(store, Needs())
 
 
 def test_a_damaged_entry_goes(store: LocalStore) -> None:
     path = store.path_of("images", key(1))
     (path / RECORD_FILE).write_text("{")
     os.utime(path, (0, 0))
-    assert ("images", 1) in going(store, Kept(locks=frozenset({key(21)}), images=frozenset()))
+    assert ("images", 1) in going(store, Needs(locks=frozenset({key(21)})))
 
 
 def test_locks_tags_and_the_last_nights_are_what_stays(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from envbuild.ledger.ledger import Ledger
 from envbuild.ledger.models import CaseRow, LockRow, NightRow, StepName, StepRow
 from envbuild.lock.lock import LockResult
 from envbuild.nightly import nightly
-from envbuild.nightly.models import Attempt, Job, NamedStep, NightRequest, Outcome
+from envbuild.nightly.models import Job, NamedStep, NightRequest, Outcome
 from envbuild.nightly.nightly import Night
 
 FAILURE = CertificationFailedError("1 of 2 cases failed", why="parity-loss: another loss")
@@ -48,8 +47,8 @@ class Chain:
         return LockResult(self.world.lock, built=self.built)
 
     def _step(self, name: StepName) -> NamedStep:
-        def run(job: Job, attempt: Attempt) -> Outcome:
-            self.calls.append((job.target, name, attempt.number))
+        def run(job: Job, attempt: int) -> Outcome:
+            self.calls.append((job.target, name, attempt))
             if failures := self.failures.get((job.target, name)):
                 raise failures.pop(0)
             return Outcome(**{"job": job, "state": "done", **self.outcomes.get((job.target, name), {})})  # type: ignore[arg-type]
@@ -188,10 +187,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def test_a_lease_is_renewed_before_each_step(chain: Chain) -> None:
     renewed: list[int] = []
-
-    def night(steps: Callable[[], None]) -> None:
-        chain.night.renew = steps
-
     chain.run()
     chain.night.renew = lambda: renewed.append(1)
     chain.night.run()

@@ -56,7 +56,7 @@ def test_a_certified_image_is_admitted(world):
     assert admitted.content == certificate.read_bytes()
     assert admitted.digest == sha256_bytes(certificate.read_bytes())
     assert admitted.key.name == "lab"
-    assert admitted.certified_forms == {"oci", "sqsh"}
+    assert admitted.certificate.by_form().keys() == {"oci", "sqsh"}
 
 
 @pytest.mark.parametrize("named", [None, "gone"])

@@ -92,9 +92,9 @@ def test_what_a_killed_pull_had_is_not_fetched_again(there, monkeypatch):
     starts = []
     download = SqshStore.download
 
-    def counted(self, publication, to, start=0):
+    def counted(self, sqsh, to, start=0):
         starts.append(start)
-        return download(self, publication, to, start)
+        return download(self, sqsh, to, start)
 
     monkeypatch.setattr(SqshStore, "download", counted)
     assert pull(there.request(), there.context).path.read_bytes() == there.image.read_bytes()
@@ -273,11 +273,11 @@ def test_tag_that_moves_meanwhile_is_followed(there, monkeypatch):
     download = SqshStore.download
     moved = []
 
-    def move(self, publication, to, start=0):
+    def move(self, sqsh, to, start=0):
         if not moved:
             there.world.rebuild({"torch": CONTENT + b"new"})
             moved.append(there.publish(tag="mcore-debian12-ffffffffffff-cpu"))
-        return download(self, publication, to, start)
+        return download(self, sqsh, to, start)
 
     monkeypatch.setattr(SqshStore, "download", move)
     found = pull(there.request(), there.context)

@@ -30,7 +30,7 @@ def site(tmp_path):
 @pytest.fixture
 def store(tmp_path, site) -> SqshStore:
     (tmp_path / "share").mkdir()
-    return open_sqsh_store(str(tmp_path / "share"), site, {})
+    return open_sqsh_store(str(tmp_path / "share"), site)
 
 
 def test_put_and_find_by_tag_and_digest(store, tmp_path):
@@ -44,7 +44,7 @@ def test_put_and_find_by_tag_and_digest(store, tmp_path):
     assert store.find("../../etc/passwd") is None
     assert store.publications() == (image.publication,)
     assert store.bundle(image.publication) == BUNDLE
-    assert store.download(image.publication, tmp_path / "got")
+    assert store.download(image.publication.sqsh, tmp_path / "got")
     assert (tmp_path / "got").read_bytes() == image.file.read_bytes()
     assert (tmp_path / "share/sqsh/sha256" / f"{image.publication.sqsh.digest[7:]}.sqsh").is_file()
 
@@ -204,19 +204,19 @@ def test_what_is_no_file_is_refused(store, tmp_path):
     there.unlink()
     there.symlink_to("/dev/zero")
     with pytest.raises(CheckRefusedError, match=r"\.sqsh of the \.sqsh store"):
-        store.download(image.publication, tmp_path / "got")
+        store.download(image.publication.sqsh, tmp_path / "got")
 
 
 def test_place_leads_to_its_store(store, site, tmp_path):
     image = make_image(store, tmp_path)
-    found = store_of(image.put(store), site, {})
+    found = store_of(image.put(store), site)
     assert found.address == store.address
     for wrong in ("", "s3://bucket/other", "file:///etc/passwd", "/etc/passwd"):
         with pytest.raises(ConfigurationError):
-            store_of(wrong, site, {})
+            store_of(wrong, site)
 
 
 def test_addresses(site, tmp_path):
     with pytest.raises(ConfigurationError, match=r"not the address of a \.sqsh store"):
-        open_sqsh_store("oci://host/repo", site, {})
-    assert open_sqsh_store(f"{tmp_path}/with space", site, {}).address == f"file://{tmp_path}/with space"
+        open_sqsh_store("oci://host/repo", site)
+    assert open_sqsh_store(f"{tmp_path}/with space", site).address == f"file://{tmp_path}/with space"

@@ -27,7 +27,6 @@ def test_a_branch_that_the_lock_follows_is_named(tmp_path):
     tags = tags_of(lock, "nemo", _stack("nemo", tmp_path), "h200")
     assert tags.moving == "nemo-main-h200"
     assert tags.immutable == f"nemo-main-{lock.digest[7:19]}-h200"
-    assert tags.docker == f"{tags.immutable}-docker"
 
 
 def test_a_commit_is_followed_by_nothing(tmp_path):

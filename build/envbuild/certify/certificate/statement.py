@@ -206,6 +206,10 @@ class Certificate(TomlModel):
         """``sha256:...`` of each subject by its name."""
         return {item.name: f"sha256:{item.digest.sha256}" for item in self.subject}
 
+    def by_form(self) -> dict[str, str]:
+        """``sha256:...`` of each subject by what it is: ``oci``, ``sqsh`` and ``docker``, or ``lock``."""
+        return {name.rpartition(".")[2]: digest for name, digest in self.digests().items()}
+
     def measurements(self) -> list[str]:
         """The moments at which its numbers were measured."""
         measured = self.predicate.measured

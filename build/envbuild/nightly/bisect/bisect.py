@@ -214,17 +214,15 @@ class _Trials:
             self.runs += 1
             with reporter.step(f"trial {self.runs}: {_named(mix)}"):
                 tried = request.trial(lock)
-            words = {True: "passes", False: f"fails: {tried.what}", None: f"cannot be tried: {tried.what}"}
-            reporter.note(f"trial {self.runs}, {_named(mix)}: {words[tried.passed]}")
+            reporter.note(f"trial {self.runs}, {_named(mix)}: {tried.text}")
             if tried.lasting:
                 content = _TRIED.dump_json(tried)
                 store.get_or_build(KIND, key, lambda place: write_atomic(place / RESULT_FILE, content))
             return tried
 
     def _not_an_end(self, lock: LockDirectory, tried: Tried, wanted: str) -> CheckRefusedError:
-        does = {True: "passes", False: f"fails: {tried.what}", None: f"cannot be tried: {tried.what}"}[tried.passed]
         return CheckRefusedError(
-            f"the {'bad' if wanted == 'fails' else 'good'} lock {short(lock.lock.digest)} {does}",
+            f"the {'bad' if wanted == 'fails' else 'good'} lock {short(lock.lock.digest)} {tried.text}",
             why=f"A bisection by {self.request.trial.text} needs one that {wanted}: {lock.path}",
             fix="Name another lock, or another trial with --test.",
         )

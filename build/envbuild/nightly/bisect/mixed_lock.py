@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,13 +91,9 @@ def _mixed_pins(good: LockDirectory, bad: LockDirectory, mix: Mix) -> dict[str, 
 
 
 def _mixed_components(good: Lock, bad: Lock, mix: Mix) -> dict[str, LockedComponent]:
-    found = _without(good.components, mix.moved)
+    found = {name: item for name, item in good.components.items() if canonicalize_name(name) not in mix.moved}
     moved = {name: item for name, item in bad.components.items() if canonicalize_name(name) in mix.moved}
     for name, item in moved.items():
         commit = mix.commits.get(canonicalize_name(name))
         found[name] = item.model_copy(update={"commit": commit}) if commit else item
     return dict(sorted(found.items()))
-
-
-def _without(components: Mapping[str, LockedComponent], names: Collection[str]) -> dict[str, LockedComponent]:
-    return {name: item for name, item in components.items() if canonicalize_name(name) not in names}

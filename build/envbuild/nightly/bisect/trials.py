@@ -51,6 +51,11 @@ class Tried:
     suspects: tuple[str, ...] = ()
     lasting: bool = True
 
+    @property
+    def text(self) -> str:
+        """For people."""
+        return {True: "passes", False: f"fails: {self.what}", None: f"cannot be tried: {self.what}"}[self.passed]
+
 
 class LockTrial(Protocol):
     """Tries a lock."""
@@ -148,18 +153,9 @@ class CaseTrial:
 
 def _failed_case(error: CertificationFailedError) -> Tried:
     """By the checks that failed: numbers differ from lock to lock."""
-    run = error.run
-    checks = set()
-    for verdict in run.cases if run else ():
-        problems = verdict.get("problems")
-        checks |= {_check_of(item) for item in problems} if isinstance(problems, list) else set()
-    checks |= {_check_of(dict(item)) for item in run.problems} if run else set()
-    signs = frozenset(filter(None, checks)) or frozenset({_sign(error.what)})
+    problems = error.run.all_problems if error.run else []
+    signs = frozenset(str(problem["check"]) for problem in problems) or frozenset({_sign(error.what)})
     return Tried(passed=False, signs=signs, what=f"{error.what}: {error.why}".splitlines()[0])
-
-
-def _check_of(problem: Json) -> str:
-    return str(problem.get("check", "")) if isinstance(problem, dict) else ""
 
 
 def _common_key(selection: Selection) -> list[Json]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from envbuild import __version__
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
-from envbuild.core.digests import Json, canonical_json
+from envbuild.core.digests import Json, canonical_json, short
 from envbuild.ledger.models import LockRow, NightRow, PublicationRow, Row, StepRow
 from envbuild.nightly.site import words
 from envbuild.nightly.site.plots import history, losses
@@ -147,30 +147,30 @@ class Site:
         return "good", f"{published} published" if published else "nothing new"
 
     def _lock(self, digest: str, rows: list[LockRow]) -> bytes:
-        snapshot = self.snapshot
         return self._render(
             "lock.html.j2",
             "../",
             lock=rows[0],
             names=[row.name for row in rows],
-            certificates=snapshot.certificates_of_lock.get(digest, []),
-            images=snapshot.images_of_lock.get(digest, []),
-            publications=snapshot.publications_of_lock.get(digest, []),
             record=f"{words.file_name(digest)}.json",
+            **self._results_of(digest),
         )
 
     def _lock_record(self, digest: str, rows: list[LockRow]) -> dict[str, Json]:
-        snapshot = self.snapshot
-        found: dict[str, Sequence[Row]] = {
-            "locks": rows,
-            "images": snapshot.images_of_lock.get(digest, []),
-            "certificates": snapshot.certificates_of_lock.get(digest, []),
-            "publications": snapshot.publications_of_lock.get(digest, []),
-        }
         tables: dict[str, Json] = {
-            name: [row.model_dump(mode="json") for row in of_kind] for name, of_kind in found.items()
+            name: [row.model_dump(mode="json") for row in of_kind]
+            for name, of_kind in {"locks": rows, **self._results_of(digest)}.items()
         }
         return {"schema": LOCK_SCHEMA, **tables}
+
+    def _results_of(self, lock_digest: str) -> dict[str, Sequence[Row]]:
+        """What came of a lock, by kind."""
+        snapshot = self.snapshot
+        return {
+            "images": snapshot.images_of_lock.get(lock_digest, []),
+            "certificates": snapshot.certificates_of_lock.get(lock_digest, []),
+            "publications": snapshot.publications_of_lock.get(lock_digest, []),
+        }
 
     def _record(self) -> dict[str, Json]:
         return {
@@ -233,7 +233,7 @@ def _templates() -> tuple[jinja2.Environment, str]:
         "moment": words.moment_text,
         "size": words.size,
         "duration": words.duration,
-        "short": words.short_digest,
+        "short": short,
         "file": words.file_name,
         "docker": docker_command,
     }

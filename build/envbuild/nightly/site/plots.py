@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from envbuild.catalog.fields import moment_of
 from envbuild.certify.report.charts import Chart, Point, Scales, Series, ShadedBand, draw
+from envbuild.ledger.ledger import grouped
 from envbuild.ledger.models import CaseRow, Row
-from envbuild.nightly.site.snapshot import LedgerSnapshot, grouped
+from envbuild.nightly.site.snapshot import LedgerSnapshot
 
 # So many lines have a style each, also for those who see no colours.
 LINES = 4

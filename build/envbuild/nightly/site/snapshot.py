@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TypeVar
 
-from envbuild.ledger.ledger import Ledger
+from envbuild.ledger.ledger import Ledger, grouped
 from envbuild.ledger.models import (
     BisectRow,
     CaseRow,
@@ -17,73 +13,43 @@ from envbuild.ledger.models import (
     LockRow,
     NightRow,
     PublicationRow,
-    Row,
     StepRow,
 )
-
-R = TypeVar("R", bound=Row)
-K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerSnapshot:
-    """Rows of a ledger, each kind oldest first."""
+    """Rows of a ledger, each kind and each group oldest first.
 
-    locks: tuple[LockRow, ...]
+    Attributes:
+        cases_of_run: by run (a certificate's digest, or a night that failed) and target.
+    """
+
     images: tuple[ImageRow, ...]
     cases: tuple[CaseRow, ...]
     certificates: tuple[CertificateRow, ...]
-    publications: tuple[PublicationRow, ...]
     nights: tuple[NightRow, ...]
-    steps: tuple[StepRow, ...]
-    bisects: tuple[BisectRow, ...]
+    steps_of_night: dict[str, list[StepRow]]
+    cases_of_run: dict[tuple[str, str], list[CaseRow]]
+    bisects_of_night: dict[str, list[BisectRow]]
+    locks_by_digest: dict[str, list[LockRow]]
+    images_of_lock: dict[str, list[ImageRow]]
+    certificates_of_lock: dict[str, list[CertificateRow]]
+    publications_of_lock: dict[str, list[PublicationRow]]
 
     @classmethod
     def of(cls, ledger: Ledger) -> LedgerSnapshot:
+        images, cases, certificates = ledger.rows(ImageRow), ledger.rows(CaseRow), ledger.rows(CertificateRow)
         return cls(
-            locks=ledger.rows(LockRow),
-            images=ledger.rows(ImageRow),
-            cases=ledger.rows(CaseRow),
-            certificates=ledger.rows(CertificateRow),
-            publications=ledger.rows(PublicationRow),
+            images=images,
+            cases=cases,
+            certificates=certificates,
             nights=ledger.rows(NightRow),
-            steps=ledger.rows(StepRow),
-            bisects=ledger.rows(BisectRow),
+            steps_of_night=grouped(ledger.rows(StepRow), lambda step: step.night),
+            cases_of_run=grouped(cases, lambda case: (case.run, case.target)),
+            bisects_of_night=grouped(ledger.rows(BisectRow), lambda row: row.night),
+            locks_by_digest=grouped(ledger.rows(LockRow), lambda lock: lock.digest),
+            images_of_lock=grouped(images, lambda row: row.lock_digest),
+            certificates_of_lock=grouped(certificates, lambda row: row.lock_digest),
+            publications_of_lock=grouped(ledger.rows(PublicationRow), lambda row: row.lock_digest),
         )
-
-    @cached_property
-    def steps_of_night(self) -> dict[str, list[StepRow]]:
-        return grouped(self.steps, lambda step: step.night)
-
-    @cached_property
-    def cases_of_run(self) -> dict[tuple[str, str], list[CaseRow]]:
-        """By run (a certificate's digest, or a night that failed) and target."""
-        return grouped(self.cases, lambda case: (case.run, case.target))
-
-    @cached_property
-    def bisects_of_night(self) -> dict[str, list[BisectRow]]:
-        return grouped(self.bisects, lambda row: row.night)
-
-    @cached_property
-    def locks_by_digest(self) -> dict[str, list[LockRow]]:
-        return grouped(self.locks, lambda lock: lock.digest)
-
-    @cached_property
-    def images_of_lock(self) -> dict[str, list[ImageRow]]:
-        return grouped(self.images, lambda row: row.lock_digest)
-
-    @cached_property
-    def certificates_of_lock(self) -> dict[str, list[CertificateRow]]:
-        return grouped(self.certificates, lambda row: row.lock_digest)
-
-    @cached_property
-    def publications_of_lock(self) -> dict[str, list[PublicationRow]]:
-        return grouped(self.publications, lambda row: row.lock_digest)
-
-
-def grouped(rows: Iterable[R], key: Callable[[R], K]) -> dict[K, list[R]]:
-    """Rows by a key, each group in their order."""
-    found: defaultdict[K, list[R]] = defaultdict(list)
-    for row in rows:
-        found[key(row)].append(row)
-    return dict(found)
