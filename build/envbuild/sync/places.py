@@ -15,12 +15,11 @@ from envbuild.catalog.base import Base
 from envbuild.catalog.context import Context
 from envbuild.catalog.models import Target
 from envbuild.core.digests import Json
-from envbuild.core.errors import MachineError
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.sync.imports import ImportProbe
 from envbuild.sync.install import InstallScope
 from envbuild.sync.local import fill_environment, local_probe
-from envbuild.sync.machine import refuse_other_machine
+from envbuild.sync.machine import other_machine
 from envbuild.wheels.audit.prebuilt import site_packages_of
 from envbuild.wheels.cache.wheelhouse import NO_BUILT, Built
 
@@ -125,11 +124,7 @@ class ThisMachine:
     def problem(self) -> str:
         if self.base.provides:
             return "the base brings packages that this machine does not have"
-        try:
-            refuse_other_machine(self.base.platform, self.base.glibc, what="", fix="")
-        except MachineError as error:
-            return error.why
-        return ""
+        return other_machine(self.base.platform, self.base.glibc)
 
     def prepare(self) -> None:
         """Uv looks for the Python when the environment is made."""
