@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from envbuild.drift import Finding, FindingKind, Moment, Severity, SourceTree
+from envbuild.drift import Finding, FindingKind, Moment, Severity, SourceTree, Weight
 from envbuild.drift.check import find_drift
 
 PROVIDER = "lib-core"
@@ -45,7 +45,7 @@ def test_import_of_a_missing_name_breaks_at_import():
         why="runs when the module is imported",
         at=Moment.IMPORT,
     )
-    assert finding.is_error()
+    assert finding.weight is Weight.REFUSES
 
 
 def test_nested_places_are_named():
@@ -250,4 +250,4 @@ def test_unparsable_files_are_reported_and_unknown():
         ("app/bad.py", "not-read"),
         ("lib/core/ops.py", "not-read"),
     }
-    assert not any(finding.is_error() for finding in findings)
+    assert not any(finding.weight is Weight.REFUSES for finding in findings)
