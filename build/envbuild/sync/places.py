@@ -29,21 +29,21 @@ class Trial:
     """What is installed of a lock to verify it.
 
     Attributes:
+        base: the lock's, for which sources are looked up.
         wheels: wheels of the wheelhouse, by package.
         leave_out: packages that are not there.
         stubs: packages that are not built: the extension module by package, of which a stub is there.
         folders: of those, the folders of their sources that are there as they are.
-        base: the lock's, for which these sources are looked up.
     """
 
     lock: LockDirectory
     target: Target
+    base: Base
     phases: tuple[str, ...]
     wheels: Mapping[str, Built] = field(default_factory=lambda: NO_BUILT)
     leave_out: frozenset[str] = frozenset()
     stubs: Mapping[str, str] = field(default_factory=dict)
     folders: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    base: Base | None = None
 
     @property
     def scope(self) -> InstallScope:
