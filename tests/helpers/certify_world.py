@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.fake_runner import results_of, write
+from helpers.notes import Notes
 from unit.image.test_record import RECORD
 
 from envbuild.catalog.catalog import Selection
@@ -34,16 +35,6 @@ from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump
-
-
-class Notes(SilentReporter):
-    """Keeps the notes of a command."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @dataclass
