@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from helpers.certify_world import World, place_image
+from helpers.certify_world import World
 from helpers.locks import inputs_of, make_lock
+from helpers.placed_images import place_image
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.certify import certify

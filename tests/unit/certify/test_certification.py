@@ -6,8 +6,9 @@ import resource
 from pathlib import Path
 
 import pytest
-from helpers.certify_world import World, edit, place_image, statement_of
+from helpers.certify_world import World, edit, statement_of
 from helpers.locks import MAIN, make_lock
+from helpers.placed_images import place_image
 
 from envbuild.catalog.data import data_root
 from envbuild.certify.certificate.envelope import SignedBytes, decode, encode
