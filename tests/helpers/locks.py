@@ -9,7 +9,7 @@ from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.site import load_site
 from envbuild.catalog.stack import Phase
 from envbuild.core.digests import sha256_bytes
-from envbuild.core.progress import Reporter, SilentReporter
+from envbuild.core.progress import SilentReporter
 from envbuild.lock import lockfile
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
@@ -89,9 +89,9 @@ def inputs_of(selection: Selection) -> Inputs:
     )
 
 
-def lock_context(folder: Path, repositories: Any = None, reporter: Reporter | None = None) -> LockContext:
+def lock_context(folder: Path, repositories: Any = None) -> LockContext:
     """A context of one lock that works in ``folder``, with a store in it."""
-    reporter = reporter or SilentReporter()
+    reporter = SilentReporter()
     store = LocalStore(folder / "store", reporter)
     return LockContext(
         store=store,
