@@ -52,6 +52,13 @@ class Scope:
             scope = scope.parent
         return scope
 
+    def values(self, name: str) -> list[Value]:
+        """What a name may be that is used here, from the nearest scope that binds it; empty where none does."""
+        scope: Scope | None = self
+        while scope is not None and name not in scope.bindings:
+            scope = scope.outer()
+        return scope.bindings[name] if scope is not None else []
+
 
 @dataclass(frozen=True)
 class ImportedModule:
