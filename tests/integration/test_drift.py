@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.drift import Finding, Moment, SourceTree, Weight, write_wheel
+from envbuild.drift import Finding, Moment, Weight, write_wheel
 from envbuild.drift.check import find_drift
+from envbuild.drift.sources import SourceTree
 from envbuild.lock.uv.program import uv_program
 
 # Its diffusion models and the collections before NeMo 2.0 ask for a megatron-core of another time.

@@ -7,8 +7,9 @@ import textwrap
 import pytest
 from unit.drift.test_drift import drift
 
-from envbuild.drift import Severity, SourceTree, Weight
 from envbuild.drift.check import find_drift
+from envbuild.drift.findings import Severity, Weight
+from envbuild.drift.sources import SourceTree
 
 OPS = "lib/core/ops.py"
 F = {OPS: "class A:\n    def f(self): ...\ndef f(): ..."}

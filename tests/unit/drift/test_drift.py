@@ -6,8 +6,9 @@ import textwrap
 
 import pytest
 
-from envbuild.drift import Finding, FindingKind, Moment, Severity, SourceTree, Weight
 from envbuild.drift.check import find_drift
+from envbuild.drift.findings import Finding, FindingKind, Moment, Severity, Weight
+from envbuild.drift.sources import SourceTree
 
 PROVIDER = "lib-core"
 
@@ -25,6 +26,12 @@ def drift(code: str | dict[str, str], files: dict[str, str], version: str = "2.0
     """Findings of a consumer: the text of app/main.py, or all its files."""
     consumer = {"app/main.py": code} if isinstance(code, str) else code
     return find_drift(tree("app", "1.0", consumer), provider(files, version))
+
+
+def calls(code: str, module: str, **others: str) -> list[str]:
+    """Kinds of the findings of code that has all names of the provider's module."""
+    files = {"lib/core/ops.py": module, **{f"lib/core/{name}.py": text for name, text in others.items()}}
+    return [finding.kind.value for finding in drift(f"from lib.core.ops import *\n{code}", files)]
 
 
 def kinds(findings: list[Finding]) -> list[tuple[str, str]]:
