@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import TypeAlias
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | tuple[Json, ...] | dict[str, Json] | None"
 
 CHUNK_BYTES = 1 << 20
+DIGEST_PATTERN = r"sha256:[0-9a-f]{64}"
 
 
 def sha256_bytes(data: bytes) -> str:
     """``sha256:<hex>`` of ``data``."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text is a digest."""
+    return re.fullmatch(DIGEST_PATTERN, text) is not None
 
 
 def sha256_file(path: Path) -> str:
