@@ -177,7 +177,7 @@ def _install_rest(pip: _PipInstall, file: Path, ready: Collection[str], leave_ou
     if pip.phase == GIT_PHASE and (ready or leave_out):
         # uv would build them: to it a wheel is another source than the commit.
         lines = [line for line in map(str.strip, file.read_text().splitlines()) if line and not line.startswith("#")]
-        wanted = [line for line in lines if _name(line) not in {*leave_out, *ready}]
+        wanted = [line for line in lines if pinned_package(line) not in {*leave_out, *ready}]
         return pip.run(wanted) if wanted else Finished(status=0, output="", seconds=0.0)
     path = _requirements(file, leave_out, pip.place)
     finished = pip.run(["--requirements", path])
@@ -186,7 +186,7 @@ def _install_rest(pip: _PipInstall, file: Path, ready: Collection[str], leave_ou
     return finished
 
 
-def _name(line: str) -> str:
+def pinned_package(line: str) -> str:
     """The package that a line of requirements pins."""
     return canonicalize_name(line.partition("==")[0].partition(" @")[0].strip())
 
@@ -200,7 +200,7 @@ def _requirements(file: Path, leave_out: Collection[str], place: InstallTarget) 
     keep = True
     for line in file.read_text().splitlines(keepends=True):
         if line[:1].strip() and not line.startswith("#"):
-            keep = _name(line) not in leave_out
+            keep = pinned_package(line) not in leave_out
         if keep:
             kept.append(line)
     path = place.logs / f"installed-{file.name}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from envbuild import __version__
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
-from envbuild.core.digests import Json, canonical_json
+from envbuild.core.digests import Json, canonical_json, short
 from envbuild.ledger.models import LockRow, NightRow, PublicationRow, Row, StepRow
 from envbuild.nightly.site import words
 from envbuild.nightly.site.plots import history, losses
@@ -233,7 +233,7 @@ def _templates() -> tuple[jinja2.Environment, str]:
         "moment": words.moment_text,
         "size": words.size,
         "duration": words.duration,
-        "short": words.short_digest,
+        "short": short,
         "file": words.file_name,
         "docker": docker_command,
     }

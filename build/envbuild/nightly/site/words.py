@@ -47,11 +47,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def short_digest(digest: str) -> str:
-    """Its first 12 digits."""
-    return digest.removeprefix("sha256:")[:12]
-
-
 def file_name(key: str) -> str:
     """A file's name for a key; one that comes from elsewhere may hold anything."""
     plain = key.removeprefix("sha256:")
