@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from envbuild.catalog.catalog import Selection, definition_digest
+from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, definition_digest, select
 from envbuild.catalog.site import load_site
 from envbuild.catalog.stack import Phase
 from envbuild.core.digests import sha256_bytes
@@ -13,7 +13,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock import lockfile
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
-from envbuild.lock.lockfile import PHASE_FILES
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.models import SCHEMA, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
 from envbuild.store.local import LocalStore
 
@@ -87,6 +87,18 @@ def inputs_of(selection: Selection) -> Inputs:
         uv="0",
         as_of="2026-01-02T03:04:05Z",
     )
+
+
+def mcore_of(project: Path) -> Selection:
+    """Stack mcore on debian12 for the CPU, as a project sees it."""
+    return select(Catalog.open(project), "mcore", "cpu", "debian12", HostDistribution("debian", "12"))
+
+
+def lock_mcore(project: Path, main: str = MAIN) -> LockDirectory:
+    """Such a lock in a project, of its definitions as they are now."""
+    path = project / "lockfiles" / "mcore" / "debian12"
+    make_lock(path, main, inputs=inputs_of(mcore_of(project)))
+    return lockfile.read_lock(path)
 
 
 def lock_context(folder: Path, repositories: Any = None) -> LockContext:

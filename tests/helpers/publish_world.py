@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from helpers.certificates import case_of, measured, now, statement
-from helpers.locks import inputs_of, make_lock
+from helpers.locks import lock_mcore, mcore_of
 from helpers.notes import Notes
 from helpers.placed_images import place_image
 
-from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select
+from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
 from envbuild.certify.certificate.keys import make_keys
@@ -24,7 +24,7 @@ from envbuild.image.output import PlacedImage
 from envbuild.image.record import CYCLONEDX_FILE
 from envbuild.image.sbom.cyclonedx import MEDIA_TYPE as CYCLONEDX
 from envbuild.image.sbom.referrers import Attachment
-from envbuild.lock.lockfile import LockDirectory, read_lock
+from envbuild.lock.lockfile import LockDirectory
 from envbuild.publish.draft import PublishRequest
 from envbuild.store.local import LocalStore
 
@@ -83,8 +83,7 @@ class PublishWorld:
     def rebuild(self, layers: Mapping[str, bytes] | None = None, main: str | None = None) -> None:
         """Another image in the place of this one: with other layers, or from another lock."""
         if main is not None:
-            _lock(self.project, self.selection, main)
-            self.lock = read_lock(self.lock.path)
+            self.lock = lock_mcore(self.project, main)
         self.image = place_image(self.project / "out", self.lock, layers={**LAYERS, **(layers or {})}, sboms=[SBOM])
 
 
@@ -94,27 +93,18 @@ def measured_now(**changes: Any) -> dict[str, Any]:
 
 
 def make_publish_world(project: Path) -> PublishWorld:
-    selection = select(
-        Catalog.open(project), "mcore", "cpu", "debian12", HostDistribution(distribution="debian", release="12")
-    )
-    _lock(project, selection)
-    lock = read_lock(project / "lockfiles" / "mcore" / "debian12")
+    lock = lock_mcore(project)
     keys = make_keys(project / "keys", "lab", None)
     (project / "trust.toml").write_text(f'[keys.lab]\nfile = "{keys.public}"\n')
     return PublishWorld(
         project=project,
-        selection=selection,
+        selection=mcore_of(project),
         lock=lock,
         image=place_image(project / "out", lock, layers=LAYERS, sboms=[SBOM]),
         signer=load_signer(str(keys.private), None),
         trust=load_trust(project / "trust.toml"),
         key=keys.private,
     )
-
-
-def _lock(project: Path, selection: Selection, main: str | None = None) -> None:
-    more = {} if main is None else {"main": main}
-    make_lock(project / "lockfiles" / "mcore" / "debian12", inputs=inputs_of(selection), **more)
 
 
 def with_record(image: PlacedImage, **changes: Any) -> PlacedImage:
