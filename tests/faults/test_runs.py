@@ -12,7 +12,7 @@ import pytest
 from faults.catalogue import fault_named
 from faults.harness import FAILED, PASSED, REFUSED, Harness, Outcome
 from faults.record import Record
-from helpers.certify_world import place_image
+from helpers.placed_images import place_image
 
 from envbuild.lock.lockfile import LockDirectory
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.fake_runner import results_of, write
-from unit.image.test_record import RECORD
+from helpers.notes import Notes
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
@@ -21,29 +21,14 @@ from envbuild.certify.certify import CertifyOptions, certify
 from envbuild.certify.issue import Certification
 from envbuild.certify.run.executors import MachineOptions
 from envbuild.certify.run.job import CertifyJob, CertifyRequest
-from envbuild.core.digests import canonical_json, sha256_bytes, sha256_file
+from envbuild.core.digests import canonical_json, sha256_file
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter, SilentReporter
-from envbuild.image.output import OCI_DIR, SQSH_FILE, PlacedImage, image_path
+from envbuild.image.output import PlacedImage
 from envbuild.launch.bwrap import variables_of
 from envbuild.launch.executors import Task
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.oci.models import RunConfig
-from envbuild.oci.write import make_oci, write_layout
-from envbuild.rootfs.layer import Layer, LayerRecord
-from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
-from envbuild.store.record import RECORD_FILE, dump
-
-
-class Notes(SilentReporter):
-    """Keeps the notes of a command."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @dataclass
@@ -125,34 +110,6 @@ class FakeExecutor:
             write(results, results_of(plan, **facts))
             self.world.spoil(results)
         return Finished(status=self.world.status, output="\n".join(self.world.output), seconds=1.0)
-
-
-def place_image(out_dir: Path, lock: LockDirectory, name: str = "mcore") -> PlacedImage:
-    """An OCI layout with one layer, a .sqsh of a few bytes, and their record, sealed as in the store."""
-    path = image_path(out_dir, name, "debian12", "cpu")
-    path.mkdir(parents=True)
-    layer_file = path / "layer"
-    layer_file.write_bytes(b"a layer")
-    layer = LayerRecord(
-        name="base", digest=sha256_file(layer_file), diff_id="sha256:2", size_bytes=7, unpacked_bytes=7, entries=1
-    )
-    image = make_oci(RunConfig(), "linux/amd64", [layer], 1)
-    write_layout(path / OCI_DIR, image, [Layer(layer, layer_file)], tag="mcore")
-    layer_file.unlink()
-    (path / SQSH_FILE).write_bytes(b"a squashfs")
-    assert RECORD.sqsh is not None
-    record = RECORD.model_copy(
-        update={
-            "lock_digest": lock.lock.digest,
-            "oci_digest": image.digest,
-            "config_digest": image.config_digest,
-            "layers": (layer,),
-            "sqsh": RECORD.sqsh.model_copy(update={"digest": sha256_bytes(b"a squashfs")}),
-        }
-    )
-    (path / RECORD_FILE).write_bytes(dump(record))
-    entry_index.write_index(path)
-    return PlacedImage(path, record, name)
 
 
 def statement_of(path: Path) -> dict[str, Any]:

@@ -60,11 +60,11 @@ def publication_row(word: object = "a", **fields: object) -> PublicationRow:
     return PublicationRow.model_validate(values | fields)
 
 
-def certificate_row(word: object = "a", **fields: object) -> CertificateRow:
+def certificate_row(**fields: object) -> CertificateRow:
     values = {
         "stack": "mcore",
-        "digest": digest(f"certificate {word}"),
-        "certificate_key": digest(f"key {word}"),
+        "digest": digest("certificate a"),
+        "certificate_key": digest("key a"),
         "lock_digest": digest("a"),
         "base": "debian12",
         "target": "cpu",

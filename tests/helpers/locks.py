@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from envbuild.catalog.catalog import Selection, definition_digest
+from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, definition_digest, select
 from envbuild.catalog.site import load_site
 from envbuild.catalog.stack import Phase
 from envbuild.core.digests import sha256_bytes
-from envbuild.core.progress import Reporter, SilentReporter
+from envbuild.core.progress import SilentReporter
 from envbuild.lock import lockfile
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
-from envbuild.lock.lockfile import PHASE_FILES
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.models import SCHEMA, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
 from envbuild.store.local import LocalStore
 
@@ -89,9 +89,21 @@ def inputs_of(selection: Selection) -> Inputs:
     )
 
 
-def lock_context(folder: Path, repositories: Any = None, reporter: Reporter | None = None) -> LockContext:
+def mcore_of(project: Path) -> Selection:
+    """Stack mcore on debian12 for the CPU, as a project sees it."""
+    return select(Catalog.open(project), "mcore", "cpu", "debian12", HostDistribution("debian", "12"))
+
+
+def lock_mcore(project: Path, main: str = MAIN) -> LockDirectory:
+    """Such a lock in a project, of its definitions as they are now."""
+    path = project / "lockfiles" / "mcore" / "debian12"
+    make_lock(path, main, inputs=inputs_of(mcore_of(project)))
+    return lockfile.read_lock(path)
+
+
+def lock_context(folder: Path, repositories: Any = None) -> LockContext:
     """A context of one lock that works in ``folder``, with a store in it."""
-    reporter = reporter or SilentReporter()
+    reporter = SilentReporter()
     store = LocalStore(folder / "store", reporter)
     return LockContext(
         store=store,

@@ -32,9 +32,7 @@ def write_base(project: Path, name: str = BASE, *, glibc: str = "2.36", cuda: st
     _write(project / "envs/bases" / f"{name}.toml", definition | ({"cuda": cuda} if cuda else {}))
 
 
-def write_vendor_base(
-    project: Path, name: str, *, provides: Mapping[str, str], source: str = "prefix", digest: str | None = None
-) -> None:
+def write_vendor_base(project: Path, name: str, *, provides: Mapping[str, str], digest: str | None = None) -> None:
     """A base that is a vendor's image on a registry: it brings packages, and a Python of its own."""
     obtain = {"method": "oci", "image": "registry.example.invalid/vendor/pytorch:25.09-py3"}
     definition: dict[str, Any] = {
@@ -44,7 +42,7 @@ def write_vendor_base(
         "platform": "linux/amd64",
         "glibc": "2.39",
         "cuda": "13.0",
-        "python": {"version": "3.11", "source": source, "executable": "/opt/python/bin/python3"},
+        "python": {"version": "3.11", "source": "prefix", "executable": "/opt/python/bin/python3"},
         "torch": {"build": "index"},
         "provides": dict(provides),
         "obtain": obtain | ({"digest": digest} if digest else {}),

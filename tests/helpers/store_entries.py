@@ -45,8 +45,8 @@ def push(remote: Remote, folder: Path, key: str = KEY, **changes: object) -> Pus
     return remote.push("things", key, INDEX_PATH, folder, {"about": "it"}, **changes)  # type: ignore[arg-type]
 
 
-def fetched(remote: Remote, folder: Path, key: str = KEY) -> Document:
-    document = remote.find("things", key)
+def fetched(remote: Remote, folder: Path) -> Document:
+    document = remote.find("things", KEY)
     assert document is not None
     folder.mkdir()
     remote.fetch(document, folder)

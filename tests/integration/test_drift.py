@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.drift import Finding, Moment, SourceTree, write_wheel
+from envbuild.drift import Finding, Moment, Weight, write_wheel
 from envbuild.drift.check import find_drift
+from envbuild.drift.sources import SourceTree
 from envbuild.lock.uv.program import uv_program
 
 # Its diffusion models and the collections before NeMo 2.0 ask for a megatron-core of another time.
@@ -50,20 +51,21 @@ def findings(folder: Path, nemo: SourceTree) -> list[Finding]:
 
 def refusing(findings: list[Finding]) -> list[Finding]:
     """What a lock is refused by."""
-    return [finding for finding in findings if finding.is_error() and not finding.file.startswith(UNUSED)]
+    used = [finding for finding in findings if not finding.file.startswith(UNUSED)]
+    return [finding for finding in used if finding.weight is Weight.REFUSES]
 
 
 def test_nemo_2_7_with_megatron_core_0_16(findings: list[Finding]):
     (optimizer,) = [finding for finding in findings if "no_weight_decay_cond" in finding.detail]
-    assert optimizer.is_error()
+    assert optimizer.weight is Weight.REFUSES
     assert optimizer.name == "megatron.core.optimizer.get_megatron_optimizer"
     assert optimizer.file == "nemo/lightning/_strategy_lib.py"
     assert optimizer.within == "setup_megatron_optimizer"
     strategies = "megatron.core.dist_checkpointing.strategies.tensorstore"
     by_file = {finding.file: finding for finding in findings if finding.name == strategies}
-    assert by_file["nemo/lightning/io/pl.py"].is_error()
+    assert by_file["nemo/lightning/io/pl.py"].weight is Weight.REFUSES
     teardown = by_file["nemo/utils/callbacks/dist_ckpt_io.py"]
-    assert (teardown.at, teardown.is_error()) == (Moment.IMPORT, False)
+    assert (teardown.at, teardown.weight) == (Moment.IMPORT, Weight.WARNS)
     assert "HAVE_MEGATRON_CORE" in teardown.lost
     assert {finding.file for finding in refusing(findings)} == {
         "nemo/lightning/_strategy_lib.py",
@@ -83,7 +85,8 @@ def test_megatron_core_0_12_calls_the_fused_rotary_embedding_as_the_next_transfo
 
     def interleaved(engine: str) -> list[tuple[str, str]]:
         found = find_drift(core, released(folder, "transformer-engine", engine, python="3.10"))
-        return [(item.file, item.name) for item in found if item.is_error() and "interleaved" in item.detail]
+        about = [item for item in found if "interleaved" in item.detail]
+        return [(item.file, item.name) for item in about if item.weight is Weight.REFUSES]
 
     rotary = "transformer_engine.pytorch.dot_product_attention.rope.apply_rotary_pos_emb"
     assert interleaved("2.2.0") == [("megatron/core/extensions/transformer_engine.py", rotary)]

@@ -9,8 +9,8 @@ from pydantic import Field, StringConstraints
 
 from envbuild.catalog.fields import Device, Name, PackageName, TomlModel
 from envbuild.core.errors import CheckRefusedError, InternalError
+from envbuild.core.validation import Digest
 
-Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 NOT_RESOLVED = "digest not resolved"
 
 

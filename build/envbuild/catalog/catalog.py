@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
@@ -26,6 +27,8 @@ from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.files import machine_errors, os_error
 
 M = TypeVar("M", bound=BaseModel)
+# Something that a file names: its kind, its name, and where in the file.
+_Named: TypeAlias = "tuple[str, str, toml.Location]"
 SINGULAR = {
     "stacks": "stack",
     "bases": "base",
@@ -85,9 +88,9 @@ class Catalog:
                 path = folder / name
                 if name.startswith(".") or name in KINDS or (path.suffix != ".toml" and not any(path.glob("*.toml"))):
                     continue
-                near = difflib.get_close_matches(name, KINDS, n=1)
-                meant = f"Did you mean {near[0]!r}? " if near else ""
-                notes.append(f"{path} is not read. {meant}Definitions are in the folders {', '.join(KINDS)}.")
+                notes.append(
+                    f"{path} is not read. {_meant(name, KINDS)}Definitions are in the folders {', '.join(KINDS)}."
+                )
         return notes
 
     def path(self, kind: str, name: str) -> Path:
@@ -128,15 +131,16 @@ class Catalog:
     def stack(self, name: str) -> Stack:
         """The stack ``name``; the matrix, targets and bases that it names are there."""
         stack = self._load("stacks", name, Stack)
-        self._refuse_unknown_names(stack, self.path("stacks", name))
-        return stack
-
-    def _refuse_unknown_names(self, stack: Stack, path: Path) -> None:
-        named: list[tuple[str, str, toml.Location]] = [("matrices", stack.matrix, ("matrix",))]
+        named: list[_Named] = [("matrices", stack.matrix, ("matrix",))]
         for position, entry in enumerate(stack.builds):
             named.append(("targets", entry.target, ("builds", position, "target")))
             named += [("bases", base, ("builds", position, "bases")) for base in entry.bases]
-        known = {kind: self.names(kind) for kind in ("matrices", "targets", "bases")}
+        self._refuse_unknown_names(named, self.path("stacks", name))
+        return stack
+
+    def _refuse_unknown_names(self, named: list[_Named], path: Path) -> None:
+        """Refuse a file that names what is not defined."""
+        known = {kind: self.names(kind) for kind, _, _ in named}
         for kind, name, location in named:
             if name not in known[kind]:
                 raise ConfigurationError(
@@ -160,15 +164,10 @@ class Catalog:
     def policy(self, name: str) -> Policy:
         """The policy ``name``; the matrices that it names are there."""
         policy = self._load("policies", name, Policy)
-        known = self.names("matrices")
-        for position, matrix in enumerate(policy.matrices):
-            if matrix not in known:
-                location: toml.Location = ("matrices", position)
-                raise ConfigurationError(
-                    f"{toml.where(self.path('policies', name), location)}: there is no matrix {matrix!r}",
-                    why=f"{toml.dotted(location)} names it. {_near(matrix, known)}",
-                    fix=f"Name one of these, or define it in envs/matrices/{matrix}.toml.",
-                )
+        named: list[_Named] = [
+            ("matrices", matrix, ("matrices", position)) for position, matrix in enumerate(policy.matrices)
+        ]
+        self._refuse_unknown_names(named, self.path("policies", name))
         return policy
 
     def ships_matrix(self, name: str) -> bool:
@@ -354,9 +353,12 @@ def _default_base(catalog: Catalog, bases: tuple[str, ...], default: str, machin
 
 
 def _near(name: str, known: list[str]) -> str:
+    return f"{_meant(name, known)}Known: {', '.join(known) or 'none'}."
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    meant = f"Did you mean {near[0]!r}? " if near else ""
-    return f"{meant}Known: {', '.join(known) or 'none'}."
+    return f"Did you mean {near[0]!r}? " if near else ""
 
 
 def _exists(path: Path) -> bool:

@@ -19,7 +19,7 @@ from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest, m
 from envbuild.certify.run.plan import Subject, deciding
 from envbuild.certify.run.run import PLAN_FILE, RESULTS_FILE, FinishedRun, hold_folder, read_run
 from envbuild.core import jsonread
-from envbuild.core.digests import digest_of, short
+from envbuild.core.digests import digest_of, is_digest, short
 from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError, UsageError
 from envbuild.core.files import NotPlainFileError, machine_errors, read_plain, write_atomic
 from envbuild.launch.bwrap import manifest_of
@@ -34,7 +34,7 @@ BY_HAND = "by hand"
 # A plan of a thousand cases has some 700 kB.
 LARGEST_PLAN_BYTES = 64 << 20
 NONCES, NONCE_FILE = "nonces", "judged.json"
-_NONCE, _DIGEST = re.compile(r"[0-9a-f]{32}"), re.compile(r"sha256:[0-9a-f]{64}")
+_NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 def write_plan(request: CertifyRequest, folder: Path, store: LocalStore) -> CertifyJob:
@@ -142,7 +142,7 @@ def _read_plan(folder: Path) -> tuple[bytes, dict[str, Any]]:
             and _NONCE.fullmatch(plan["nonce"])
             and plan["subject"]["in"] in get_args(Where)
             # Where the image is not on this machine its digests are taken from the plan into the certificate.
-            and all(_DIGEST.fullmatch(value) for name, value in plan["subject"].items() if name.endswith("_digest"))
+            and all(is_digest(value) for name, value in plan["subject"].items() if name.endswith("_digest"))
         )
     except (FileNotFoundError, NotADirectoryError):
         raise _refused(folder, f"There is no plan: {file} does not exist.", fix, "plan") from None
@@ -235,7 +235,7 @@ def _read_use(path: Path) -> dict[str, str]:
     """The plan and the results that a nonce was used for; a ValueError where the record is damaged."""
     found = entry_index.read_json(path, NONCE_FILE)
     try:
-        known = found.keys() == {"plan", "results"} and all(_DIGEST.fullmatch(value) for value in found.values())
+        known = found.keys() == {"plan", "results"} and all(is_digest(value) for value in found.values())
     except (AttributeError, TypeError):
         known = False
     if not known:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 import click
 
 from envbuild.catalog.fields import moment_of
+from envbuild.core.digests import is_digest
 from envbuild.core.errors import UsageError
 
 UNITS = {"h": 1, "d": 24, "w": 7 * 24}
@@ -35,7 +36,7 @@ def parse_age(context: click.Context, parameter: click.Parameter, value: str | N
 
 def parse_digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001
     """``sha256:`` and 64 hex digits."""
-    if value is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", value):
+    if value is not None and not is_digest(value):
         raise click.BadParameter(f"{value!r} is not a digest (sha256: and 64 hex digits)")
     return value
 

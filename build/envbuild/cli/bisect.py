@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import click
@@ -10,7 +9,7 @@ import click
 from envbuild.catalog.catalog import Selection
 from envbuild.cli.command import Command
 from envbuild.cli.common import Session, output_options
-from envbuild.core.digests import short
+from envbuild.core.digests import is_digest, short
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.lock.context import Repositories
 from envbuild.lock.lockfile import read_lock
@@ -63,7 +62,7 @@ def command(
 
 def _path(session: Session, text: str) -> Path:
     """The directory of a lock that the command line names."""
-    if not re.fullmatch(r"sha256:[0-9a-f]{64}", text):
+    if not is_digest(text):
         return Path(text)
     kept = session.store.find(CERTIFIED_LOCKS, text)
     if kept is None:

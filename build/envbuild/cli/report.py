@@ -25,7 +25,7 @@ from envbuild.core.errors import (
 from envbuild.core.files import os_error
 from envbuild.core.interruptions import has_come, is_interruption
 from envbuild.core.text import printable_lines
-from envbuild.diagnose.signatures import Match, match_text
+from envbuild.diagnose.signatures import Signature, match_text
 
 # Stages of failures that an environment in which cases are to run has behind it.
 BEFORE_ANYTHING_RUNS = ("lock", "install", "build", "sqsh")
@@ -81,7 +81,7 @@ def print_error(error: EnvbuildError) -> None:
         print(text, file=sys.stderr)
 
 
-def render(error: EnvbuildError, matches: list[Match], *, colour: bool) -> str:
+def render(error: EnvbuildError, matches: list[Signature], *, colour: bool) -> str:
 
     def style(text: str, **how: object) -> str:
         return click.style(text, **how) if colour else text  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def render(error: EnvbuildError, matches: list[Match], *, colour: bool) -> str:
     return "\n".join(lines)
 
 
-def _known(error: EnvbuildError) -> list[Match]:
+def _known(error: EnvbuildError) -> list[Signature]:
     text = error.why
     if error.log and error.log.is_file():
         with error.log.open("rb") as stream:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import TypeAlias
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | tuple[Json, ...] | dict[str, Json] | None"
 
 CHUNK_BYTES = 1 << 20
+DIGEST_PATTERN = r"sha256:[0-9a-f]{64}"
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -21,6 +23,11 @@ def sha256_bytes(data: bytes) -> str:
 def record_digest(data: bytes) -> str:
     """The SHA-256 digest of a file as RECORD has it, after ``sha256=`` (PEP 376)."""
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text is a digest."""
+    return re.fullmatch(DIGEST_PATTERN, text) is not None
 
 
 def sha256_file(path: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envbuild.core.files import space_is_low
 
-TAIL_LINES = 30
+TAIL_LINES, INNERMOST_LINES = 30, 6
 # RFC 3986, 3.2: user information is what stands before the @ of an authority, which ends at the first slash.
 _CREDENTIALS = re.compile(r"://[^/@\s'\"]+@")
 
@@ -40,11 +40,11 @@ def tail(text: str, lines: int = TAIL_LINES) -> str:
     return "\n".join(text.rstrip().splitlines()[-lines:])
 
 
-def innermost_calls(output: str, lines: int = 6) -> str:
+def innermost_calls(output: str) -> str:
     """The top of the last stack that faulthandler wrote down; the last lines where there is none."""
     # The heading that faulthandler writes over each stack; the last one is of the thread that failed.
     _, found, stack = output.rpartition("most recent call first):\n")
-    return "\n".join(stack.splitlines()[:lines]) if found else tail(output, lines=lines)
+    return "\n".join(stack.splitlines()[:INNERMOST_LINES]) if found else tail(output, lines=INNERMOST_LINES)
 
 
 def ran_out_of_space(output: str, path: Path) -> bool:

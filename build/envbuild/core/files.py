@@ -185,6 +185,14 @@ def read_plain(path: Path, at_most_bytes: int) -> bytes:
     return content
 
 
+def read_number(path: Path) -> int | None:
+    """The number that a file of the kernel holds; None where there is no such file, or a word in it."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def link_or_copy(source: Path, destination: Path) -> None:
     """Give ``destination`` the content and times of ``source``: a hard link where the disk allows it, else a copy."""
     with _replaced(destination) as temporary:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from envbuild.core.errors import EnvbuildError, MachineError
 from envbuild.core.exit_status import tail
+from envbuild.core.files import read_number
 from envbuild.core.process import ProcessOptions, find_tool, run
 
 # The dynamic loader of bwrap itself would obey these, so they are set for the program inside only.
@@ -148,17 +149,17 @@ def why_blocked(proc_sys: Path, *, in_container: bool, root: bool | None = None)
         root = os.geteuid() == 0
     # user_namespaces(7). The next two settings are of distributions: kernels of Debian have had the first, those of
     # Ubuntu have the second since 23.10.
-    if _number(proc_sys / "user/max_user_namespaces") == 0:
+    if read_number(proc_sys / "user/max_user_namespaces") == 0:
         return (
             "user.max_user_namespaces is 0: no user namespaces at all.",
             "As root: sysctl -w user.max_user_namespaces=15000",
         )
-    if not root and _number(proc_sys / "kernel/unprivileged_userns_clone") == 0:
+    if not root and read_number(proc_sys / "kernel/unprivileged_userns_clone") == 0:
         return (
             "kernel.unprivileged_userns_clone is 0: only root may make user namespaces.",
             "As root: sysctl -w kernel.unprivileged_userns_clone=1 (or run envbuild as root).",
         )
-    if not root and _number(proc_sys / "kernel/apparmor_restrict_unprivileged_userns") == 1:
+    if not root and read_number(proc_sys / "kernel/apparmor_restrict_unprivileged_userns") == 1:
         return (
             "kernel.apparmor_restrict_unprivileged_userns is 1 (Ubuntu 24.04's default).",
             "As root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (or run envbuild as root).",
@@ -177,10 +178,3 @@ def why_blocked(proc_sys: Path, *, in_container: bool, root: bool | None = None)
         "user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns"
     )
     return "", f"Check the machine's security policy, and with sysctl: {settings}."
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None  # the kernel does not have this setting

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
-if TYPE_CHECKING:
-    from pydantic import ValidationError
+from pydantic import StringConstraints, ValidationError
 
+from envbuild.core.digests import DIGEST_PATTERN
+
+# image-spec, descriptor.md, "Registered algorithms", also has sha512; no builder or registry is known to write it.
+Digest = Annotated[str, StringConstraints(pattern=rf"^{DIGEST_PATTERN}$")]
 NAMED = 3
 
 

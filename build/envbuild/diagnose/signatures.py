@@ -26,17 +26,8 @@ class Signature:
     fix: str
     source: str
 
-
-@dataclass(frozen=True)
-class Match:
-    """A signature found in a text."""
-
-    id: str
-    cause: str
-    fix: str
-    source: str
-
     def as_json(self) -> dict[str, str]:
+        """What is shown where it is found in a text."""
         return {"id": self.id, "cause": self.cause, "fix": self.fix, "source": self.source}
 
 
@@ -56,11 +47,11 @@ def signatures() -> tuple[Signature, ...]:
     )
 
 
-def match_text(text: str, without: Collection[str] = ()) -> list[Match]:
+def match_text(text: str, without: Collection[str] = ()) -> list[Signature]:
     """The known failures whose text occurs, in the order in which they occur; not those of the stages ``without``."""
     text = "\n".join(line[:LINE_CHARACTERS] for line in text.split("\n"))
     known = [entry for entry in signatures() if entry.stage not in without]
     hits = [(found.start(), entry) for entry in known if (found := entry.pattern.search(text))]
     # The first failure of a log is most often the cause of the others.
     hits.sort(key=lambda hit: hit[0])
-    return [Match(entry.id, entry.cause, entry.fix, entry.source) for _, entry in hits]
+    return [entry for _, entry in hits]

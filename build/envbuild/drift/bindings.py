@@ -52,6 +52,13 @@ class Scope:
             scope = scope.parent
         return scope
 
+    def values(self, name: str) -> list[Value]:
+        """What a name may be that is used here, from the nearest scope that binds it; empty where none does."""
+        scope: Scope | None = self
+        while scope is not None and name not in scope.bindings:
+            scope = scope.outer()
+        return scope.bindings[name] if scope is not None else []
+
 
 @dataclass(frozen=True)
 class ImportedModule:
@@ -158,12 +165,12 @@ def absolute(scope: Scope, module: str | None, level: int) -> str:
     return ".".join([*parts, module] if module else parts)
 
 
-def collect(statements: Iterable[ast.stmt], scope: Scope, prefix: str = "") -> None:
+def collect(statements: Iterable[ast.stmt], scope: Scope) -> None:
     """Put into ``scope`` what the statements bind."""
-    _Collector(scope, prefix).block(statements)
+    _Collector(scope).block(statements)
 
 
-def function_scope(node: FunctionNode | ast.Lambda, parent: Scope, prefix: str = "") -> Scope:
+def function_scope(node: FunctionNode | ast.Lambda, parent: Scope) -> Scope:
     """The scope inside a function: its parameters, and what its body binds."""
     scope = Scope(parent.module, parent.package, "function", parent, walrus=parent.walrus)
     arguments = node.args
@@ -172,14 +179,14 @@ def function_scope(node: FunctionNode | ast.Lambda, parent: Scope, prefix: str =
             # A parameter hides a global name, and may be anything.
             scope.add(argument.arg, OPAQUE)
     if not isinstance(node, ast.Lambda):
-        collect(node.body, scope, prefix)
+        collect(node.body, scope)
     return scope
 
 
 class _Collector:
     """Walks the statements of one scope."""
 
-    def __init__(self, scope: Scope, prefix: str) -> None:
+    def __init__(self, scope: Scope, prefix: str = "") -> None:
         self.scope = scope
         self.prefix = prefix
         self.fields: list[FieldDefinition] = []

@@ -126,14 +126,10 @@ class Conditions:
 
     def _holds_answer(self, node: ast.Name, scope: Scope) -> bool:
         """Whether a name was assigned the answer to such a question: ``HAS_X = hasattr(module, "x")``."""
-        where: Scope | None = scope
-        while where is not None and node.id not in where.bindings:
-            where = where.outer()
-        values = where.bindings[node.id] if where is not None else []
         return any(
             isinstance(value, Assigned)
             and (self._asks(value.value, value.scope) or self._version(value.value) is not None)
-            for value in values
+            for value in scope.values(node.id)
         )
 
     def _asks(self, test: ast.expr, scope: Scope) -> bool:

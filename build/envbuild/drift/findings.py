@@ -92,10 +92,6 @@ class Finding:
             return f"{self.why}, without: {', '.join(self.lost)}"
         return self.unreached or self.why
 
-    def is_error(self) -> bool:
-        """Whether this finding alone is a reason to refuse the stack."""
-        return self.weight is Weight.REFUSES
-
 
 def read_finding(fields: Mapping[str, Any]) -> Finding:
     """A finding from its fields as JSON has them."""

@@ -152,11 +152,8 @@ class Tables:
 
 def _table(owner: SourceTree, module: str, tree: ast.Module) -> ModuleTable:
     """The names of a module of this syntax."""
-    file = owner.modules[module]
-    is_package = file.rpartition("/")[2] == "__init__.py"
-    package = module if is_package else module.rpartition(".")[0]
-    source = owner.files[file]
-    scope = Scope(module, package, "module", walrus=b":=" in source)
+    source = owner.files[owner.modules[module]]
+    scope = Scope(module, owner.package_of(module), "module", walrus=b":=" in source)
     collect(tree.body, scope)
     # Few modules have a `global`; walking every function of the others took time for nothing.
     if _GLOBAL.search(source):

@@ -64,10 +64,7 @@ class OptionalImports:
 
     def _assigned(self, name: str, scope: Scope) -> Modules:
         """Of a name whose only value is such a test: ``HAVE_X = find_spec("x") is not None``."""
-        where: Scope | None = scope
-        while where is not None and name not in where.bindings:
-            where = where.outer()
-        match where.bindings[name] if where is not None else ():
+        match scope.values(name):
             case [Assigned(value=ast.Compare() | ast.Call() as value, scope=inside)]:
                 return self.needed(value, inside)[0]
         return NONE

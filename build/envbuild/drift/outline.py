@@ -167,9 +167,8 @@ class Segment:
         return ".".join(filter(None, [*package[: len(package) - (level - 1)], module]))
 
 
-def outline(source: bytes, module: str, *, is_package: bool) -> Segment:
-    """The segments of a module, below that of its own text."""
-    package = module if is_package else module.rpartition(".")[0]
+def outline(source: bytes, module: str, package: str) -> Segment:
+    """The segments of a module, below that of its own text; relative imports start from ``package``."""
     top = Segment(module, package, "", None)
     _Outliner(top).read(_code(source))
     return top

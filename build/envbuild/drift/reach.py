@@ -24,9 +24,7 @@ class Outlines:
         """The outline of a module of a tree."""
         key = (tree, module)
         if key not in self._made:
-            file = tree.modules[module]
-            is_package = file.rpartition("/")[2] == "__init__.py"
-            self._made[key] = outline(tree.files[file], module, is_package=is_package)
+            self._made[key] = outline(tree.files[tree.modules[module]], module, tree.package_of(module))
         return self._made[key]
 
 
@@ -70,13 +68,12 @@ class Reach:
 
     def obstacle(self, module: str, within: str) -> str:
         """Why nothing in the stack reaches a function of a module; empty: something does, or may."""
-        tree = self._modules.get(module)
-        if tree is None:
+        top = self._top(module)
+        if top is None:
             return ""
         # Where nothing drifted, nobody asks.
         if not self._live:
             self._explore()
-        top = self._outlines.of(tree, module)
         if top not in self._live:
             return f"nothing that the stack imports leads to {module}"
         segments = [top]
@@ -88,6 +85,11 @@ class Reach:
         if within and self._is_of_one_family(module):
             return f"only models of {family_of(module)} run into it, which the stack does not name"
         return ""
+
+    def _top(self, module: str) -> Segment | None:
+        """The outline of a module; None where it is of none of the components."""
+        tree = self._modules.get(module)
+        return None if tree is None else self._outlines.of(tree, module)
 
     def _is_of_one_family(self, module: str) -> bool:
         if module not in self._one_family:
@@ -114,17 +116,14 @@ class Reach:
     def _offer(self, module: str) -> None:
         """The public names of a module that the user of a stack imports, and of those that it offers as its own."""
         self._publish(module)
-        tree = self._modules.get(module)
-        if tree is not None:
-            top = self._outlines.of(tree, module)
+        if top := self._top(module):
             for name in [*top.mentioned, *top.stars()]:
                 self._publish(name)
 
     def _publish(self, module: str) -> None:
-        tree = self._modules.get(module)
-        if tree is not None:
+        if top := self._top(module):
             self._import(module)
-            for segment in self._outlines.of(tree, module).children:
+            for segment in top.children:
                 if not segment.name.startswith("_"):
                     self._use(segment)
 
@@ -133,9 +132,8 @@ class Reach:
     def _import(self, module: str) -> None:
         """A module is imported, with the packages around it; a name in a module imports that module."""
         for name in (module, *parents(module)):
-            tree = self._modules.get(name)
-            if tree is not None:
-                self._use(self._outlines.of(tree, name))
+            if top := self._top(name):
+                self._use(top)
 
     def _import_below(self, package: str) -> None:
         for module in self._modules:

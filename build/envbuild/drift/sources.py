@@ -66,6 +66,11 @@ class SourceTree:
         """Path of the file by dotted module name."""
         return {_dotted(file): file for file in self.files}
 
+    def package_of(self, module: str) -> str:
+        """What relative imports in a module start from: itself where it is a package's ``__init__``."""
+        is_package = self.modules[module].rpartition("/")[2] == "__init__.py"
+        return module if is_package else module.rpartition(".")[0]
+
     @cached_property
     def roots(self) -> frozenset[str]:
         """The outermost regular packages and modules: what is missing below these is missing.

@@ -139,20 +139,13 @@ class Walker(ExpressionWalker):
 
     def _optional_imports(self, node: ast.Try) -> Modules:
         """The modules of other packages that the body imports, if a failure is caught."""
-        if not (handlers := catching(node, IMPORT_ERRORS)):
-            return NONE
-        fallback = _bound(statement for handler in handlers for statement in handler.body)
-        bound = _bound([*node.body, *node.orelse]).bindings
-        return self.optional.note(node.body, [name for name in bound if not _replaced_by_import(name, fallback)])
+        return self.optional.note(node.body, _lost(node)) if catching(node, IMPORT_ERRORS) else NONE
 
     _trystar = _try
 
     def _lose(self, node: ast.Try) -> tuple[str, ...]:
         """The names that the body of a failing ``try`` does not bind; flags among them are false from here on."""
-        inside = _bound([*node.body, *node.orelse])
-        fallback = _bound(statement for handler in catching(node, IMPORT_ERRORS) for statement in handler.body)
-        lost = [name for name in inside.bindings if not _replaced_by_import(name, fallback)]
-        # Names that a fallback import replaces work; the others are missing or None from here on.
+        lost = _lost(node)
         self.conditions.lost.update(lost)
         return tuple(lost)
 
@@ -237,12 +230,12 @@ class Walker(ExpressionWalker):
 def failed_imports(reader: Reader, table: ModuleTable, statements: Sequence[ast.stmt]) -> Iterator[str]:
     """The names that a module does not have from the body of a ``try``, because an import in it fails."""
     for node in own_statements(statements):
-        if not isinstance(node, ast.Try) or not (handlers := catching(node, IMPORT_ERRORS)):
+        if not isinstance(node, ast.Try) or not catching(node, IMPORT_ERRORS):
             continue
         first = next((i for i, statement in enumerate(node.body) if _fails(reader, statement, table.scope)), None)
         if first is None:
             continue
-        fallback = _bound(statement for handler in handlers for statement in handler.body)
+        fallback = _fallback(node)
         yield from _bound([*node.body[first:], *node.orelse]).bindings
         # What was bound before the failure is still there, unless the handler takes it back.
         yield from (name for name in _bound(node.body[:first]).bindings if name in fallback.bindings)
@@ -268,8 +261,19 @@ def _bound(statements: Iterable[ast.stmt]) -> Scope:
     return scope
 
 
-def _replaced_by_import(name: str, fallback: Scope) -> bool:
-    return any(isinstance(value, ImportedName | ImportedModule) for value in fallback.bindings.get(name, ()))
+def _fallback(node: ast.Try) -> Scope:
+    """What the handlers of a ``try`` bind that stand in for its imports."""
+    return _bound(statement for handler in catching(node, IMPORT_ERRORS) for statement in handler.body)
+
+
+def _lost(node: ast.Try) -> list[str]:
+    """What a ``try`` binds only where its imports work; a name that a fallback imports works as well."""
+    fallback = _fallback(node)
+
+    def is_imported(name: str) -> bool:
+        return any(isinstance(value, ImportedName | ImportedModule) for value in fallback.bindings.get(name, ()))
+
+    return [name for name in _bound([*node.body, *node.orelse]).bindings if not is_imported(name)]
 
 
 def _is_main(test: ast.expr) -> bool:

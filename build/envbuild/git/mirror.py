@@ -169,9 +169,8 @@ class Mirror:
         # First without the lock: what is here needs no waiting for another process's fetch.
         if not wanted - self.matching(wanted):
             return
-        lock = self._store.root / "locks" / f"{KIND}-{self.path.name}.lock"
         waiting = f"waiting for another fetch from {self.url}"
-        with locks.exclusive(lock, on_wait=lambda: self._reporter.note(waiting)):
+        with locks.exclusive(self._store.lock_of(KIND, self._key), on_wait=lambda: self._reporter.note(waiting)):
             if missing := wanted - self.matching(wanted):
                 self._remove_leftovers()
                 with self._reporter.step(what):

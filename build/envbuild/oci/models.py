@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from envbuild.catalog.fields import TomlModel
 from envbuild.core import jsonread
 from envbuild.core.digests import Json
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.text import printable
+from envbuild.core.validation import Digest
 
 M = TypeVar("M", bound=BaseModel)
-# image-spec, descriptor.md, "Registered algorithms", also has sha512; no builder or registry is known to write it.
-Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 _OCI, _DOCKER = "application/vnd.oci.image.", "application/vnd.docker."
 # image-spec, media-types.md, "Compatibility Matrix": docker's documents of schema 2 have the same fields.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from envbuild.core.digests import sha256_bytes
+from envbuild.core.digests import is_digest, sha256_bytes
 from envbuild.core.errors import NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.oci.models import DOCUMENT_BYTES, INDEX_TYPES, MANIFEST_TYPES, Descriptor
@@ -17,7 +16,6 @@ from envbuild.store.registry_errors import Wording
 
 # The registry that has no name of its own in docker's references.
 _DOCKER_HUB, _DOCKER_HUB_HOST = "docker.io", "registry-1.docker.io"
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class RegistrySource:
@@ -49,7 +47,7 @@ class RegistrySource:
             )
         # The header is recommended, not required (distribution-spec 1.0, "Pulling manifests").
         stated = answer.headers.get("Docker-Content-Digest", "")
-        if _DIGEST.fullmatch(stated):
+        if is_digest(stated):
             return stated
         whole = self._registry.ask("GET", f"manifests/{self._tag}", accept=(200,), headers=self._accept)
         return sha256_bytes(whole.body)

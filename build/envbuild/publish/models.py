@@ -14,8 +14,7 @@ from envbuild.catalog.fields import Moment, Name, TomlModel
 from envbuild.core import jsonread
 from envbuild.core.digests import canonical_json
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.validation import describe_errors
-from envbuild.oci.models import Digest
+from envbuild.core.validation import Digest, describe_errors
 
 SCHEMA: Literal["envbuild.publication/1"] = "envbuild.publication/1"
 # OCI distribution-spec 1.1, "Pulling manifests": what a tag may be.

@@ -26,7 +26,7 @@ from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 from envbuild.catalog.fields import TomlModel, moment_of
 from envbuild.catalog.site import Site
 from envbuild.certify.certificate.statement import CLOCK_SKEW
-from envbuild.core.digests import canonical_json, sha256_file
+from envbuild.core.digests import canonical_json, is_digest, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, PublicationRefusedError
 from envbuild.core.files import NotPlainFileError, machine_errors
 from envbuild.core.validation import describe_errors
@@ -43,7 +43,6 @@ SUFFIX = ".sqsh"
 WORDING = Wording(noun=".sqsh store")
 # A publication has some 2 kB, a bundle some 200 kB.
 MOST_BYTES = 64 << 20
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PLACE = re.compile(rf"(.+)/{FILES}/([0-9a-f]{{64}})\{SUFFIX}")
 
 
@@ -161,7 +160,7 @@ class SqshStore:
         Raises:
             CheckRefusedError: it is damaged.
         """
-        if not _DIGEST.fullmatch(reference):
+        if not is_digest(reference):
             there = self._read(f"{TAGS}/{reference}.json") if re.fullmatch(TAG_PATTERN, reference) else None
             return None if there is None else self._followed(there.content, reference)
         name = self._read(f"{NAMES}/{hex_of(reference)}.json")

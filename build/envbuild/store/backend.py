@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Protocol, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from envbuild.core.validation import Digest
 from envbuild.store.entry_index import ENTRY_INDEX_FILE
 
 # Folders of a store. The index finds entries by what they are for; its name "shelves" is part of the format.
 ENTRIES, INDEX, BLOBS = "entries", "shelves", "blobs/sha256"
-
-
-Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 def _inside(name: str) -> str:

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from envbuild.core.digests import sha256_file, short
 from envbuild.core.errors import CheckRefusedError, InternalError
-from envbuild.core.validation import describe_errors
-from envbuild.store.backend import Digest, EntryFile
+from envbuild.core.validation import Digest, describe_errors
+from envbuild.store.backend import EntryFile
 from envbuild.store.entry_index import ENTRY_INDEX_FILE
 
 SCHEMA = "envbuild.entry/1"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from envbuild.core import jsonread
-from envbuild.core.digests import Json, canonical_json, sha256_bytes
+from envbuild.core.digests import Json, canonical_json, is_digest, sha256_bytes
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address
 from envbuild.store.backend import EntryFiles, EntryRef
@@ -49,7 +49,7 @@ class OciRepository:
         try:
             config = jsonread.foreign(found.body)["config"]
             digest, size = str(config["digest"]), int(config["size"])
-            if size > MOST_BYTES or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+            if size > MOST_BYTES or not is_digest(digest):
                 raise ValueError("it names no document")
         except (ValueError, KeyError, TypeError) as error:
             raise refused(kind, key, str(self._address), "Its manifest was not written by envbuild.") from error

@@ -10,7 +10,7 @@ from envbuild.catalog.context import Context
 from envbuild.catalog.models import Target
 from envbuild.catalog.site import Site
 from envbuild.core.digests import digest_of
-from envbuild.core.errors import BuildError, MachineError
+from envbuild.core.errors import BuildError
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.uv.torch_builds import locked_torch
@@ -18,7 +18,7 @@ from envbuild.store.local import LocalStore
 from envbuild.sync.install import InstallScope, install_packages, make_venv
 from envbuild.sync.install_target import InstallTarget
 from envbuild.sync.local import local_target
-from envbuild.sync.machine import refuse_other_machine, refuse_without_base
+from envbuild.sync.machine import other_machine, refuse_without_base
 from envbuild.wheels.audit.prebuilt import check_prebuilt, site_packages_of
 from envbuild.wheels.cache.entry import ENVIRONMENTS_KIND as KIND
 
@@ -86,16 +86,8 @@ def _unfit(
         install_packages(lock, place, source_args, reporter, InstallScope(phases=PHASES, leave_out=left_out))
     except BuildError as error:
         unfit = frozenset(_NO_WHEEL_HERE.findall(error.why)) - left_out
-        if not unfit or TORCH in unfit or not _is_older(lock):
+        base = lock.lock.base
+        if not unfit or TORCH in unfit or not other_machine(base.platform, base.glibc):
             raise
         return unfit
     return frozenset()
-
-
-def _is_older(lock: LockDirectory) -> bool:
-    """Whether this machine's glibc is older than the base's."""
-    try:
-        refuse_other_machine(lock.lock.base.platform, lock.lock.base.glibc, what="", fix="")
-    except MachineError:
-        return True
-    return False

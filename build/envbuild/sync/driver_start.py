@@ -5,17 +5,15 @@ It needs no GPU: stubs of the GPU's libraries say that there is one, and torch k
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 from envbuild.catalog.fields import Device
 from envbuild.catalog.stack import Driver
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.exit_status import describe_status, innermost_calls
 from envbuild.core.process import Finished
-from envbuild.sync.imports import TIME_LIMIT_SECONDS
+from envbuild.sync.imports import TIME_LIMIT_SECONDS, last_report
 from envbuild.sync.install_target import RunCommand
 
 # What the runner's last line begins with; libraries print too.
@@ -39,7 +37,7 @@ def start_driver(driver: Driver, device: Device, python: str, run: RunCommand, l
     argv = [python, "-I", "-X", "faulthandler", runner, "start", "--driver", name, "--device", device.value]
     argv += ["--mark", MARK]
     finished = run(argv, what=f"import driver {name}", log=log, timeout_seconds=TIME_LIMIT_SECONDS)
-    result = _result(finished.output)
+    result = last_report(finished.output, MARK)
     errors = result["errors"] if result else _of_a_death(finished)
     if result.get("cuda_started"):
         causes = [*dict.fromkeys(result["starters"])] or errors
@@ -65,12 +63,3 @@ def start_driver(driver: Driver, device: Device, python: str, run: RunCommand, l
 def _of_a_death(finished: Finished) -> list[str]:
     """What is known of a process that a library ended while it was imported."""
     return [f"Its process {describe_status(finished.status)}:", innermost_calls(finished.output)]
-
-
-def _result(output: str) -> dict[str, Any]:
-    """What the runner printed last; empty when its process ended before."""
-    for line in reversed(output.splitlines()):
-        if line.startswith(MARK):
-            value: dict[str, Any] = json.loads(line.removeprefix(MARK))
-            return value
-    return {}

@@ -212,7 +212,7 @@ def _judge(
     component: str, module: str, finished: Finished, absent: Absent, log: Path
 ) -> NotChecked | NotImported | None:
     """What an import shows; None where the module imported."""
-    report = _report(finished)
+    report = last_report(finished.output, MARK)
     reason = ""
     missing = str(report.get("missing", ""))
     if missing and absent.brings(missing):
@@ -241,11 +241,11 @@ def _ending(finished: Finished, report: Mapping[str, Any]) -> str:
     return describe_status(finished.status)
 
 
-def _report(finished: Finished) -> dict[str, Any]:
-    """What the probe printed last; empty when its process ended before."""
+def last_report(output: str, mark: str) -> dict[str, Any]:
+    """The object that a program of ours printed last, after a mark; empty when its process ended before."""
     # The last one: a module may print such a line itself.
-    for line in reversed(finished.output.splitlines()):
-        if line.startswith(MARK):
-            value: dict[str, Any] = json.loads(line.removeprefix(MARK))
+    for line in reversed(output.splitlines()):
+        if line.startswith(mark):
+            value: dict[str, Any] = json.loads(line.removeprefix(mark))
             return value
     return {}

@@ -137,7 +137,7 @@ def install_packages(
             pip = _PipInstall(lock, place, phase, source_args)
             if ready:
                 _install_ready(pip, ready)
-            finished, count = _install_rest(pip, file, ready, scope.leave_out)
+            finished = _install_rest(pip, file, ready, scope.leave_out)
         done.append(
             PhaseRun(phase=phase, packages=count, seconds=finished.seconds, log=_log(place, f"install-{phase}"))
         )
@@ -156,7 +156,7 @@ def install_again(
     file = lock.file(phase)
     if file is None or phase == GIT_PHASE:
         return
-    path = _without(file, leave_out, place)[0] if leave_out else f"{place.lock}/{file.name}"
+    path = _requirements(file, leave_out, place)
     _PipInstall(lock, place, phase, source_args).run(["--requirements", path], again=[package])
 
 
@@ -172,47 +172,40 @@ def _phase_of(lock: LockDirectory, package: str) -> str:
     return GIT_PHASE if component and component.commit else WHEELS_PHASE
 
 
-def _install_rest(
-    pip: _PipInstall, file: Path, ready: Collection[str], leave_out: Collection[str]
-) -> tuple[Finished, int]:
-    """Install what is not there yet of a phase; also how many packages of it there are then."""
-    packages = pip.lock.lock.phases[pip.phase].packages
+def _install_rest(pip: _PipInstall, file: Path, ready: Collection[str], leave_out: Collection[str]) -> Finished:
+    """Install what is not there yet of a phase."""
     if pip.phase == GIT_PHASE and (ready or leave_out):
         # uv would build them: to it a wheel is another source than the commit.
         lines = [line for line in map(str.strip, file.read_text().splitlines()) if line and not line.startswith("#")]
-        wanted = [line for line in lines if _name(line) not in {*leave_out, *ready}]
-        left = packages - sum(_name(line) in leave_out for line in lines)
-        if not wanted:
-            return Finished(status=0, output="", seconds=0.0), left
-        return pip.run(wanted), left
-    path = f"{pip.place.lock}/{file.name}"
-    if leave_out:
-        path, packages = _without(file, leave_out, pip.place)
+        wanted = [line for line in lines if pinned_package(line) not in {*leave_out, *ready}]
+        return pip.run(wanted) if wanted else Finished(status=0, output="", seconds=0.0)
+    path = _requirements(file, leave_out, pip.place)
     finished = pip.run(["--requirements", path])
     if again := [name for name in _later(pip.lock, pip.phase) if name not in leave_out]:
         pip.run(["--requirements", path], again=again)
-    return finished, packages
+    return finished
 
 
-def _name(line: str) -> str:
+def pinned_package(line: str) -> str:
     """The package that a line of requirements pins."""
     return canonicalize_name(line.partition("==")[0].partition(" @")[0].strip())
 
 
-def _without(file: Path, leave_out: Collection[str], place: InstallTarget) -> tuple[str, int]:
-    """A copy of a requirements file without some packages, as seen from the place, and how many it has."""
+def _requirements(file: Path, leave_out: Collection[str], place: InstallTarget) -> str:
+    """A phase's file as seen from the place; a copy of it where packages are left out."""
+    if not leave_out:
+        return f"{place.lock}/{file.name}"
     # The hashes of a package are on lines of their own below it, which begin with white space.
     kept: list[str] = []
-    count, keep = 0, True
+    keep = True
     for line in file.read_text().splitlines(keepends=True):
         if line[:1].strip() and not line.startswith("#"):
-            keep = _name(line) not in leave_out
-            count += keep
+            keep = pinned_package(line) not in leave_out
         if keep:
             kept.append(line)
     path = place.logs / f"installed-{file.name}"
     write_atomic(path, "".join(kept))
-    return f"{place.logs_seen or place.logs}/{path.name}", count
+    return f"{place.logs_seen or place.logs}/{path.name}"
 
 
 def _install_ready(pip: _PipInstall, ready: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Target
-from envbuild.core.errors import CheckRefusedError, UsageError
+from envbuild.core.errors import CheckRefusedError, MachineError, UsageError
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.core.progress import Reporter
@@ -24,7 +24,7 @@ from envbuild.sync.driver_stub import make_stub, variables_with_stub
 from envbuild.sync.imports import PROBE, ImportProbe, NotChecked, check_environment
 from envbuild.sync.install import InstallScope, PhaseRun, install
 from envbuild.sync.install_target import InstallTarget
-from envbuild.sync.machine import refuse_other_machine, refuse_without_base
+from envbuild.sync.machine import other_machine, refuse_without_base
 from envbuild.sync.modules import import_modules
 from envbuild.wheels.audit.prebuilt import PackageCode, check_prebuilt, site_packages_of
 
@@ -112,13 +112,13 @@ def fill_environment(
     record = lock.lock
     refuse_without_base(record)
     base = record.base
-    refuse_other_machine(
-        base.platform,
-        base.glibc,
-        what=f"the lock of stack {record.stack} on base {base.name} cannot be installed on this machine",
-        fix="Install it on a machine like the base, build the image (`envbuild image`), which has the base itself, or "
-        "lock the stack on a base like this machine: --base NAME",
-    )
+    if problem := other_machine(base.platform, base.glibc):
+        raise MachineError(
+            f"the lock of stack {record.stack} on base {base.name} cannot be installed on this machine",
+            why=problem,
+            fix="Install it on a machine like the base, build the image (`envbuild image`), which has the base itself, "
+            "or lock the stack on a base like this machine: --base NAME",
+        )
     source = locked_torch(context.site, record)
     into = into.absolute()
     _make_room(into)

@@ -10,29 +10,23 @@ from envbuild.lock.models import Lock
 from envbuild.wheels.audit.binary import version_key
 
 
-def refuse_other_machine(base_platform: str, base_glibc: str, *, what: str, fix: str) -> None:
-    """Refuse a machine of another architecture, or with an older glibc; its Python is looked for by uv.
+def other_machine(base_platform: str, base_glibc: str) -> str:
+    """Why a base's packages do not run here: another architecture, or an older glibc; empty where they do.
+
+    Python is not looked at: uv looks for it.
 
     Args:
         base_platform: the base's, such as ``linux/amd64``.
-        what: what the error says that failed.
-        fix: what the error says to do.
-
-    Raises:
-        MachineError: this machine is refused.
     """
     machine, glibc = platform.machine(), platform.libc_ver()[1]  # no glibc where there is another C library
     wanted = MACHINES[base_platform]
     if machine != wanted:
-        problem = f"The base is for {wanted}; this machine is {machine}."
+        return f"The base is for {wanted}; this machine is {machine}."
     # By numbers: as texts, 2.100 would be older than 2.36.
-    elif not glibc or version_key(glibc) < version_key(base_glibc):
-        problem = (
-            f"The base has glibc {base_glibc}; this machine has {glibc or 'none'}, and wheels may need the newer one."
-        )
-    else:
-        return
-    raise MachineError(what, why=problem, fix=fix)
+    if not glibc or version_key(glibc) < version_key(base_glibc):
+        here = glibc or "none"
+        return f"The base has glibc {base_glibc}; this machine has {here}, and wheels may need the newer one."
+    return ""
 
 
 def refuse_without_base(lock: Lock) -> None:

@@ -15,12 +15,11 @@ from envbuild.catalog.base import Base
 from envbuild.catalog.context import Context
 from envbuild.catalog.models import Target
 from envbuild.core.digests import Json
-from envbuild.core.errors import MachineError
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.sync.imports import ImportProbe
 from envbuild.sync.install import InstallScope
 from envbuild.sync.local import fill_environment, local_probe
-from envbuild.sync.machine import refuse_other_machine
+from envbuild.sync.machine import other_machine
 from envbuild.wheels.audit.prebuilt import site_packages_of
 from envbuild.wheels.cache.wheelhouse import NO_BUILT, Built
 
@@ -30,21 +29,21 @@ class Trial:
     """What is installed of a lock to verify it.
 
     Attributes:
+        base: the lock's, for which sources are looked up.
         wheels: wheels of the wheelhouse, by package.
         leave_out: packages that are not there.
         stubs: packages that are not built: the extension module by package, of which a stub is there.
         folders: of those, the folders of their sources that are there as they are.
-        base: the lock's, for which these sources are looked up.
     """
 
     lock: LockDirectory
     target: Target
+    base: Base
     phases: tuple[str, ...]
     wheels: Mapping[str, Built] = field(default_factory=lambda: NO_BUILT)
     leave_out: frozenset[str] = frozenset()
     stubs: Mapping[str, str] = field(default_factory=dict)
     folders: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    base: Base | None = None
 
     @property
     def scope(self) -> InstallScope:
@@ -125,11 +124,7 @@ class ThisMachine:
     def problem(self) -> str:
         if self.base.provides:
             return "the base brings packages that this machine does not have"
-        try:
-            refuse_other_machine(self.base.platform, self.base.glibc, what="", fix="")
-        except MachineError as error:
-            return error.why
-        return ""
+        return other_machine(self.base.platform, self.base.glibc)
 
     def prepare(self) -> None:
         """Uv looks for the Python when the environment is made."""

@@ -99,16 +99,16 @@ class Verifier:
             return Trial(
                 lock=lock,
                 target=selection.target,
+                base=selection.base,
                 phases=tuple(PHASE_FILES),
                 wheels=wheels,
                 leave_out=missing - stubs.keys(),
                 stubs=stubs,
                 folders={name: recipes[name].python_folders for name in stubs if recipes[name].python_folders},
-                base=selection.base,
             )
         # A build without isolation takes a compiler, as those of phase compile do.
         shared = frozenset(lock.shared_builds)
-        return Trial(lock=lock, target=selection.target, phases=PHASES, leave_out=shared)
+        return Trial(lock=lock, target=selection.target, base=selection.base, phases=PHASES, leave_out=shared)
 
     def _verified(self, selection: Selection, trial: Trial) -> Verified:
         places = self.places_for(selection)
@@ -182,7 +182,6 @@ class Verifier:
         with context.store.staging("sources") as staged:
             found: dict[str, list[Path]] = {}
             for name, folders in trial.folders.items():
-                assert trial.base is not None  # noqa: S101 - with folders there is one
                 origin = origins[name]
                 sources = WheelSources(
                     base=trial.base, site=context.site, store=context.store, reporter=context.reporter

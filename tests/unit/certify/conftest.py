@@ -8,22 +8,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from helpers.certify_world import World, place_image
-from helpers.locks import inputs_of, make_lock
+from helpers.certify_world import World
+from helpers.locks import lock_mcore, mcore_of
+from helpers.placed_images import place_image
 
-from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.certify import certify
 from envbuild.cli.main import run
-from envbuild.lock.lockfile import read_lock
 
 
 def make_world(project: Path, patch: pytest.MonkeyPatch) -> World:
-    selection = select(
-        Catalog.open(project), "mcore", "cpu", "debian12", HostDistribution(distribution="debian", release="12")
-    )
-    make_lock(project / "lockfiles" / "mcore" / "debian12", inputs=inputs_of(selection))
-    lock = read_lock(project / "lockfiles" / "mcore" / "debian12")
-    made = World(project, selection, lock, place_image(project / "out", lock))
+    lock = lock_mcore(project)
+    made = World(project, mcore_of(project), lock, place_image(project / "out", lock))
     patch.setattr(certify, "open_executor", made.open_executor)
     return made
 

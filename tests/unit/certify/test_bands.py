@@ -1,7 +1,7 @@
 """Bands are what moved weights do to a baseline, times one factor, between a floor and the matrix's limit."""
 
 import pytest
-from helpers.certify_world import Notes
+from helpers.notes import Notes
 from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read
 
 from envbuild.catalog.matrix import Band, Precision
@@ -120,7 +120,7 @@ def test_band_at_the_limit_of_the_matrix_is_named(lines, verdict):
     show([verdict(BASELINE), found], [], reporter)
     assert (
         f"  note      {BASELINE}: the matrix's tolerance limits the bands of its cases: loss {limit:.2g} (measured 1.5)"
-        in reporter.notes
+        in reporter.lines
     )
 
 

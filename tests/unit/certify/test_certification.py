@@ -6,8 +6,9 @@ import resource
 from pathlib import Path
 
 import pytest
-from helpers.certify_world import World, edit, place_image, statement_of
+from helpers.certify_world import World, edit, statement_of
 from helpers.locks import MAIN, make_lock
+from helpers.placed_images import place_image
 
 from envbuild.catalog.data import data_root
 from envbuild.certify.certificate.envelope import SignedBytes, decode, encode
@@ -89,7 +90,7 @@ def assert_certified_again(world: World, problem: str) -> None:
     assert {case.reused.run for case in done.statement.predicate.cases} == {done.statement.predicate.plan_digest}
     assert done.not_counted
     assert problem in done.not_counted
-    assert any("does not count" in note and done.not_counted in note for note in world.reporter.notes)
+    assert any("does not count" in note and done.not_counted in note for note in world.reporter.lines)
 
 
 def test_certificate_as_it_was_written_counts_with_its_reports(world, certificate):
@@ -99,7 +100,7 @@ def test_certificate_as_it_was_written_counts_with_its_reports(world, certificat
     assert (done.ran, done.not_counted, done.lock_is_current, len(world.calls)) == (False, "", True, 1)
     assert done.statement.predicate.lock_is_current
     assert (certificate.read_bytes(), page.stat().st_mtime_ns) == (before, stamp)
-    assert not any(note.startswith("note:") for note in world.reporter.notes)
+    assert not any(note.startswith("note:") for note in world.reporter.lines)
     # Reports that are missing or older are written again.
     page.unlink()
     junit.write_text("of a run before it")
@@ -117,10 +118,10 @@ def test_signature_is_not_lost_in_silence(world, tmp_path):
     assert signed.keyid == keys.keyid
     # A signature of any key counts where none is required.
     assert world.certify().keyid == keys.keyid
-    assert not any("was signed" in note for note in world.reporter.notes)
+    assert not any("was signed" in note for note in world.reporter.lines)
     assert world.certify(fresh=True).keyid is None
     note = f"note: {signed.certificate} was signed by key {keys.keyid}; the new one is not signed (no --key)"
-    assert note in world.reporter.notes
+    assert note in world.reporter.lines
 
 
 @pytest.mark.parametrize("name", EDITS)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.certify_world import Notes
+from helpers.notes import Notes
 from unit.certify.plans import CASES
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
@@ -77,7 +77,7 @@ def shown(*events) -> list[str]:
     watcher = Watcher(reporter)
     for event in events:
         watcher(event if isinstance(event, str) else json.dumps(event))
-    return reporter.notes
+    return reporter.lines
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_repeats_are_noted_when_they_are_whole():
         for case, status in (("c", "completed"), ("d", "failed" if repeat == 2 else "completed")):
             event = {"event": "case-finished", "case": case, "status": status, "seconds": 1.25, "repeat": repeat}
             watcher(json.dumps(event))
-    assert [text for text in reporter.notes if "done" not in text] == [
+    assert [text for text in reporter.lines if "done" not in text] == [
         "  repeat 1 of 30: 2 cases ended (2 of 60)",
         "  d (repeat 2): failed in 1.2 s",
         "  repeat 2 of 30: 2 cases ended (4 of 60)",
@@ -233,7 +233,7 @@ def test_one_line_a_case():
         reporter,
     )
     within = "loss within 1.0e-08, grad norm within 2.0e-07, gradients within 0.0e+00, weights within 3.0e-06"
-    assert reporter.notes == [
+    assert reporter.lines == [
         "  baseline  gpt-fp32-baseline: loss 6.00000; reference: not compared",
         f"  agrees    gpt-fp32-dp2 (1 of 2 repeats): {within}",
         "  FAILED    gpt-fp32-dp2 (repeat 2): parity-loss: step 1: loss ... (and 1 more)",
@@ -246,7 +246,7 @@ def test_a_line_begins_with_the_gradients_which_name_a_tensor():
     reporter = Shown()
     gradients = Problem(check="parity-gradients", text="the gradient of a.weight ...")
     show((changed(FAILED, problems=(*PROBLEMS, gradients)),), (), reporter)
-    assert reporter.notes == ["  FAILED    gpt-fp32-dp2: parity-gradients: the gradient of a.weight ... (and 2 more)"]
+    assert reporter.lines == ["  FAILED    gpt-fp32-dp2: parity-gradients: the gradient of a.weight ... (and 2 more)"]
 
 
 def test_failure_of_many_repeats_names_them_and_can_be_read():

@@ -85,7 +85,7 @@ def test_known_wrong_case_that_runs_fails_no_certificate(mixed, scale, cases, re
         .cases[0]
         .problem.startswith("parity-loss: step 1: " if result == "failed" else "")
     )
-    assert any(f"wrong, as known {GATHERED}: " in note for note in mixed.reporter.notes) is (result == "failed")
+    assert any(f"wrong, as known {GATHERED}: " in note for note in mixed.reporter.lines) is (result == "failed")
     assert not certify(mixed, run_known_wrong=True).written
     # What passed is reused without it, and the plan is another one.
     assert certify(mixed).cases_run == 0

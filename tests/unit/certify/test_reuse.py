@@ -41,7 +41,7 @@ def test_cases_that_passed_in_a_part_are_not_run_again_in_the_whole(world):
     (case,) = (case for case in done.statement.predicate.cases if case.reused)
     assert case.reused.from_ == "2026-01-01T00:01:00Z"
     assert case.steps[0].loss == 6.375
-    assert f"  reused    {TP2}: passed on 2026-01-01T00:01:00Z" in world.reporter.notes
+    assert f"  reused    {TP2}: passed on 2026-01-01T00:01:00Z" in world.reporter.lines
     assert done.statement.predicate.nonce == world.calls[1]["plan"]["nonce"]
 
 

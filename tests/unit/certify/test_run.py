@@ -174,7 +174,7 @@ def test_without_an_interrupted_run_all_cases_start(world):
     for options in ({"resume": True}, {"fresh": True, "resume": True}):
         assert world.certify(**options).ran
         assert world.calls[-1]["arguments"] == ()
-    assert any("all cases start again" in note for note in world.reporter.notes)
+    assert any("all cases start again" in note for note in world.reporter.lines)
     first, second = world.calls
     assert second["plan"]["nonce"] != first["plan"]["nonce"]
 
@@ -193,7 +193,7 @@ def test_what_an_interrupted_run_left_is_not_removed_in_silence(interrupted):
     (plan,) = (interrupted.project / "out").rglob("plan.json")
     (plan.parent / "results/results.jsonl").write_text('{"type": "run"}\n{"type": "case"}\n{"ty')
     interrupted.certify(only=(TP2,))
-    assert any("--resume would have continued it" in note for note in interrupted.reporter.notes)
+    assert any("--resume would have continued it" in note for note in interrupted.reporter.lines)
     first, second = interrupted.calls
     assert second["arguments"] == ()
     assert second["plan"]["nonce"] != first["plan"]["nonce"]

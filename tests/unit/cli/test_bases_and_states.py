@@ -10,12 +10,6 @@ from envbuild.cli.main import run
 from envbuild.core.errors import CheckRefusedError
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_list_shows_the_state_of_each_stack_base_and_target(project, capsys):
     record = project / "out/images/mcore-debian12-cu130-h200/record.json"
     record.parent.mkdir(parents=True)

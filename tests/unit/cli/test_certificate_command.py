@@ -19,18 +19,6 @@ DOC = (data_root() / "docs" / "reference" / "certificate.md").read_text()
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
-    for name in ("ENVBUILD_SIGNING_KEY", "ENVBUILD_SIGNING_PASSWORD", "ENVBUILD_TRUST"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    monkeypatch.delenv("ENVBUILD_CONFIG", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def certificate_json(capsys):
     """What a command prints with --json; its exit code must be this."""
 

@@ -28,20 +28,6 @@ from envbuild.store.local import LocalStore
 ENVBUILD = [sys.executable, "-m", "envbuild"]
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch) -> Path:
-    """An empty directory of a user with a cache of its own."""
-    path = tmp_path / "project"
-    path.mkdir()
-    monkeypatch.chdir(path)
-    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    for name in ("ENVBUILD_CONFIG", "XDG_CONFIG_HOME", "UV_FIND_LINKS", "PIP_FIND_LINKS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return path
-
-
 def imported_by(*commands: str) -> set[str]:
     """The modules that a new interpreter has after some command lines."""
     code = "import sys; from envbuild.cli.main import run; [run(line.split()) for line in sys.argv[1:]]; "

@@ -21,11 +21,8 @@ KEY = f"sha256:{1:064x}"
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+def store(tmp_path: Path, project: Path) -> LocalStore:
     """A store with an image that nothing needs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("ENVBUILD_STATE_DIR", str(tmp_path / "state"))
     store = LocalStore(tmp_path / "cache", SilentReporter())
 
     def write(folder: Path) -> None:

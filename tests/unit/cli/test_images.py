@@ -8,11 +8,7 @@ from helpers.layer_tars import file, layout_of
 from envbuild.cli.main import run
 from envbuild.oci.models import RunConfig
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("project")
 
 
 def layout(folder, content, name="base", **labels):
@@ -86,7 +82,7 @@ def turned(content):
 
 
 @pytest.mark.parametrize(("damage", "words"), [(cut, "the blob has"), (turned, "The digest of the blob should be")])
-@pytest.mark.parametrize("command", [["inspect"], ["diff", "one/oci"]])
+@pytest.mark.parametrize("command", [["inspect"], ["diff", "../one/oci"]])
 def test_blob_is_compared_with_its_digest_also_where_its_scan_is_cached(tmp_path, capsys, damage, words, command):
     layout(tmp_path / "one", b"1")
     two = layout(tmp_path / "two", b"1")

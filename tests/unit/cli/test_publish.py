@@ -13,12 +13,8 @@ DIGEST = "sha256:" + "1" * 64
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch, capsys):
-    world = make_publish_world(tmp_path / "project")
-    monkeypatch.chdir(world.project)
-    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
-    for name in ("ENVBUILD_TRUST", "ENVBUILD_SIGNING_KEY", "ENVBUILD_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
+def command(project, capsys):
+    world = make_publish_world(project)
 
     def answer(*words):
         status = run(["publish", "--json", *words])

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from envbuild.core.digests import CHUNK_BYTES, canonical_json, sha256_bytes, sha256_file, short
+from envbuild.core.digests import CHUNK_BYTES, canonical_json, is_digest, sha256_bytes, sha256_file, short
 
 
 def test_canonical_json_bytes():
@@ -13,6 +13,12 @@ def test_sha256_file_reads_past_one_chunk(tmp_path):
     data = b"x" * (CHUNK_BYTES + 1)
     (tmp_path / "big").write_bytes(data)
     assert sha256_file(tmp_path / "big") == sha256_bytes(data) == "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def test_what_a_digest_looks_like():
+    digest = sha256_bytes(b"")
+    assert is_digest(digest)
+    assert not any(map(is_digest, (digest[:-1], f"{digest}0", f"{digest}\n", digest.upper(), digest[7:], "")))
 
 
 def test_short_is_the_first_twelve_digits():

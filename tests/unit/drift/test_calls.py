@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from unit.drift.test_drift import drift, kinds
+from unit.drift.test_drift import calls, drift, kinds
 
 OPS = "lib/core/ops.py"
 F = {OPS: "def f(a, b=1, *, c=2, d): ..."}
-
-
-def calls(call: str, module: str) -> list[str]:
-    """Kinds of the findings of one call of f."""
-    return [finding.kind.value for finding in drift(f"from lib.core.ops import *\n{call}", {OPS: module})]
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from unit.drift.test_drift import drift
+from unit.drift.test_drift import calls, drift
 
 OPS = "lib/core/ops.py"
-
-
-def calls(code: str, module: str, **others: str) -> list[str]:
-    """Kinds of the findings of code that has all names of the provider's module."""
-    files = {OPS: module, **{f"lib/core/{name}.py": text for name, text in others.items()}}
-    return [finding.kind.value for finding in drift(f"from lib.core.ops import *\n{code}", files)]
 
 
 WRONG = ["unexpected-keyword"]

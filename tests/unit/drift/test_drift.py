@@ -6,8 +6,9 @@ import textwrap
 
 import pytest
 
-from envbuild.drift import Finding, FindingKind, Moment, Severity, SourceTree
 from envbuild.drift.check import find_drift
+from envbuild.drift.findings import Finding, FindingKind, Moment, Severity, Weight
+from envbuild.drift.sources import SourceTree
 
 PROVIDER = "lib-core"
 
@@ -25,6 +26,12 @@ def drift(code: str | dict[str, str], files: dict[str, str], version: str = "2.0
     """Findings of a consumer: the text of app/main.py, or all its files."""
     consumer = {"app/main.py": code} if isinstance(code, str) else code
     return find_drift(tree("app", "1.0", consumer), provider(files, version))
+
+
+def calls(code: str, module: str, **others: str) -> list[str]:
+    """Kinds of the findings of code that has all names of the provider's module."""
+    files = {"lib/core/ops.py": module, **{f"lib/core/{name}.py": text for name, text in others.items()}}
+    return [finding.kind.value for finding in drift(f"from lib.core.ops import *\n{code}", files)]
 
 
 def kinds(findings: list[Finding]) -> list[tuple[str, str]]:
@@ -45,7 +52,7 @@ def test_import_of_a_missing_name_breaks_at_import():
         why="runs when the module is imported",
         at=Moment.IMPORT,
     )
-    assert finding.is_error()
+    assert finding.weight is Weight.REFUSES
 
 
 def test_nested_places_are_named():
@@ -250,4 +257,4 @@ def test_unparsable_files_are_reported_and_unknown():
         ("app/bad.py", "not-read"),
         ("lib/core/ops.py", "not-read"),
     }
-    assert not any(finding.is_error() for finding in findings)
+    assert not any(finding.weight is Weight.REFUSES for finding in findings)

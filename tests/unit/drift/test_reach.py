@@ -85,7 +85,7 @@ def test_functions_that_nothing_names_warn(consumer: dict[str, str], expected: d
     findings = drift(consumer, OPS)
     assert {finding.within or finding.file: finding.weight is Weight.REFUSES for finding in findings} == expected
     assert {finding.weight for finding in findings} <= {Weight.REFUSES, Weight.WARNS}
-    assert all(bool(finding.unreached) is not finding.is_error() for finding in findings)
+    assert all(bool(finding.unreached) is not (finding.weight is Weight.REFUSES) for finding in findings)
 
 
 FAMILIES = {
@@ -100,7 +100,7 @@ FAMILIES = {
 def reached(files: dict[str, str], *modules: str) -> dict[str, bool]:
     app = tree("app", "1", {**FAMILIES, **files})
     found = find_drift(app, provider(OPS), Reach([Part(app, modules)]))
-    return {finding.within or finding.file: finding.is_error() for finding in found}
+    return {finding.within or finding.file: finding.weight is Weight.REFUSES for finding in found}
 
 
 def test_modules_that_the_stack_does_not_import_warn():
@@ -207,7 +207,7 @@ LIBRARY = {
 def test_drift_in_one_model_family_warns(files: dict[str, str], modules: tuple[str, ...], refused: bool):
     app = tree("app", "1", {**LIBRARY, **files})
     (finding,) = find_drift(app, provider(OPS), Reach([Part(app, modules)]))
-    assert finding.is_error() is refused
+    assert (finding.weight is Weight.REFUSES) is refused
     if not refused:
         assert finding.reason == "only models of app.models.gemma run into it, which the stack does not name"
 
@@ -221,7 +221,7 @@ def test_a_class_that_tests_for_what_is_missing_only_warns():
     other = (
         f"class A:\n    def go(self):\n        lib.core.ops.gone()\nclass B:\n{test}            return False\nA().go()"
     )
-    assert drift(f"import lib.core.ops\n{other}", OPS)[0].is_error()
+    assert drift(f"import lib.core.ops\n{other}", OPS)[0].weight is Weight.REFUSES
     # A module is not one thing: what it tests for in one place it may need in another.
     module = "try:\n    from lib.core.ops import gone\nexcept ImportError:\n    pass\nfrom lib.core.ops import gone\n"
     assert [finding.weight for finding in drift(module, OPS)] == [Weight.WARNS, Weight.REFUSES]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.drift import SourceTree
+from envbuild.drift.sources import SourceTree
 
 METADATA = "Metadata-Version: 2.1\nName: Lib.Core\nVersion: 1.2\n\nName: not this\n"
 FILES = {

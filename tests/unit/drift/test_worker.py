@@ -10,8 +10,9 @@ import pytest
 from unit.drift.test_drift import drift, kinds, provider, tree
 
 from envbuild.core.errors import CheckRefusedError, MachineError
-from envbuild.drift import Comparison, SourceTree, find_drift_apart, worker, write_wheel
+from envbuild.drift import Comparison, find_drift_apart, worker, write_wheel
 from envbuild.drift.check import find_drift
+from envbuild.drift.sources import SourceTree
 from envbuild.drift.syntax import children, walk
 from envbuild.drift.walker import Walker
 

@@ -15,7 +15,8 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.stack import Component
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import NetworkError
-from envbuild.drift import Finding, FindingKind, Moment, Severity, read_finding
+from envbuild.drift import Finding, Moment, read_finding
+from envbuild.drift.findings import FindingKind, Severity
 from envbuild.git.refs import Commit, CommitKind
 from envbuild.lock.checks import api_drift
 from envbuild.lock.checks.api_drift import check_api

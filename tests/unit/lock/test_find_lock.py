@@ -5,10 +5,9 @@ import dataclasses
 import json
 
 import pytest
-from helpers.locks import inputs_of, make_lock
+from helpers.locks import inputs_of, make_lock, mcore_of
 from helpers.notes import Notes
 
-from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select
 from envbuild.catalog.data import data_root
 from envbuild.cli.main import run
 from envbuild.core.errors import ConfigurationError, EnvbuildError
@@ -33,15 +32,9 @@ def project(tmp_path, monkeypatch):
 def shipped(tmp_path, project, monkeypatch):
     """An envbuild that comes with a lock of mcore, made from the stack and base that come with it."""
     path = tmp_path / "shipped" / "lockfiles" / "mcore" / "debian12"
-    make_lock(path, inputs=inputs_of(selected(project)))
+    make_lock(path, inputs=inputs_of(mcore_of(project)))
     monkeypatch.setattr(lockdir, "data_root", lambda: tmp_path / "shipped")
     return path
-
-
-def selected(project) -> Selection:
-    return select(
-        Catalog.open(project), "mcore", "cpu", "debian12", HostDistribution(distribution="debian", release="12")
-    )
 
 
 def override(project, kind, name, old, new):
@@ -57,19 +50,19 @@ def override(project, kind, name, old, new):
 def test_the_projects_own_lock_is_taken_also_when_it_is_older(project, shipped):
     own = project / "lockfiles" / "mcore" / "debian12"
     make_lock(own)
-    found = find_lock(project, selected(project))
+    found = find_lock(project, mcore_of(project))
     assert found.path == own
-    assert is_older(found.lock, selected(project))
+    assert is_older(found.lock, mcore_of(project))
 
 
 def test_the_shipped_lock_is_taken_for_the_shipped_definitions_and_a_copy_of_them(project, shipped):
-    assert find_lock(project, selected(project)).path == shipped
+    assert find_lock(project, mcore_of(project)).path == shipped
     override(project, "stacks", "mcore", "# Megatron-Core alone", "# Other words")
-    assert find_lock(project, selected(project)).path == shipped
+    assert find_lock(project, mcore_of(project)).path == shipped
 
 
 def test_without_a_lock_it_says_how_to_make_one(project, shipped):
-    selection = dataclasses.replace(selected(project), base_name="ubuntu2204")
+    selection = dataclasses.replace(mcore_of(project), base_name="ubuntu2204")
     with pytest.raises(ConfigurationError, match="there is no lock of stack mcore on base ubuntu2204") as caught:
         find_lock(project, selection)
     assert "envbuild lock --stack mcore --base ubuntu2204" in caught.value.fix
@@ -78,7 +71,7 @@ def test_without_a_lock_it_says_how_to_make_one(project, shipped):
 def test_without_a_base_the_one_with_the_lock_is_taken(project, monkeypatch):
     """Of several the default base's, else the newest; a named target limits them."""
     monkeypatch.setattr(lockdir, "data_root", lambda: project / "nothing")
-    selection, reporter = selected(project), Notes()
+    selection, reporter = mcore_of(project), Notes()
 
     def locked_on(base: str, day: str) -> None:
         other = dataclasses.replace(selection, base_name=base)
@@ -116,7 +109,7 @@ def test_without_a_base_the_one_with_the_lock_is_taken(project, monkeypatch):
 def test_the_shipped_lock_is_refused_for_other_definitions(project, shipped, kind, name, old, new, named):
     file = override(project, kind, name, old, new)
     with pytest.raises(ConfigurationError, match="comes with envbuild is not for the definitions here") as caught:
-        find_lock(project, selected(project))
+        find_lock(project, mcore_of(project))
     assert caught.value.exit_code == 3
     assert named.format(file=file) in caught.value.why
     assert str(shipped) in caught.value.why
@@ -131,21 +124,21 @@ def test_the_shipped_lock_is_refused_where_the_project_knows_of_another_conflict
         'summary = "s"\nevidence = "e"\nfix = "f"\n[packages]\ntorch = "==2.13.0"\nmegatron-core = "==0.16.1"\n'
     )
     with pytest.raises(ConfigurationError) as caught:
-        find_lock(project, selected(project))
+        find_lock(project, mcore_of(project))
     assert f"the conflicts and companions in {project / 'envs'}" in caught.value.why
     # What trains wrongly decides no version of a lock.
     with own.open("a") as file:
         file.write('[shown_by]\nmatrix = "m"\ncase = "c"\n[[cases]]\ntensor = 2\n')
-    assert find_lock(project, selected(project)).path == shipped
+    assert find_lock(project, mcore_of(project)).path == shipped
 
 
 def test_a_shipped_lock_of_another_name_is_held_to_its_own_stack(project, shipped):
     variant = shipped.parents[1] / "try1" / "debian12"
-    make_lock(variant, inputs=inputs_of(selected(project)))
-    assert find_lock(project, selected(project), "try1").path == variant
+    make_lock(variant, inputs=inputs_of(mcore_of(project)))
+    assert find_lock(project, mcore_of(project), "try1").path == variant
     override(project, "stacks", "mcore", '"==0.16.1"', '"==0.16.0"')
     with pytest.raises(ConfigurationError) as caught:
-        find_lock(project, selected(project), "try1")
+        find_lock(project, mcore_of(project), "try1")
     assert caught.value.fix.startswith("Make it: envbuild lock --stack mcore --base debian12 --name try1")
 
 
@@ -160,7 +153,7 @@ def test_a_shipped_lock_of_another_name_is_held_to_its_own_stack(project, shippe
 def test_lock_of_a_name_that_cannot_be_taken(project, made, stack, name, what, fix):
     make_lock(project / "lockfiles" / made, stack=stack)
     with pytest.raises(EnvbuildError, match=what) as caught:
-        find_lock(project, selected(project), name)
+        find_lock(project, mcore_of(project), name)
     assert fix in caught.value.fix
     if made == "try1/ubuntu2404":
         assert caught.value.why.endswith("lockfiles/try1 has it on ubuntu2404.")
@@ -170,7 +163,7 @@ def test_command_of_a_lock_has_the_words_that_it_was_made_with(project):
     own = project / "lockfiles" / "mcore" / "debian12"
     make_lock(own)
     assert lock_command(read_lock(own)) == "envbuild lock --stack mcore --base debian12"
-    inputs = inputs_of(selected(project)).model_copy(
+    inputs = inputs_of(mcore_of(project)).model_copy(
         update={
             "pins": {"torch": ">=2.12,<3"},
             "as_of_request": "2026-05-01",

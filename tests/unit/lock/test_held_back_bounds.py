@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers.notes import Notes
 
 from envbuild.core.errors import ResolutionError
 from envbuild.lock.context import WorkContext
@@ -15,17 +16,6 @@ from envbuild.lock.uv.resolution import NO_SOLUTION
 
 ITEM = HeldBack(name="run", version="0.4", uploaded="2024-06-01", newest="0.11")
 FOUND = SimpleNamespace(pins={}, seconds=50.0)
-
-
-class Notes:
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-    def step(self, title):
-        return contextlib.nullcontext()
 
 
 @pytest.fixture
@@ -75,7 +65,7 @@ def test_a_resolution_that_does_not_end(monkeypatch, context, asked):
     plan, lines = with_newer(PLAN, FOUND, context)
     assert plan is PLAN
     assert lines == ("run 0.4 (2024-06-01), not 0.11: what holds it back was not found in 1 resolution (0 s)",)
-    assert context.reporter.notes == [f"note: {lines[0]}"]
+    assert context.reporter.lines == [f"note: {lines[0]}"]
     # Twice as long as the resolution that is to be improved.
     assert asked.seconds == [100.0]
 

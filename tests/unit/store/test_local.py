@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.notes import Notes
 from helpers.processes import forked, in_child, wait_until
 
 from envbuild.core.digests import sha256_bytes
@@ -14,14 +15,6 @@ from envbuild.core.progress import SilentReporter
 from envbuild.store.local import COMPLETE, LocalStore
 
 KEY = sha256_bytes(b"what it is made of")
-
-
-class Notes(SilentReporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @pytest.fixture
@@ -54,7 +47,7 @@ def test_damage_is_reported_once_and_repaired(store):
         assert store.find("image", KEY) is None
         assert store.get_or_build("image", KEY, fill).built
         assert (entry.path / "file").read_text() == "content"
-        notes = store.reporter.notes
+        notes = store.reporter.lines
         assert [("file was changed" in note, "made anew" in note) for note in notes] == [(True, True)] * times
 
 
@@ -92,15 +85,15 @@ def test_two_processes_become_one_builder(store, tmp_path):
         wait_until(lambda: not started.exists())
         fill(folder)
 
-    store.reporter.note = lambda text: (store.reporter.notes.append(text), started.unlink())
+    store.reporter.note = lambda text: (store.reporter.lines.append(text), started.unlink())
     with forked(lambda: store.get_or_build("image", KEY, slowly)) as other:
         wait_until(started.exists)
         entry = store.get_or_build("image", KEY, lambda _: pytest.fail("built twice"))
         assert os.waitpid(other, 0)[1] == 0
     assert not entry.built
     assert (entry.path / "file").read_text() == "content"
-    assert len(store.reporter.notes) == 1
-    assert "another envbuild is making image" in store.reporter.notes[0]
+    assert len(store.reporter.lines) == 1
+    assert "another envbuild is making image" in store.reporter.lines[0]
 
 
 def test_waiting_process_builds_when_the_first_one_is_killed(store, tmp_path):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.store_entries import KEY, Place, entry, push
+from helpers.errors import error_of
+from helpers.store_entries import KEY, Place, entry, fetched, push
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError
@@ -57,12 +58,8 @@ def test_blob_that_is_not_a_file_is_refused_and_put_back(place, tmp_path, expect
     blob = tmp_path / "share/blobs/sha256" / sha256_bytes(b"big").removeprefix("sha256:")
     blob.unlink()
     MADE[expected](blob)
-    found = remote.find("things", KEY)
-    assert found is not None
-    (tmp_path / "got").mkdir()
-    with pytest.raises(CheckRefusedError, match="is refused") as caught:
-        remote.fetch(found, tmp_path / "got")
-    assert expected in caught.value.why
+    error = error_of(CheckRefusedError, fetched, remote, tmp_path / "got")
+    assert ("is refused" in error.what, expected in error.why) == (True, True)
     if expected != "a folder":
         assert push(remote, made, replace=lambda _: True) is Pushed.REPLACED
         assert stat.S_ISREG(blob.lstat().st_mode)
@@ -72,12 +69,8 @@ def test_file_that_is_too_long_is_read_one_byte_too_far(place, tmp_path):
     remote = place.open()
     push(remote, entry(tmp_path / "made", big=b"big"))
     absurd(tmp_path / "share/blobs/sha256" / sha256_bytes(b"big").removeprefix("sha256:"))
-    found = remote.find("things", KEY)
-    assert found is not None
-    (tmp_path / "got").mkdir()
-    with pytest.raises(CheckRefusedError, match="is refused") as caught:
-        remote.fetch(found, tmp_path / "got")
-    assert "has 4 bytes instead of 3" in caught.value.why
+    error = error_of(CheckRefusedError, fetched, remote, tmp_path / "got")
+    assert ("is refused" in error.what, "has 4 bytes instead of 3" in error.why) == (True, True)
 
 
 @pytest.mark.parametrize("name", ["file", ".sealed.json"])

@@ -10,7 +10,7 @@ from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.sync.install import InstallScope, _without, install
+from envbuild.sync.install import InstallScope, install
 from envbuild.sync.install_target import InstallTarget
 
 
@@ -165,11 +165,12 @@ def test_missing_python_is_an_error_of_the_machine(tmp_path):
 
 
 def test_packages_that_are_left_out_take_their_hashes_with_them(tmp_path):
-    file = tmp_path / "compile.txt"
-    file.write_text(
-        "# a note\none==1.0 \\\n    --hash=sha256:aa\nTwo_x==2 ; x\n    --hash=sha256:bb\nthree @ git+https://x\n"
+    recorder = Recorder(cached=True)
+    lock = lock_with(tmp_path, main=3, compile=0, git=0)
+    (tmp_path / "lock/main.txt").write_text(
+        "# a note\none==1.0 \\\n    --hash=sha256:aa\nTwo_x==2 ; x\n    --hash=sha256:bb\nthree @ https://x/three.whl\n"
     )
-    place = place_for(tmp_path, Recorder())
-    path, count = _without(file, {"two-x", "three"}, place)
-    assert (Path(path).read_text(), count) == ("# a note\none==1.0 \\\n    --hash=sha256:aa\n", 1)
-    assert Path(path).name == "installed-compile.txt"
+    (done,) = run_install(lock, tmp_path, recorder, leave_out={"two-x", "three"})
+    file = tmp_path / "logs/installed-main.txt"
+    assert file.read_text() == "# a note\none==1.0 \\\n    --hash=sha256:aa\n"
+    assert (done.packages, str(file) in recorder.commands[-1]) == (1, True)

@@ -21,6 +21,7 @@ from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_vali
 from envbuild.catalog.fields import MOMENT_FORMAT, Moment, TomlModel, moment_of
 from envbuild.certify.models import CaseVerdict, NotVouched
 from envbuild.core.digests import Json, digest_of
+from envbuild.core.validation import Digest
 from envbuild.launch.executors import WITHOUT_IMAGE, Where
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
@@ -29,7 +30,6 @@ PREDICATE_TYPE: Literal["urn:envbuild:certificate:3"] = "urn:envbuild:certificat
 CLOCK_SKEW = timedelta(minutes=5)
 CERTIFICATE_FILE = "certificate.intoto.jsonl"
 
-Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 

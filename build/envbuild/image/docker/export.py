@@ -35,7 +35,7 @@ from envbuild.rootfs.gzip_writer import GzipWriter
 from envbuild.rootfs.layer import LAYER_TYPE
 from envbuild.rootfs.overlay import merged
 from envbuild.rootfs.tar_writer import end, write_member
-from envbuild.sync.install import LATER
+from envbuild.sync.install import LATER, pinned_package
 from envbuild.wheels.plan import buildable
 from envbuild.wheels.sources import SourceOrigin, WheelSources
 
@@ -197,7 +197,7 @@ class _Export:
             text = file.read_text()
             if phase == "git":  # one line a package; uv would build a package from git again, wheel or not
                 lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-                text = "".join(f"{line}\n" for line in lines if _package(line) not in done)
+                text = "".join(f"{line}\n" for line in lines if pinned_package(line) not in done)
             (self.staged / "lock" / file.name).write_text(text)
             phases.append(phase)
         return phases
@@ -214,11 +214,6 @@ def _reference(selection: Selection) -> str:
     """The base on its registry, by its digest; empty for other bases."""
     obtain = selection.base.obtain
     return f"{obtain.image.rpartition(':')[0]}@{obtain.digest}" if isinstance(obtain, RegistryImage) else ""
-
-
-def _package(line: str) -> str:
-    """The package that a line of requirements pins."""
-    return canonicalize_name(line.partition("==")[0].partition(" @")[0].strip())
 
 
 def write_base(base: StoredBase, file: Path) -> None:

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from envbuild.core.files import read_number
+
 GIB = 2**30
 
 
@@ -43,16 +45,9 @@ def machine_limits(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/
     # Kernels before 3.14 do not state it (proc(5)): then what one nvcc takes, 4 GiB.
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
     free = int(match[1]) * 1024 if match else 2**32
-    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
+    # "max" stands for no limit (cgroup v2); cgroup v1 has no such files.
+    limit, used = read_number(cgroup / "memory.max"), read_number(cgroup / "memory.current")
     if limit is not None and used is not None:
         # In a container MemAvailable is the host's; the kernel ends compilers at the container's own limit.
         free = min(free, limit - used)
     return len(os.sched_getaffinity(0)), free
-
-
-def _number(path: Path) -> int | None:
-    try:
-        # "max" stands for no limit (cgroup v2); cgroup v1 has no such file.
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None

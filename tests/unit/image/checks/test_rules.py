@@ -134,10 +134,10 @@ def test_upper_layer_may_not_make_a_debian_program_run_as_root(tmp_path):
 def test_finding_in_the_layer_of_an_imported_base_is_reported_and_not_refused(tmp_path):
     given = facts(tmp_path, file("tmp/left", b"x"))
     theirs = ImageContents(layers=given.layers, variables={}, labels={}, of_base=frozenset({given.layers[0].digest}))
-    notes = Notes()
-    records = check_image(theirs, (), notes)
+    reporter = Notes()
+    records = check_image(theirs, (), reporter)
     assert records["caches"].findings == ("layer planted has /tmp/left (in the base)",)
-    assert notes.lines == ["note: caches: layer planted has /tmp/left (in the base)"]
+    assert reporter.lines == ["note: caches: layer planted has /tmp/left (in the base)"]
 
 
 @pytest.mark.parametrize(
@@ -194,12 +194,12 @@ def test_text_with_the_name_of_a_library_is_not_one(tmp_path):
 
 
 def test_names_of_layers_do_not_reach_the_terminal_raw(tmp_path):
-    notes = Notes()
+    reporter = Notes()
     planted = facts(tmp_path, file("usr/bin/\x1b]0;owned\x07\ncaches: fine", b"x", mode=0o4755))
     (line,) = error_of(CheckRefusedError, check_image, planted, (), SilentReporter()).why.splitlines()
     assert line.startswith("setuid: /usr/bin/\\x1b]0;owned\\x07\\ncaches: fine has mode")
-    check_image(planted, ("setuid",), notes)
-    assert notes.lines == [f"note: {line}"]
+    check_image(planted, ("setuid",), reporter)
+    assert reporter.lines == [f"note: {line}"]
 
 
 def test_a_variable_names_what_is_there(tmp_path):
