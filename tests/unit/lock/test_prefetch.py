@@ -40,7 +40,7 @@ def locked(folder: Path, text: str | None, *stated: str):
 
 
 def test_files_of_a_kept_release_come_from_the_uv_lock_of_its_lock(tmp_path):
-    found = kept_files(["My_Lib"], {"my-lib": "1.0"}, locked(tmp_path, UV_LOCK, "wheel", "sdist"))
+    found = kept_files(["my-lib"], {"my-lib": "1.0"}, locked(tmp_path, UV_LOCK, "wheel", "sdist"))
     assert found is not None
     assert found["my-lib"]["sdist"]["url"] == "https://x/my_lib-1.0.tar.gz"
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.utils import canonicalize_name
-
 from envbuild.catalog.stack import Driver, Stack
 from envbuild.core.errors import UsageError
 from envbuild.lock.components.as_of_moment import as_of_moment, branch_bound, own_dates
@@ -228,8 +226,7 @@ def _git_sources(
         base=base,
         repositories=context.repositories,
         reporter=context.reporter,
-        ruled={canonicalize_name(name) for name in (*stack.overrides_of_all(), *forced, *base.provides)}
-        | replaced(inputs.deviations),
+        ruled={*stack.overrides_of_all(), *forced, *base.provides} | replaced(inputs.deviations),
         forced=forced_sources(effective.leads, base, context.repositories),
         pins=others,
         as_of=bound,

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.core.errors import CheckRefusedError
@@ -57,7 +56,7 @@ def metadata_of_commit(item: Chosen, repositories: Repositories, cuda_major: str
         raise _refused(item, "Its version is not written out anywhere (release_file can name a file that holds it).")
     requires, rewritten = with_cuda_names(declared[0], cuda_major)
     return CompileMetadata(
-        name=canonicalize_name(item.name),
+        name=item.name,
         version=version,
         requires_python=str(tree.pyproject.get("project", {}).get("requires-python", "")),
         requires_dist=tuple(requires),
@@ -81,7 +80,7 @@ def stated_metadata(item: Chosen, repositories: Repositories) -> CompileMetadata
     if declared is None or version is None:
         return None
     return CompileMetadata(
-        name=canonicalize_name(item.name),
+        name=item.name,
         version=version,
         requires_python=str(tree.pyproject["project"].get("requires-python", "")),
         requires_dist=tuple(declared[0]),
@@ -192,7 +191,7 @@ class _Tree:
 
     def version(self) -> str | None:
         """The version, from the first place that has it written out; None: none has."""
-        own_module = canonicalize_name(self.item.name).replace("-", "_")
+        own_module = self.item.name.replace("-", "_")
         places: tuple[Callable[[], str | None], ...] = (
             lambda: self.text(self.item.spec.release_file) if self.item.spec.release_file else None,
             self._of_pyproject,

@@ -74,7 +74,6 @@ class GitSourceReader:
             NetworkError: the repository of what is needed for certain cannot be reached now.
             ResolutionError: two components need a package at different commits.
         """
-        own = {canonicalize_name(name) for name in chosen}
         candidates: list[GitSource] = []
         missing: list[MissingSource] = []
         overruled: dict[str, str] = {}
@@ -84,7 +83,7 @@ class GitSourceReader:
             by, required, extras = queue.pop(0)
             for source, parts in self._sources(by):
                 text = f"{source.text} ({_where(by)})"
-                if source.package in own or source.package in self.ruled:
+                if source.package in chosen or source.package in self.ruled:
                     overruled.setdefault(source.package, text)
                     continue
                 needed = required and bool(parts & {ALWAYS, BUILD, *extras})
@@ -111,7 +110,7 @@ class GitSourceReader:
             settings = uv_settings(pyproject_of(by, self.repositories))
             sources = [item for item in read_sources(settings) if not item.group and holds_on(item.marker, self.base)]
             sources = [item for item in sources if item.package not in self.forced]
-            sources += [item for item, _ in self.forced.values() if item.package != canonicalize_name(by.name)]
+            sources += [item for item, _ in self.forced.values() if item.package != by.name]
             if not sources:
                 return []
             parts = self._parts(by)
@@ -278,7 +277,7 @@ def with_upstreams_phases(
     """
     found, by = dict(chosen), without_isolation(chosen, repositories)
     for name, item in chosen.items():
-        if item.commit is not None and canonicalize_name(name) in by:
+        if item.commit is not None and name in by:
             found[name] = replace(item, spec=item.spec.model_copy(update={"phase": Phase.COMPILE}))
     for name in sorted({*compiled}):
         says = f"{PYPROJECT} [tool.uv] no-build-isolation-package of {by[name].at()}" if name in by else "its recipe"
@@ -300,7 +299,7 @@ def marked(chosen: Mapping[str, Chosen], git_sources: GitSources) -> dict[str, C
     """The components; those of which another one says something else say so."""
     found = dict(chosen)
     for name, item in chosen.items():
-        text = (git_sources.overruled or {}).get(canonicalize_name(name))
+        text = (git_sources.overruled or {}).get(name)
         if text is not None and item.origin in (DecidedBy.PIN, DecidedBy.STACK):
             found[name] = replace(item, because=f"{item.because}, over {text}")
     return found
@@ -391,7 +390,7 @@ def words_of(item: MissingSource) -> str:
 def _is_asked(
     item: GitSource | MissingSource, force: Mapping[str, GitSource], tables: Mapping[str, Mapping[str, Any]]
 ) -> bool:
-    table = tables.get(canonicalize_name(item.by.name))
+    table = tables.get(item.by.name)
     other = force.get(item.by.name)
     if table is None or item.name not in tables:
         return False

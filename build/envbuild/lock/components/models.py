@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.stack import Component, Phase
@@ -30,6 +29,7 @@ class Chosen:
     """A component that is decided: a range of releases, or one commit.
 
     Attributes:
+        name: in the normal form of PEP 503, as the stack's file has it.
         asked: what was asked for, in the user's or the stack's words.
         specifier: the releases that may be taken; empty for any, and for a commit.
         because: where the decision comes from, for people: "pin", "requirements/manifest.json of nemo-toolkit 8cfedd7".
@@ -285,7 +285,7 @@ class GitSources:
 
     def without(self, gone: Collection[str]) -> GitSources:
         """Without what these components take, and what that takes in turn."""
-        left = tuple(item for item in self.candidates if canonicalize_name(item.by.name) not in gone)
+        left = tuple(item for item in self.candidates if item.by.name not in gone)
         if len(left) == len(self.candidates):
             return self
         kept = {item.name for item in left}

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.catalog.base import Base
@@ -45,8 +44,8 @@ def deviated(chosen: Mapping[str, Chosen], deviations: Sequence[Deviation]) -> d
     """The components, with other releases of those of which the pins do not work."""
     found = dict(chosen)
     for item in deviations:
-        name = next((name for name in found if canonicalize_name(name) == item.package), None)
-        if name is None or item.until or item.added or item.declared_by:
+        name = item.package
+        if name not in found or item.until or item.added or item.declared_by:
             continue
         because = f"{found[name].because}, and deviates from it"
         found[name] = replace(
@@ -67,7 +66,7 @@ def lead(chosen: Chosen, releases: Releases) -> Lead:
             for item in script_companions(repository, chosen.commit, releases.base):
                 found.setdefault(item.package, item)
         except ConfigurationError as error:
-            raise error.about(canonicalize_name(chosen.name)) from None
+            raise error.about(chosen.name) from None
         return Lead(chosen=chosen, companions=found)
 
 
@@ -101,10 +100,9 @@ def choose(
             others = (_sources(item, repositories, base) for item in chosen.values() if item.name not in decided)
             # An anchor that no longer leads comes last: NeMo 3.0 has a Transformer Engine of its speech models' day.
             order = itertools.chain(leads[:1], others, leads[1:])
-            found = (item for item in order if canonicalize_name(name) in item.companions)
+            found = (item for item in order if name in item.companions)
             if (item := next(found, None)) is not None:
-                companion = item.companions[canonicalize_name(name)]
-                chosen[name] = _companion(name, spec, companion, item, repositories, as_of)
+                chosen[name] = _companion(name, spec, item.companions[name], item, repositories, as_of)
                 continue
         chosen[name] = own_choice(name, spec, pin, repositories, as_of)
     return chosen
@@ -118,9 +116,8 @@ def _sources(chosen: Chosen, repositories: Repositories, base: Base) -> Lead:
     if chosen.commit is None or chosen.git is None:
         return Lead(chosen=chosen, companions={})
     found = sources(repositories.at(chosen.git), chosen.commit)
-    used = {canonicalize_name(name) for name in chosen.spec.uses}
     # A repository may hold several packages: with the one, its others.
-    places = {(item.git, item.ref) for item in found if item.package in used}
+    places = {(item.git, item.ref) for item in found if item.package in chosen.spec.uses}
     found = [item for item in found if (item.git, item.ref) in places]
     named = {item.package: item for item in reversed(found) if holds_on(item.marker, base)}
     return Lead(chosen=chosen, companions=named)
@@ -128,13 +125,12 @@ def _sources(chosen: Chosen, repositories: Repositories, base: Base) -> Lead:
 
 def left_out(leads: Sequence[Lead], chosen: Mapping[str, Chosen]) -> tuple[str, ...]:
     """What belongs to the leads and is not in the stack, for people; without versions forced on others."""
-    names = {canonicalize_name(name) for name in chosen}
     lines: dict[str, str] = {}
     for item in leads:
         # A repository may hold several packages, of which the stack need not know all.
-        places = {(part.git, part.ref) for part in item.companions.values() if part.ref and part.package in names}
+        places = {(part.git, part.ref) for part in item.companions.values() if part.ref and part.package in chosen}
         for companion in item.companions.values():
-            if companion.package in names or (companion.git, companion.ref) in places:
+            if companion.package in chosen or (companion.git, companion.ref) in places:
                 continue
             if companion.ref is not None or item.origin is DecidedBy.TABLE:
                 lines.setdefault(
@@ -147,14 +143,13 @@ def upstream_overrides(
     leads: Sequence[Lead], chosen: Mapping[str, Chosen], repositories: Repositories
 ) -> dict[str, Forced]:
     """Versions that upstream forces on packages that are no components of the stack."""
-    names = {canonicalize_name(name) for name in chosen}
     forced: dict[str, Forced] = {}
     for item in leads:
         if item.chosen.commit is None or item.chosen.git is None:
             continue
         texts: dict[str, list[Companion]] = {}
         for line in overrides(repositories.at(item.chosen.git), item.chosen.commit):
-            if line.specifier and line.package not in names:
+            if line.specifier and line.package not in chosen:
                 texts.setdefault(line.package, []).append(line)
         for name, lines in texts.items():
             found = tuple(f"{line.specifier} ; {line.marker}" if line.marker else f"{line.specifier}" for line in lines)
@@ -214,7 +209,7 @@ def _companion(
             why=f"{because} names it for {name}.\n{error.why}",
             fix=f"{error.fix}\n{older if companion.where.startswith('submodule') else another}",
         )
-        named = named.about(canonicalize_name(name), canonicalize_name(by.chosen.name))
+        named = named.about(name, by.chosen.name)
         # An outage: another commit of upstream's is no cure.
         if isinstance(error, NetworkError) and not error.gone:
             raise named from None

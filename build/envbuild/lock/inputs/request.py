@@ -183,7 +183,7 @@ def may_hold(stack: Stack, pins: Mapping[str, str]) -> bool:
     every = stack.every_component()
     used = {name for spec in every.values() for name in spec.uses}
     pinned = {canonicalize_name(name) for name in pins}
-    taking_part = {canonicalize_name(name) for name, spec in every.items() if spec.uses or name in used}
+    taking_part = {name for name, spec in every.items() if spec.uses or name in used}
     return bool(used & stack.undecided() or taking_part & pinned)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from packaging.utils import canonicalize_name
-
 from envbuild.lock.components.decide import Decided, EffectiveStack, commit_without_llm
 from envbuild.lock.components.models import DecidedBy, Exemption, Forced, Preference
 from envbuild.lock.components.preferences import torch_preference, upstream_image, without_overruled
@@ -72,7 +70,7 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
     if leads:
         forced = without_overruled(forced, decided.preferences, leads[0].chosen.name, inputs.selection.base)
     # The stack's file comes first: NeMo 3 forces pyarrow 24, and stack nemo limits it.
-    stated = {canonicalize_name(name) for name, item in decided.effective.stack.requirements.items() if item.version}
+    stated = {name for name, item in decided.effective.stack.requirements.items() if item.version}
     forced = {name: item for name, item in forced.items() if name not in stated}
     # What upstream forces and does not work, another range replaces, which is forced as well.
     moved = {item.package: item for item in inputs.deviations if item.package in forced and item.specifier}
@@ -108,7 +106,7 @@ def _preferences(inputs: LockInputs, decided: Decided, context: LockContext) -> 
         with context.reporter.step(f"find the torch that is nearest to {image.release}'s"):
             if (preference := torch_preference(torch, image, inputs.selection, settings, context)) is not None:
                 found["torch"] = preference
-    direct = {canonicalize_name(name) for name, item in decided.chosen.items() if item.is_direct}
+    direct = {name for name, item in decided.chosen.items() if item.is_direct}
     return {name: item for name, item in found.items() if name not in direct | base.provides.keys()}
 
 
@@ -173,11 +171,10 @@ def _scoped_overrides(inputs: LockInputs, decided: Decided) -> dict[str, dict[st
 
 def _limits(inputs: LockInputs, decided: Collection[str]) -> dict[str, str]:
     """What is taken of packages that nothing else decides, in the place of what uv takes by itself."""
-    names = {canonicalize_name(name) for name in decided}
     return {
         item.package: item.specifier
         for item in inputs.deviations
-        if item.specifier and not (item.added or item.declared_by) and item.package not in names
+        if item.specifier and not (item.added or item.declared_by) and item.package not in decided
     }
 
 

@@ -58,7 +58,7 @@ class Project:
 
     def pinned_directly(self) -> frozenset[str]:
         """The packages that a commit or an address pins, so that no version needs to."""
-        return frozenset(canonicalize_name(name) for name, item in self.every.items() if item.is_direct)
+        return frozenset(name for name, item in self.every.items() if item.is_direct)
 
     def released_pairs(self) -> list[tuple[str, str]]:
         """The components that are releases, each with one that it uses and that is a release too."""

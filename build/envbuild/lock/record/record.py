@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.catalog.base import Base
@@ -148,7 +147,7 @@ def _component(item: Chosen, version: str, plan: LockPlan) -> LockedComponent:
 
 def _because(item: Chosen, version: str, plan: LockPlan) -> str:
     """Where a component's version comes from; where nothing decided it, the preference that was followed."""
-    preference = plan.preferences.get(canonicalize_name(item.name))
+    preference = plan.preferences.get(item.name)
     # 2.13.0+cpu is a build of 2.13.0 (PEP 440, "Local version identifiers"); preferences name no build.
     followed = preference is not None and preference.version == Version(version).public if version else False
     if preference is None or not followed or item.is_direct or EXACT.match(item.specifier):
@@ -202,7 +201,7 @@ def _write_phases(resolved: ResolvedPlan, context: LockContext) -> dict[str, Loc
     # A component of the compile phase is built there, also where one of phase main depends on it.
     # Moved from phase main, fast-hadamard-transform of stack bridge-0.6 is built in isolation, where there is no torch,
     # and fails.
-    late = {canonicalize_name(name) for name in plan.project.compiled()}
+    late = set(plan.project.compiled())
     with interruptible(ThreadPoolExecutor(2)) as pool:
         exported = pool.submit(export, context.folder, None, plan.what, context.log)
         with_compile = export(context.folder, "compile", plan.what, context.log)

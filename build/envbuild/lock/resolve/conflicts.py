@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.catalog.stack import Phase
@@ -92,7 +91,7 @@ def _explain(trials: _Trials, pins: Mapping[str, Chosen], lines: list[str]) -> d
     versions = trials.attempt(relaxed=older) if len(older) > 1 else None
     if versions is None:
         return {}
-    pair = {name: versions[canonicalize_name(name)] for name in older if canonicalize_name(name) in versions}
+    pair = {name: versions[name] for name in older if name in versions}
     lines.append(f"{', '.join(f'{name} {version}' for name, version in pair.items())} resolve together.")
     return pair
 
@@ -125,7 +124,7 @@ def _nearest(trials: _Trials, pins: Mapping[str, Chosen], name: str) -> str | No
 
 
 def _version_of(name: str, versions: Mapping[str, str] | None) -> str | None:
-    return (versions or {}).get(canonicalize_name(name))
+    return (versions or {}).get(name)
 
 
 def closest(wanted: str, versions: Sequence[str]) -> str | None:
@@ -191,8 +190,8 @@ class _Trials:
                     # uv would have to build what is older, to learn what it declares.
                     specifier = ",".join(filter(None, (specifier, f">={read[-1].version}")))
             chosen[name] = replace(item, specifier=specifier, commit=None, git=None)
-        gone = {canonicalize_name(name) for name in relaxed}
-        return replace(project, chosen=chosen, metadata=tuple(metadata), git_sources=project.git_sources.without(gone))
+        sources = project.git_sources.without(relaxed)
+        return replace(project, chosen=chosen, metadata=tuple(metadata), git_sources=sources)
 
     def _metadata(self, name: str, specifier: str) -> tuple[CompileMetadata, ...]:
         """What the newest versions of a compile-phase package declare, newest first; nothing for wheels."""

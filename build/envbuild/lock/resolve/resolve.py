@@ -194,7 +194,7 @@ def _without_yanked(plan: LockPlan, found: Resolution, context: LockContext) -> 
     # uv takes a yanked release that a uv.lock names (PEP 592; astral-sh/uv#19112), and preferences are given as one.
     yanked: dict[str, str] = {
         name: f"!={found.pins[name]}"
-        for name, item in ((canonicalize_name(name), item) for name, item in plan.project.chosen.items())
+        for name, item in plan.project.chosen.items()
         if name in found.yanked and name not in plan.keep and EXACT.match(item.wanted) is None and name in found.pins
     }
     if not yanked:
@@ -273,7 +273,7 @@ def _with_what_is_asked_for(
                 raise
         else:
             # Of a package whose metadata is given, uv does not follow the sources, and so does not refuse them.
-            needed = {canonicalize_name(name) for name in settle(every, found.uv_lock["package"]).in_force}
+            needed = set(settle(every, found.uv_lock["package"]).in_force)
             if needed <= asked:
                 return trial, found
         asked |= needed

@@ -19,7 +19,6 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.catalog.base import Base
@@ -169,9 +168,8 @@ class Candidates:
     def _component(self, package: str) -> tuple[str, Chosen | None]:
         """The component that a package is, else one that has one version with it (of Transformer Engine's core)."""
         chosen = self.steps.decided.chosen if self.steps.decided is not None else {}
-        named: dict[str, Chosen] = {canonicalize_name(name): item for name, item in chosen.items()}
-        name = next((name for name in (package, *named) if name in named and name in family_of(package)), package)
-        return name, named.get(name)
+        name = next((name for name in (package, *chosen) if name in chosen and name in family_of(package)), package)
+        return name, chosen.get(name)
 
     def _may_move(self, item: Chosen | None) -> bool:
         """Whether a release of it may be another: no commit, no pin, and nothing in the stack's file decides it."""
@@ -287,12 +285,17 @@ class Candidates:
         members = [
             other
             for other in chosen.values()
-            if canonicalize_name(other.name) in family
+            if other.name in family
             or (item.spec.release_file is not None and other.spec.git == item.spec.git and other.commit is None)
         ]
         return tuple(
-            Deviation(package=name, instead_of=self._otherwise(name, other), specifier=specifier, reason=reason)
-            for name, other in ((canonicalize_name(other.name), other) for other in members)
+            Deviation(
+                package=other.name,
+                instead_of=self._otherwise(other.name, other),
+                specifier=specifier,
+                reason=reason,
+            )
+            for other in members
         )
 
     def _first(self, package: str) -> Iterator[Move]:
@@ -328,7 +331,7 @@ class Candidates:
     def _until(self, package: str, asked: str, until: datetime, reason: str) -> Move:
         """Nothing newer than a moment, of a package and of those that have one version with it."""
         decided, resolved = self.steps.decided, self.steps.resolved
-        there: set[str] = {canonicalize_name(name) for name in decided.chosen} if decided is not None else set()
+        there: set[str] = set(decided.chosen) if decided is not None else set()
         there |= {*resolved.resolution.pins} if resolved is not None else set()
         return tuple(
             Deviation(package=name, instead_of=asked, until=timestamp(until), reason=reason)
@@ -369,7 +372,7 @@ class Candidates:
                 found = look_up({package: ",".join(limits)}, self._base, settings, what, context)
             except ResolutionError:
                 return None
-            table = found.get(canonicalize_name(package))
+            table = found.get(package)
             if table is None or not is_stub(table, context):
                 return dict(table) if table is not None else None
             limits.append(f"!={table['version']}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from packaging.utils import canonicalize_name
-
 from envbuild.core.errors import EnvbuildError
 from envbuild.git.refs import Commit, CommitKind
 from envbuild.git.repository import GitRepository
@@ -43,7 +41,7 @@ def leading(steps: Steps, error: EnvbuildError) -> Chosen | None:
         for item in steps.leading
         if item.commit is not None and item.commit.kind is CommitKind.BRANCH and item.git is not None
     ]
-    named = [item for item in followed if canonicalize_name(item.name) in error.packages]
+    named = [item for item in followed if item.name in error.packages]
     return next(iter([*named, *followed]), None)
 
 

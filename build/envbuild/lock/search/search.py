@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from envbuild.catalog.context import Context
 from envbuild.core.errors import CheckRefusedError, EnvbuildError, ResolutionError
 from envbuild.git.refs import Commit
@@ -233,8 +231,7 @@ def _direct(steps: Steps) -> Iterable[str]:
     if steps.decided is None:
         return ()
     forced = steps.plan.project.overrides if steps.plan is not None else {}
-    names = (*steps.decided.chosen, *forced, *steps.decided.effective.stack.requirements)
-    return tuple(canonicalize_name(name) for name in names)
+    return (*steps.decided.chosen, *forced, *steps.decided.effective.stack.requirements)
 
 
 def summary(error: EnvbuildError) -> str:

@@ -14,7 +14,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import canonicalize_name
 from pydantic import TypeAdapter
 
 import envbuild
@@ -172,7 +171,7 @@ def _resolution(packages: dict[str, tuple[str, list[int]]]) -> Resolution:
     for name, (version, seconds) in packages.items():
         times = [datetime.fromtimestamp(one, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") for one in seconds]
         files = [{"upload-time": text} for text in times]
-        tables.append({"name": canonicalize_name(name), "version": version, "source": {}, "wheels": files})
+        tables.append({"name": name, "version": version, "source": {}, "wheels": files})
     return Resolution(
         pins={table["name"]: table["version"] for table in tables}, newest_upload=0, uv_lock={"package": tables}
     )
