@@ -173,6 +173,8 @@ class Search:
         return self._at_an_older_commit(steps, error)
 
     def _moves(self, blame: Blame, steps: Steps) -> Iterator[Move]:
+        if steps.decided is None:
+            return
         candidates = Candidates(steps, summary(blame.error), self._context, without=blame.unbuilt)
         yield from (candidates.missing(module) for module in blame.missing)
         yield from _in_turn(candidates.without_extra, blame.packages)
