@@ -6,14 +6,12 @@ A demand that nothing meets can make it go back over all releases of many packag
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.core.errors import ResolutionError
@@ -26,6 +24,7 @@ from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project
 from envbuild.lock.resolve.declarations import releases_as_of
 from envbuild.lock.uv.cuda_packages import of_another_cuda
+from envbuild.lock.uv.explanation import names_in
 from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.program import TookTooLongError
 from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_away, upload_seconds
@@ -37,7 +36,6 @@ OLD, OLD_AND_LOCKED = timedelta(days=90), timedelta(days=365)
 MOST_NAMED = 3
 # For all components together: so many resolutions, and so many times as long as the one that they are to improve.
 MOST_RESOLUTIONS, MOST_TIMES, LEAST_SECONDS = 8, 2.0, 60.0
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +237,7 @@ def _is_older(name: str, now: Mapping[str, str], before: Mapping[str, str]) -> b
 
 def _named(explanation: str, name: str, plan: LockPlan, found: Resolution) -> tuple[str, ...]:
     """The packages that uv's explanation names most: those that the project itself names come first."""
-    counted = Counter(canonicalize_name(word.rstrip(".-")) for word in _WORD.findall(explanation))
+    counted = Counter(names_in(explanation))
     project = plan.project
     direct = {*project.chosen, *project.requirements, *project.overrides}
     known = [word for word, _ in counted.most_common() if word != name and word in (direct | found.pins.keys())]

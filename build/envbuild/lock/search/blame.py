@@ -12,10 +12,9 @@ from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
 from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.search.clashes import Clash, clashes
 from envbuild.lock.search.state import Blame
-from envbuild.lock.uv.explanation import NAME, not_there
+from envbuild.lock.uv.explanation import NAME, names_in, not_there
 from envbuild.lock.uv.resolution import NO_SOLUTION
 
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # A package that uv must build for its metadata, and cannot; its hint says who asked for it, from the project on.
 _NOT_BUILT = re.compile(rf"Failed to (?:download and )?build `{NAME}(?: @ |==)")
 _INCLUDED = re.compile(r"was included because (.*?)(?:hint:|$)", re.DOTALL)
@@ -74,9 +73,7 @@ def asking(explanation: str, direct: Iterable[str]) -> tuple[str, ...]:
 
 def contradicting(explanation: str, direct: Iterable[str]) -> tuple[str, ...]:
     """The packages of uv's explanation of which nothing is there, then those that the project itself names."""
-    text = " ".join(explanation.split())
     movable = set(direct)
-    counted = Counter(canonicalize_name(word.rstrip(".-")) for word in _WORD.findall(text))
-    often = [name for name, _ in counted.most_common()]
+    often = [name for name, _ in Counter(names_in(explanation)).most_common()]
     # Of a package that another one asks for the index may have nothing as of the moment: its first release is tried.
     return tuple(dict.fromkeys([*not_there(explanation), *(name for name in often if name in movable)]))
