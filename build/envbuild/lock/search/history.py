@@ -36,24 +36,17 @@ def leading(steps: Steps, error: EnvbuildError) -> Chosen | None:
 
     Of several that one whose upstream a failure is about, else the first.
     """
-    followed = [
-        item
-        for item in steps.leading
-        if item.commit is not None and item.commit.kind is CommitKind.BRANCH and item.git is not None
-    ]
+    followed = [item for item in steps.leading if item.commit is not None and item.commit.kind is CommitKind.BRANCH]
     named = [item for item in followed if item.name in error.packages]
     return next(iter([*named, *followed]), None)
 
 
-def older_commits(lead: Chosen, repository: GitRepository, files: Sequence[str] = ()) -> list[Commit]:
+def older_commits(tip: Commit, repository: GitRepository, files: Sequence[str]) -> list[Commit]:
     """The commits before each change of what decides a lock, and before the last ones of files, newest first.
 
     Args:
         files: where what blocks the tip shows, as they are named in their packages.
     """
-    tip = lead.head or lead.commit
-    if tip is None:
-        return []
     found = repository.before_changes(tip, DECIDING_PATHS, MOST_CHANGES)
     if files:
         # Where trees have packages; git takes paths literally here.

@@ -194,7 +194,7 @@ class Search:
 
     def _older_states(self, steps: Steps, error: EnvbuildError) -> Iterator[State]:
         lead = leading(steps, error) if self._older else None
-        if lead is None or lead.git is None:
+        if lead is None:
             return
         head = lead.head or lead.commit
         assert head is not None  # noqa: S101 - for the type checker: what leads is a commit
@@ -204,7 +204,7 @@ class Search:
         files = [*dict.fromkeys(file for item in findings for file in item.files)]
         if repository.is_shallow():
             self._shallow = f"{lead.git} is shallow: there is no older commit to try than those that it has."
-        for commit in older_commits(lead, repository, files):
+        for commit in older_commits(head, repository, files):
             count = repository.commits_between(commit, head)
             behind = f"{lead.name} {commit.sha[:12]}, {_distance(commit, head, count)}"
             yield State(commits={lead.name: commit.sha}, behind=(f"{behind} of {head.name}; the tip fails: {blocked}",))

@@ -45,17 +45,19 @@ class SearchSession:
 
     Attributes:
         folder: in the store; it goes when the search ends.
-        verifies: locks are verified: a failure to import counts.
     """
 
     folder: Path
     context: Context
-    verifies: bool
     _moment: datetime | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, selection: Selection, request: LockRequest, context: Context, *, verifies: bool) -> SearchSession:
-        """The session of a request; nothing is written yet."""
+        """The session of a request; nothing is written yet.
+
+        Args:
+            verifies: locks are verified: a failure to import counts.
+        """
         key = digest_of(
             {
                 "stack": definition_digest(selection.catalog.stack(selection.stack_name)),
@@ -67,7 +69,7 @@ class SearchSession:
                 "uv": uv_version(),
             }
         )
-        return cls(folder=context.store.root / FOLDER / short(key), context=context, verifies=verifies)
+        return cls(folder=context.store.root / FOLDER / short(key), context=context)
 
     def begin(self, context: Context) -> Context:
         """The context as of the moment of the first attempt."""
