@@ -170,7 +170,7 @@ class _Sources:
 
     def _from_git(self, name: str) -> Chosen | None:
         item = self._chosen.get(name)
-        return item if item is not None and item.commit is not None and item.git is not None else None
+        return item if item is not None and item.commit is not None else None
 
     def _wheel(self, name: str) -> Mapping[str, Any] | None:
         """The entry of uv.lock for the wheel of a package; None when it has none for the base."""
@@ -189,7 +189,6 @@ class _Sources:
     def _at_commit(self, item: Chosen) -> Path:
         """The Python files of the packages that a component's modules are in."""
         assert item.commit is not None  # noqa: S101 - for the type checker; _from_git saw to it
-        assert item.git is not None  # noqa: S101
         repository = self._context.repositories.at(item.git)
         inside = tuple(f"{'/'.join(module.split('.'))}/" for module in item.spec.modules)
         files = [

@@ -89,7 +89,7 @@ def leading_components(
     takeover = stack.takeover
     if takeover is None:
         return Leading(stack=stack, components=(anchor,), because=STACKS_FILE)
-    if anchor.commit is not None and anchor.git is not None:
+    if anchor.commit is not None:
         has_code = has_folder(repositories.at(anchor.git), anchor.commit, takeover.without)
     else:
         has_code = releases.has_folder(anchor, takeover.without)
@@ -112,7 +112,7 @@ def leading_components(
 def commit_without_llm(chosen: Mapping[str, Chosen], driver: Driver, repositories: Repositories) -> str:
     """What driver ``nemo`` misses in a nemo-toolkit from git; empty: nothing, or it is a release."""
     item = chosen.get(NEMO_TOOLKIT)
-    if driver is not Driver.NEMO or item is None or item.commit is None or item.git is None:
+    if driver is not Driver.NEMO or item is None or item.commit is None:
         return ""
     if has_folder(repositories.at(item.git), item.commit, LLM_COLLECTION):
         return ""

@@ -130,8 +130,7 @@ class _Tree:
     def text(self, path: str) -> str | None:
         """A file; None when there is none."""
         if path not in self._texts:
-            assert self.item.git is not None  # noqa: S101 - for the type checker; only components from git come here
-            assert self.item.commit is not None  # noqa: S101
+            assert self.item.commit is not None  # noqa: S101 - for the type checker; only components from git come here
             place = f"{self.item.subdirectory}/{path}" if self.item.subdirectory else path
             self._texts[path] = self.repositories.at(self.item.git).read_file(self.item.commit, place)
         return self._texts[path]

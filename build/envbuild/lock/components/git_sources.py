@@ -103,7 +103,7 @@ class GitSourceReader:
 
     def _sources(self, by: Chosen) -> list[tuple[UvSource, frozenset[str]]]:
         """The sources of a component that hold on the base, each with the parts of it that they are for."""
-        if by.commit is None or by.git is None:
+        if by.commit is None:
             return []
         repository = self.repositories.at(by.git)
         try:
@@ -199,10 +199,8 @@ class GitSourceReader:
         if source.package in self.forced:
             by = self.forced[source.package][1]
             because = f"{OVERRIDES} of {by.at()}"
-        if by.commit is not None and by.git is not None:
-            settings = uv_settings(pyproject_of(by, self.repositories))
-            if source.package in built_without_isolation(settings):
-                spec = Component(phase=Phase.COMPILE)
+        if source.package in built_without_isolation(uv_settings(pyproject_of(by, self.repositories))):
+            spec = Component(phase=Phase.COMPILE)
         bare = Chosen(name=source.package, spec=spec, asked="", origin=DecidedBy.UPSTREAM, because=because)
         pin = self.pins.get(source.package)
         if pin is not None:
@@ -235,7 +233,7 @@ def forced_sources(leads: Sequence[Lead], base: Base, repositories: Repositories
     found: dict[str, tuple[UvSource, Chosen]] = {}
     for lead in leads:
         item = lead.chosen
-        if item.commit is None or item.git is None:
+        if item.commit is None:
             continue
         for line in overrides(repositories.at(item.git), item.commit):
             if line.git and line.ref and holds_on(line.marker, base):
@@ -252,7 +250,7 @@ def without_isolation(chosen: Mapping[str, Chosen], repositories: Repositories) 
     """
     found: dict[str, Chosen] = {}
     for item in chosen.values():
-        if item.commit is None or item.git is None:
+        if item.commit is None:
             continue
         try:
             names = built_without_isolation(uv_settings(pyproject_of(item, repositories)))

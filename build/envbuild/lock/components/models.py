@@ -32,6 +32,7 @@ class Chosen:
         name: in the normal form of PEP 503, as the stack's file has it.
         asked: what was asked for, in the user's or the stack's words.
         specifier: the releases that may be taken; empty for any, and for a commit.
+        git: the repository of the commit; empty where there is none.
         because: where the decision comes from, for people: "pin", "requirements/manifest.json of nemo-toolkit 8cfedd7".
         subdirectory: the folder of the repository that holds the package; empty for its top.
         url: the file that is taken instead of a release or a commit.
@@ -49,7 +50,7 @@ class Chosen:
     origin: DecidedBy
     because: str
     specifier: str = ""
-    git: str | None = None
+    git: str = ""
     commit: Commit | None = None
     subdirectory: str = ""
     url: str = ""

@@ -41,7 +41,7 @@ def upstream_preferences(leads: Sequence[Lead], base: Base, context: LockContext
     found: dict[str, Preference] = {}
     for lead in leads:
         chosen = lead.chosen
-        if chosen.commit is None or chosen.git is None:
+        if chosen.commit is None:
             continue
         repository = context.repositories.at(chosen.git)
         with context.reporter.step(f"read which versions {chosen.at()} was tested with"):
@@ -169,7 +169,7 @@ def upstream_image(leads: Sequence[Lead], base: Base, context: LockContext) -> I
     """The image of the first lead that names one: in requirements/manifest.json, else in a Dockerfile."""
     for lead in leads:
         chosen = lead.chosen
-        if chosen.commit is None or chosen.git is None:
+        if chosen.commit is None:
             continue
         repository = context.repositories.at(chosen.git)
         for where in (MANIFEST, *SCRIPTS):

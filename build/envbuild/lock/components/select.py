@@ -33,7 +33,7 @@ def choose_anchor(stack: Stack, pins: Mapping[str, Ref], repositories: Repositor
 def earlier(chosen: Chosen, commits: Mapping[str, str], repositories: Repositories) -> Chosen:
     """A component from a branch, at the older commit of it that is asked for, if one is."""
     sha, head = commits.get(chosen.name), chosen.commit
-    if sha is None or head is None or chosen.git is None or sha == head.sha:
+    if sha is None or head is None or sha == head.sha:
         return chosen
     older = repositories.at(chosen.git).resolve(GitRef(sha))
     # A commit of its own follows nothing; this one is of the branch, and the lock is old once the branch moves.
@@ -49,14 +49,14 @@ def deviated(chosen: Mapping[str, Chosen], deviations: Sequence[Deviation]) -> d
             continue
         because = f"{found[name].because}, and deviates from it"
         found[name] = replace(
-            found[name], specifier=item.specifier, asked=item.taken, because=because, commit=None, git=None, url=""
+            found[name], specifier=item.specifier, asked=item.taken, because=because, commit=None, git="", url=""
         )
     return found
 
 
 def lead(chosen: Chosen, releases: Releases) -> Lead:
     """What belongs to a component: upstream's own pins at its commit, or what is known of its release."""
-    if chosen.commit is None or chosen.git is None:
+    if chosen.commit is None:
         return releases.lead(chosen)
     context = releases.context
     with context.reporter.step(f"read upstream's pins at {chosen.at()}"):
@@ -113,7 +113,7 @@ def _sources(chosen: Chosen, repositories: Repositories, base: Base) -> Lead:
 
     What else it takes from git belongs to its authors' own builds.
     """
-    if chosen.commit is None or chosen.git is None:
+    if chosen.commit is None:
         return Lead(chosen=chosen, companions={})
     found = sources(repositories.at(chosen.git), chosen.commit)
     # A repository may hold several packages: with the one, its others.
@@ -145,7 +145,7 @@ def upstream_overrides(
     """Versions that upstream forces on packages that are no components of the stack."""
     forced: dict[str, Forced] = {}
     for item in leads:
-        if item.chosen.commit is None or item.chosen.git is None:
+        if item.chosen.commit is None:
             continue
         texts: dict[str, list[Companion]] = {}
         for line in overrides(repositories.at(item.chosen.git), item.chosen.commit):

@@ -189,7 +189,7 @@ class _Trials:
                 if read:
                     # uv would have to build what is older, to learn what it declares.
                     specifier = ",".join(filter(None, (specifier, f">={read[-1].version}")))
-            chosen[name] = replace(item, specifier=specifier, commit=None, git=None)
+            chosen[name] = replace(item, specifier=specifier, commit=None, git="")
         sources = project.git_sources.without(relaxed)
         return replace(project, chosen=chosen, metadata=tuple(metadata), git_sources=sources)
 
