@@ -24,6 +24,7 @@ from envbuild.core.digests import digest_of, digest_of_code, short
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
+from envbuild.lock.inputs.as_of import timestamp
 from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs, LockRequest
 from envbuild.lock.make import Steps
@@ -171,8 +172,7 @@ def _packages(resolution: Resolution) -> dict[str, tuple[str, list[int]]]:
 def _resolution(packages: dict[str, tuple[str, list[int]]]) -> Resolution:
     tables: list[dict[str, Any]] = []
     for name, (version, seconds) in packages.items():
-        times = [datetime.fromtimestamp(one, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") for one in seconds]
-        files = [{"upload-time": text} for text in times]
+        files = [{"upload-time": timestamp(datetime.fromtimestamp(one, timezone.utc))} for one in seconds]
         tables.append({"name": name, "version": version, "source": {}, "wheels": files})
     return Resolution(
         pins={table["name"]: table["version"] for table in tables}, newest_upload=0, uv_lock={"package": tables}
