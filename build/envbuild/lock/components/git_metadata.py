@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import configparser
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -159,11 +158,8 @@ class _Tree:
 
     def declared(self) -> LinesAndExtras | None:
         """The requirements and the extras; None: nothing states them."""
-        project = self.pyproject.get("project")
-        if project is not None:
-            found = before_build(self.text(PYPROJECT) or "")
-            if found is not None:
-                return found
+        if (found := before_build(self.text(PYPROJECT) or "")) is not None:
+            return found
         if "options" in self.cfg or "options.extras_require" in self.cfg:
             return self._of_cfg()
         return self._of_setup()
@@ -269,7 +265,7 @@ def _constant(value: ast.expr | None) -> str | None:
 
 def _listed(text: str) -> list[str]:
     """The lines of a list in setup.cfg."""
-    return [line for part in re.split(r"\n", text) if (line := part.partition("#")[0].strip())]
+    return [line for part in text.split("\n") if (line := part.partition("#")[0].strip())]
 
 
 def _with_extras(main: Sequence[str], extras: dict[str, list[str]]) -> LinesAndExtras:

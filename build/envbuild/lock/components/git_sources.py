@@ -33,6 +33,7 @@ from envbuild.lock.components.models import (
     MissingSource,
 )
 from envbuild.lock.components.project_metadata import (
+    PYPROJECT,
     UvSource,
     build_requires,
     built_without_isolation,
@@ -41,7 +42,7 @@ from envbuild.lock.components.project_metadata import (
     read_sources,
     uv_settings,
 )
-from envbuild.lock.components.upstream import OVERRIDES, PYPROJECT, SOURCES, holds_on, not_understood, overrides
+from envbuild.lock.components.upstream import OVERRIDES, SOURCES, holds_on, not_understood, overrides
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.pins import Ref, ref_text
@@ -286,7 +287,7 @@ def with_upstreams_phases(
             name=name,
             spec=spec,
             asked=companion.pinned if companion else "any release",
-            specifier=(companion.specifier or "") if companion else "",
+            specifier=companion.specifier if companion else "",
             origin=lead.origin if lead else DecidedBy.STACK,
             because=lead.because(companion) if lead and companion else f"{says}, and there is no wheel of it",
         )
@@ -297,7 +298,7 @@ def marked(chosen: Mapping[str, Chosen], git_sources: GitSources) -> dict[str, C
     """The components; those of which another one says something else say so."""
     found = dict(chosen)
     for name, item in chosen.items():
-        text = (git_sources.overruled or {}).get(name)
+        text = git_sources.overruled.get(name)
         if text is not None and item.origin in (DecidedBy.PIN, DecidedBy.STACK):
             found[name] = replace(item, because=f"{item.because}, over {text}")
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from packaging.specifiers import SpecifierSet
@@ -114,7 +114,7 @@ class Companion:
     where: str
     git: str | None = None
     ref: str | None = None
-    specifier: str | None = None
+    specifier: str = ""
     marker: str = ""
 
     @property
@@ -270,7 +270,7 @@ class GitSources:
 
     candidates: tuple[GitSource, ...] = ()
     missing: tuple[MissingSource, ...] = ()
-    overruled: Mapping[str, str] | None = None
+    overruled: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def in_force(self) -> dict[str, GitSource]:

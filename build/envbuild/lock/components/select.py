@@ -191,7 +191,7 @@ def _companion(
         overrides=companion.where == OVERRIDES,
     )
     if companion.ref is None:
-        return replace(chosen, specifier=companion.specifier or "")
+        return replace(chosen, specifier=companion.specifier)
     git = companion.git or spec.git  # upstream may pin a commit of a fork
     if git is None:
         raise ConfigurationError(

@@ -24,11 +24,10 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.git.refs import Commit
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.models import Companion
-from envbuild.lock.components.project_metadata import UvSource, read_sources, uv_settings
+from envbuild.lock.components.project_metadata import PYPROJECT, UvSource, read_sources, uv_settings
 
 MANIFEST = "requirements/manifest.json"
 SUBMODULE = "3rdparty/Megatron-LM"
-PYPROJECT = "pyproject.toml"
 SOURCES = f"{PYPROJECT} [tool.uv.sources]"
 OVERRIDES = f"{PYPROJECT} [tool.uv] override-dependencies"
 # What the driver ``nemo`` needs of NeMo, and 3.0 has no more.

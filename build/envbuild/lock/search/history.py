@@ -9,7 +9,8 @@ from envbuild.git.refs import Commit, CommitKind
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.install_scripts import SCRIPTS
 from envbuild.lock.components.models import Chosen
-from envbuild.lock.components.upstream import MANIFEST, PYPROJECT, SUBMODULE
+from envbuild.lock.components.project_metadata import PYPROJECT
+from envbuild.lock.components.upstream import MANIFEST, SUBMODULE
 from envbuild.lock.make import Steps
 
 # What decides what belongs to a commit: changes of anything else leave a lock as it is.
