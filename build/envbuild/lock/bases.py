@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
-from envbuild.core.errors import CheckRefusedError, EnvbuildError
-from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable, may_deviate
+from envbuild.core.errors import EnvbuildError
+from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable, is_of_another_cuda, may_deviate
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockdir import lock_on_base
 
@@ -90,16 +90,16 @@ def _on_one_base(
         done = _tried(item, own, options, context)
         if isinstance(done, LockResult):
             return done
-        if following is not None and not (may_deviate(item, request) or _is_of_another_cuda(done)):
+        if following is not None and not (may_deviate(item, request) or is_of_another_cuda(done)):
             raise done
         failures.append((item, done))
         if following is not None:
             bases = _next_bases(bases, item, done)
             context.reporter.note(_next_base(item, bases[0], done))
     # That a base has another CUDA says nothing about what blocks the others.
-    telling = [one for one in failures if not _is_of_another_cuda(one[1])] or failures[:1]
+    telling = [one for one in failures if not is_of_another_cuda(one[1])] or failures[:1]
     blocking = telling[0][1]
-    if not may_deviate(selection, request) or alone or _is_of_another_cuda(blocking):
+    if not may_deviate(selection, request) or alone or is_of_another_cuda(blocking):
         raise blocking
     for item, _ in telling:
         fallback_from = default if item.base_name != default else ""
@@ -142,21 +142,17 @@ def _tried(
 def _next_bases(following: list[Selection], failed: Selection, error: EnvbuildError) -> list[Selection]:
     """What is left to try: after packages of another CUDA, bases with the same CUDA only where there are no others."""
     others = [item for item in following if item.base.cuda_major != failed.base.cuda_major]
-    return others if others and _is_of_another_cuda(error) else following
+    return others if others and is_of_another_cuda(error) else following
 
 
 def _next_base(item: Selection, following: Selection, error: EnvbuildError) -> str:
     from envbuild.lock.search.search import summary  # slow to import
 
-    why = "its packages are of another CUDA than" if _is_of_another_cuda(error) else f"{summary(error)}: no lock on"
-    has = " has" if _is_of_another_cuda(error) else ""
+    why = "its packages are of another CUDA than" if is_of_another_cuda(error) else f"{summary(error)}: no lock on"
+    has = " has" if is_of_another_cuda(error) else ""
     return (
         f"{why} base {item.base_name}{has}: taking {following.base_name}, which stack {following.stack_name} names too"
     )
-
-
-def _is_of_another_cuda(error: EnvbuildError) -> bool:
-    return isinstance(error, CheckRefusedError) and error.codes == {"cuda-mixed"}
 
 
 def _other_bases(selection: Selection) -> list[Selection]:

@@ -61,10 +61,6 @@ class EffectiveStack:
     leads: tuple[Lead, ...]
     because: str
 
-    @property
-    def driver(self) -> Driver:
-        return self.stack.driver
-
 
 def leading_components(
     stack: Stack,

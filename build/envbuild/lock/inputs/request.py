@@ -113,6 +113,11 @@ def is_curable(error: EnvbuildError) -> bool:
     return error.of_upstream or isinstance(error, (ResolutionError, CheckRefusedError, BuildError))
 
 
+def is_of_another_cuda(error: EnvbuildError) -> bool:
+    """Whether packages are of another CUDA than the base, so that another base may do."""
+    return isinstance(error, CheckRefusedError) and error.codes == {"cuda-mixed"}
+
+
 def request_of(lock: Lock) -> LockRequest:
     """What the command line said when the lock was made."""
     inputs = lock.inputs

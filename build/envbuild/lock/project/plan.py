@@ -83,7 +83,7 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
         project=project,
         as_of=decided.as_of,
         effective=decided.effective,
-        driver_problem=commit_without_llm(chosen, decided.effective.driver, context.repositories),
+        driver_problem=commit_without_llm(chosen, decided.effective.stack.driver, context.repositories),
         torch=torch,
         upstream_overrides=forced,
         left_out=without,

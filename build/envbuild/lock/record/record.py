@@ -67,7 +67,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         environment=environment,
         overrides=_overrides(plan),
         overridden=tuple(item.text() for item in checked.overridden),
-        driver=plan.effective.driver,
+        driver=plan.effective.stack.driver,
         driver_because=plan.effective.because,
         allowed=tuple(finding.line() for finding in checked.allowed),
         warnings=tuple(finding.line() for finding in checked.warnings),

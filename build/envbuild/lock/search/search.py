@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.context import Context
-from envbuild.core.errors import CheckRefusedError, EnvbuildError, ResolutionError
+from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.git.refs import Commit
 from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.context import Repositories, WorkContext, work_folder
 from envbuild.lock.inputs.deviation import texts
-from envbuild.lock.inputs.request import LockInputs, is_curable, may_deviate
+from envbuild.lock.inputs.request import LockInputs, is_curable, is_of_another_cuda, may_deviate
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.make import Steps, new_lock
 from envbuild.lock.search.blame import blame_of
@@ -140,7 +140,9 @@ class Search:
         Raises:
             EnvbuildError: nothing is left.
         """
-        if not may_deviate(self._inputs.selection, self._inputs.request) or _is_for_another_base(error, self._inputs):
+        request = self._inputs.request
+        # Another base is taken before other releases, where the user leaves it open.
+        if not may_deviate(self._inputs.selection, request) or (is_of_another_cuda(error) and not request.base_named):
             raise error
         blame = replace(blame_of(error, _direct(steps)), resolved=steps.resolved is not None)
         self._tried.add(state.key)
@@ -221,11 +223,6 @@ def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str
     lists = [itertools.islice(candidates(package), MOST_CANDIDATES) for package in packages]
     for moves in itertools.zip_longest(*lists):
         yield from (move for move in moves if move is not None)
-
-
-def _is_for_another_base(error: EnvbuildError, inputs: LockInputs) -> bool:
-    """Whether the packages are of another CUDA and the user leaves the base open."""
-    return isinstance(error, CheckRefusedError) and error.codes == {"cuda-mixed"} and not inputs.request.base_named
 
 
 def _direct(steps: Steps) -> Iterable[str]:
