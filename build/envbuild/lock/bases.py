@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.catalog.catalog import Selection
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 def lock_on_fitting_base(
     selection: Selection,
     request: LockRequest,
-    path_for: Callable[[Selection], Path],
     options_for: Callable[[Selection], LockOptions],
     context: Context,
 ) -> LockResult:
@@ -32,8 +30,7 @@ def lock_on_fitting_base(
 
     Args:
         request: ``base_named`` where the user named the base.
-        path_for: the lock directory for a stack and a base.
-        options_for: the options for them.
+        options_for: the options for a stack and a base, with the lock directory.
 
     Raises:
         EnvbuildError: see :func:`lock_stack`; of the first base of the packages' CUDA.
@@ -52,7 +49,7 @@ def lock_on_fitting_base(
         return replace(options_for(item), session=session)
 
     try:
-        result = _on_one_base(selection, request, path_for, options_with_session, context)
+        result = _on_one_base(selection, request, options_with_session, context)
     except EnvbuildError as error:
         if is_curable(error):
             _end(sessions)
@@ -70,13 +67,12 @@ def _end(sessions: Sequence[SearchSession]) -> None:
 def _on_one_base(
     selection: Selection,
     request: LockRequest,
-    path_for: Callable[[Selection], Path],
     options_for: Callable[[Selection], LockOptions],
     context: Context,
 ) -> LockResult:
     bases = [selection, *([] if request.base_named else _other_bases(selection))]
     default = selection.base_name
-    if (remembered := _fallback(bases, request, path_for)) and not options_for(remembered).upgrade:
+    if (remembered := _fallback(bases, request, options_for)) and not options_for(remembered).upgrade:
         bases = [remembered, *(item for item in bases if item is not remembered)]
         context.reporter.note(f"note: the lock is on base {remembered.base_name}, since {default} had none")
     failures: list[tuple[Selection, EnvbuildError]] = []
@@ -113,12 +109,12 @@ def _on_one_base(
 
 
 def _fallback(
-    bases: Sequence[Selection], request: LockRequest, path_for: Callable[[Selection], Path]
+    bases: Sequence[Selection], request: LockRequest, options_for: Callable[[Selection], LockOptions]
 ) -> Selection | None:
     """The base that was taken with the same inputs in the place of the first one, which has no lock; the newest."""
     found = []
     for item in bases:
-        lock = lock_on_base(path_for(item), item.base_name)
+        lock = lock_on_base(options_for(item).path, item.base_name)
         if lock is not None and item is bases[0]:
             return None
         same = lock is not None and lock.inputs.digest == LockInputs.of(item, request).digest

@@ -49,20 +49,17 @@ def make_lock(selection: Selection, request: NightRequest, context: Context) -> 
         EnvbuildError: see :func:`lock_on_fitting_base`.
     """
 
-    def path_for(item: Selection) -> Path:
-        return lock_path(request.project, request.name, item.base_name)
-
     def options_for(item: Selection) -> LockOptions:
         verifier = _verifier(item, request, context)
         return LockOptions(
-            path=path_for(item),
+            path=lock_path(request.project, request.name, item.base_name),
             verify=verifier,
             ready=functools.partial(verifier.require_place, item),
             named=request.lock_name is not None,
         )
 
     asked = LockRequest(base_named=request.base_named)
-    return lock_on_fitting_base(selection, asked, path_for, options_for, context)
+    return lock_on_fitting_base(selection, asked, options_for, context)
 
 
 def _verifier(selection: Selection, request: NightRequest, context: Context) -> Verifier:

@@ -68,7 +68,7 @@ def with_one_version(
         if len(members) > 1 and not _are_one({item.specifier for item in members.values()}):
             preferred = {name: item.version for name, item in preferences.items() if name in family}
             with context.reporter.step(f"find one version of {', '.join(members)}"):
-                found |= _one_version(members, base, {**settings}, preferred, context)
+                found |= _one_version(members, base, settings, preferred, context)
     return found
 
 

@@ -127,9 +127,8 @@ def _component(item: Chosen, version: str, plan: LockPlan) -> LockedComponent:
         because=_because(item, version, plan),
         modules=item.spec.modules,
         sdist=(metadata.sdist_digest or None) if metadata else None,
+        url=item.url or None,
     )
-    if item.url:
-        return bare.model_copy(update={"url": item.url})
     if item.commit is None:
         return bare
     return bare.model_copy(

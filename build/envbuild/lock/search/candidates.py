@@ -344,8 +344,8 @@ class Candidates:
         for line in self._earlier(package, _line(version), limit):
             yield self._moved(package, item, asked, f"=={line}.*", reason)
 
-    def _look(self, package: str, specifier: str, *, lowest: bool = False) -> str | None:
-        found = self._look_up(package, specifier, lowest=lowest)
+    def _look(self, package: str, specifier: str) -> str | None:
+        found = self._look_up(package, specifier)
         return str(found["version"]) if found is not None else None
 
     def _look_up(
