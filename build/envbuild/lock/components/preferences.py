@@ -9,7 +9,7 @@ In the order of authority: the lead's files before those of other leads, and in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,14 @@ from envbuild.core import jsonread, tomlread
 from envbuild.core.errors import ResolutionError
 from envbuild.git.refs import Commit
 from envbuild.git.repository import GitRepository
-from envbuild.lock.components.install_scripts import NGC_IMAGE, REPOSITORIES, SCRIPTS, read_installs, release_of
+from envbuild.lock.components.install_scripts import (
+    NGC_IMAGE,
+    REPOSITORIES,
+    SCRIPTS,
+    Installs,
+    read_installs,
+    release_of,
+)
 from envbuild.lock.components.models import Chosen, Companion, Forced, Lead, Preference
 from envbuild.lock.components.upstream import MANIFEST, holds_on, packages_of
 from envbuild.lock.context import LockContext
@@ -127,23 +134,25 @@ def _left_to_the_image(content: Mapping[str, Any], base: Base) -> set[str]:
     return every - holding
 
 
-def _of_scripts(repository: GitRepository, commit: Commit, base: Base) -> list[tuple[str, dict[str, str]]]:
-    found = []
+def _scripts(repository: GitRepository, commit: Commit, base: Base) -> Iterator[tuple[str, Installs]]:
+    """The scripts and Dockerfiles that are there, each with what it installs."""
     for file in SCRIPTS:
         text = repository.read_file(commit, file)
         if text is not None:
-            installs = read_installs(text, base)
-            tagged = {name: release for name, ref in installs.refs.items() if (release := release_of(ref))}
-            found.append((file, installs.releases | tagged))
-    return found
+            yield file, read_installs(text, base)
+
+
+def _of_scripts(repository: GitRepository, commit: Commit, base: Base) -> Iterator[tuple[str, dict[str, str]]]:
+    for file, installs in _scripts(repository, commit, base):
+        tagged = {name: release for name, ref in installs.refs.items() if (release := release_of(ref))}
+        yield file, installs.releases | tagged
 
 
 def script_companions(repository: GitRepository, commit: Commit, base: Base) -> list[Companion]:
     """What upstream's scripts build from git: as a release where the tag is of one, else at the commit."""
     found = []
-    for file in SCRIPTS:
-        text = repository.read_file(commit, file)
-        for name, ref in (read_installs(text, base).refs if text is not None else {}).items():
+    for file, installs in _scripts(repository, commit, base):
+        for name, ref in installs.refs.items():
             release = release_of(ref)
             for package in packages_of(name):
                 bare = Companion(package=package, where=file)
@@ -172,9 +181,9 @@ def upstream_image(leads: Sequence[Lead], base: Base, context: LockContext) -> I
         if chosen.commit is None:
             continue
         repository = context.repositories.at(chosen.git)
-        for where in (MANIFEST, *SCRIPTS):
-            text = repository.read_file(chosen.commit, where)
-            image = (_of_manifest(text) if where == MANIFEST else read_installs(text, base).image) if text else ""
+        manifest = repository.read_file(chosen.commit, MANIFEST) or ""
+        scripts = ((file, installs.image) for file, installs in _scripts(repository, chosen.commit, base))
+        for where, image in ((MANIFEST, _of_manifest(manifest)), *scripts):
             if match := NGC_IMAGE.match(image):
                 return Image(release=match["release"], because=f"{where} of {chosen.at()}")
     return None

@@ -140,14 +140,11 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
         )
         place, match = places.get(pinned.package), GIT_URL.match(requirement.url or "")
         if match is not None:
-            found += [
-                replace(pinned, package=name, git=match["url"], ref=match["ref"])
-                for name in packages_of(pinned.package)
-            ]
+            pinned = replace(pinned, git=match["url"], ref=match["ref"])
         elif place is not None:
-            found += [
-                replace(pinned, package=name, git=place.git, ref=place.ref) for name in packages_of(pinned.package)
-            ]
+            pinned = replace(pinned, git=place.git, ref=place.ref)
+        if pinned.ref:
+            found += [replace(pinned, package=name) for name in packages_of(pinned.package)]
         elif requirement.specifier:
             found.append(replace(pinned, specifier=str(requirement.specifier)))
     return found
