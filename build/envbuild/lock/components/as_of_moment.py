@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.stack import Component, Stack
+from envbuild.catalog.stack import Component
 from envbuild.core.errors import ResolutionError, UsageError
 from envbuild.git.refs import Commit, CommitKind, GitRef
 from envbuild.lock.components.models import Chosen, DecidedBy
@@ -122,10 +122,10 @@ def _uploaded(anchor: Chosen, base: Base, context: LockContext) -> datetime:
         return uploaded_at(find_release(anchor, base, {}, context))
 
 
-def own_dates(stack: Stack) -> dict[str, str]:
+def own_dates(components: Mapping[str, Component]) -> dict[str, str]:
     """The as-of dates of their own that components have."""
     return {
         name: as_of.timestamp(as_of.end_of(day))
-        for name, spec in stack.every_component().items()
+        for name, spec in components.items()
         if spec.as_of and (day := as_of.parse_date(spec.as_of))
     }

@@ -169,7 +169,7 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     # Known only now: the companions' branches are as of the moment that follows from the anchor.
     if bound is None and moment.asked != as_of.NOW:
         bound = moment.moment
-    dates = own_dates(stack)
+    dates = own_dates(stack.every_component())
     releases = Releases(
         catalog=selection.catalog,
         base=base,
