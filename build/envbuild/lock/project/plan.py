@@ -15,7 +15,7 @@ from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.project.pyproject import Project
-from envbuild.lock.uv.torch_builds import TorchSource, torch_source
+from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource, torch_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def _torch(inputs: LockInputs, decided: Decided, context: LockContext) -> TorchS
     """Where torch's build is, unless the base brings torch or the stack has none."""
     base, torch = inputs.selection.base, decided.chosen.get("torch")
     if torch is None or "torch" in base.provides:
-        return TorchSource("package-index", None)
+        return PACKAGE_INDEX
     with context.reporter.step(f"find torch's build {inputs.torch_build!r}"):
         return torch_source(context.site, torch.specifier, inputs.torch_build, base.python.version)
 
