@@ -107,8 +107,7 @@ class _Frame:
 
         NeMo of April 2025 seemed to need nvidia-pytriton, of whose own needs two do not build with Python 3.12.
         """
-        error = blame.error
-        brought = isinstance(error, LockRefusedError) and {item.code for item in error.findings} == {OF_INSTALLATION}
+        brought = {item.code for item in blame.findings} == {OF_INSTALLATION}
         own = brought and bool(blame.packages and self.locked) and not {*blame.packages} & self.locked
         return own or self.blame.signature == blame.signature
 
@@ -198,18 +197,18 @@ class Search:
         lead = leading(steps, error) if self._older else None
         if lead is None:
             return
-        head = lead.head or lead.commit
+        head, blocking = lead.head or lead.commit, self._blocking
         assert head is not None  # noqa: S101 - for the type checker: what leads is a commit
+        assert blocking is not None  # noqa: S101 - for the type checker: something failed
         repository = self._repositories.at(lead.git)
-        blocked = summary(self._blocking.error) if self._blocking is not None else ""
-        findings = self._blocking.findings if self._blocking is not None else ()
-        files = [*dict.fromkeys(file for item in findings for file in item.files)]
+        files = [*dict.fromkeys(file for item in blocking.findings for file in item.files)]
         if repository.is_shallow():
             self._shallow = f"{lead.git} is shallow: there is no older commit to try than those that it has."
         for commit in older_commits(head, repository, files):
             count = repository.commits_between(commit, head)
             behind = f"{lead.name} {commit.sha[:12]}, {_distance(commit, head, count)}"
-            yield State(commits={lead.name: commit.sha}, behind=(f"{behind} of {head.name}; the tip fails: {blocked}",))
+            why = f"the tip fails: {summary(blocking.error)}"
+            yield State(commits={lead.name: commit.sha}, behind=(f"{behind} of {head.name}; {why}",))
 
     def _nothing_left(self) -> EnvbuildError:
         assert self._blocking is not None  # noqa: S101 - for the type checker: something failed
