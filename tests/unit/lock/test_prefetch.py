@@ -84,7 +84,6 @@ def resolving(tmp_path, monkeypatch):
         return RESOLUTION
 
     monkeypatch.setattr(resolve_module, "resolve", resolve)
-    monkeypatch.setattr(resolve_module, "render_project", lambda *arguments, **options: "true")
 
     def run(begun, metadata=()):
         project = SimpleNamespace(metadata=metadata, every={}, chosen={}, git_sources=GitSources(), pinned_directly=set)
@@ -96,6 +95,7 @@ def resolving(tmp_path, monkeypatch):
             project=project,
             inputs=inputs,
             what="resolve",
+            project_text=lambda pins: "true",
         )
         plan.effective = SimpleNamespace(stack=SimpleNamespace(every_component=dict))
         return asked, resolve_module.resolve_declared(plan, begun, lock_context(tmp_path)).resolution

@@ -32,7 +32,7 @@ from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.components.project_metadata import read_requirement
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.project.pyproject import Project, render_project
+from envbuild.lock.project.pyproject import Project
 from envbuild.lock.uv.resolution import Resolution, resolve, throw_away
 
 THE_STACK = "the stack"
@@ -246,7 +246,7 @@ def _with_stand_ins(
     plan: LockPlan, resolution: Resolution, wheels: Mapping[str, str], context: LockContext
 ) -> list[Mapping[str, Any]]:
     """The locked packages with what they need of the base, whatever version they ask for."""
-    document = tomlkit.parse(render_project(plan.project, pins=resolution.pins, source=plan.torch)).unwrap()
+    document = tomlkit.parse(plan.project_text(resolution.pins)).unwrap()
     settings = document["tool"]["uv"]
     settings["exclude-dependencies"] = []
     overrides = settings.get("override-dependencies", ())

@@ -16,7 +16,7 @@ import tomlkit
 from envbuild.core.errors import ResolutionError
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.project.pyproject import render_project, requirement_of
+from envbuild.lock.project.pyproject import requirement_of
 from envbuild.lock.uv.explanation import names_in
 from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_away
 
@@ -102,7 +102,7 @@ def _contradiction(plan: LockPlan, question: str, context: LockContext, what: st
 def _question(plan: LockPlan, resolution: Resolution, needs: Sequence[Need], instead: Mapping[str, str]) -> str:
     """The project that resolves if these packages accept the versions: no overrides, and nothing else."""
     chosen = {name: item for name, item in plan.project.every.items() if item.is_direct}
-    document = tomlkit.parse(render_project(plan.project, pins=resolution.pins, source=plan.torch)).unwrap()
+    document = tomlkit.parse(plan.project_text(resolution.pins)).unwrap()
 
     def line(name: str, version: str, extras: tuple[str, ...] = ()) -> str:
         item = chosen.get(name)

@@ -14,7 +14,7 @@ from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.lock.project.pyproject import Project
+from envbuild.lock.project.pyproject import Project, render_project
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource, torch_source
 
 
@@ -55,6 +55,10 @@ class LockPlan:
     def what(self) -> str:
         """What uv does, for messages."""
         return f"resolve {self.inputs.title}"
+
+    def project_text(self, pins: Mapping[str, str]) -> str:
+        """The pyproject.toml that uv resolves, with these versions as constraints."""
+        return render_project(self.project, pins=pins, source=self.torch)
 
 
 def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> LockPlan:

@@ -26,7 +26,7 @@ from envbuild.lock.components.releases import EXACT
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.project.pyproject import Project, render_project
+from envbuild.lock.project.pyproject import Project
 from envbuild.lock.resolve.declarations import releases_as_of
 from envbuild.lock.uv.resolution import NO_SOLUTION, resolve, throw_away
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
@@ -163,7 +163,8 @@ class _Trials:
         self.attempts += 1
         words = ", ".join(f"{name} {text or 'without its pin'}" for name, text in relaxed.items())
         self.context.reporter.update(f"attempt {self.attempts}: {words}")
-        folder = throw_away(render_project(self._relax(relaxed), source=self.plan.torch), self.context)
+        relaxed_plan = replace(self.plan, project=self._relax(relaxed))
+        folder = throw_away(relaxed_plan.project_text({}), self.context)
         try:
             return resolve(folder, self.plan.torch, f"try {words}", self.context).pins
         except ResolutionError:

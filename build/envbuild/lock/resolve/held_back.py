@@ -21,7 +21,6 @@ from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.project.pyproject import render_project
 from envbuild.lock.resolve.declarations import releases_as_of
 from envbuild.lock.uv.cuda_packages import of_another_cuda
 from envbuild.lock.uv.explanation import names_in
@@ -218,7 +217,7 @@ class _Trials:
             raise _OutOfBoundsError
         self.resolutions += 1
         # With what was found as preferences: only what must move does.
-        folder = throw_away(render_project(trial.project, pins=trial.keep, source=trial.torch), self.context)
+        folder = throw_away(trial.project_text(trial.keep), self.context)
         prefer(folder, self.found.pins)
         quiet = replace(self.context, reporter=SilentReporter(), most_seconds=left)
         started = time.monotonic()

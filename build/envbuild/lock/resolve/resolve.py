@@ -24,7 +24,7 @@ from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK, LockDirectory
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.project.pyproject import Project, main_lines, render_project, with_git_sources
+from envbuild.lock.project.pyproject import Project, main_lines, with_git_sources
 from envbuild.lock.resolve.builds import build_constraints
 from envbuild.lock.resolve.conflicts import explain_pins
 from envbuild.lock.resolve.declarations import with_declarations
@@ -93,7 +93,7 @@ def begin_guess(plan: LockPlan, context: LockContext) -> Guess | None:
     guessed = _guess(plan.project, like) if like is not None else None
     if guessed is None:
         return None
-    text = render_project(guessed, pins=plan.keep, source=plan.torch)
+    text = replace(plan, project=guessed).project_text(plan.keep)
     folder = throw_away(text, context)
     prefer(folder, plan.preferred)
     quiet = replace(context, reporter=SilentReporter())
@@ -184,7 +184,7 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
     # sync` would resolve again.
     builds = build_constraints(plan, found.pins, context)
     resolved = ResolvedPlan(plan=plan, resolution=found, build_constraints=builds, held_back=held_back)
-    if _text(plan, resolved.pins) == _text(plan, plan.keep):
+    if plan.project_text(resolved.pins) == plan.project_text(plan.keep):
         return resolved  # every version was kept: this is what was resolved
     return replace(resolved, resolution=_once(plan, resolved.pins, context, from_cache=True))
 
@@ -216,7 +216,7 @@ def _without_stubs(plan: LockPlan, found: Resolution, context: LockContext) -> t
         return other, _once(other, other.keep, context)
     except ResolutionError:
         # Something pins one: the check says which. A uv that fails leaves the uv.lock that is there.
-        _write(_text(plan, plan.keep), context)
+        _write(plan.project_text(plan.keep), context)
         return plan, found
 
 
@@ -226,13 +226,9 @@ def _limited(plan: LockPlan, limits: Mapping[str, str]) -> LockPlan:
     return replace(plan, project=replace(plan.project, limits={**plan.project.limits, **both}))
 
 
-def _text(plan: LockPlan, pins: Mapping[str, str]) -> str:
-    return render_project(plan.project, pins=pins, source=plan.torch)
-
-
 def _first(plan: LockPlan, guess: Guess | None, context: LockContext) -> Resolution:
     """Resolve; a guess is taken if it is the very same project."""
-    text = _text(plan, plan.keep)
+    text = plan.project_text(plan.keep)
     if guess is not None and guess.text == text:
         _write(text, context)
         return guess.into(context.folder)
@@ -244,7 +240,7 @@ def _first(plan: LockPlan, guess: Guess | None, context: LockContext) -> Resolut
 
 
 def _once(plan: LockPlan, pins: Mapping[str, str], context: LockContext, *, from_cache: bool = False) -> Resolution:
-    _write(_text(plan, pins), context)
+    _write(plan.project_text(pins), context)
     # Settings that uv ignored are for a check to refuse, or the user to allow.
     return resolve(context.folder, plan.torch, plan.what, context, settings_may_be_ignored=True, from_cache=from_cache)
 

@@ -28,7 +28,6 @@ from envbuild.lock.inputs.as_of import timestamp
 from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs, LockRequest
 from envbuild.lock.make import Steps
-from envbuild.lock.project.pyproject import render_project
 from envbuild.lock.resolve.resolve import ResolvedPlan
 from envbuild.lock.uv.program import uv_version
 from envbuild.lock.uv.resolution import Resolution, upload_seconds
@@ -147,7 +146,7 @@ class SearchSession:
         key = digest_of(
             {
                 "inputs": plan.inputs.digest,
-                "project": render_project(plan.project, pins=plan.keep, source=plan.torch),
+                "project": plan.project_text(plan.keep),
                 "preferred": dict(plan.preferred),
                 # A source that cannot be had is in no project: with it and with a release the project is the same.
                 "replaced": [*sorted(replaced(plan.inputs.deviations))],
