@@ -42,7 +42,7 @@ from envbuild.lock.components.project_metadata import (
     read_sources,
     uv_settings,
 )
-from envbuild.lock.components.upstream import OVERRIDES, SOURCES, holds_on, not_understood, overrides
+from envbuild.lock.components.upstream import OVERRIDES, SOURCES, holds_on, not_understood, overrides, trees_of
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.pins import Ref, ref_text
@@ -232,11 +232,8 @@ class GitSourceReader:
 def forced_sources(leads: Sequence[Lead], base: Base, repositories: Repositories) -> dict[str, tuple[UvSource, Chosen]]:
     """Where upstream's overrides take packages from, each with the leading component that says so; the first wins."""
     found: dict[str, tuple[UvSource, Chosen]] = {}
-    for lead in leads:
-        item = lead.chosen
-        if item.commit is None:
-            continue
-        for line in overrides(repositories.at(item.git), item.commit):
+    for item, repository, commit in trees_of((lead.chosen for lead in leads), repositories):
+        for line in overrides(repository, commit):
             if line.git and line.ref and holds_on(line.marker, base):
                 source = UvSource(package=line.package, git=line.git, ref=line.ref, ref_kind="rev")
                 found.setdefault(line.package, (source, item))
@@ -250,13 +247,11 @@ def without_isolation(chosen: Mapping[str, Chosen], repositories: Repositories) 
         ConfigurationError: a pyproject.toml cannot be understood.
     """
     found: dict[str, Chosen] = {}
-    for item in chosen.values():
-        if item.commit is None:
-            continue
+    for item, repository, commit in trees_of(chosen.values(), repositories):
         try:
             names = built_without_isolation(uv_settings(pyproject_of(item, repositories)))
         except ValueError as error:
-            raise not_understood(repositories.at(item.git), item.commit, PYPROJECT, error) from error
+            raise not_understood(repository, commit, PYPROJECT, error) from error
         for name in names:
             found.setdefault(name, item)
     return found

@@ -32,7 +32,7 @@ from envbuild.lock.components.install_scripts import (
     release_of,
 )
 from envbuild.lock.components.models import Chosen, Companion, Forced, Lead, Preference
-from envbuild.lock.components.upstream import MANIFEST, holds_on, packages_of
+from envbuild.lock.components.upstream import MANIFEST, holds_on, packages_of, trees_of
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.request import NGC_TABLE
 from envbuild.lock.uv.resolution import look_up
@@ -46,15 +46,11 @@ NVIDIA_INDEX = "https://pypi.nvidia.com"
 def upstream_preferences(leads: Sequence[Lead], base: Base, context: LockContext) -> dict[str, Preference]:
     """The versions of packages that upstream's files name, by canonical name; the first file that names one wins."""
     found: dict[str, Preference] = {}
-    for lead in leads:
-        chosen = lead.chosen
-        if chosen.commit is None:
-            continue
-        repository = context.repositories.at(chosen.git)
+    for chosen, repository, commit in trees_of((lead.chosen for lead in leads), context.repositories):
         with context.reporter.step(f"read which versions {chosen.at()} was tested with"):
             for where, versions in (
-                (UV_LOCK, _of_uv_lock(repository, chosen.commit, base, context)),
-                *_of_scripts(repository, chosen.commit, base),
+                (UV_LOCK, _of_uv_lock(repository, commit, base, context)),
+                *_of_scripts(repository, commit, base),
             ):
                 for name, version in versions.items():
                     preference = Preference(version=version, because=f"{where} of {chosen.at()}", by=chosen.name)
@@ -176,13 +172,9 @@ class Image:
 
 def upstream_image(leads: Sequence[Lead], base: Base, context: LockContext) -> Image | None:
     """The image of the first lead that names one: in requirements/manifest.json, else in a Dockerfile."""
-    for lead in leads:
-        chosen = lead.chosen
-        if chosen.commit is None:
-            continue
-        repository = context.repositories.at(chosen.git)
-        manifest = repository.read_file(chosen.commit, MANIFEST) or ""
-        scripts = ((file, installs.image) for file, installs in _scripts(repository, chosen.commit, base))
+    for chosen, repository, commit in trees_of((lead.chosen for lead in leads), context.repositories):
+        manifest = repository.read_file(commit, MANIFEST) or ""
+        scripts = ((file, installs.image) for file, installs in _scripts(repository, commit, base))
         for where, image in ((MANIFEST, _of_manifest(manifest)), *scripts):
             if match := NGC_IMAGE.match(image):
                 return Image(release=match["release"], because=f"{where} of {chosen.at()}")

@@ -16,7 +16,7 @@ from envbuild.git.repository import GitRepository
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Forced, Lead
 from envbuild.lock.components.preferences import script_companions
 from envbuild.lock.components.releases import Releases
-from envbuild.lock.components.upstream import OVERRIDES, companions, holds_on, overrides, sources
+from envbuild.lock.components.upstream import OVERRIDES, companions, holds_on, overrides, sources, trees_of
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.deviation import Deviation
@@ -144,16 +144,14 @@ def upstream_overrides(
 ) -> dict[str, Forced]:
     """Versions that upstream forces on packages that are no components of the stack."""
     forced: dict[str, Forced] = {}
-    for item in leads:
-        if item.chosen.commit is None:
-            continue
+    for by, repository, commit in trees_of((item.chosen for item in leads), repositories):
         texts: dict[str, list[Companion]] = {}
-        for line in overrides(repositories.at(item.chosen.git), item.chosen.commit):
+        for line in overrides(repository, commit):
             if line.specifier and line.package not in chosen:
                 texts.setdefault(line.package, []).append(line)
         for name, lines in texts.items():
             found = tuple(f"{line.specifier} ; {line.marker}" if line.marker else f"{line.specifier}" for line in lines)
-            forced.setdefault(name, Forced(by=item.chosen.name, where=lines[0].where, texts=found))
+            forced.setdefault(name, Forced(by=by.name, where=lines[0].where, texts=found))
     return forced
 
 
