@@ -142,15 +142,13 @@ def command(
         return
     verifier = _verifier(session, selection, verify)
 
-    def path_for(selection: Selection) -> Path:
-        return out or lock_path(session.project, kept, selection.base_name)
-
     def options_for(selection: Selection) -> LockOptions:
-        return _options(selection, path_for(selection), verifier, upgrade=upgrade, named=bool(name or out))
+        path = out or lock_path(session.project, kept, selection.base_name)
+        return _options(selection, path, verifier, upgrade=upgrade, named=bool(name or out))
 
     request = dataclasses.replace(request, base_named=base is not None)
     try:
-        result = lock_on_fitting_base(selection, request, path_for, options_for, session.context)
+        result = lock_on_fitting_base(selection, request, options_for, session.context)
     except EnvbuildError as error:
         if not is_curable(error):
             raise

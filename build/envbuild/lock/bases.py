@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
-from envbuild.core.errors import CheckRefusedError, EnvbuildError
-from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable, may_deviate
+from envbuild.core.errors import EnvbuildError
+from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable, is_of_another_cuda, may_deviate
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockdir import lock_on_base
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 def lock_on_fitting_base(
     selection: Selection,
     request: LockRequest,
-    path_for: Callable[[Selection], Path],
     options_for: Callable[[Selection], LockOptions],
     context: Context,
 ) -> LockResult:
@@ -32,8 +30,7 @@ def lock_on_fitting_base(
 
     Args:
         request: ``base_named`` where the user named the base.
-        path_for: the lock directory for a stack and a base.
-        options_for: the options for them.
+        options_for: the options for a stack and a base, with the lock directory.
 
     Raises:
         EnvbuildError: see :func:`lock_stack`; of the first base of the packages' CUDA.
@@ -52,7 +49,7 @@ def lock_on_fitting_base(
         return replace(options_for(item), session=session)
 
     try:
-        result = _on_one_base(selection, request, path_for, options_with_session, context)
+        result = _on_one_base(selection, request, options_with_session, context)
     except EnvbuildError as error:
         if is_curable(error):
             _end(sessions)
@@ -70,13 +67,12 @@ def _end(sessions: Sequence[SearchSession]) -> None:
 def _on_one_base(
     selection: Selection,
     request: LockRequest,
-    path_for: Callable[[Selection], Path],
     options_for: Callable[[Selection], LockOptions],
     context: Context,
 ) -> LockResult:
     bases = [selection, *([] if request.base_named else _other_bases(selection))]
     default = selection.base_name
-    if (remembered := _fallback(bases, request, path_for)) and not options_for(remembered).upgrade:
+    if (remembered := _fallback(bases, request, options_for)) and not options_for(remembered).upgrade:
         bases = [remembered, *(item for item in bases if item is not remembered)]
         context.reporter.note(f"note: the lock is on base {remembered.base_name}, since {default} had none")
     failures: list[tuple[Selection, EnvbuildError]] = []
@@ -90,16 +86,16 @@ def _on_one_base(
         done = _tried(item, own, options, context)
         if isinstance(done, LockResult):
             return done
-        if following is not None and not (may_deviate(item, request) or _is_of_another_cuda(done)):
+        if following is not None and not (may_deviate(item, request) or is_of_another_cuda(done)):
             raise done
         failures.append((item, done))
         if following is not None:
             bases = _next_bases(bases, item, done)
             context.reporter.note(_next_base(item, bases[0], done))
     # That a base has another CUDA says nothing about what blocks the others.
-    telling = [one for one in failures if not _is_of_another_cuda(one[1])] or failures[:1]
+    telling = [one for one in failures if not is_of_another_cuda(one[1])] or failures[:1]
     blocking = telling[0][1]
-    if not may_deviate(selection, request) or alone or _is_of_another_cuda(blocking):
+    if not may_deviate(selection, request) or alone or is_of_another_cuda(blocking):
         raise blocking
     for item, _ in telling:
         fallback_from = default if item.base_name != default else ""
@@ -113,12 +109,12 @@ def _on_one_base(
 
 
 def _fallback(
-    bases: Sequence[Selection], request: LockRequest, path_for: Callable[[Selection], Path]
+    bases: Sequence[Selection], request: LockRequest, options_for: Callable[[Selection], LockOptions]
 ) -> Selection | None:
     """The base that was taken with the same inputs in the place of the first one, which has no lock; the newest."""
     found = []
     for item in bases:
-        lock = lock_on_base(path_for(item), item.base_name)
+        lock = lock_on_base(options_for(item).path, item.base_name)
         if lock is not None and item is bases[0]:
             return None
         same = lock is not None and lock.inputs.digest == LockInputs.of(item, request).digest
@@ -142,21 +138,17 @@ def _tried(
 def _next_bases(following: list[Selection], failed: Selection, error: EnvbuildError) -> list[Selection]:
     """What is left to try: after packages of another CUDA, bases with the same CUDA only where there are no others."""
     others = [item for item in following if item.base.cuda_major != failed.base.cuda_major]
-    return others if others and _is_of_another_cuda(error) else following
+    return others if others and is_of_another_cuda(error) else following
 
 
 def _next_base(item: Selection, following: Selection, error: EnvbuildError) -> str:
     from envbuild.lock.search.search import summary  # slow to import
 
-    why = "its packages are of another CUDA than" if _is_of_another_cuda(error) else f"{summary(error)}: no lock on"
-    has = " has" if _is_of_another_cuda(error) else ""
+    why = "its packages are of another CUDA than" if is_of_another_cuda(error) else f"{summary(error)}: no lock on"
+    has = " has" if is_of_another_cuda(error) else ""
     return (
         f"{why} base {item.base_name}{has}: taking {following.base_name}, which stack {following.stack_name} names too"
     )
-
-
-def _is_of_another_cuda(error: EnvbuildError) -> bool:
-    return isinstance(error, CheckRefusedError) and error.codes == {"cuda-mixed"}
 
 
 def _other_bases(selection: Selection) -> list[Selection]:

@@ -74,7 +74,7 @@ def _next(
         words = f"The other bases of the stack ({', '.join(others)}) are tried without --base"
         return words, replace(request, base_named=False)
     if isinstance(error, LockRefusedError):
-        allow = tuple(dict.fromkeys([*request.allow, *(item.id for item in error.findings if not item.warning)]))
+        allow = tuple(dict.fromkeys([*request.allow, *(item.id for item in error.findings)]))
         return "The whole command", replace(request, allow=allow)
     return _last(selection, request, now)
 
@@ -101,7 +101,7 @@ def _locked_stack(selection: Selection) -> str:
 
 def _blamed_pins(error: EnvbuildError, selection: Selection, request: LockRequest) -> list[str]:
     """The pins of companions that findings are about: no other base cures these."""
-    findings = [item for item in error.findings if not item.warning] if isinstance(error, LockRefusedError) else []
+    findings = error.findings if isinstance(error, LockRefusedError) else ()
     packages = {package for item in findings for package in item.packages}
     anchor = selection.stack.anchor
     return [name for name in request.pins if name != anchor and canonicalize_name(name) in packages]

@@ -45,21 +45,18 @@ def make_lock(selection: Selection, request: NightRequest, context: Context) -> 
         EnvbuildError: see :func:`lock_on_fitting_base`.
     """
 
-    def path_for(item: Selection) -> Path:
-        return lock_path(request.project, request.name, item.base_name)
-
     def options_for(item: Selection) -> LockOptions:
         # Also of pinned stacks: the lock then names its base, which images are published on.
         verifier = verifier_of(request, context, without=f"envbuild lock --stack {item.stack_name} --no-verify")
         return LockOptions(
-            path=path_for(item),
+            path=lock_path(request.project, request.name, item.base_name),
             verify=verifier,
             ready=functools.partial(verifier.require_place, item),
             named=request.lock_name is not None,
         )
 
     asked = LockRequest(base_named=request.base_named)
-    return lock_on_fitting_base(selection, asked, path_for, options_for, context)
+    return lock_on_fitting_base(selection, asked, options_for, context)
 
 
 def verifier_of(request: NightRequest, context: Context, without: str) -> Verifier:

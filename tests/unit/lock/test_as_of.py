@@ -11,7 +11,7 @@ RELEASED = datetime(2025, 1, 2, 3, 4, 5, 678900, tzinfo=timezone(timedelta(hours
 
 
 def test_a_day_ends_when_the_next_begins_in_utc():
-    day = as_of.on_day(date(2025, 12, 31))
+    day = as_of.on_day(date(2025, 12, 31), at(datetime(2026, 1, 1, tzinfo=timezone.utc)))
     assert (day.asked, day.text()) == ("2025-12-31", "2026-01-01T00:00:00Z")
     assert day.reason == "the end of 2025-12-31, UTC"
 

@@ -44,6 +44,11 @@ def test_from_files(tmp_path):
     config.write_text("no TOML")
     (tmp_path / ".netrc").write_text("no netrc")
     assert credentials("https://host/a", environ) is None
+    config.unlink()
+    system = tmp_path / "system/uv/uv.toml"
+    system.parent.mkdir(parents=True)
+    system.write_text('index-url = "https://our:s@host/simple"\n')
+    assert credentials("https://host/a", {**environ, "XDG_CONFIG_DIRS": str(tmp_path / "system")}) == ("our", "s")
 
 
 def test_the_header_stays_with_the_host():

@@ -173,12 +173,12 @@ def test_the_stacks_own_and_what_is_ruled_are_not_taken():
     repository = core(project(f'{SOURCE}torch = {{ git = "{OTHER}" }}\n', needs=["optim", "torch"]))
     chosen = {
         "core": component(),
-        "Optim": component("Optim", OPTIM, because="pinned by the user", origin=DecidedBy.PIN),
+        "optim": component("optim", OPTIM, because="pinned by the user", origin=DecidedBy.PIN),
     }
     takings = take(repository, chosen=chosen, ruled={"torch"})
     assert takings.candidates == ()
     over = f"dev of {OPTIM} (pyproject.toml [tool.uv.sources] of core {TIP[:12]})"
-    assert marked(chosen, takings)["Optim"].because == f"pinned by the user, over {over}"
+    assert marked(chosen, takings)["optim"].because == f"pinned by the user, over {over}"
     assert marked(chosen, takings)["core"].because == "the stack's file"
 
 

@@ -33,7 +33,6 @@ def asked(monkeypatch, tmp_path):
         raise ends[0]
 
     monkeypatch.setattr(held_back, "resolve", resolve)
-    monkeypatch.setattr(held_back, "render_project", lambda *given, **more: "")
     monkeypatch.setattr(held_back, "prefer", lambda *given: None)
     return SimpleNamespace(seconds=seconds, ends=ends)
 
@@ -46,7 +45,9 @@ def demand(plan, item, trials):
     return None, ("other",)
 
 
-PLAN = SimpleNamespace(project=SimpleNamespace(chosen={}), keep={}, torch=None, what="resolve")
+PLAN = SimpleNamespace(
+    project=SimpleNamespace(chosen={}), keep={}, torch=None, what="resolve", project_text=lambda pins: ""
+)
 
 
 def test_nothing_newer_is_looked_for_where_others_need_packages_of_another_cuda():

@@ -68,9 +68,7 @@ def refusal(
     context = cast("Any", SimpleNamespace(reporter=SimpleNamespace(note=lambda _: None)))
     options = LockOptions(path=folder, older=True)
     with pytest.raises(EnvbuildError) as caught:
-        lock_on_fitting_base(
-            cast("Any", items[0]), LockRequest(base_named=False), lambda _: folder, lambda _: options, context
-        )
+        lock_on_fitting_base(cast("Any", items[0]), LockRequest(base_named=False), lambda _: options, context)
     return caught.value
 
 

@@ -40,7 +40,7 @@ def locked(folder: Path, text: str | None, *stated: str):
 
 
 def test_files_of_a_kept_release_come_from_the_uv_lock_of_its_lock(tmp_path):
-    found = kept_files(["My_Lib"], {"my-lib": "1.0"}, locked(tmp_path, UV_LOCK, "wheel", "sdist"))
+    found = kept_files(["my-lib"], {"my-lib": "1.0"}, locked(tmp_path, UV_LOCK, "wheel", "sdist"))
     assert found is not None
     assert found["my-lib"]["sdist"]["url"] == "https://x/my_lib-1.0.tar.gz"
 
@@ -84,7 +84,6 @@ def resolving(tmp_path, monkeypatch):
         return RESOLUTION
 
     monkeypatch.setattr(resolve_module, "resolve", resolve)
-    monkeypatch.setattr(resolve_module, "render_project", lambda *arguments, **options: "true")
 
     def run(begun, metadata=()):
         project = SimpleNamespace(metadata=metadata, every={}, chosen={}, git_sources=GitSources(), pinned_directly=set)
@@ -96,6 +95,7 @@ def resolving(tmp_path, monkeypatch):
             project=project,
             inputs=inputs,
             what="resolve",
+            project_text=lambda pins: "true",
         )
         plan.effective = SimpleNamespace(stack=SimpleNamespace(every_component=dict))
         return asked, resolve_module.resolve_declared(plan, begun, lock_context(tmp_path)).resolution

@@ -281,5 +281,5 @@ def test_wheels_of_the_compile_phase_are_left_to_uv(tmp_path, context):
         "kernels": package({"path": path.name}),
         "core": {"name": "core", "version": "1", "wheels": [{"url": "https://x/core.whl"}]},
     }
-    found = compile_metadata(["Kernels", "core"], locked, "13", context)
+    found = compile_metadata(["kernels", "core"], locked, "13", context)
     assert [(item.name, item.sdist_digest) for item in found] == [("kernels", sha256_bytes(path.read_bytes()))]

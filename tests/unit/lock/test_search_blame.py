@@ -77,7 +77,7 @@ def test_resolution_is_about_the_packages_that_the_project_names(text: str, pack
 
 def test_refusal_is_about_the_packages_of_its_findings() -> None:
     findings = [
-        CheckFinding(code="import", what="a fails on line 12", fix="x", packages=("NVIDIA_Modelopt", "torch")),
+        CheckFinding(code="import", what="a fails on line 12", fix="x", packages=("nvidia-modelopt", "torch")),
         CheckFinding(code="import", what="b fails", fix="x", packages=("torch",), missing_module="pulp"),
     ]
     blame = blame_of(LockRefusedError("refused", findings=findings), DIRECT)
@@ -115,7 +115,7 @@ def test_what_blocks_is_the_first_failure_that_nothing_solves() -> None:
 
 
 def test_error_may_name_its_packages_itself() -> None:
-    assert blame_of(BuildError("no").about("Flash_MLA"), ()).packages == ("flash-mla",)
+    assert blame_of(BuildError("no").about("flash-mla"), ()).packages == ("flash-mla",)
 
 
 def test_summary_is_the_first_reason() -> None:

@@ -89,5 +89,6 @@ def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: p
 
     monkeypatch.setattr(module, "Candidates", Fake)
     unused: Any = None
-    found = Search(unused, unused, unused, older=False)._moves(blame("cuda-mixed", "numba-cuda"), unused)
+    steps: Any = SimpleNamespace(decided=())
+    found = Search(unused, unused, unused, older=False)._moves(blame("cuda-mixed", "numba-cuda"), steps)
     assert [part.specifier for move in found for part in move] == ["without", "likely", "earlier"]

@@ -21,7 +21,7 @@ def test_searches_for_the_same_begin_and_end_while_others_do(tmp_path: Path) -> 
     context = Context(store=store, site=load_site({"HOME": str(tmp_path)}), reporter=reporter)
 
     def search(_: int) -> None:
-        found = SearchSession(folder=store.root / "searches" / "same", context=context, verifies=False)
+        found = SearchSession(folder=store.root / "searches" / "same", context=context)
         found.begin(context)
         found.end()
 
@@ -36,10 +36,10 @@ def test_only_known_attempts_hold_a_search_to_its_moment(tmp_path: Path, attempt
     store = LocalStore(tmp_path / "store", reporter)
     context = Context(store=store, site=load_site({"HOME": str(tmp_path)}), reporter=reporter)
     folder = store.root / "searches" / "same"
-    first = SearchSession(folder=folder, context=context, verifies=False).begin(context).clock()
+    first = SearchSession(folder=folder, context=context).begin(context).clock()
     for number in range(attempts):
         (folder / f"{number}.json").write_text("{}")
-    second = SearchSession(folder=folder, context=context, verifies=False).begin(context).clock()
+    second = SearchSession(folder=folder, context=context).begin(context).clock()
     assert (second == first) is resumed
 
 

@@ -205,7 +205,7 @@ def test_of_a_pinned_commit_the_release_of_its_version_is_taken():
     found = chosen(WITH_RELEASES, repositories=with_version("2.7.0\n"))
     for name in ("transformer-engine", "transformer-engine-torch"):
         item = found[name]
-        assert (item.commit, item.git, item.specifier, item.asked) == (None, None, "==2.7.*", "v2")
+        assert (item.commit, item.git, item.specifier, item.asked) == (None, "", "==2.7.*", "v2")
         assert item.because == (
             f"requirements/manifest.json of nemo-toolkit {TIP[:12]}; {VERSION_FILE} at that commit says 2.7.0, "
             "so a release of that"

@@ -101,7 +101,7 @@ def test_submodule_of_bridge_wins_over_its_overrides():
 )
 def test_overrides_from_git(line, git, ref):
     (pin,) = found({"pyproject.toml": overrides(line)}).values()
-    assert (pin.package, pin.git, pin.ref, pin.specifier) == ("te", git, ref, None)
+    assert (pin.package, pin.git, pin.ref, pin.specifier) == ("te", git, ref, "")
 
 
 @pytest.mark.parametrize(

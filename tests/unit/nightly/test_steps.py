@@ -16,7 +16,7 @@ def test_the_lock_of_a_pinned_stack_is_verified_too(tmp_path: Path, monkeypatch)
     """Only then does it name its base, without which no image of it is published."""
     asked = []
     monkeypatch.setattr(
-        steps, "lock_on_fitting_base", lambda item, _asked, _path, options, _context: asked.append(options(item))
+        steps, "lock_on_fitting_base", lambda item, _asked, options, _context: asked.append(options(item))
     )
     reporter = SilentReporter()
     context = Context(store=LocalStore(tmp_path / "store", reporter), site=load_site(), reporter=reporter)

@@ -14,8 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import canonicalize_name
-
 from envbuild import drift
 from envbuild.core.background import run_in_background
 from envbuild.core.digests import canonical_json, digest_of, digest_of_code
@@ -49,7 +47,7 @@ def check_api(project: Project, packages: Packages, context: LockContext) -> Ite
         packages: the ``[[package]]`` tables of uv.lock by name.
     """
     comparisons = _Comparisons(project, packages, context)
-    locked = {*packages, *map(canonicalize_name, project.base.provides)}
+    locked = {*packages, *project.base.provides}
     for name, item in project.chosen.items():
         for used in item.spec.uses:
             with context.reporter.step(f"check what {name} asks of {used}"):
@@ -110,7 +108,7 @@ def _check_finding(finding: Finding, consumer: str, provider: str, harmless: str
         fix=f"Choose another version of {provider} or {consumer}; if the stack is not for that part of {consumer}, "
         "name its file or folder under unused.",
         # Upstream pins what a branch uses: the provider is what may be taken in another version.
-        packages=(canonicalize_name(provider), canonicalize_name(consumer)),
+        packages=(provider, consumer),
         warning=bool(harmless),
         subject=f"{consumer} {finding.file} {finding.name}",
     )
@@ -172,16 +170,16 @@ class _Sources:
 
     def _from_git(self, name: str) -> Chosen | None:
         item = self._chosen.get(name)
-        return item if item is not None and item.commit is not None and item.git is not None else None
+        return item if item is not None and item.commit is not None else None
 
     def _wheel(self, name: str) -> Mapping[str, Any] | None:
         """The entry of uv.lock for the wheel of a package; None when it has none for the base."""
-        wheels: list[Mapping[str, Any]] = self._packages.get(canonicalize_name(name), {}).get("wheels", [])
+        wheels: list[Mapping[str, Any]] = self._packages.get(name, {}).get("wheels", [])
         return next((file for file in wheels if tags_of(wheel_name(file)) & self._tags), None)
 
     def _downloaded(self, name: str) -> Path:
         file = self._wheel(name) or {}
-        package = self._packages[canonicalize_name(name)]
+        package = self._packages[name]
         content, _ = fetch_file(file, f"{package['name']} {package['version']}", self._context)
         path = self._context.folder / wheel_name(file)
         with machine_errors(path):
@@ -191,7 +189,6 @@ class _Sources:
     def _at_commit(self, item: Chosen) -> Path:
         """The Python files of the packages that a component's modules are in."""
         assert item.commit is not None  # noqa: S101 - for the type checker; _from_git saw to it
-        assert item.git is not None  # noqa: S101
         repository = self._context.repositories.at(item.git)
         inside = tuple(f"{'/'.join(module.split('.'))}/" for module in item.spec.modules)
         files = [

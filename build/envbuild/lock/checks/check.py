@@ -55,7 +55,7 @@ def check_lock(resolved: ResolvedPlan, context: LockContext) -> CheckResult:
 def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -> CheckInput:
     selection = plan.inputs.selection
     stack, catalog = selection.stack, selection.catalog
-    driver = plan.effective.driver
+    driver = plan.effective.stack.driver
     return CheckInput(
         packages=tuple(resolution.packages),
         base=selection.base,

@@ -25,14 +25,14 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.base import Base
 from envbuild.core.files import machine_errors
 from envbuild.lock.checks.findings import CheckFinding
-from envbuild.lock.checks.rules import provided, provided_version
+from envbuild.lock.checks.rules import provided_version
 from envbuild.lock.checks.uv_queries import contradicted, declared_range, needs_of
 from envbuild.lock.components.declarations import Declared, declared_at_commit, declared_by_release
 from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.components.project_metadata import read_requirement
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.project.pyproject import Project, render_project
+from envbuild.lock.project.pyproject import Project
 from envbuild.lock.uv.resolution import Resolution, resolve, throw_away
 
 THE_STACK = "the stack"
@@ -76,9 +76,7 @@ class Overridden:
         elif self.by.startswith(READ_AHEAD):
             fix = f"uv took another {name} than it takes by itself. Pin one release of it: --pin {name}=VERSION"
         packages = (self.package,) if self.declared_by == THE_STACK else (self.package, name)
-        return CheckFinding(
-            code="override-range", what=self.text(), fix=fix, packages=tuple(map(canonicalize_name, packages))
-        )
+        return CheckFinding(code="override-range", what=self.text(), fix=fix, packages=packages)
 
 
 def against_declarations(plan: LockPlan, resolution: Resolution, context: LockContext) -> tuple[Overridden, ...]:
@@ -170,12 +168,12 @@ def _declared(
 ) -> Declared | None:
     if item.commit is not None:
         return declared_at_commit(item, context.repositories)
-    package = packages.get(canonicalize_name(item.name))
+    package = packages.get(item.name)
     return None if package is None or item.url else declared_by_release(package, base, context)
 
 
 def _outside(declared: Declared, used: str, resolution: Resolution, plan: LockPlan) -> Overridden | None:
-    version = resolution.pins.get(canonicalize_name(used))
+    version = resolution.pins.get(used)
     ranges = [part for part in declared.of(used, plan.project.base) if part.specifier]
     if version is None or not ranges or any(part.has(version) for part in ranges):
         return None
@@ -218,11 +216,11 @@ def _finding(base: Base, name: str, who: str, declarers: Sequence[str]) -> Check
     others = " or ".join(declarers) or "what is built"
     return CheckFinding(
         code="base-provides",
-        what=f"the base brings {name} {provided(base)[canonicalize_name(name)]}, which no lock replaces, and {who}",
+        what=f"the base brings {name} {base.provides[name]}, which no lock replaces, and {who}",
         fix=f"Choose a base that brings such a version, or another version of {others}.",
         # What the base brings stays: only the others can be taken in another version.
-        packages=tuple(map(canonicalize_name, declarers)),
-        subject=" ".join((canonicalize_name(name), *sorted(declarers))),
+        packages=tuple(declarers),
+        subject=" ".join((name, *sorted(declarers))),
     )
 
 
@@ -232,7 +230,7 @@ def _stand_ins(base: Base, folder: Path) -> dict[str, str]:
     with machine_errors(folder):
         folder.mkdir(exist_ok=True)
         for name in base.provides:
-            module, version = canonicalize_name(name).replace("-", "_"), provided_version(base, name)
+            module, version = name.replace("-", "_"), provided_version(base, name)
             wheel, info = folder / f"{module}-{version}-py3-none-any.whl", f"{module}-{version}.dist-info"
             with zipfile.ZipFile(wheel, "w") as archive:
                 # The three files that every wheel has ("Binary distribution format"); uv reads METADATA and builds
@@ -240,7 +238,7 @@ def _stand_ins(base: Base, folder: Path) -> dict[str, str]:
                 archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
                 archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
                 archive.writestr(f"{info}/RECORD", "")
-            found[canonicalize_name(name)] = f"{name} @ {wheel.absolute().as_uri()}"
+            found[name] = f"{name} @ {wheel.absolute().as_uri()}"
     return found
 
 
@@ -248,7 +246,7 @@ def _with_stand_ins(
     plan: LockPlan, resolution: Resolution, wheels: Mapping[str, str], context: LockContext
 ) -> list[Mapping[str, Any]]:
     """The locked packages with what they need of the base, whatever version they ask for."""
-    document = tomlkit.parse(render_project(plan.project, pins=resolution.pins, source=plan.torch)).unwrap()
+    document = tomlkit.parse(plan.project_text(resolution.pins)).unwrap()
     settings = document["tool"]["uv"]
     settings["exclude-dependencies"] = []
     overrides = settings.get("override-dependencies", ())

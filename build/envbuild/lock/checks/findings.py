@@ -67,7 +67,7 @@ class CheckFinding:
 
 
 class LockRefusedError(CheckRefusedError):
-    """Checks refused a lock: with their findings."""
+    """Checks refused a lock: with their findings, none of which is a warning."""
 
     def __init__(self, what: str, *, why: str = "", fix: str = "", findings: Iterable[CheckFinding] = ()) -> None:
         self.findings = tuple(findings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.lock.checks.findings import CheckFinding
@@ -20,7 +19,7 @@ def check_releases(plan: LockPlan, resolution: Resolution, context: WorkContext)
     """Yanked releases and placeholders of components, stubs of any package, and families of more than one version."""
     tables = resolution.tables
     findings = []
-    for name in map(canonicalize_name, plan.project.chosen):
+    for name in plan.project.chosen:
         if (table := tables.get(name)) is None:
             continue
         version = str(table.get("version", ""))

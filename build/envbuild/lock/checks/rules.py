@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.catalog.base import Base
@@ -81,11 +80,10 @@ class CheckInput:
 
     def version(self, name: str) -> str | None:
         """The locked version of a package, or the one that the base provides."""
-        wanted = canonicalize_name(name)
         for package in self.packages:
-            if package["name"] == wanted:
+            if package["name"] == name:
                 return str(package.get("version", "0"))
-        return provided(self.base).get(wanted)
+        return self.base.provides.get(name)
 
 
 def check_installable(lock: CheckInput) -> Iterable[CheckFinding]:
@@ -222,13 +220,8 @@ def check_provided(lock: CheckInput) -> Iterable[CheckFinding]:
             what=f"the base brings {name} {lock.version(name)}, which no lock replaces, and the stack asks for "
             f"{name}{specifier}",
             fix="Choose a base that brings such a version, or relax the stack's.",
-            subject=canonicalize_name(name),
+            subject=name,
         )
-
-
-def provided(base: Base) -> dict[str, str]:
-    """What a base brings, by canonical name."""
-    return {canonicalize_name(name): version for name, version in base.provides.items()}
 
 
 def provided_version(base: Base, name: str) -> str | None:
@@ -236,7 +229,7 @@ def provided_version(base: Base, name: str) -> str | None:
 
     A vendor's 2.9.0a0+50eac81 is its build of 2.9.0.
     """
-    version = provided(base).get(canonicalize_name(name))
+    version = base.provides.get(name)
     return None if version is None else Version(version).base_version
 
 
@@ -250,7 +243,7 @@ def check_conflicts(lock: CheckInput) -> Iterable[CheckFinding]:
                 code=code,
                 what=f"{pair}: {conflict.summary} (evidence: {conflict.evidence})",
                 fix=conflict.fix,
-                packages=tuple(map(canonicalize_name, conflict.packages)),
+                packages=tuple(conflict.packages),
             )
 
 

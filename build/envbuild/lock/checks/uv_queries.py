@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import tomlkit
-from packaging.utils import canonicalize_name
 
 from envbuild.core.errors import ResolutionError
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.project.pyproject import render_project, requirement_of
+from envbuild.lock.project.pyproject import requirement_of
+from envbuild.lock.uv.explanation import names_in
 from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_away
-
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +81,7 @@ def contradicted(
     found: dict[int, str] = {}
     rest = [*range(len(needs))]
     while rest and (why := explanation([needs[number] for number in rest])):
-        words = {canonicalize_name(word.rstrip(".-")) for word in _WORD.findall(why)}
+        words = set(names_in(why))
         named = [number for number in rest if {needs[number].name, str(needs[number].package["name"])} <= words] or rest
         found |= {number: text for number in named if (text := explanation([needs[number]]))}
         rest = [number for number in rest if number not in named]
@@ -104,7 +102,7 @@ def _contradiction(plan: LockPlan, question: str, context: LockContext, what: st
 def _question(plan: LockPlan, resolution: Resolution, needs: Sequence[Need], instead: Mapping[str, str]) -> str:
     """The project that resolves if these packages accept the versions: no overrides, and nothing else."""
     chosen = {name: item for name, item in plan.project.every.items() if item.is_direct}
-    document = tomlkit.parse(render_project(plan.project, pins=resolution.pins, source=plan.torch)).unwrap()
+    document = tomlkit.parse(plan.project_text(resolution.pins)).unwrap()
 
     def line(name: str, version: str, extras: tuple[str, ...] = ()) -> str:
         item = chosen.get(name)

@@ -8,15 +8,16 @@ from datetime import datetime, timedelta
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.stack import Component, Stack
+from envbuild.catalog.stack import Component
 from envbuild.core.errors import ResolutionError, UsageError
 from envbuild.git.refs import Commit, CommitKind, GitRef
-from envbuild.lock.components.models import Chosen, DecidedBy
+from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.releases import find_release, uploaded_at
+from envbuild.lock.components.select import own_choice
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf, Bound
-from envbuild.lock.inputs.pins import Ref, VersionRef, parse_ref, ref_text
+from envbuild.lock.inputs.pins import Ref, VersionRef, parse_ref
 
 
 def branch_bound(selection: Selection, asked: str | None, pins: Mapping[str, Ref], repositories: Repositories) -> Bound:
@@ -107,10 +108,7 @@ def _pinned(
     for name, pin in pins.items():
         if name == anchor.name or name not in components or not isinstance(pin, VersionRef):
             continue
-        item = Chosen(
-            name=name, spec=components[name], asked=ref_text(pin), specifier=pin.specifier,
-            origin=DecidedBy.PIN, because="pinned by the user",
-        )  # fmt: skip
+        item = own_choice(name, components[name], pin, context.repositories, None)
         # A release that is not there is reported where it is taken.
         with contextlib.suppress(ResolutionError):
             yield f"{name} {pin.version}", _uploaded(item, selection.base, context)
@@ -122,10 +120,10 @@ def _uploaded(anchor: Chosen, base: Base, context: LockContext) -> datetime:
         return uploaded_at(find_release(anchor, base, {}, context))
 
 
-def own_dates(stack: Stack) -> dict[str, str]:
+def own_dates(components: Mapping[str, Component]) -> dict[str, str]:
     """The as-of dates of their own that components have."""
     return {
         name: as_of.timestamp(as_of.end_of(day))
-        for name, spec in stack.every_component().items()
+        for name, spec in components.items()
         if spec.as_of and (day := as_of.parse_date(spec.as_of))
     }

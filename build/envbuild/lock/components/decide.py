@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.utils import canonicalize_name
-
 from envbuild.catalog.stack import Driver, Stack
 from envbuild.core.errors import UsageError
 from envbuild.lock.components.as_of_moment import as_of_moment, branch_bound, own_dates
@@ -63,10 +61,6 @@ class EffectiveStack:
     leads: tuple[Lead, ...]
     because: str
 
-    @property
-    def driver(self) -> Driver:
-        return self.stack.driver
-
 
 def leading_components(
     stack: Stack,
@@ -91,7 +85,7 @@ def leading_components(
     takeover = stack.takeover
     if takeover is None:
         return Leading(stack=stack, components=(anchor,), because=STACKS_FILE)
-    if anchor.commit is not None and anchor.git is not None:
+    if anchor.commit is not None:
         has_code = has_folder(repositories.at(anchor.git), anchor.commit, takeover.without)
     else:
         has_code = releases.has_folder(anchor, takeover.without)
@@ -114,7 +108,7 @@ def leading_components(
 def commit_without_llm(chosen: Mapping[str, Chosen], driver: Driver, repositories: Repositories) -> str:
     """What driver ``nemo`` misses in a nemo-toolkit from git; empty: nothing, or it is a release."""
     item = chosen.get(NEMO_TOOLKIT)
-    if driver is not Driver.NEMO or item is None or item.commit is None or item.git is None:
+    if driver is not Driver.NEMO or item is None or item.commit is None:
         return ""
     if has_folder(repositories.at(item.git), item.commit, LLM_COLLECTION):
         return ""
@@ -175,7 +169,7 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     # Known only now: the companions' branches are as of the moment that follows from the anchor.
     if bound is None and moment.asked != as_of.NOW:
         bound = moment.moment
-    dates = own_dates(stack)
+    dates = own_dates(stack.every_component())
     releases = Releases(
         catalog=selection.catalog,
         base=base,
@@ -228,8 +222,7 @@ def _git_sources(
         base=base,
         repositories=context.repositories,
         reporter=context.reporter,
-        ruled={canonicalize_name(name) for name in (*stack.overrides_of_all(), *forced, *base.provides)}
-        | replaced(inputs.deviations),
+        ruled={*stack.overrides_of_all(), *forced, *base.provides} | replaced(inputs.deviations),
         forced=forced_sources(effective.leads, base, context.repositories),
         pins=others,
         as_of=bound,

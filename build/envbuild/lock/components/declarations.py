@@ -77,11 +77,7 @@ class Declared:
             first: extras that come before the others, which are in the order of the metadata.
             only: these extras alone; None: all of them.
         """
-        lines = [
-            line
-            for line in map(read_requirement, self.lines)
-            if line and canonicalize_name(line.name) == canonicalize_name(name)
-        ]
+        lines = [line for line in map(read_requirement, self.lines) if line and canonicalize_name(line.name) == name]
         every = list(dict.fromkeys(canonicalize_name(extra) for extra in (*first, *self.extras)))
         if only is not None:
             every = [extra for extra in every if extra in only]
@@ -150,7 +146,7 @@ class Declarations:
         if key not in self._releases:
             try:
                 found = look_up({name: specifier}, self.base, self.settings, f"find {name} {specifier}", self.context)
-                self._releases[key] = found.get(canonicalize_name(name))
+                self._releases[key] = found.get(name)
             except ResolutionError:
                 self._releases[key] = None  # the resolution will say so, with all that takes part
         return self._releases[key]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.catalog.base import Base
@@ -37,8 +36,7 @@ _STRENGTH = (DecidedBy.PIN, DecidedBy.UPSTREAM, DecidedBy.TABLE, DecidedBy.DECLA
 
 def family_of(package: str) -> frozenset[str]:
     """The packages that have one version with this one; itself, if no others do."""
-    name = canonicalize_name(package)
-    return next((family for family in FAMILIES if name in family), frozenset({name}))
+    return next((family for family in FAMILIES if package in family), frozenset({package}))
 
 
 def with_one_version(
@@ -65,12 +63,12 @@ def with_one_version(
         members = {
             name: item
             for name, item in chosen.items()
-            if canonicalize_name(name) in family and not item.is_direct and name not in base.provides
+            if name in family and not item.is_direct and name not in base.provides
         }
         if len(members) > 1 and not _are_one({item.specifier for item in members.values()}):
             preferred = {name: item.version for name, item in preferences.items() if name in family}
             with context.reporter.step(f"find one version of {', '.join(members)}"):
-                found |= _one_version(members, base, {**settings}, preferred, context)
+                found |= _one_version(members, base, settings, preferred, context)
     return found
 
 
@@ -120,7 +118,7 @@ def _common(
             found = look_up(wanted, base, settings, f"find {', '.join(members)}", context, preferred=preferred)
         except ResolutionError:
             return None
-        versions = {Version(str(found[canonicalize_name(name)]["version"])) for name in members}
+        versions = {Version(str(found[name]["version"])) for name in members}
         if len(versions) == 1:
             return str(versions.pop())
         limit = ",".join(filter(None, (specifier, NO_PLACEHOLDER, f"<={min(versions)}")))

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import ast
 import configparser
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.core.errors import CheckRefusedError
@@ -57,7 +55,7 @@ def metadata_of_commit(item: Chosen, repositories: Repositories, cuda_major: str
         raise _refused(item, "Its version is not written out anywhere (release_file can name a file that holds it).")
     requires, rewritten = with_cuda_names(declared[0], cuda_major)
     return CompileMetadata(
-        name=canonicalize_name(item.name),
+        name=item.name,
         version=version,
         requires_python=str(tree.pyproject.get("project", {}).get("requires-python", "")),
         requires_dist=tuple(requires),
@@ -81,7 +79,7 @@ def stated_metadata(item: Chosen, repositories: Repositories) -> CompileMetadata
     if declared is None or version is None:
         return None
     return CompileMetadata(
-        name=canonicalize_name(item.name),
+        name=item.name,
         version=version,
         requires_python=str(tree.pyproject["project"].get("requires-python", "")),
         requires_dist=tuple(declared[0]),
@@ -131,8 +129,7 @@ class _Tree:
     def text(self, path: str) -> str | None:
         """A file; None when there is none."""
         if path not in self._texts:
-            assert self.item.git is not None  # noqa: S101 - for the type checker; only components from git come here
-            assert self.item.commit is not None  # noqa: S101
+            assert self.item.commit is not None  # noqa: S101 - for the type checker; only components from git come here
             place = f"{self.item.subdirectory}/{path}" if self.item.subdirectory else path
             self._texts[path] = self.repositories.at(self.item.git).read_file(self.item.commit, place)
         return self._texts[path]
@@ -161,11 +158,8 @@ class _Tree:
 
     def declared(self) -> LinesAndExtras | None:
         """The requirements and the extras; None: nothing states them."""
-        project = self.pyproject.get("project")
-        if project is not None:
-            found = before_build(self.text(PYPROJECT) or "")
-            if found is not None:
-                return found
+        if (found := before_build(self.text(PYPROJECT) or "")) is not None:
+            return found
         if "options" in self.cfg or "options.extras_require" in self.cfg:
             return self._of_cfg()
         return self._of_setup()
@@ -192,7 +186,7 @@ class _Tree:
 
     def version(self) -> str | None:
         """The version, from the first place that has it written out; None: none has."""
-        own_module = canonicalize_name(self.item.name).replace("-", "_")
+        own_module = self.item.name.replace("-", "_")
         places: tuple[Callable[[], str | None], ...] = (
             lambda: self.text(self.item.spec.release_file) if self.item.spec.release_file else None,
             self._of_pyproject,
@@ -271,7 +265,7 @@ def _constant(value: ast.expr | None) -> str | None:
 
 def _listed(text: str) -> list[str]:
     """The lines of a list in setup.cfg."""
-    return [line for part in re.split(r"\n", text) if (line := part.partition("#")[0].strip())]
+    return [line for part in text.split("\n") if (line := part.partition("#")[0].strip())]
 
 
 def _with_extras(main: Sequence[str], extras: dict[str, list[str]]) -> LinesAndExtras:

@@ -33,6 +33,7 @@ from envbuild.lock.components.models import (
     MissingSource,
 )
 from envbuild.lock.components.project_metadata import (
+    PYPROJECT,
     UvSource,
     build_requires,
     built_without_isolation,
@@ -41,7 +42,7 @@ from envbuild.lock.components.project_metadata import (
     read_sources,
     uv_settings,
 )
-from envbuild.lock.components.upstream import OVERRIDES, PYPROJECT, SOURCES, holds_on, not_understood, overrides
+from envbuild.lock.components.upstream import OVERRIDES, SOURCES, holds_on, not_understood, overrides, trees_of
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.pins import Ref, ref_text
@@ -74,7 +75,6 @@ class GitSourceReader:
             NetworkError: the repository of what is needed for certain cannot be reached now.
             ResolutionError: two components need a package at different commits.
         """
-        own = {canonicalize_name(name) for name in chosen}
         candidates: list[GitSource] = []
         missing: list[MissingSource] = []
         overruled: dict[str, str] = {}
@@ -84,7 +84,7 @@ class GitSourceReader:
             by, required, extras = queue.pop(0)
             for source, parts in self._sources(by):
                 text = f"{source.text} ({_where(by)})"
-                if source.package in own or source.package in self.ruled:
+                if source.package in chosen or source.package in self.ruled:
                     overruled.setdefault(source.package, text)
                     continue
                 needed = required and bool(parts & {ALWAYS, BUILD, *extras})
@@ -104,14 +104,14 @@ class GitSourceReader:
 
     def _sources(self, by: Chosen) -> list[tuple[UvSource, frozenset[str]]]:
         """The sources of a component that hold on the base, each with the parts of it that they are for."""
-        if by.commit is None or by.git is None:
+        if by.commit is None:
             return []
         repository = self.repositories.at(by.git)
         try:
             settings = uv_settings(pyproject_of(by, self.repositories))
             sources = [item for item in read_sources(settings) if not item.group and holds_on(item.marker, self.base)]
             sources = [item for item in sources if item.package not in self.forced]
-            sources += [item for item, _ in self.forced.values() if item.package != canonicalize_name(by.name)]
+            sources += [item for item, _ in self.forced.values() if item.package != by.name]
             if not sources:
                 return []
             parts = self._parts(by)
@@ -200,10 +200,8 @@ class GitSourceReader:
         if source.package in self.forced:
             by = self.forced[source.package][1]
             because = f"{OVERRIDES} of {by.at()}"
-        if by.commit is not None and by.git is not None:
-            settings = uv_settings(pyproject_of(by, self.repositories))
-            if source.package in built_without_isolation(settings):
-                spec = Component(phase=Phase.COMPILE)
+        if source.package in built_without_isolation(uv_settings(pyproject_of(by, self.repositories))):
+            spec = Component(phase=Phase.COMPILE)
         bare = Chosen(name=source.package, spec=spec, asked="", origin=DecidedBy.UPSTREAM, because=because)
         pin = self.pins.get(source.package)
         if pin is not None:
@@ -234,11 +232,8 @@ class GitSourceReader:
 def forced_sources(leads: Sequence[Lead], base: Base, repositories: Repositories) -> dict[str, tuple[UvSource, Chosen]]:
     """Where upstream's overrides take packages from, each with the leading component that says so; the first wins."""
     found: dict[str, tuple[UvSource, Chosen]] = {}
-    for lead in leads:
-        item = lead.chosen
-        if item.commit is None or item.git is None:
-            continue
-        for line in overrides(repositories.at(item.git), item.commit):
+    for item, repository, commit in trees_of((lead.chosen for lead in leads), repositories):
+        for line in overrides(repository, commit):
             if line.git and line.ref and holds_on(line.marker, base):
                 source = UvSource(package=line.package, git=line.git, ref=line.ref, ref_kind="rev")
                 found.setdefault(line.package, (source, item))
@@ -252,13 +247,11 @@ def without_isolation(chosen: Mapping[str, Chosen], repositories: Repositories) 
         ConfigurationError: a pyproject.toml cannot be understood.
     """
     found: dict[str, Chosen] = {}
-    for item in chosen.values():
-        if item.commit is None or item.git is None:
-            continue
+    for item, repository, commit in trees_of(chosen.values(), repositories):
         try:
             names = built_without_isolation(uv_settings(pyproject_of(item, repositories)))
         except ValueError as error:
-            raise not_understood(repositories.at(item.git), item.commit, PYPROJECT, error) from error
+            raise not_understood(repository, commit, PYPROJECT, error) from error
         for name in names:
             found.setdefault(name, item)
     return found
@@ -278,7 +271,7 @@ def with_upstreams_phases(
     """
     found, by = dict(chosen), without_isolation(chosen, repositories)
     for name, item in chosen.items():
-        if item.commit is not None and canonicalize_name(name) in by:
+        if item.commit is not None and name in by:
             found[name] = replace(item, spec=item.spec.model_copy(update={"phase": Phase.COMPILE}))
     for name in sorted({*compiled}):
         says = f"{PYPROJECT} [tool.uv] no-build-isolation-package of {by[name].at()}" if name in by else "its recipe"
@@ -289,7 +282,7 @@ def with_upstreams_phases(
             name=name,
             spec=spec,
             asked=companion.pinned if companion else "any release",
-            specifier=(companion.specifier or "") if companion else "",
+            specifier=companion.specifier if companion else "",
             origin=lead.origin if lead else DecidedBy.STACK,
             because=lead.because(companion) if lead and companion else f"{says}, and there is no wheel of it",
         )
@@ -300,7 +293,7 @@ def marked(chosen: Mapping[str, Chosen], git_sources: GitSources) -> dict[str, C
     """The components; those of which another one says something else say so."""
     found = dict(chosen)
     for name, item in chosen.items():
-        text = (git_sources.overruled or {}).get(canonicalize_name(name))
+        text = git_sources.overruled.get(name)
         if text is not None and item.origin in (DecidedBy.PIN, DecidedBy.STACK):
             found[name] = replace(item, because=f"{item.because}, over {text}")
     return found
@@ -391,7 +384,7 @@ def words_of(item: MissingSource) -> str:
 def _is_asked(
     item: GitSource | MissingSource, force: Mapping[str, GitSource], tables: Mapping[str, Mapping[str, Any]]
 ) -> bool:
-    table = tables.get(canonicalize_name(item.by.name))
+    table = tables.get(item.by.name)
     other = force.get(item.by.name)
     if table is None or item.name not in tables:
         return False

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.stack import Component, Phase
@@ -30,8 +29,10 @@ class Chosen:
     """A component that is decided: a range of releases, or one commit.
 
     Attributes:
+        name: in the normal form of PEP 503, as the stack's file has it.
         asked: what was asked for, in the user's or the stack's words.
         specifier: the releases that may be taken; empty for any, and for a commit.
+        git: the repository of the commit; empty where there is none.
         because: where the decision comes from, for people: "pin", "requirements/manifest.json of nemo-toolkit 8cfedd7".
         subdirectory: the folder of the repository that holds the package; empty for its top.
         url: the file that is taken instead of a release or a commit.
@@ -49,7 +50,7 @@ class Chosen:
     origin: DecidedBy
     because: str
     specifier: str = ""
-    git: str | None = None
+    git: str = ""
     commit: Commit | None = None
     subdirectory: str = ""
     url: str = ""
@@ -113,7 +114,7 @@ class Companion:
     where: str
     git: str | None = None
     ref: str | None = None
-    specifier: str | None = None
+    specifier: str = ""
     marker: str = ""
 
     @property
@@ -269,7 +270,7 @@ class GitSources:
 
     candidates: tuple[GitSource, ...] = ()
     missing: tuple[MissingSource, ...] = ()
-    overruled: Mapping[str, str] | None = None
+    overruled: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def in_force(self) -> dict[str, GitSource]:
@@ -285,7 +286,7 @@ class GitSources:
 
     def without(self, gone: Collection[str]) -> GitSources:
         """Without what these components take, and what that takes in turn."""
-        left = tuple(item for item in self.candidates if canonicalize_name(item.by.name) not in gone)
+        left = tuple(item for item in self.candidates if item.by.name not in gone)
         if len(left) == len(self.candidates):
             return self
         kept = {item.name for item in left}

@@ -9,7 +9,7 @@ In the order of authority: the lead's files before those of other leads, and in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,9 +23,16 @@ from envbuild.core import jsonread, tomlread
 from envbuild.core.errors import ResolutionError
 from envbuild.git.refs import Commit
 from envbuild.git.repository import GitRepository
-from envbuild.lock.components.install_scripts import NGC_IMAGE, REPOSITORIES, SCRIPTS, read_installs, release_of
+from envbuild.lock.components.install_scripts import (
+    NGC_IMAGE,
+    REPOSITORIES,
+    SCRIPTS,
+    Installs,
+    read_installs,
+    release_of,
+)
 from envbuild.lock.components.models import Chosen, Companion, Forced, Lead, Preference
-from envbuild.lock.components.upstream import MANIFEST, holds_on, packages_of
+from envbuild.lock.components.upstream import MANIFEST, holds_on, packages_of, trees_of
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.request import NGC_TABLE
 from envbuild.lock.uv.resolution import look_up
@@ -39,15 +46,11 @@ NVIDIA_INDEX = "https://pypi.nvidia.com"
 def upstream_preferences(leads: Sequence[Lead], base: Base, context: LockContext) -> dict[str, Preference]:
     """The versions of packages that upstream's files name, by canonical name; the first file that names one wins."""
     found: dict[str, Preference] = {}
-    for lead in leads:
-        chosen = lead.chosen
-        if chosen.commit is None or chosen.git is None:
-            continue
-        repository = context.repositories.at(chosen.git)
+    for chosen, repository, commit in trees_of((lead.chosen for lead in leads), context.repositories):
         with context.reporter.step(f"read which versions {chosen.at()} was tested with"):
             for where, versions in (
-                (UV_LOCK, _of_uv_lock(repository, chosen.commit, base, context)),
-                *_of_scripts(repository, chosen.commit, base),
+                (UV_LOCK, _of_uv_lock(repository, commit, base, context)),
+                *_of_scripts(repository, commit, base),
             ):
                 for name, version in versions.items():
                     preference = Preference(version=version, because=f"{where} of {chosen.at()}", by=chosen.name)
@@ -127,23 +130,25 @@ def _left_to_the_image(content: Mapping[str, Any], base: Base) -> set[str]:
     return every - holding
 
 
-def _of_scripts(repository: GitRepository, commit: Commit, base: Base) -> list[tuple[str, dict[str, str]]]:
-    found = []
+def _scripts(repository: GitRepository, commit: Commit, base: Base) -> Iterator[tuple[str, Installs]]:
+    """The scripts and Dockerfiles that are there, each with what it installs."""
     for file in SCRIPTS:
         text = repository.read_file(commit, file)
         if text is not None:
-            installs = read_installs(text, base)
-            tagged = {name: release for name, ref in installs.refs.items() if (release := release_of(ref))}
-            found.append((file, installs.releases | tagged))
-    return found
+            yield file, read_installs(text, base)
+
+
+def _of_scripts(repository: GitRepository, commit: Commit, base: Base) -> Iterator[tuple[str, dict[str, str]]]:
+    for file, installs in _scripts(repository, commit, base):
+        tagged = {name: release for name, ref in installs.refs.items() if (release := release_of(ref))}
+        yield file, installs.releases | tagged
 
 
 def script_companions(repository: GitRepository, commit: Commit, base: Base) -> list[Companion]:
     """What upstream's scripts build from git: as a release where the tag is of one, else at the commit."""
     found = []
-    for file in SCRIPTS:
-        text = repository.read_file(commit, file)
-        for name, ref in (read_installs(text, base).refs if text is not None else {}).items():
+    for file, installs in _scripts(repository, commit, base):
+        for name, ref in installs.refs.items():
             release = release_of(ref)
             for package in packages_of(name):
                 bare = Companion(package=package, where=file)
@@ -167,14 +172,10 @@ class Image:
 
 def upstream_image(leads: Sequence[Lead], base: Base, context: LockContext) -> Image | None:
     """The image of the first lead that names one: in requirements/manifest.json, else in a Dockerfile."""
-    for lead in leads:
-        chosen = lead.chosen
-        if chosen.commit is None or chosen.git is None:
-            continue
-        repository = context.repositories.at(chosen.git)
-        for where in (MANIFEST, *SCRIPTS):
-            text = repository.read_file(chosen.commit, where)
-            image = (_of_manifest(text) if where == MANIFEST else read_installs(text, base).image) if text else ""
+    for chosen, repository, commit in trees_of((lead.chosen for lead in leads), context.repositories):
+        manifest = repository.read_file(commit, MANIFEST) or ""
+        scripts = ((file, installs.image) for file, installs in _scripts(repository, commit, base))
+        for where, image in ((MANIFEST, _of_manifest(manifest)), *scripts):
             if match := NGC_IMAGE.match(image):
                 return Image(release=match["release"], because=f"{where} of {chosen.at()}")
     return None

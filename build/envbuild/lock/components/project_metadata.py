@@ -210,7 +210,7 @@ def built_without_isolation(settings: dict[str, Any]) -> frozenset[str]:
         ValueError: the list has another form.
     """
     names = settings.get("no-build-isolation-package", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    if not are_texts(names):
         raise _malformed(f"[tool.uv] no-build-isolation-package is not a list of strings: {names!r}")
     return frozenset(canonicalize_name(name) for name in names)
 

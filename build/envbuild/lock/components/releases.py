@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from packaging.utils import canonicalize_name
-
 from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Catalog
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError, ResolutionError
@@ -42,7 +40,7 @@ def find_release(chosen: Chosen, base: Base, settings: Mapping[str, object], con
         if exact is None or "there is no version of" not in error.why:
             raise
         raise _no_release(chosen, exact[1], base, settings, context, error) from error
-    return locked[canonicalize_name(chosen.name)]
+    return locked[chosen.name]
 
 
 def _no_release(
@@ -57,7 +55,7 @@ def _no_release(
     for label, specifier in (("the newest before it", f"<{version}"), ("the newest of all", "")):
         with contextlib.suppress(ResolutionError):
             near = look_up({chosen.name: specifier}, base, settings, f"find {chosen.name} {specifier}", context)
-            found.setdefault(str(near[canonicalize_name(chosen.name)]["version"]), label)
+            found.setdefault(str(near[chosen.name]["version"]), label)
     tags: list[str] = []
     if chosen.spec.git is not None:
         with contextlib.suppress(NetworkError):
@@ -115,13 +113,13 @@ class Releases:
 
         A range of releases is held to those that the table's entry is for, so that both stay together.
         """
-        table = self.catalog.companions(canonicalize_name(chosen.name))
+        table = self.catalog.companions(chosen.name)
         if table is None or not table.names() & self.undecided:
             return Lead(chosen=chosen, companions={})
         entry = table.of(str(self._package(chosen)["version"]))
         if entry is None:
             return Lead(chosen=chosen, companions={})
-        where = f"envs/companions/{canonicalize_name(chosen.name)}.toml"
+        where = f"envs/companions/{chosen.name}.toml"
         found = {name: Companion(package=name, where=where, specifier=text) for name, text in entry.components.items()}
         if not chosen.specifier.startswith("==") or "*" in chosen.specifier:
             chosen = replace(chosen, specifier=",".join(filter(None, (chosen.specifier, entry.versions))))

@@ -189,7 +189,7 @@ def compile_metadata(
     context: WorkContext,
 ) -> tuple[CompileMetadata, ...]:
     """The metadata of each package in ``names``, at the version of the throw-away lock ``locked``."""
-    packages = [locked[canonicalize_name(name)] for name in names]
+    packages = [locked[name] for name in names]
     # One without an sdist is a wheel that belongs to this phase (Transformer Engine's core): uv reads it itself.
     built = [package for package in packages if "sdist" in package or not package.get("wheels")]
 

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.catalog.base import Base
@@ -17,7 +16,7 @@ from envbuild.git.repository import GitRepository
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Forced, Lead
 from envbuild.lock.components.preferences import script_companions
 from envbuild.lock.components.releases import Releases
-from envbuild.lock.components.upstream import OVERRIDES, companions, holds_on, overrides, sources
+from envbuild.lock.components.upstream import OVERRIDES, companions, holds_on, overrides, sources, trees_of
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.deviation import Deviation
@@ -34,7 +33,7 @@ def choose_anchor(stack: Stack, pins: Mapping[str, Ref], repositories: Repositor
 def earlier(chosen: Chosen, commits: Mapping[str, str], repositories: Repositories) -> Chosen:
     """A component from a branch, at the older commit of it that is asked for, if one is."""
     sha, head = commits.get(chosen.name), chosen.commit
-    if sha is None or head is None or chosen.git is None or sha == head.sha:
+    if sha is None or head is None or sha == head.sha:
         return chosen
     older = repositories.at(chosen.git).resolve(GitRef(sha))
     # A commit of its own follows nothing; this one is of the branch, and the lock is old once the branch moves.
@@ -45,19 +44,19 @@ def deviated(chosen: Mapping[str, Chosen], deviations: Sequence[Deviation]) -> d
     """The components, with other releases of those of which the pins do not work."""
     found = dict(chosen)
     for item in deviations:
-        name = next((name for name in found if canonicalize_name(name) == item.package), None)
-        if name is None or item.until or item.added or item.declared_by:
+        name = item.package
+        if name not in found or item.until or item.added or item.declared_by:
             continue
         because = f"{found[name].because}, and deviates from it"
         found[name] = replace(
-            found[name], specifier=item.specifier, asked=item.taken, because=because, commit=None, git=None, url=""
+            found[name], specifier=item.specifier, asked=item.taken, because=because, commit=None, git="", url=""
         )
     return found
 
 
 def lead(chosen: Chosen, releases: Releases) -> Lead:
     """What belongs to a component: upstream's own pins at its commit, or what is known of its release."""
-    if chosen.commit is None or chosen.git is None:
+    if chosen.commit is None:
         return releases.lead(chosen)
     context = releases.context
     with context.reporter.step(f"read upstream's pins at {chosen.at()}"):
@@ -67,7 +66,7 @@ def lead(chosen: Chosen, releases: Releases) -> Lead:
             for item in script_companions(repository, chosen.commit, releases.base):
                 found.setdefault(item.package, item)
         except ConfigurationError as error:
-            raise error.about(canonicalize_name(chosen.name)) from None
+            raise error.about(chosen.name) from None
         return Lead(chosen=chosen, companions=found)
 
 
@@ -101,10 +100,9 @@ def choose(
             others = (_sources(item, repositories, base) for item in chosen.values() if item.name not in decided)
             # An anchor that no longer leads comes last: NeMo 3.0 has a Transformer Engine of its speech models' day.
             order = itertools.chain(leads[:1], others, leads[1:])
-            found = (item for item in order if canonicalize_name(name) in item.companions)
+            found = (item for item in order if name in item.companions)
             if (item := next(found, None)) is not None:
-                companion = item.companions[canonicalize_name(name)]
-                chosen[name] = _companion(name, spec, companion, item, repositories, as_of)
+                chosen[name] = _companion(name, spec, item.companions[name], item, repositories, as_of)
                 continue
         chosen[name] = own_choice(name, spec, pin, repositories, as_of)
     return chosen
@@ -115,12 +113,11 @@ def _sources(chosen: Chosen, repositories: Repositories, base: Base) -> Lead:
 
     What else it takes from git belongs to its authors' own builds.
     """
-    if chosen.commit is None or chosen.git is None:
+    if chosen.commit is None:
         return Lead(chosen=chosen, companions={})
     found = sources(repositories.at(chosen.git), chosen.commit)
-    used = {canonicalize_name(name) for name in chosen.spec.uses}
     # A repository may hold several packages: with the one, its others.
-    places = {(item.git, item.ref) for item in found if item.package in used}
+    places = {(item.git, item.ref) for item in found if item.package in chosen.spec.uses}
     found = [item for item in found if (item.git, item.ref) in places]
     named = {item.package: item for item in reversed(found) if holds_on(item.marker, base)}
     return Lead(chosen=chosen, companions=named)
@@ -128,13 +125,12 @@ def _sources(chosen: Chosen, repositories: Repositories, base: Base) -> Lead:
 
 def left_out(leads: Sequence[Lead], chosen: Mapping[str, Chosen]) -> tuple[str, ...]:
     """What belongs to the leads and is not in the stack, for people; without versions forced on others."""
-    names = {canonicalize_name(name) for name in chosen}
     lines: dict[str, str] = {}
     for item in leads:
         # A repository may hold several packages, of which the stack need not know all.
-        places = {(part.git, part.ref) for part in item.companions.values() if part.ref and part.package in names}
+        places = {(part.git, part.ref) for part in item.companions.values() if part.ref and part.package in chosen}
         for companion in item.companions.values():
-            if companion.package in names or (companion.git, companion.ref) in places:
+            if companion.package in chosen or (companion.git, companion.ref) in places:
                 continue
             if companion.ref is not None or item.origin is DecidedBy.TABLE:
                 lines.setdefault(
@@ -147,18 +143,15 @@ def upstream_overrides(
     leads: Sequence[Lead], chosen: Mapping[str, Chosen], repositories: Repositories
 ) -> dict[str, Forced]:
     """Versions that upstream forces on packages that are no components of the stack."""
-    names = {canonicalize_name(name) for name in chosen}
     forced: dict[str, Forced] = {}
-    for item in leads:
-        if item.chosen.commit is None or item.chosen.git is None:
-            continue
+    for by, repository, commit in trees_of((item.chosen for item in leads), repositories):
         texts: dict[str, list[Companion]] = {}
-        for line in overrides(repositories.at(item.chosen.git), item.chosen.commit):
-            if line.specifier and line.package not in names:
+        for line in overrides(repository, commit):
+            if line.specifier and line.package not in chosen:
                 texts.setdefault(line.package, []).append(line)
         for name, lines in texts.items():
             found = tuple(f"{line.specifier} ; {line.marker}" if line.marker else f"{line.specifier}" for line in lines)
-            forced.setdefault(name, Forced(by=item.chosen.name, where=lines[0].where, texts=found))
+            forced.setdefault(name, Forced(by=by.name, where=lines[0].where, texts=found))
     return forced
 
 
@@ -196,7 +189,7 @@ def _companion(
         overrides=companion.where == OVERRIDES,
     )
     if companion.ref is None:
-        return replace(chosen, specifier=companion.specifier or "")
+        return replace(chosen, specifier=companion.specifier)
     git = companion.git or spec.git  # upstream may pin a commit of a fork
     if git is None:
         raise ConfigurationError(
@@ -214,7 +207,7 @@ def _companion(
             why=f"{because} names it for {name}.\n{error.why}",
             fix=f"{error.fix}\n{older if companion.where.startswith('submodule') else another}",
         )
-        named = named.about(canonicalize_name(name), canonicalize_name(by.chosen.name))
+        named = named.about(name, by.chosen.name)
         # An outage: another commit of upstream's is no cure.
         if isinstance(error, NetworkError) and not error.gone:
             raise named from None

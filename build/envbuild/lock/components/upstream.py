@@ -10,6 +10,7 @@ Read at the component's commit, with git, without a checkout:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +24,12 @@ from envbuild.core import jsonread
 from envbuild.core.errors import ConfigurationError
 from envbuild.git.refs import Commit
 from envbuild.git.repository import GitRepository
-from envbuild.lock.components.models import Companion
-from envbuild.lock.components.project_metadata import UvSource, read_sources, uv_settings
+from envbuild.lock.components.models import Chosen, Companion
+from envbuild.lock.components.project_metadata import PYPROJECT, UvSource, read_sources, uv_settings
+from envbuild.lock.context import Repositories
 
 MANIFEST = "requirements/manifest.json"
 SUBMODULE = "3rdparty/Megatron-LM"
-PYPROJECT = "pyproject.toml"
 SOURCES = f"{PYPROJECT} [tool.uv.sources]"
 OVERRIDES = f"{PYPROJECT} [tool.uv] override-dependencies"
 # What the driver ``nemo`` needs of NeMo, and 3.0 has no more.
@@ -40,6 +41,13 @@ PACKAGES = {
     "transformer-engine": ("transformer-engine", "transformer-engine-torch"),
 }
 GIT_URL = re.compile(r"^git\+(?P<url>\w+://(?:[^@/]+@)?[^@/#]*/[^@#]*)@(?P<ref>[^@#]+)(?:#.*)?$")
+
+
+def trees_of(items: Iterable[Chosen], repositories: Repositories) -> Iterator[tuple[Chosen, GitRepository, Commit]]:
+    """The components that come from git, each with its repository and its commit."""
+    for item in items:
+        if item.commit is not None:
+            yield item, repositories.at(item.git), item.commit
 
 
 def companions(repository: GitRepository, commit: Commit, base: Base) -> dict[str, Companion]:
@@ -141,14 +149,11 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
         )
         place, match = places.get(pinned.package), GIT_URL.match(requirement.url or "")
         if match is not None:
-            found += [
-                replace(pinned, package=name, git=match["url"], ref=match["ref"])
-                for name in packages_of(pinned.package)
-            ]
+            pinned = replace(pinned, git=match["url"], ref=match["ref"])
         elif place is not None:
-            found += [
-                replace(pinned, package=name, git=place.git, ref=place.ref) for name in packages_of(pinned.package)
-            ]
+            pinned = replace(pinned, git=place.git, ref=place.ref)
+        if pinned.ref:
+            found += [replace(pinned, package=name) for name in packages_of(pinned.package)]
         elif requirement.specifier:
             found.append(replace(pinned, specifier=str(requirement.specifier)))
     return found

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from typing import TypeAlias
 
-from envbuild.catalog.context import Clock, utc_now
-from envbuild.catalog.fields import DATE
+from envbuild.catalog.context import Clock
+from envbuild.catalog.fields import DATE, MOMENT_FORMAT
 from envbuild.core.errors import UsageError
 
 # Up to when branches count; None: their tips.
@@ -38,7 +38,7 @@ class AsOf:
 
 def timestamp(moment: datetime) -> str:
     """``2026-11-21T00:00:00Z``."""
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.astimezone(timezone.utc).strftime(MOMENT_FORMAT)
 
 
 def parse_date(text: str) -> date | None:
@@ -61,12 +61,12 @@ def end_of(day: date) -> datetime:
     return datetime.combine(day + timedelta(days=1), time(), timezone.utc)
 
 
-def now(clock: Clock = utc_now) -> AsOf:
+def now(clock: Clock) -> AsOf:
     """The moment of the call."""
     return AsOf(asked=NOW, moment=clock().replace(microsecond=0), reason="the moment of locking")
 
 
-def on_day(day: date, clock: Clock = utc_now) -> AsOf:
+def on_day(day: date, clock: Clock) -> AsOf:
     """The end of a day.
 
     Raises:
@@ -81,7 +81,7 @@ def on_day(day: date, clock: Clock = utc_now) -> AsOf:
     return AsOf(asked=day.isoformat(), moment=end_of(day), reason=f"the end of {day.isoformat()}, UTC")
 
 
-def after_release(anchor: str, released_at: datetime, margin: timedelta, clock: Clock = utc_now) -> AsOf:
+def after_release(anchor: str, released_at: datetime, margin: timedelta, clock: Clock) -> AsOf:
     """The anchor's own moment and a margin, in which what belongs to it may have come out."""
     moment = released_at.astimezone(timezone.utc).replace(microsecond=0) + margin
     today = clock().replace(microsecond=0)

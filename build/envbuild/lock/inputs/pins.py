@@ -146,9 +146,8 @@ def foreign_pins(stack: Stack, pins: Mapping[str, str]) -> dict[str, str]:
     the file. Not the anchor's, since a pin of it sets another date.
     """
     every = stack.every_component()
-    names = {canonicalize_name(name): name for name in every}
     own = {name: spec.ref or spec.version.removeprefix("==") for name, spec in every.items()}
-    named = {names.get(canonicalize_name(name), name): text for name, text in pins.items()}
+    named = {canonicalize_name(name) if canonicalize_name(name) in every else name: text for name, text in pins.items()}
     foreign = {name for name, text in named.items() if own.get(name) != text}
     return {name: text for name, text in named.items() if name in foreign or (foreign and name != stack.anchor)}
 
@@ -204,21 +203,18 @@ def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str], whole: S
         ConfigurationError: a ref has no valid form, or names a commit of a component without a repository.
     """
     every = stack.every_component()
-    known = {canonicalize_name(name): name for name in every}
     pins: dict[str, Ref] = {}
     for raw, text in texts.items():
-        name = known.get(canonicalize_name(raw))
-        if name is None:
+        name = canonicalize_name(raw)
+        if name not in every:
             elsewhere = whole.every_component() if whole is not None else {}
-            if other := next((key for key in elsewhere if canonicalize_name(key) == canonicalize_name(raw)), None):
-                raise _not_on_this_base(stack_name, other, elsewhere[other])
+            if name in elsewhere:
+                raise _not_on_this_base(stack_name, name, elsewhere[name])
+            # What a component from git takes from git itself: known once its commit is.
             if all(spec.git is None for spec in every.values()):
                 raise unknown_pin(stack_name, raw, every)
-            # What a component from git takes from git itself: known once its commit is.
-            pins[canonicalize_name(raw)] = parse_ref(text)
-            continue
         pins[name] = parse_ref(text)
-        if isinstance(pins[name], GitRef) and every[name].git is None:
+        if name in every and isinstance(pins[name], GitRef) and every[name].git is None:
             raise ConfigurationError(
                 f"{raw}={text} names a branch, tag or commit, and {name} has no repository",
                 why=f"[components.{name}] of stack {stack_name} has no key git.",

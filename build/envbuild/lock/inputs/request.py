@@ -113,6 +113,11 @@ def is_curable(error: EnvbuildError) -> bool:
     return error.of_upstream or isinstance(error, (ResolutionError, CheckRefusedError, BuildError))
 
 
+def is_of_another_cuda(error: EnvbuildError) -> bool:
+    """Whether packages are of another CUDA than the base, so that another base may do."""
+    return isinstance(error, CheckRefusedError) and error.codes == {"cuda-mixed"}
+
+
 def request_of(lock: Lock) -> LockRequest:
     """What the command line said when the lock was made."""
     inputs = lock.inputs
@@ -183,7 +188,7 @@ def may_hold(stack: Stack, pins: Mapping[str, str]) -> bool:
     every = stack.every_component()
     used = {name for spec in every.values() for name in spec.uses}
     pinned = {canonicalize_name(name) for name in pins}
-    taking_part = {canonicalize_name(name) for name, spec in every.items() if spec.uses or name in used}
+    taking_part = {name for name, spec in every.items() if spec.uses or name in used}
     return bool(used & stack.undecided() or taking_part & pinned)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from packaging.utils import canonicalize_name
-
 from envbuild.lock.components.decide import Decided, EffectiveStack, commit_without_llm
 from envbuild.lock.components.models import DecidedBy, Exemption, Forced, Preference
 from envbuild.lock.components.preferences import torch_preference, upstream_image, without_overruled
@@ -16,8 +14,8 @@ from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.lock.project.pyproject import Project
-from envbuild.lock.uv.torch_builds import TorchSource, torch_source
+from envbuild.lock.project.pyproject import Project, render_project
+from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource, torch_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +56,10 @@ class LockPlan:
         """What uv does, for messages."""
         return f"resolve {self.inputs.title}"
 
+    def project_text(self, pins: Mapping[str, str]) -> str:
+        """The pyproject.toml that uv resolves, with these versions as constraints."""
+        return render_project(self.project, pins=pins, source=self.torch)
+
 
 def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> LockPlan:
     """Make the project of the decided components, but for what the compile phase declares.
@@ -72,7 +74,7 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
     if leads:
         forced = without_overruled(forced, decided.preferences, leads[0].chosen.name, inputs.selection.base)
     # The stack's file comes first: NeMo 3 forces pyarrow 24, and stack nemo limits it.
-    stated = {canonicalize_name(name) for name, item in decided.effective.stack.requirements.items() if item.version}
+    stated = {name for name, item in decided.effective.stack.requirements.items() if item.version}
     forced = {name: item for name, item in forced.items() if name not in stated}
     # What upstream forces and does not work, another range replaces, which is forced as well.
     moved = {item.package: item for item in inputs.deviations if item.package in forced and item.specifier}
@@ -85,7 +87,7 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
         project=project,
         as_of=decided.as_of,
         effective=decided.effective,
-        driver_problem=commit_without_llm(chosen, decided.effective.driver, context.repositories),
+        driver_problem=commit_without_llm(chosen, decided.effective.stack.driver, context.repositories),
         torch=torch,
         upstream_overrides=forced,
         left_out=without,
@@ -108,7 +110,7 @@ def _preferences(inputs: LockInputs, decided: Decided, context: LockContext) -> 
         with context.reporter.step(f"find the torch that is nearest to {image.release}'s"):
             if (preference := torch_preference(torch, image, inputs.selection, settings, context)) is not None:
                 found["torch"] = preference
-    direct = {canonicalize_name(name) for name, item in decided.chosen.items() if item.is_direct}
+    direct = {name for name, item in decided.chosen.items() if item.is_direct}
     return {name: item for name, item in found.items() if name not in direct | base.provides.keys()}
 
 
@@ -128,7 +130,7 @@ def _torch(inputs: LockInputs, decided: Decided, context: LockContext) -> TorchS
     """Where torch's build is, unless the base brings torch or the stack has none."""
     base, torch = inputs.selection.base, decided.chosen.get("torch")
     if torch is None or "torch" in base.provides:
-        return TorchSource("package-index", None)
+        return PACKAGE_INDEX
     with context.reporter.step(f"find torch's build {inputs.torch_build!r}"):
         return torch_source(context.site, torch.specifier, inputs.torch_build, base.python.version)
 
@@ -173,11 +175,10 @@ def _scoped_overrides(inputs: LockInputs, decided: Decided) -> dict[str, dict[st
 
 def _limits(inputs: LockInputs, decided: Collection[str]) -> dict[str, str]:
     """What is taken of packages that nothing else decides, in the place of what uv takes by itself."""
-    names = {canonicalize_name(name) for name in decided}
     return {
         item.package: item.specifier
         for item in inputs.deviations
-        if item.specifier and not (item.added or item.declared_by) and item.package not in names
+        if item.specifier and not (item.added or item.declared_by) and item.package not in decided
     }
 
 

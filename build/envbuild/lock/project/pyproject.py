@@ -12,8 +12,8 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.base import Base
 from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ConfigurationError
+from envbuild.lock.components.as_of_moment import own_dates
 from envbuild.lock.components.models import Chosen, CompileMetadata, GitSources
-from envbuild.lock.inputs.as_of import end_of, parse_date, timestamp
 from envbuild.lock.uv.resolution import limits
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
 
@@ -58,20 +58,13 @@ class Project:
 
     def pinned_directly(self) -> frozenset[str]:
         """The packages that a commit or an address pins, so that no version needs to."""
-        return frozenset(canonicalize_name(name) for name, item in self.every.items() if item.is_direct)
-
-    def released_pairs(self) -> list[tuple[str, str]]:
-        """The components that are releases, each with one that it uses and that is a release too."""
-        return [
-            (name, used)
-            for name, item in self.chosen.items()
-            for used in item.spec.uses
-            if used in self.chosen and item.commit is None and self.chosen[used].commit is None
-        ]
+        return frozenset(name for name, item in self.every.items() if item.is_direct)
 
     def released_users(self) -> list[str]:
-        """The components of :meth:`released_pairs`."""
-        return list(dict.fromkeys(name for pair in self.released_pairs() for name in pair))
+        """The components that are releases and use one that is a release too, each with what it uses."""
+        released = {name: item for name, item in self.chosen.items() if item.commit is None}
+        pairs = ((name, used) for name, item in released.items() for used in item.spec.uses if used in released)
+        return list(dict.fromkeys(name for pair in pairs for name in pair))
 
     def compiled(self) -> list[str]:
         """The packages of phase compile, as far as they are named."""
@@ -201,9 +194,7 @@ def _name(line: str) -> str:
 def dates_of(project: Project) -> dict[str, object]:
     """Dates of their own for packages that are newer than the rest, or have no upload time."""
     dates: dict[str, object] = dict(project.exempt)
-    for name, item in project.chosen.items():
-        if item.spec.as_of and item.commit is None and (day := parse_date(item.spec.as_of)):
-            dates[name] = timestamp(end_of(day))
+    dates |= own_dates({name: item.spec for name, item in project.chosen.items() if item.commit is None})
     if project.torch_build != PACKAGE_INDEX_BUILD:
         # Wheels in a folder have no upload time; the exact version and its hash pin them instead.
         dates["torch"] = False

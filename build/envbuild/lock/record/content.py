@@ -13,6 +13,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.core import tomlread
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.models import Lock
@@ -178,4 +179,4 @@ def serial_number(*words: str) -> str:
 
 def timestamp(epoch: int) -> str:
     """The time of a document: that of what it is about."""
-    return datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(epoch, timezone.utc).strftime(MOMENT_FORMAT)

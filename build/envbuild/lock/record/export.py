@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MACHINES
 from envbuild.core.errors import CheckRefusedError, ResolutionError, UsageError
@@ -203,7 +201,7 @@ def _differences(found: Content, wanted: Content) -> list[str]:
     """Where ``found`` is another set of packages, versions or commits, or has files that the lock does not know."""
     problems = [f"{name} is missing" for name in wanted if name not in found]
     for name, item in found.items():
-        locked = wanted.get(canonicalize_name(name))
+        locked = wanted.get(name)
         if locked is None:
             problems.append(f"{name} {item.version} is not in the lock")
         elif item.commit != locked.commit or (item.version != locked.version and locked.commit is None):

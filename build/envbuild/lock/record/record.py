@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.catalog.base import Base
@@ -68,7 +67,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         environment=environment,
         overrides=_overrides(plan),
         overridden=tuple(item.text() for item in checked.overridden),
-        driver=plan.effective.driver,
+        driver=plan.effective.stack.driver,
         driver_because=plan.effective.because,
         allowed=tuple(finding.line() for finding in checked.allowed),
         warnings=tuple(finding.line() for finding in checked.warnings),
@@ -128,9 +127,8 @@ def _component(item: Chosen, version: str, plan: LockPlan) -> LockedComponent:
         because=_because(item, version, plan),
         modules=item.spec.modules,
         sdist=(metadata.sdist_digest or None) if metadata else None,
+        url=item.url or None,
     )
-    if item.url:
-        return bare.model_copy(update={"url": item.url})
     if item.commit is None:
         return bare
     return bare.model_copy(
@@ -148,7 +146,7 @@ def _component(item: Chosen, version: str, plan: LockPlan) -> LockedComponent:
 
 def _because(item: Chosen, version: str, plan: LockPlan) -> str:
     """Where a component's version comes from; where nothing decided it, the preference that was followed."""
-    preference = plan.preferences.get(canonicalize_name(item.name))
+    preference = plan.preferences.get(item.name)
     # 2.13.0+cpu is a build of 2.13.0 (PEP 440, "Local version identifiers"); preferences name no build.
     followed = preference is not None and preference.version == Version(version).public if version else False
     if preference is None or not followed or item.is_direct or EXACT.match(item.specifier):
@@ -202,7 +200,7 @@ def _write_phases(resolved: ResolvedPlan, context: LockContext) -> dict[str, Loc
     # A component of the compile phase is built there, also where one of phase main depends on it.
     # Moved from phase main, fast-hadamard-transform of stack bridge-0.6 is built in isolation, where there is no torch,
     # and fails.
-    late = {canonicalize_name(name) for name in plan.project.compiled()}
+    late = set(plan.project.compiled())
     with interruptible(ThreadPoolExecutor(2)) as pool:
         exported = pool.submit(export, context.folder, None, plan.what, context.log)
         with_compile = export(context.folder, "compile", plan.what, context.log)

@@ -33,7 +33,7 @@ def to_compile(plan: LockPlan, resolution: Resolution, repositories: Repositorie
     torch, and not the lock's: mamba-ssm, causal-conv1d, nv-grouped-gemm, which Megatron-Bridge of early 2026 asks for.
     """
     project, tags = plan.project, base_tags(plan.project.base)
-    chosen = {canonicalize_name(name) for name in project.every}
+    chosen = project.every
     recipes = plan.inputs.selection.catalog.names("wheels")
     return frozenset(
         name
@@ -63,7 +63,8 @@ def build_constraints(plan: LockPlan, pins: Mapping[str, str], context: LockCont
     found: dict[str, set[str]] = {}
     asked: dict[str, dict[str, Chosen]] = {}
     for item, requirement in needed:
-        name, locked = canonicalize_name(requirement.name), pins.get(canonicalize_name(requirement.name))
+        name = canonicalize_name(requirement.name)
+        locked = pins.get(name)
         if locked is not None and requirement.specifier.contains(locked, prereleases=True):
             found.setdefault(name, set()).add(locked)
         elif requirement.url is None:
@@ -92,7 +93,7 @@ def _newest(ranges: Mapping[str, tuple[str, Chosen]], plan: LockPlan, context: L
         packages = look_up(wanted, plan.project.base, settings, what, context)
     except ResolutionError as error:
         raise error.about(*builders) from None
-    return {name: str(packages[canonicalize_name(name)]["version"]) for name in wanted}
+    return {name: str(packages[name]["version"]) for name in wanted}
 
 
 def _line(name: str, versions: Sequence[str]) -> str:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.catalog.stack import Phase
@@ -27,7 +26,7 @@ from envbuild.lock.components.releases import EXACT
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.project.pyproject import Project, render_project
+from envbuild.lock.project.pyproject import Project
 from envbuild.lock.resolve.declarations import releases_as_of
 from envbuild.lock.uv.resolution import NO_SOLUTION, resolve, throw_away
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
@@ -92,7 +91,7 @@ def _explain(trials: _Trials, pins: Mapping[str, Chosen], lines: list[str]) -> d
     versions = trials.attempt(relaxed=older) if len(older) > 1 else None
     if versions is None:
         return {}
-    pair = {name: versions[canonicalize_name(name)] for name in older if canonicalize_name(name) in versions}
+    pair = {name: versions[name] for name in older if name in versions}
     lines.append(f"{', '.join(f'{name} {version}' for name, version in pair.items())} resolve together.")
     return pair
 
@@ -125,7 +124,7 @@ def _nearest(trials: _Trials, pins: Mapping[str, Chosen], name: str) -> str | No
 
 
 def _version_of(name: str, versions: Mapping[str, str] | None) -> str | None:
-    return (versions or {}).get(canonicalize_name(name))
+    return (versions or {}).get(name)
 
 
 def closest(wanted: str, versions: Sequence[str]) -> str | None:
@@ -164,7 +163,8 @@ class _Trials:
         self.attempts += 1
         words = ", ".join(f"{name} {text or 'without its pin'}" for name, text in relaxed.items())
         self.context.reporter.update(f"attempt {self.attempts}: {words}")
-        folder = throw_away(render_project(self._relax(relaxed), source=self.plan.torch), self.context)
+        relaxed_plan = replace(self.plan, project=self._relax(relaxed))
+        folder = throw_away(relaxed_plan.project_text({}), self.context)
         try:
             return resolve(folder, self.plan.torch, f"try {words}", self.context).pins
         except ResolutionError:
@@ -190,9 +190,9 @@ class _Trials:
                 if read:
                     # uv would have to build what is older, to learn what it declares.
                     specifier = ",".join(filter(None, (specifier, f">={read[-1].version}")))
-            chosen[name] = replace(item, specifier=specifier, commit=None, git=None)
-        gone = {canonicalize_name(name) for name in relaxed}
-        return replace(project, chosen=chosen, metadata=tuple(metadata), git_sources=project.git_sources.without(gone))
+            chosen[name] = replace(item, specifier=specifier, commit=None, git="")
+        sources = project.git_sources.without(relaxed)
+        return replace(project, chosen=chosen, metadata=tuple(metadata), git_sources=sources)
 
     def _metadata(self, name: str, specifier: str) -> tuple[CompileMetadata, ...]:
         """What the newest versions of a compile-phase package declare, newest first; nothing for wheels."""

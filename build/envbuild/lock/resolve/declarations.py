@@ -76,9 +76,7 @@ def kept_files(
             return None
         phases = [file.read_text() for phase in previous.lock.phases if (file := previous.file(phase)) is not None]
     stated = set(_HASH.findall("\n".join(phases)))
-    found: dict[str, Mapping[str, Any]] = {
-        name: tables.get(name, {}) for name in dict.fromkeys(map(canonicalize_name, names))
-    }
+    found: dict[str, Mapping[str, Any]] = {name: tables.get(name, {}) for name in names}
     for name, package in found.items():
         files = package_files(package)
         if package.get("version") != keep.get(name) or not files:
@@ -101,7 +99,7 @@ def _likely(plan: LockPlan, names: Sequence[str], what: str, context: LockContex
 
 def releases_as_of(plan: LockPlan, wanted: Mapping[str, str], what: str, context: LockContext) -> Packages:
     """The releases of components, by specifier, that uv takes as of the plan's moment, each by itself."""
-    dates = {name: day for name, day in own_dates(plan.effective.stack).items() if name in wanted}
+    dates = {name: day for name, day in own_dates(plan.effective.stack.every_component()).items() if name in wanted}
     settings = {"exclude-newer": plan.project.as_of, "exclude-newer-package": dates}
     return look_up(wanted, plan.project.base, settings, what, context, preferred=plan.preferred)
 
@@ -118,7 +116,7 @@ def with_declarations(plan: LockPlan, files: Future[Packages], context: LockCont
     # What builds a package that another one takes from git goes with it, where nothing asks for it in the end.
     own = [item for item in compiled if item.name not in project.git_sources.in_force]
     lines = [line for item in own for line in needed_of_environment(item.build_requires)]
-    named = {canonicalize_name(name) for name in (*project.chosen, *project.requirements)} | _ALREADY_THERE
+    named = {*project.chosen, *project.requirements} | _ALREADY_THERE
     needed = tuple(line for line in dict.fromkeys(lines) if canonicalize_name(_name_of(line)) not in named)
     return replace(plan, project=replace(project, build_requires=needed, metadata=(*compiled, *_stated(plan, context))))
 

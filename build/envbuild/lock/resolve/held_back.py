@@ -6,14 +6,12 @@ A demand that nothing meets can make it go back over all releases of many packag
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.core.errors import ResolutionError
@@ -23,9 +21,9 @@ from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.project.pyproject import render_project
 from envbuild.lock.resolve.declarations import releases_as_of
 from envbuild.lock.uv.cuda_packages import of_another_cuda
+from envbuild.lock.uv.explanation import names_in
 from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.program import TookTooLongError
 from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_away, upload_seconds
@@ -37,7 +35,6 @@ OLD, OLD_AND_LOCKED = timedelta(days=90), timedelta(days=365)
 MOST_NAMED = 3
 # For all components together: so many resolutions, and so many times as long as the one that they are to improve.
 MOST_RESOLUTIONS, MOST_TIMES, LEAST_SECONDS = 8, 2.0, 60.0
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +61,11 @@ def held_back(plan: LockPlan, found: Resolution, context: LockContext) -> list[H
         return []
     # Packages for another CUDA than the base's are refused, unless what needs them is newer.
     if (cuda := plan.project.base.cuda_major) and (wrong := of_another_cuda(found.packages, cuda)):
-        released = {name: item for name, item in released.items() if canonicalize_name(name) in wrong}
+        released = {name: item for name, item in released.items() if name in wrong}
     tables = found.tables
     uploads: dict[str, datetime] = {}
     for name, item in released.items():
-        table = tables.get(canonicalize_name(name))
+        table = tables.get(name)
         if table is not None and _is_open(plan, item) and (times := upload_seconds(table)):
             uploads[name] = datetime.fromtimestamp(min(times), timezone.utc)
     if not uploads:
@@ -87,9 +84,9 @@ def held_back(plan: LockPlan, found: Resolution, context: LockContext) -> list[H
     items = [
         HeldBack(
             name=name,
-            version=found.pins[canonicalize_name(name)],
+            version=found.pins[name],
             uploaded=f"{uploaded:%Y-%m-%d}",
-            newest=str(newest[canonicalize_name(name)]["version"]),
+            newest=str(newest[name]["version"]),
         )
         for name, uploaded in old.items()
     ]
@@ -98,26 +95,23 @@ def held_back(plan: LockPlan, found: Resolution, context: LockContext) -> list[H
 
 def _is_open(plan: LockPlan, item: Chosen) -> bool:
     """Whether nothing decides the release: no pin, and no range but the base's."""
-    name = canonicalize_name(item.name)
-    if item.name in plan.project.base.provides or name in plan.keep:
+    if item.name in plan.project.base.provides or item.name in plan.keep:
         return False
     if item.origin not in (DecidedBy.STACK, DecidedBy.DECLARED) or item.spec.version or EXACT.match(item.wanted):
         return False
-    return not any(deviation.package == name for deviation in plan.inputs.deviations)
+    return not any(deviation.package == item.name for deviation in plan.inputs.deviations)
 
 
 def _preferred(plan: LockPlan, name: str, found: Resolution) -> Preference | None:
     """The preference that was followed; None: there is none, or another version was taken."""
-    preference = plan.preferences.get(canonicalize_name(name))
-    version = found.pins.get(canonicalize_name(name))
-    return preference if preference is not None and preference.version == version else None
+    preference = plan.preferences.get(name)
+    return preference if preference is not None and preference.version == found.pins.get(name) else None
 
 
 def _unlike(plan: LockPlan, preference: Preference, item: HeldBack) -> LockPlan:
     """A plan that follows a preference no more, and says so."""
-    name = canonicalize_name(item.name)
     deviation = Deviation(
-        package=name,
+        package=item.name,
         instead_of=f"=={item.version}",
         specifier=f">{item.version}",
         reason=f"{preference.because} has {item.version} of {item.uploaded}, and the rest resolves with a newer one",
@@ -125,7 +119,7 @@ def _unlike(plan: LockPlan, preference: Preference, item: HeldBack) -> LockPlan:
     return replace(
         plan,
         inputs=replace(plan.inputs, deviations=(*plan.inputs.deviations, deviation)),
-        preferences={key: text for key, text in plan.preferences.items() if key != name},
+        preferences={key: text for key, text in plan.preferences.items() if key != item.name},
     )
 
 
@@ -159,16 +153,15 @@ def with_newer(plan: LockPlan, found: Resolution, context: LockContext) -> tuple
 
 def _demand(plan: LockPlan, item: HeldBack, trials: _Trials) -> tuple[LockPlan | None, tuple[str, ...]]:
     """The plan with a newer release; else which packages are in its way, the likeliest first."""
-    name = canonicalize_name(item.name)
     # A lower bound is what uv needs: without one it ends at a release that is old enough to fit (astral-sh/uv#8157).
-    limits = {**plan.project.limits, name: f">{item.version}"}
+    limits = {**plan.project.limits, item.name: f">{item.version}"}
     trial = replace(plan, project=replace(plan.project, limits=limits))
     try:
         return (trial, ()) if trials.is_better(trial) else (None, ())
     except ResolutionError as error:
         if NO_SOLUTION not in error.why:
             raise
-        blocking = _named(error.why, name, plan, trials.found)
+        blocking = _named(error.why, item.name, plan, trials.found)
     for other in blocking:
         if (forced := plan.upstream_overrides.get(other)) is None:
             continue
@@ -224,7 +217,7 @@ class _Trials:
             raise _OutOfBoundsError
         self.resolutions += 1
         # With what was found as preferences: only what must move does.
-        folder = throw_away(render_project(trial.project, pins=trial.keep, source=trial.torch), self.context)
+        folder = throw_away(trial.project_text(trial.keep), self.context)
         prefer(folder, self.found.pins)
         quiet = replace(self.context, reporter=SilentReporter(), most_seconds=left)
         started = time.monotonic()
@@ -234,8 +227,7 @@ class _Trials:
             raise _OutOfBoundsError from None
         finally:
             self.seconds += time.monotonic() - started
-        names = map(canonicalize_name, trial.project.chosen)
-        return not any(_is_older(name, other.pins, self.found.pins) for name in names)
+        return not any(_is_older(name, other.pins, self.found.pins) for name in trial.project.chosen)
 
 
 def _is_older(name: str, now: Mapping[str, str], before: Mapping[str, str]) -> bool:
@@ -244,8 +236,8 @@ def _is_older(name: str, now: Mapping[str, str], before: Mapping[str, str]) -> b
 
 def _named(explanation: str, name: str, plan: LockPlan, found: Resolution) -> tuple[str, ...]:
     """The packages that uv's explanation names most: those that the project itself names come first."""
-    counted = Counter(canonicalize_name(word.rstrip(".-")) for word in _WORD.findall(explanation))
+    counted = Counter(names_in(explanation))
     project = plan.project
-    direct = {canonicalize_name(item) for item in (*project.chosen, *project.requirements, *project.overrides)}
+    direct = {*project.chosen, *project.requirements, *project.overrides}
     known = [word for word, _ in counted.most_common() if word != name and word in (direct | found.pins.keys())]
     return tuple(sorted(known, key=lambda word: word not in direct)[:MOST_NAMED])

@@ -24,7 +24,7 @@ from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK, LockDirectory
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.project.pyproject import Project, main_lines, render_project, with_git_sources
+from envbuild.lock.project.pyproject import Project, main_lines, with_git_sources
 from envbuild.lock.resolve.builds import build_constraints
 from envbuild.lock.resolve.conflicts import explain_pins
 from envbuild.lock.resolve.declarations import with_declarations
@@ -93,7 +93,7 @@ def begin_guess(plan: LockPlan, context: LockContext) -> Guess | None:
     guessed = _guess(plan.project, like) if like is not None else None
     if guessed is None:
         return None
-    text = render_project(guessed, pins=plan.keep, source=plan.torch)
+    text = replace(plan, project=guessed).project_text(plan.keep)
     folder = throw_away(text, context)
     prefer(folder, plan.preferred)
     quiet = replace(context, reporter=SilentReporter())
@@ -184,7 +184,7 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
     # sync` would resolve again.
     builds = build_constraints(plan, found.pins, context)
     resolved = ResolvedPlan(plan=plan, resolution=found, build_constraints=builds, held_back=held_back)
-    if _text(plan, resolved.pins) == _text(plan, plan.keep):
+    if plan.project_text(resolved.pins) == plan.project_text(plan.keep):
         return resolved  # every version was kept: this is what was resolved
     return replace(resolved, resolution=_once(plan, resolved.pins, context, from_cache=True))
 
@@ -194,7 +194,7 @@ def _without_yanked(plan: LockPlan, found: Resolution, context: LockContext) -> 
     # uv takes a yanked release that a uv.lock names (PEP 592; astral-sh/uv#19112), and preferences are given as one.
     yanked: dict[str, str] = {
         name: f"!={found.pins[name]}"
-        for name, item in ((canonicalize_name(name), item) for name, item in plan.project.chosen.items())
+        for name, item in plan.project.chosen.items()
         if name in found.yanked and name not in plan.keep and EXACT.match(item.wanted) is None and name in found.pins
     }
     if not yanked:
@@ -216,7 +216,7 @@ def _without_stubs(plan: LockPlan, found: Resolution, context: LockContext) -> t
         return other, _once(other, other.keep, context)
     except ResolutionError:
         # Something pins one: the check says which. A uv that fails leaves the uv.lock that is there.
-        _write(_text(plan, plan.keep), context)
+        _write(plan.project_text(plan.keep), context)
         return plan, found
 
 
@@ -226,13 +226,9 @@ def _limited(plan: LockPlan, limits: Mapping[str, str]) -> LockPlan:
     return replace(plan, project=replace(plan.project, limits={**plan.project.limits, **both}))
 
 
-def _text(plan: LockPlan, pins: Mapping[str, str]) -> str:
-    return render_project(plan.project, pins=pins, source=plan.torch)
-
-
 def _first(plan: LockPlan, guess: Guess | None, context: LockContext) -> Resolution:
     """Resolve; a guess is taken if it is the very same project."""
-    text = _text(plan, plan.keep)
+    text = plan.project_text(plan.keep)
     if guess is not None and guess.text == text:
         _write(text, context)
         return guess.into(context.folder)
@@ -244,7 +240,7 @@ def _first(plan: LockPlan, guess: Guess | None, context: LockContext) -> Resolut
 
 
 def _once(plan: LockPlan, pins: Mapping[str, str], context: LockContext, *, from_cache: bool = False) -> Resolution:
-    _write(_text(plan, pins), context)
+    _write(plan.project_text(pins), context)
     # Settings that uv ignored are for a check to refuse, or the user to allow.
     return resolve(context.folder, plan.torch, plan.what, context, settings_may_be_ignored=True, from_cache=from_cache)
 
@@ -273,7 +269,7 @@ def _with_what_is_asked_for(
                 raise
         else:
             # Of a package whose metadata is given, uv does not follow the sources, and so does not refuse them.
-            needed = {canonicalize_name(name) for name in settle(every, found.uv_lock["package"]).in_force}
+            needed = set(settle(every, found.uv_lock["package"]).in_force)
             if needed <= asked:
                 return trial, found
         asked |= needed

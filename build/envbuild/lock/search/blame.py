@@ -12,10 +12,9 @@ from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
 from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.search.clashes import Clash, clashes
 from envbuild.lock.search.state import Blame
-from envbuild.lock.uv.explanation import NAME, not_there
+from envbuild.lock.uv.explanation import NAME, names_in, not_there
 from envbuild.lock.uv.resolution import NO_SOLUTION
 
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # A package that uv must build for its metadata, and cannot; its hint says who asked for it, from the project on.
 _NOT_BUILT = re.compile(rf"Failed to (?:download and )?build `{NAME}(?: @ |==)")
 _INCLUDED = re.compile(r"was included because (.*?)(?:hint:|$)", re.DOTALL)
@@ -33,7 +32,7 @@ def blame_of(error: EnvbuildError, direct: Iterable[str]) -> Blame:
         direct: the packages that the lock's project names itself: of a contradiction, only these can be moved.
     """
     if isinstance(error, LockRefusedError):
-        packages = dict.fromkeys(canonicalize_name(name) for item in error.findings for name in item.packages)
+        packages = dict.fromkeys(name for item in error.findings for name in item.packages)
         missing = dict.fromkeys(item.missing_module for item in error.findings if item.missing_module)
         text = "\n".join(sorted(f"{item.code} {_NUMBER.sub('', item.what)}" for item in error.findings))
         of_syntax = all(_SYNTAX.search(item.what) for item in error.findings)
@@ -44,7 +43,7 @@ def blame_of(error: EnvbuildError, direct: Iterable[str]) -> Blame:
             signature=text,
             of_syntax=of_syntax,
         )
-    named: tuple[str, ...] = tuple(canonicalize_name(name) for name in error.packages)
+    named = tuple(error.packages)
     found: tuple[Clash, ...] = ()
     unbuilt = ""
     if not named and isinstance(error, ResolutionError):
@@ -68,15 +67,13 @@ def asking(explanation: str, direct: Iterable[str]) -> tuple[str, ...]:
     """The packages that the project itself names, among those that led to one which uv cannot build: the last first."""
     match = _INCLUDED.search(" ".join(explanation.split()))
     names = [canonicalize_name(name) for name in _ASKED_FOR.findall(match[1])] if match is not None else []
-    movable = {canonicalize_name(name) for name in direct}
+    movable = set(direct)
     return tuple(dict.fromkeys(name for name in reversed(names) if name in movable))
 
 
 def contradicting(explanation: str, direct: Iterable[str]) -> tuple[str, ...]:
     """The packages of uv's explanation of which nothing is there, then those that the project itself names."""
-    text = " ".join(explanation.split())
-    movable = {canonicalize_name(name) for name in direct}
-    counted = Counter(canonicalize_name(word.rstrip(".-")) for word in _WORD.findall(text))
-    often = [name for name, _ in counted.most_common()]
+    movable = set(direct)
+    often = [name for name, _ in Counter(names_in(explanation)).most_common()]
     # Of a package that another one asks for the index may have nothing as of the moment: its first release is tried.
     return tuple(dict.fromkeys([*not_there(explanation), *(name for name in often if name in movable)]))

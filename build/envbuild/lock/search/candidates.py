@@ -19,11 +19,11 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.catalog.base import Base
 from envbuild.core.errors import ResolutionError
+from envbuild.lock.components.decide import Decided
 from envbuild.lock.components.declarations import declared_by_release
 from envbuild.lock.components.distributions import distribution_of
 from envbuild.lock.components.families import NO_PLACEHOLDER, family_of
@@ -36,7 +36,7 @@ from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.make import Steps
 from envbuild.lock.search.clashes import Clash
 from envbuild.lock.search.state import Move
-from envbuild.lock.uv.resolution import look_up, upload_seconds
+from envbuild.lock.uv.resolution import Resolution, look_up, upload_seconds
 
 # Lines of releases that are tried above the one that fails, and below it.
 MOST_LINES = 3
@@ -58,7 +58,7 @@ class Candidates:
     """The candidates of packages, after an attempt.
 
     Attributes:
-        steps: how far the attempt came.
+        steps: how far the attempt came: at least to decided components.
         why: what failed, for the reasons of deviations.
         context: with a folder for questions to uv.
         without: a package that uv cannot build: releases that ask for it are passed over. Empty: none.
@@ -74,10 +74,20 @@ class Candidates:
     def _base(self) -> Base:
         return self.steps.inputs.selection.base
 
+    @property
+    def _decided(self) -> Decided:
+        assert self.steps.decided is not None  # noqa: S101 - for the type checker: Search._moves saw to it
+        return self.steps.decided
+
+    @property
+    def _resolution(self) -> Resolution:
+        """What the attempt resolved to; an empty one where it did not."""
+        resolved = self.steps.resolved
+        return resolved.resolution if resolved is not None else Resolution({}, 0, {"package": []})
+
     def likely(self, package: str) -> Iterator[Move]:
         """What may be taken of a package: the nearest release, the one of the commit's time, or the first."""
-        decided = self.steps.decided
-        for source in decided.git_sources.missing if decided is not None else ():
+        for source in self._decided.git_sources.missing:
             if source.name == package:
                 # Not of the place that upstream names: of the index, whatever is there.
                 reason = f"{source.error.what}; a release of the index"
@@ -121,8 +131,7 @@ class Candidates:
 
         NeMo 2.6.0 declares numba-cuda[cu13], and its torch is for CUDA 12.
         """
-        resolved = self.steps.resolved
-        for table in resolved.resolution.tables.values() if resolved is not None else ():
+        for table in self._resolution.tables.values():
             for edge in table.get("dependencies", ()):
                 extras = [extra for extra in edge.get("extra", ()) if self._is_of_another_cuda(extra)]
                 if edge["name"] == package and extras:
@@ -154,7 +163,7 @@ class Candidates:
     def relaxed(self, clash: Clash) -> Iterator[Move]:
         """One of two declared ranges in the place of the other; not of a component, whose version means more."""
         kept, relaxed = clash.kept, clash.relaxed
-        if self._component(kept.package)[1] is not None or self.steps.decided is None:
+        if self._component(kept.package)[1] is not None:
             return
         yield (
             Deviation(
@@ -168,15 +177,12 @@ class Candidates:
 
     def _component(self, package: str) -> tuple[str, Chosen | None]:
         """The component that a package is, else one that has one version with it (of Transformer Engine's core)."""
-        chosen = self.steps.decided.chosen if self.steps.decided is not None else {}
-        named: dict[str, Chosen] = {canonicalize_name(name): item for name, item in chosen.items()}
-        name = next((name for name in (package, *named) if name in named and name in family_of(package)), package)
-        return name, named.get(name)
+        chosen = self._decided.chosen
+        name = next((name for name in (package, *chosen) if name in chosen and name in family_of(package)), package)
+        return name, chosen.get(name)
 
     def _may_move(self, item: Chosen | None) -> bool:
         """Whether a release of it may be another: no commit, no pin, and nothing in the stack's file decides it."""
-        if self.steps.decided is None:
-            return False
         if item is None:
             return True
         return item.commit is None and item.origin is not DecidedBy.PIN and not item.spec.version and not item.spec.ref
@@ -190,8 +196,7 @@ class Candidates:
 
     def _git_source(self, package: str) -> GitSource | None:
         """Where a package that is no component is taken from, besides the index."""
-        decided = self.steps.decided
-        return decided.git_sources.in_force.get(package) if decided is not None else None
+        return self._decided.git_sources.in_force.get(package)
 
     def _released(self, package: str) -> Iterator[Move]:
         """Releases of the index in the place of a git commit: of its own line, then any that the others ask for."""
@@ -205,8 +210,7 @@ class Candidates:
 
     def _version(self, package: str) -> str | None:
         """The release that was locked; None: there is none, or only a placeholder."""
-        resolved = self.steps.resolved
-        version = resolved.resolution.pins.get(package) if resolved is not None else None
+        version = self._resolution.pins.get(package)
         empty = len(family_of(package)) > 1 and not SpecifierSet(NO_PLACEHOLDER).contains(
             version or "0", prereleases=True
         )
@@ -281,18 +285,21 @@ class Candidates:
 
     def _family(self, item: Chosen, specifier: str, reason: str) -> Move:
         """A range for all packages that have one version with this one."""
-        decided = self.steps.decided
-        chosen = decided.chosen if decided is not None else {}
         family = family_of(item.name)
         members = [
             other
-            for other in chosen.values()
-            if canonicalize_name(other.name) in family
+            for other in self._decided.chosen.values()
+            if other.name in family
             or (item.spec.release_file is not None and other.spec.git == item.spec.git and other.commit is None)
         ]
         return tuple(
-            Deviation(package=name, instead_of=self._otherwise(name, other), specifier=specifier, reason=reason)
-            for name, other in ((canonicalize_name(other.name), other) for other in members)
+            Deviation(
+                package=other.name,
+                instead_of=self._otherwise(other.name, other),
+                specifier=specifier,
+                reason=reason,
+            )
+            for other in members
         )
 
     def _first(self, package: str) -> Iterator[Move]:
@@ -306,16 +313,13 @@ class Candidates:
         # uv's exclude-newer takes what was uploaded before the moment; the times here have whole seconds.
         until = datetime.fromtimestamp(max(times), timezone.utc) + timedelta(seconds=1)
         reason = f"the index had no release of it yet; {found['version']} is the first"
-        decided = self.steps.decided
-        yield self._until(package, decided.as_of.text() if decided is not None else "the lock's moment", until, reason)
+        yield self._until(package, self._decided.as_of.text(), until, reason)
 
     def _of_the_time(self, package: str, item: Chosen | None, version: str) -> Iterator[Move]:
         """What there was when the anchor's commit was made."""
-        decided, resolved = self.steps.decided, self.steps.resolved
-        leads = decided.effective.leads if decided is not None else ()
+        leads = self._decided.effective.leads
         dates = [lead.chosen.commit.committed_at for lead in leads if lead.chosen.commit is not None]
-        table = resolved.resolution.tables.get(package, {}) if resolved is not None else {}
-        times = upload_seconds(table)
+        times = upload_seconds(self._resolution.tables.get(package, {}))
         if not dates or not times:
             return
         until = max(dates) + GRACE
@@ -327,9 +331,7 @@ class Candidates:
 
     def _until(self, package: str, asked: str, until: datetime, reason: str) -> Move:
         """Nothing newer than a moment, of a package and of those that have one version with it."""
-        decided, resolved = self.steps.decided, self.steps.resolved
-        there: set[str] = {canonicalize_name(name) for name in decided.chosen} if decided is not None else set()
-        there |= {*resolved.resolution.pins} if resolved is not None else set()
+        there = {*self._decided.chosen, *self._resolution.pins}
         return tuple(
             Deviation(package=name, instead_of=asked, until=timestamp(until), reason=reason)
             for name in (package, *sorted((family_of(package) & there) - {package}))
@@ -342,8 +344,8 @@ class Candidates:
         for line in self._earlier(package, _line(version), limit):
             yield self._moved(package, item, asked, f"=={line}.*", reason)
 
-    def _look(self, package: str, specifier: str, *, lowest: bool = False) -> str | None:
-        found = self._look_up(package, specifier, lowest=lowest)
+    def _look(self, package: str, specifier: str) -> str | None:
+        found = self._look_up(package, specifier)
         return str(found["version"]) if found is not None else None
 
     def _look_up(
@@ -356,21 +358,20 @@ class Candidates:
         return self._found[key]
 
     def _asked(self, package: str, specifier: str, *, lowest: bool, dated: bool) -> dict[str, Any] | None:
-        decided, context = self.steps.decided, self.context
         settings: dict[str, object] = {"resolution": "lowest"} if lowest else {}
-        if dated and decided is not None:
-            settings["exclude-newer"] = decided.as_of.text()
+        if dated:
+            settings["exclude-newer"] = self._decided.as_of.text()
         # Placeholders hold a name on the index and have nothing in them.
         limits = [*filter(None, (specifier, NO_PLACEHOLDER if len(family_of(package)) > 1 else ""))]
         for _ in range(MOST_STUBS):
             what = f"find {package} {','.join(limits) or 'at all'}"
             # That there is none is an answer; an index that cannot be reached ends the search.
             try:
-                found = look_up({package: ",".join(limits)}, self._base, settings, what, context)
+                found = look_up({package: ",".join(limits)}, self._base, settings, what, self.context)
             except ResolutionError:
                 return None
-            table = found.get(canonicalize_name(package))
-            if table is None or not is_stub(table, context):
+            table = found.get(package)
+            if table is None or not is_stub(table, self.context):
                 return dict(table) if table is not None else None
             limits.append(f"!={table['version']}")
         return None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from packaging.utils import canonicalize_name
-
 from envbuild.core.errors import EnvbuildError
 from envbuild.git.refs import Commit, CommitKind
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.install_scripts import SCRIPTS
 from envbuild.lock.components.models import Chosen
-from envbuild.lock.components.upstream import MANIFEST, PYPROJECT, SUBMODULE
+from envbuild.lock.components.project_metadata import PYPROJECT
+from envbuild.lock.components.upstream import MANIFEST, SUBMODULE
 from envbuild.lock.make import Steps
 
 # What decides what belongs to a commit: changes of anything else leave a lock as it is.
@@ -38,24 +37,17 @@ def leading(steps: Steps, error: EnvbuildError) -> Chosen | None:
 
     Of several that one whose upstream a failure is about, else the first.
     """
-    followed = [
-        item
-        for item in steps.leading
-        if item.commit is not None and item.commit.kind is CommitKind.BRANCH and item.git is not None
-    ]
-    named = [item for item in followed if canonicalize_name(item.name) in error.packages]
+    followed = [item for item in steps.leading if item.commit is not None and item.commit.kind is CommitKind.BRANCH]
+    named = [item for item in followed if item.name in error.packages]
     return next(iter([*named, *followed]), None)
 
 
-def older_commits(lead: Chosen, repository: GitRepository, files: Sequence[str] = ()) -> list[Commit]:
+def older_commits(tip: Commit, repository: GitRepository, files: Sequence[str]) -> list[Commit]:
     """The commits before each change of what decides a lock, and before the last ones of files, newest first.
 
     Args:
         files: where what blocks the tip shows, as they are named in their packages.
     """
-    tip = lead.head or lead.commit
-    if tip is None:
-        return []
     found = repository.before_changes(tip, DECIDING_PATHS, MOST_CHANGES)
     if files:
         # Where trees have packages; git takes paths literally here.

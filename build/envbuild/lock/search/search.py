@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from envbuild.catalog.context import Context
-from envbuild.core.errors import CheckRefusedError, EnvbuildError, ResolutionError
+from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.git.refs import Commit
 from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.context import Repositories, WorkContext, work_folder
 from envbuild.lock.inputs.deviation import texts
-from envbuild.lock.inputs.request import LockInputs, is_curable, may_deviate
+from envbuild.lock.inputs.request import LockInputs, is_curable, is_of_another_cuda, may_deviate
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.make import Steps, new_lock
 from envbuild.lock.search.blame import blame_of
@@ -109,8 +107,7 @@ class _Frame:
 
         NeMo of April 2025 seemed to need nvidia-pytriton, of whose own needs two do not build with Python 3.12.
         """
-        error = blame.error
-        brought = isinstance(error, LockRefusedError) and {item.code for item in error.findings} == {OF_INSTALLATION}
+        brought = {item.code for item in blame.findings} == {OF_INSTALLATION}
         own = brought and bool(blame.packages and self.locked) and not {*blame.packages} & self.locked
         return own or self.blame.signature == blame.signature
 
@@ -142,7 +139,9 @@ class Search:
         Raises:
             EnvbuildError: nothing is left.
         """
-        if not may_deviate(self._inputs.selection, self._inputs.request) or _is_for_another_base(error, self._inputs):
+        request = self._inputs.request
+        # Another base is taken before other releases, where the user leaves it open.
+        if not may_deviate(self._inputs.selection, request) or (is_of_another_cuda(error) and not request.base_named):
             raise error
         blame = replace(blame_of(error, _direct(steps)), resolved=steps.resolved is not None)
         self._tried.add(state.key)
@@ -175,6 +174,8 @@ class Search:
         return self._at_an_older_commit(steps, error)
 
     def _moves(self, blame: Blame, steps: Steps) -> Iterator[Move]:
+        if steps.decided is None:
+            return
         candidates = Candidates(steps, summary(blame.error), self._context, without=blame.unbuilt)
         yield from (candidates.missing(module) for module in blame.missing)
         yield from _in_turn(candidates.without_extra, blame.packages)
@@ -194,20 +195,20 @@ class Search:
 
     def _older_states(self, steps: Steps, error: EnvbuildError) -> Iterator[State]:
         lead = leading(steps, error) if self._older else None
-        if lead is None or lead.git is None:
+        if lead is None:
             return
-        head = lead.head or lead.commit
+        head, blocking = lead.head or lead.commit, self._blocking
         assert head is not None  # noqa: S101 - for the type checker: what leads is a commit
+        assert blocking is not None  # noqa: S101 - for the type checker: something failed
         repository = self._repositories.at(lead.git)
-        blocked = summary(self._blocking.error) if self._blocking is not None else ""
-        findings = self._blocking.findings if self._blocking is not None else ()
-        files = [*dict.fromkeys(file for item in findings for file in item.files)]
+        files = [*dict.fromkeys(file for item in blocking.findings for file in item.files)]
         if repository.is_shallow():
             self._shallow = f"{lead.git} is shallow: there is no older commit to try than those that it has."
-        for commit in older_commits(lead, repository, files):
+        for commit in older_commits(head, repository, files):
             count = repository.commits_between(commit, head)
             behind = f"{lead.name} {commit.sha[:12]}, {_distance(commit, head, count)}"
-            yield State(commits={lead.name: commit.sha}, behind=(f"{behind} of {head.name}; the tip fails: {blocked}",))
+            why = f"the tip fails: {summary(blocking.error)}"
+            yield State(commits={lead.name: commit.sha}, behind=(f"{behind} of {head.name}; {why}",))
 
     def _nothing_left(self) -> EnvbuildError:
         assert self._blocking is not None  # noqa: S101 - for the type checker: something failed
@@ -223,18 +224,12 @@ def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str
         yield from (move for move in moves if move is not None)
 
 
-def _is_for_another_base(error: EnvbuildError, inputs: LockInputs) -> bool:
-    """Whether the packages are of another CUDA and the user leaves the base open."""
-    return isinstance(error, CheckRefusedError) and error.codes == {"cuda-mixed"} and not inputs.request.base_named
-
-
 def _direct(steps: Steps) -> Iterable[str]:
     """The packages that the lock's project names itself."""
     if steps.decided is None:
         return ()
     forced = steps.plan.project.overrides if steps.plan is not None else {}
-    names = (*steps.decided.chosen, *forced, *steps.decided.effective.stack.requirements)
-    return tuple(canonicalize_name(name) for name in names)
+    return (*steps.decided.chosen, *forced, *steps.decided.effective.stack.requirements)
 
 
 def summary(error: EnvbuildError) -> str:

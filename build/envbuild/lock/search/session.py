@@ -14,7 +14,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import canonicalize_name
 from pydantic import TypeAdapter
 
 import envbuild
@@ -25,10 +24,10 @@ from envbuild.core.digests import digest_of, digest_of_code, short
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
+from envbuild.lock.inputs.as_of import timestamp
 from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs, LockRequest
 from envbuild.lock.make import Steps
-from envbuild.lock.project.pyproject import render_project
 from envbuild.lock.resolve.resolve import ResolvedPlan
 from envbuild.lock.uv.program import uv_version
 from envbuild.lock.uv.resolution import Resolution, upload_seconds
@@ -46,17 +45,19 @@ class SearchSession:
 
     Attributes:
         folder: in the store; it goes when the search ends.
-        verifies: locks are verified: a failure to import counts.
     """
 
     folder: Path
     context: Context
-    verifies: bool
     _moment: datetime | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, selection: Selection, request: LockRequest, context: Context, *, verifies: bool) -> SearchSession:
-        """The session of a request; nothing is written yet."""
+        """The session of a request; nothing is written yet.
+
+        Args:
+            verifies: locks are verified: a failure to import counts.
+        """
         key = digest_of(
             {
                 "stack": definition_digest(selection.catalog.stack(selection.stack_name)),
@@ -68,7 +69,7 @@ class SearchSession:
                 "uv": uv_version(),
             }
         )
-        return cls(folder=context.store.root / FOLDER / short(key), context=context, verifies=verifies)
+        return cls(folder=context.store.root / FOLDER / short(key), context=context)
 
     def begin(self, context: Context) -> Context:
         """The context as of the moment of the first attempt."""
@@ -145,7 +146,7 @@ class SearchSession:
         key = digest_of(
             {
                 "inputs": plan.inputs.digest,
-                "project": render_project(plan.project, pins=plan.keep, source=plan.torch),
+                "project": plan.project_text(plan.keep),
                 "preferred": dict(plan.preferred),
                 # A source that cannot be had is in no project: with it and with a release the project is the same.
                 "replaced": [*sorted(replaced(plan.inputs.deviations))],
@@ -170,9 +171,8 @@ def _packages(resolution: Resolution) -> dict[str, tuple[str, list[int]]]:
 def _resolution(packages: dict[str, tuple[str, list[int]]]) -> Resolution:
     tables: list[dict[str, Any]] = []
     for name, (version, seconds) in packages.items():
-        times = [datetime.fromtimestamp(one, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") for one in seconds]
-        files = [{"upload-time": text} for text in times]
-        tables.append({"name": canonicalize_name(name), "version": version, "source": {}, "wheels": files})
+        files = [{"upload-time": timestamp(datetime.fromtimestamp(one, timezone.utc))} for one in seconds]
+        tables.append({"name": name, "version": version, "source": {}, "wheels": files})
     return Resolution(
         pins={table["name"]: table["version"] for table in tables}, newest_upload=0, uv_lock={"package": tables}
     )

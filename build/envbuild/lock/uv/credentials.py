@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core import tomlread
+from envbuild.lock.uv.settings import settings_files
 
 # UV_INDEX_URL and UV_EXTRA_INDEX_URL are uv's older names for UV_DEFAULT_INDEX and UV_INDEX.
 _SINGLE = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
@@ -86,17 +87,8 @@ def _indexes(environ: Mapping[str, str]) -> Iterator[_Index]:
     for text in filter(None, texts):
         match = _NAMED.match(text)
         yield _Index(match["url"], match["name"]) if match else _Index(text)
-    for path in _configuration_files(environ):
+    for path in settings_files(environ):
         yield from _in_file(path)
-
-
-def _configuration_files(environ: Mapping[str, str]) -> list[Path]:
-    if environ.get("UV_NO_CONFIG"):
-        return []
-    if named := environ.get("UV_CONFIG_FILE"):
-        return [Path(named)]
-    home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config")
-    return [home / "uv/uv.toml", Path("/etc/uv/uv.toml")]
 
 
 def _in_file(path: Path) -> Iterator[_Index]:

@@ -1,4 +1,4 @@
-"""What uv's explanation says of packages: of which the index has nothing that is asked for."""
+"""What uv's explanation says of packages: which it names, and of which the index has nothing that is asked for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 from packaging.utils import canonicalize_name
 
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 NAME = r"([A-Za-z0-9][A-Za-z0-9._-]*?)"
 # uv 0.13's words for a package of which the index has nothing that is asked for.
 _NOTHING_THERE = (
@@ -15,6 +16,11 @@ _NOTHING_THERE = (
     re.compile(rf"only the following versions of {NAME} are available"),
     re.compile(rf"{NAME} was not found in the (?:package registry|provided package locations)"),
 )
+
+
+def names_in(explanation: str) -> list[str]:
+    """Its words in the form of package names, as often as they are there."""
+    return [canonicalize_name(word.rstrip(".-")) for word in _WORD.findall(explanation)]
 
 
 def not_there(explanation: str) -> tuple[str, ...]:

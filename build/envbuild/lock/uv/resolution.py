@@ -26,7 +26,7 @@ from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
 from envbuild.lock.uv.interpreter import for_any_python, with_requires_python
 from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.program import ignored_settings, run_uv
-from envbuild.lock.uv.torch_builds import TorchSource
+from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource
 
 # uv's word for a contradiction; other failures are failures.
 NO_SOLUTION = "No solution found"
@@ -36,7 +36,6 @@ _YANKED = re.compile(r"`([A-Za-z0-9._-]+)==[^`]+` is yanked(?: \(reason: \"([^\n
 Packages: TypeAlias = Mapping[str, Mapping[str, Any]]
 # A glibc floor is still a preview of uv 0.13; naming it keeps uv from warning on every run.
 PREVIEW = ("--preview-features", "minimum-libc-version")
-_PACKAGE_INDEX = TorchSource("package-index", None)
 
 
 @dataclass(frozen=True)
@@ -277,7 +276,7 @@ def look_up(
     folder = throw_away(for_any_python(project), context)
     prefer(folder, preferred or {})
     # Nothing is built: any Python does.
-    return resolve_without_interpreter(project, folder, _PACKAGE_INDEX, what, context).tables
+    return resolve_without_interpreter(project, folder, PACKAGE_INDEX, what, context).tables
 
 
 def look_up_with_needs(
@@ -285,7 +284,7 @@ def look_up_with_needs(
 ) -> dict[str, Mapping[str, Any]]:
     """Lock packages by themselves, with what they need; see :func:`look_up`."""
     folder = throw_away(_question(packages, base, settings), context)
-    return resolve(folder, _PACKAGE_INDEX, what, context).tables
+    return resolve(folder, PACKAGE_INDEX, what, context).tables
 
 
 def _question(packages: Mapping[str, str], base: Base, settings: Mapping[str, object]) -> str:

@@ -115,7 +115,7 @@ def resolving_uv() -> Iterator[dict[str, str]]:
     kept = {name: value for name, value in environment.items() if name not in _OVER_THE_PROJECT}
     named, none = environment.get("UV_CONFIG_FILE"), environment.get("UV_NO_CONFIG")
     home = _settings_folder(kept)
-    own, system = _settings_files(environment)
+    own, system = _places_of_settings(environment)
     # In most cases: uv finds the user's files itself.
     if not named and not none and not any(_decides(path) for path in (own, system) if path):
         yield kept
@@ -134,7 +134,7 @@ def _settings_folder(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".config")
 
 
-def _settings_files(environment: Mapping[str, str]) -> tuple[Path, Path | None]:
+def _places_of_settings(environment: Mapping[str, str]) -> tuple[Path, Path | None]:
     """The user's uv.toml, or the one that is named in its place, and the system's."""
     named = environment.get("UV_CONFIG_FILE")
     own = Path(named).expanduser().absolute() if named else _settings_folder(environment) / "uv/uv.toml"
@@ -142,6 +142,16 @@ def _settings_files(environment: Mapping[str, str]) -> tuple[Path, Path | None]:
     # files").
     systems = [Path(name) / "uv/uv.toml" for name in (environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")]
     return own, next((path for path in (*systems, Path("/etc/uv/uv.toml")) if path.is_file()), None)
+
+
+def settings_files(environment: Mapping[str, str]) -> list[Path]:
+    """The uv.toml files that uv reads with these variables; of two, the first wins."""
+    own, system = _places_of_settings(environment)
+    if environment.get("UV_NO_CONFIG"):
+        return []
+    if environment.get("UV_CONFIG_FILE"):
+        return [own]  # one that is not there is for uv to refuse
+    return [path for path in (own, system) if path is not None and path.is_file()]
 
 
 @contextlib.contextmanager
@@ -153,10 +163,7 @@ def installing_uv() -> Iterator[dict[str, str]]:
     """
     environment = _environment()
     kept = {name: value for name, value in environment.items() if name not in {*_OVER_WHAT_IS_LOCKED, "PYTHONPATH"}}
-    own, system = _settings_files(environment)
-    named, none = environment.get("UV_CONFIG_FILE"), environment.get("UV_NO_CONFIG")
-    # A file that is named and is not there is for uv to refuse.
-    files = [path for path in (own, None if named else system) if path and (named or path.is_file()) and not none]
+    files = settings_files(environment)
     # Either variable keeps uv from reading the [tool.uv] of a pyproject.toml in the current directory or above
     # (test_a_pyproject_of_the_current_directory_changes_nothing_of_what_is_installed).
     if not files:

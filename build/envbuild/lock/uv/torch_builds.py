@@ -55,6 +55,9 @@ class TorchSource:
         return Path(self.location)
 
 
+PACKAGE_INDEX = TorchSource("package-index", None)
+
+
 def torch_source(site: Site, version: str, build: str, python: str) -> TorchSource:
     """The first place of the site that has torch ``version`` (a specifier) in ``build`` for ``python`` (``3.11``).
 
@@ -62,7 +65,7 @@ def torch_source(site: Site, version: str, build: str, python: str) -> TorchSour
         NetworkError: none has it; names what was tried and the way out.
     """
     if build == PACKAGE_INDEX_BUILD:
-        return TorchSource("package-index", None)
+        return PACKAGE_INDEX
     # replace and not format: an address may have other braces
     # (test_index_without_a_place_for_the_build_and_with_other_braces).
     url = site.torch_index.replace("{build}", build)
@@ -92,7 +95,7 @@ def locked_torch(site: Site, lock: Lock) -> TorchSource:
         NetworkError: no place has it.
     """
     if not lock.torch.version or "torch" in lock.base.provides:
-        return TorchSource("package-index", None)  # a stack without torch, or a base that brings it
+        return PACKAGE_INDEX  # a stack without torch, or a base that brings it
     public = lock.torch.version.split("+")[0]
     return torch_source(site, f"=={public}", lock.torch.build, lock.base.python)
 
