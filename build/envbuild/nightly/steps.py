@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from envbuild import __version__
 from envbuild.catalog.catalog import Selection

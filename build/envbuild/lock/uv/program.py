@@ -90,13 +90,11 @@ def run_uv(
     log: Path,
     cwd: Path,
     on_line: Callable[[str], None] | None = None,
-    settings_may_be_ignored: bool = False,
     most_seconds: float | None = None,
 ) -> Finished:
     """Run uv with ``arguments`` in ``cwd``; uv's own configuration and variables hold.
 
     Args:
-        settings_may_be_ignored: whoever calls looks at :func:`ignored_settings` of the output.
         most_seconds: how long it may run; None: as long as it does.
 
     Raises:
@@ -133,7 +131,7 @@ def run_uv(
         if ran_out_of_space(finished.output, cwd):
             raise disk_full(full_disk(finished.output, cwd))
         raise failure(finished, what, log)
-    if not settings_may_be_ignored and (why := ignored_settings(finished.output)):
+    if why := ignored_settings(finished.output):
         raise CheckRefusedError(f"cannot {what}: uv ignored settings", why=why, fix=KNOW_THE_KEYS, log=log)
     return finished
 

@@ -176,8 +176,7 @@ def export(project: Path, extra: str | None, what: str, log: Path) -> list[str]:
     arguments += ["--no-emit-project", "--no-header", "--quiet"]
     if extra:
         arguments += ["--extra", extra]
-    # What the resolution ignored was found by its check already.
-    output = run_uv(arguments, what=what, log=log, cwd=project, settings_may_be_ignored=True).output
+    output = run_uv(arguments, what=what, log=log, cwd=project).output
     blocks: list[str] = []
     for line in output.splitlines():
         if not line.strip():
