@@ -21,7 +21,7 @@ from envbuild.core.errors import (
 from envbuild.core.process import Finished
 from envbuild.lock.uv import program
 from envbuild.lock.uv.interpreter import pyenv_python, with_requires_python
-from envbuild.lock.uv.program import NoInterpreterError, failure, run_uv, uv_version
+from envbuild.lock.uv.program import NoInterpreterError, failure, refuse_ignored_settings, run_uv, uv_version
 from envbuild.lock.uv.resolution import resolve_without_interpreter
 from envbuild.lock.uv.torch_builds import TorchSource
 
@@ -194,10 +194,11 @@ def test_wheels_for_other_pythons_are_left_out(tags, kept):
     assert with_requires_python(text, project) == (f'requires-python = "==3.12.*"\n[[package]]\nname = "lib"\n{wheels}')
 
 
-def test_dropped_settings_are_refused(uv):
+def test_dropped_settings_are_refused(uv, tmp_path):
     """uv only warns about a key it does not know, and then drops others too."""
+    finished = uv(extra="no-such-key = 1")
     with pytest.raises(CheckRefusedError, match="uv ignored settings"):
-        uv(extra="no-such-key = 1")
+        refuse_ignored_settings(finished, "resolve it", tmp_path / "log")
 
 
 def test_a_configuration_of_uv_that_it_cannot_read_is_the_users_to_correct(uv, tmp_path, monkeypatch):

@@ -98,7 +98,6 @@ def run_uv(
         most_seconds: how long it may run; None: as long as it does.
 
     Raises:
-        CheckRefusedError: uv does not know a key of the project, and dropped other settings too.
         ConfigurationError: uv's own configuration cannot be read.
         ResolutionError: uv found no solution (its explanation is kept).
         TookTooLongError: it ran longer than ``most_seconds``.
@@ -131,9 +130,17 @@ def run_uv(
         if ran_out_of_space(finished.output, cwd):
             raise disk_full(full_disk(finished.output, cwd))
         raise failure(finished, what, log)
+    return finished
+
+
+def refuse_ignored_settings(finished: Finished, what: str, log: Path) -> None:
+    """Look at what a run of uv has ignored.
+
+    Raises:
+        CheckRefusedError: uv does not know a key of the project, and dropped other settings too.
+    """
     if why := ignored_settings(finished.output):
         raise CheckRefusedError(f"cannot {what}: uv ignored settings", why=why, fix=KNOW_THE_KEYS, log=log)
-    return finished
 
 
 def _passed_over(project: Path) -> Path | None:

@@ -25,7 +25,7 @@ from envbuild.lock.context import WorkContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
 from envbuild.lock.uv.interpreter import for_any_python, with_requires_python
 from envbuild.lock.uv.preferences import prefer
-from envbuild.lock.uv.program import ignored_settings, run_uv
+from envbuild.lock.uv.program import ignored_settings, refuse_ignored_settings, run_uv
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource
 
 # uv's word for a contradiction; other failures are failures.
@@ -95,15 +95,17 @@ def resolve(
     """
 
     def lock(*more: str) -> Finished:
-        return run_uv(
+        finished = run_uv(
             [*lock_arguments(source), *more],
             what=what,
             log=context.log,
             cwd=project,
             on_line=context.reporter.update,
-            settings_may_be_ignored=settings_may_be_ignored,
             most_seconds=context.most_seconds,
         )
+        if not settings_may_be_ignored:
+            refuse_ignored_settings(finished, what, context.log)
+        return finished
 
     if from_cache:
         # By a uv.lock that is there uv prefers its wheels, and so asks for other metadata than the cache holds.
@@ -147,6 +149,7 @@ def resolve_without_interpreter(
         file.write_text(for_any_python(project))
     arguments = [*lock_arguments(source), "--python", sys.executable]
     finished = run_uv(arguments, what=what, log=context.log, cwd=folder, on_line=context.reporter.update)
+    refuse_ignored_settings(finished, what, context.log)
     with machine_errors(folder):
         uv_lock.write_text(with_requires_python(uv_lock.read_text(), project))
         file.write_text(project)
