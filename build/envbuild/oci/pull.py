@@ -152,7 +152,7 @@ def base_config(configuration: Configuration, name: str) -> BaseConfig:
         if not equals or not variable or any(character in entry for character in "\n\r\0"):
             raise refused_as_base(name, f"Its variable {variable[:80]!r} has no value, no name, or a line break in it.")
         environment[variable] = value
-    for word in (run.workdir, run.user, *run.volumes, *run.ports):
+    for word in (run.workdir, run.user, run.stop_signal, *run.volumes, *run.ports):
         if any(character in word for character in "\n\r\0"):
             raise refused_as_base(name, f"Its configuration has a line break in {word[:80]!r}.")
     return BaseConfig(

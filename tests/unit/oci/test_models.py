@@ -102,7 +102,14 @@ def test_run_config_of_an_image():
 
 
 @pytest.mark.parametrize(
-    "start", [{"Env": ["A=1\nLD_PRELOAD=/x"]}, {"Env": ["A"]}, {"Env": ["=1"]}, {"WorkingDir": "/a\n/b"}]
+    "start",
+    [
+        {"Env": ["A=1\nLD_PRELOAD=/x"]},
+        {"Env": ["A"]},
+        {"Env": ["=1"]},
+        {"WorkingDir": "/a\n/b"},
+        {"StopSignal": "TERM\nRUN x"},
+    ],
 )
 def test_what_would_be_another_line_in_the_files_of_containers_is_refused(start):
     with pytest.raises(CheckRefusedError, match="it is refused as a base"):

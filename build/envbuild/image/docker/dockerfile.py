@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from envbuild.core.errors import InternalError
+from envbuild.core.errors import CheckRefusedError
 from envbuild.image.layers.sandbox import PREFIX, VENV
 from envbuild.lock.lockfile import git_build_options
 from envbuild.oci.models import RunConfig
@@ -259,7 +259,11 @@ def _image(recipe: Recipe) -> list[str]:
 def quoted(text: str) -> str:
     """A value of ENV or LABEL in which nothing is replaced."""
     if "\n" in text or "\r" in text:
-        raise InternalError("a value in a Dockerfile has several lines", why=repr(text))
+        raise CheckRefusedError(
+            "the image cannot be written as a Dockerfile",
+            why=f"A label of its base has several lines, and a Dockerfile's has one: {text[:80]!r}.",
+            fix="Build it with `envbuild image`, which keeps labels as they are.",
+        )
     for character in '\\"$':
         text = text.replace(character, f"\\{character}")
     return f'"{text}"'

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.core.errors import InternalError
+from envbuild.core.errors import CheckRefusedError
 from envbuild.image.docker.dockerfile import Compile, Recipe, Source, quoted, render
 from envbuild.oci.models import RunConfig
 
@@ -90,7 +90,7 @@ def test_value_is_quoted_for_env_and_label(value, expected):
 
 
 def test_value_with_several_lines_is_refused():
-    with pytest.raises(InternalError):
+    with pytest.raises(CheckRefusedError, match="Dockerfile"):
         quoted("a\nb")
 
 
