@@ -565,6 +565,25 @@ def test_two_runs_at_once_fetch_once(history, server, store, reporter):
     assert server.connections == 3 + 1
 
 
+def test_a_mirror_that_is_gone_when_its_fetch_begins_is_an_error(history, server, store, reporter):
+    history.commit("main", "2025-07-01T00:00:00Z")
+    repository = opened(server.url("nemo"), store, reporter)
+    mirror = repository._mirror.path
+    ended: list[Exception] = []
+
+    def resolve() -> None:
+        try:
+            repository.resolve(GitRef("main"))
+        except MachineError as error:
+            ended.append(error)
+
+    with exclusive(store.root / "locks" / f"git-{mirror.name}.lock"):
+        threading.Thread(target=resolve, daemon=True).start()
+        wait_until(lambda: reporter.lines, 30)
+        shutil.rmtree(mirror)
+    wait_until(lambda: ended, 30)
+
+
 def test_variables_about_another_repository_are_not_followed(history, repository, tmp_path, monkeypatch):
     """As when envbuild is called from a git hook."""
     tip = history.commit("main", "2025-07-01T00:00:00Z", {"file": "x"})

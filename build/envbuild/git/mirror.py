@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from envbuild.core import locks
@@ -62,7 +63,8 @@ class Mirror:
         self._key = sha256_bytes(url.encode())
         self._refs: RemoteRefs | None = None
 
-    @property
+    # Once: an entry that is gone later would be made under the lock that a fetch holds, and wait for itself.
+    @cached_property
     def path(self) -> Path:
         """The bare repository; made now if need be, without talking to the server."""
         path = self._store.get_or_build(KIND, self._key, self._init).path
