@@ -19,8 +19,8 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock.inputs.request import LockRequest
 from envbuild.lock.lock import LockOptions, lock_stack
 from envbuild.lock.lockfile import read_lock
+from envbuild.lock.project import plan
 from envbuild.lock.project.pyproject import Project
-from envbuild.lock.resolve import resolve
 from envbuild.store.local import LocalStore
 
 LOCK = ("lock", "--stack", "s", "--json")
@@ -189,12 +189,12 @@ def test_an_unknown_key_of_uv_is_refused(
     write_stack(own.project, "s", {"lib": {}})
     for name, value in own.env.items():
         monkeypatch.setenv(name, value)
-    real = resolve.render_project
+    real = plan.render_project
 
     def with_unknown_key(project: Project, **more: Any) -> str:
         return real(project, **more).replace("[tool.uv]\n", "[tool.uv]\nno-such-key = 1\n")
 
-    monkeypatch.setattr(resolve, "render_project", with_unknown_key)
+    monkeypatch.setattr(plan, "render_project", with_unknown_key)
     selection = Selection(Catalog.open(own.project), "s", BASE, "cpu")
 
     def lock(*allow: str) -> Path:
@@ -241,9 +241,9 @@ def test_a_resolution_as_of_another_moment_is_refused(
     write_stack(own.project, "s", {"lib": {}})
     for name, value in own.env.items():
         monkeypatch.setenv(name, value)
-    real = resolve.render_project
+    real = plan.render_project
     monkeypatch.setattr(
-        resolve, "render_project", lambda *words, **more: real(*words, **more).replace("2025-04-02", "2025-05-02")
+        plan, "render_project", lambda *words, **more: real(*words, **more).replace("2025-04-02", "2025-05-02")
     )
     selection = Selection(Catalog.open(own.project), "s", BASE, "cpu")
     request, path = LockRequest(as_of="2025-04-01"), own.project / "there"
