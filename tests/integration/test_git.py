@@ -582,6 +582,7 @@ def test_a_mirror_that_is_gone_when_its_fetch_begins_is_an_error(history, server
         wait_until(lambda: reporter.lines, 30)
         shutil.rmtree(mirror)
     wait_until(lambda: ended, 30)
+    assert not mirror.exists()
 
 
 def test_variables_about_another_repository_are_not_followed(history, repository, tmp_path, monkeypatch):
