@@ -10,7 +10,9 @@ import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 
 from envbuild_smoke.drivers.mcore.gradients import PROJECTIONS, _numbers
+from envbuild_smoke.drivers.mcore.observed_config import layer_spec, named_modules
 from envbuild_smoke.drivers.mcore.perturbation import largest_difference, mantissa_bits, move_weights
+from envbuild_smoke.drivers.recipe_training import INITIAL_DEVIATION, fill_zeros
 
 torch.manual_seed(1)
 
@@ -89,6 +91,31 @@ def projections_are_as_far_apart_as_gradients():
     swapped = numbers_of(gradient.flip(0))
     torch.testing.assert_close(swapped[0], numbers_of(gradient)[0])
     assert (swapped[1:] - numbers_of(gradient)[1:]).abs().min() > 1e-3
+
+
+class RowParallelLinear(torch.nn.Linear):
+    """Known by its name, as Megatron's own."""
+
+
+def adapters_are_no_layers_of_the_model():
+    model = torch.nn.ModuleDict({"adapter": torch.nn.ModuleDict({"linear_out": RowParallelLinear(2, 2)})})
+    assert layer_spec([module for _, module in named_modules([model])]) == ""
+    model["linear_proj"] = RowParallelLinear(2, 2)
+    assert layer_spec([module for _, module in named_modules([model])]) == "local"
+
+
+def weights_that_begin_at_zero_are_filled():
+    def filled():
+        torch.manual_seed(1)
+        model = torch.nn.Linear(64, 4096)
+        torch.nn.init.zeros_(model.bias)
+        before = model.weight.detach().clone()
+        fill_zeros([model], 1234)
+        assert torch.equal(model.weight, before)
+        return model.bias.detach()
+
+    assert abs(float(filled().std()) / INITIAL_DEVIATION - 1) < 0.1
+    assert torch.equal(filled(), filled())
 
 
 if __name__ == "__main__":

@@ -254,4 +254,5 @@ def close(found, expected):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    for name in sys.argv[1:]:
+        globals()[name]()

@@ -116,9 +116,8 @@ def case_lines(results: Path) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGTERM], ids=["SIGKILL", "SIGTERM"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
 def test_certify_that_was_killed_leaves_no_process_and_goes_on_with_what_it_had(
     stack_python: Path, mcore_lock: LockDirectory, site_cache: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -73,6 +73,7 @@ def test_nemo_2_7_with_megatron_core_0_16(findings: list[Finding]):
     }
 
 
+@pytest.mark.slow
 def test_nemo_2_7_fits_megatron_core_0_15(nemo: SourceTree, working: SourceTree):
     found = find_drift(nemo, working)
     assert refusing(found) == []

@@ -133,6 +133,7 @@ def test_a_build_that_writes_into_another_layer_is_refused(layered: Tool, histor
     assert "site-packages/iniconfig/__init__.py was written into" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_unpacked_layer_that_is_gone_is_made_again(layered: Tool, history: History) -> None:
     first = image(layered, "first")
     trees = list((layered.cache / "layers").glob("*/rootfs"))

@@ -185,6 +185,7 @@ class KillingReporter(SilentReporter):
         self._count()
 
 
+@pytest.mark.slow
 def test_kill_at_every_step_loses_nothing(image: Any, warm: Path, selection: Selection, lock: LockDirectory) -> None:
     """Each run goes on from what the one before left, and is killed a step later."""
     kills = 0

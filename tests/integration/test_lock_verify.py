@@ -173,6 +173,7 @@ def test_lock_is_verified_in_the_root_file_system_of_its_base(
     assert read_lock(with_rootfs.project / "lockfiles/s/debian12").lock.verified_in == "base debian12"
 
 
+@pytest.mark.slow
 def test_another_base_stands_in_for_one_that_cannot_be_had(with_rootfs: Any, wheel: Callable[..., None]) -> None:
     """The stack's base is older than Debian 12 and is made here by nothing: its suite is none."""
     path = with_rootfs.project / "envs/bases/small.toml"

@@ -137,7 +137,7 @@ class _Training:
         """Save the weights of a baseline, load those of any other case."""
         context = self._context
         if self._case.baseline is None and self._moved_by is None:
-            _fill_zeros(chunks, self._case.training.seed)
+            fill_zeros(chunks, self._case.training.seed)
             checkpoints.save_weights(chunks, context.checkpoint)
             if torch.distributed.get_rank() == 0:
                 context.report_weights_saved()
@@ -175,7 +175,7 @@ class _Training:
             checkpoints.save_weights(unwrapped(wrapped), self._context.final_checkpoint)
 
 
-def _fill_zeros(chunks: Chunks, seed: int) -> None:
+def fill_zeros(chunks: Chunks, seed: int) -> None:
     """Give the weights that begin at zero, biases and half of LoRA's, random values as Megatron gives the others.
 
     From zero, rounding decides where Adam takes them: moved by one unit in the last place, Qwen2.5's biases ended 16%

@@ -82,6 +82,7 @@ def test_what_was_revoked_stays(removing: str, repository: str, world: PublishWo
     assert plan_sweep(registry, Needs()).kept[first.tag] == "it was revoked"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", [True, False], ids=["API", "tags"])
 def test_a_removal_that_was_killed_is_finished_by_the_next(
     proxy: FaultProxy, registry: Registry, world: PublishWorld, monkeypatch: pytest.MonkeyPatch, api: bool

@@ -55,6 +55,7 @@ def digests(made: dict[str, Any]) -> tuple[str, str]:
     return made["record"]["oci_digest"], made["record"]["sqsh"]["digest"]
 
 
+@pytest.mark.slow
 def test_the_lock_names_its_base_and_another_machine_takes_it(
     first: Tool, registry_address: str, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def refusal(modules, tmp_path, python, **more):
 # ---- time
 
 
+@pytest.mark.slow
 def test_hanging_import_is_ended_and_reported_with_its_calls(tmp_path, python_with):
     python = python_with(waits="import time\ndef forever():\n    time.sleep(3600)\nforever()\n", fine="")
     why = refusal(("waits", "fine"), tmp_path, python, limit_seconds=15)

@@ -45,14 +45,13 @@ def _joined(values: list[Any]) -> Any:
 
 def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
     chunks = [chunk.module for chunk in wrapped]
-    # LoRA's adapters are Megatron's own layers whatever they adapt (Megatron-Bridge, ParallelLinearAdapter).
-    named = [item for chunk in chunks for item in chunk.named_modules()]
-    modules = [module for name, module in named if "adapter" not in name.split(".")]
+    named = named_modules(chunks)
+    modules = [module for _, module in named]
     attentions = [module for name, module in named if name.endswith("core_attention")]
     # With several kinds of parameters Megatron chains optimizers (optimizer/optimizer.py, ChainedOptimizer).
     inner = list(getattr(optimizer, "chained_optimizers", [optimizer]))
     return {
-        "layer_spec": _layer_spec(modules),
+        "layer_spec": layer_spec(modules),
         "attention": _classes(attentions),
         "attention_backend": _attention_backend(attentions),
         "router_gemm": _router_gemm(modules),
@@ -82,11 +81,20 @@ def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: Sa
     }
 
 
+def named_modules(chunks: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
+    """Return the modules of the model, without LoRA's adapters.
+
+    Those are Megatron's own layers whatever they adapt (Megatron-Bridge, ParallelLinearAdapter).
+    """
+    every = [item for chunk in chunks for item in chunk.named_modules()]
+    return [(name, module) for name, module in every if "adapter" not in name.split(".")]
+
+
 def _classes(things: Iterable[object]) -> str:
     return ",".join(sorted({f"{type(thing).__module__}.{type(thing).__qualname__}" for thing in things}))
 
 
-def _layer_spec(modules: list[torch.nn.Module]) -> str:
+def layer_spec(modules: list[torch.nn.Module]) -> str:
     """Return whose linear layers there are: Transformer Engine's, Megatron's own ("local"), or both, joined."""
     sources = set()
     for module in modules:
