@@ -172,7 +172,8 @@ def _check_same(plan: Mapping[str, Any], job: CertifyJob, folder: Path) -> None:
     try:
         theirs = deciding(plan)
     except (TypeError, KeyError, AttributeError) as error:
-        raise _refused(folder, f"Its plan is invalid: {error!r}", "Make a new plan (--plan-out).", "plan") from error
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise _refused(folder, f"Its plan is invalid: {what}", "Make a new plan (--plan-out).", "plan") from error
     if differences := _differences(theirs, deciding(job.plan)):
         raise _refused(
             folder,
