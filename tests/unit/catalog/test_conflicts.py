@@ -76,7 +76,8 @@ def test_entry_that_is_refused(changes, why):
 CURED = ["router-losses-in-contexts"]
 # Seen with Transformer Engine from 2.13 on.
 WITH_ENGINE = ["norm-of-grouped-experts"]
-ALL = sorted(set(SHIPPED) - {*CURED, *WITH_ENGINE})
+OF_BRIDGE = ["lora-gathered-norm"]
+ALL = sorted(set(SHIPPED) - {*CURED, *WITH_ENGINE, *OF_BRIDGE})
 LATER = sorted(set(ALL) - {"overlap-of-instances"})
 NOT_YET = ["learning-rates-after-loading", "sequence-loss-per-token"]
 NEWEST = ["gathered-logits", "interleaved-batched-p2p", "masked-loss-in-contexts", "optimizer-state-in-buckets"]
@@ -104,6 +105,15 @@ def test_known_wrong_goes_as_far_as_its_evidence(version, names):
     assert sorted(known_wrong(CATALOG.conflicts(), engines["2.13.0"])) == sorted([*names, *with_engine])
 
 
+@pytest.mark.parametrize(
+    ("engine", "bridge", "names"),
+    [("2.3.0", "0.6.2", []), ("2.4.0", "0.3.1", OF_BRIDGE), ("2.18", "0.6.2", OF_BRIDGE), ("2.17.1", None, [])],
+)
+def test_lost_gradient_of_lora_is_known_of_bridge_with_the_engines_that_lose_it(engine, bridge, names):
+    versions = {"transformer-engine": engine, "megatron-bridge": bridge}
+    assert sorted(known_wrong(CATALOG.conflicts(), versions)) == names
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_entry_is_shown_by_a_case_of_its_own(name):
     shown = SHIPPED[name].shown_by
@@ -120,6 +130,7 @@ def test_every_case_of_known_wrong_is_affected_and_few_of_the_other_matrices():
     few |= {f"gpt-fp32-dp2-do-ogr-bk20000-resume3-in-{layout}" for layout in ("dp2", "tp2")}
     few |= {"moe-seq-fp32-baseline-ptl"}
     few |= {f"qwen25-{size}-{kind}-pp2-vp2-bp2p" for size in ("7b", "500m") for kind in ("bf16", "local-fp32")}
+    few |= {f"{model}-bf16-tp2-sp-ptl-lora" for model in ("qwen25-500m", "llama32-1b")}
     for name in CATALOG.names("matrices"):
         matrix = CATALOG.matrix(name)
         for capabilities in CAPABILITIES:
