@@ -176,6 +176,7 @@ class CaseSpec(LayoutSpec):
     num_distributed_optimizer_instances: Size = 1
     moe_token_dispatcher_type: Dispatcher | None = None
     moe_grouped_gemm: bool = False
+    sequence_parallel_input_regather: bool | None = None
     resume_at: Step | None = None
     continue_in: LayoutSpec | None = None
     compare_weights: bool = False
@@ -254,6 +255,9 @@ class CaseRow(TomlModel):
         default=None, description="without it alltoall on GPUs and allgather on CPUs"
     )
     moe_grouped_gemm: OneOrMore[bool] = Field(default=False, description="the experts of a rank in one matrix product")
+    sequence_parallel_input_regather: OneOrMore[bool] | None = Field(
+        default=None, description="Megatron-Bridge's flag of LoRA; without it on where there is sequence parallel"
+    )
     resume_at: OneOrMore[Step] | None = Field(
         default=None, description="after this step everything is saved, torn down, built anew and loaded"
     )

@@ -175,7 +175,8 @@ class Settings:
     Without `parallel_output`, logits are gathered from the tensor-parallel ranks before the loss.
     The state of the optimizer is there `num_distributed_optimizer_instances` times, each time sharded.
     `moe_token_dispatcher_type` is None where it is the device's usual one; `fp8_recipe` likewise, and without fp8.
-    With `moe_grouped_gemm` the experts of a rank are one matrix product.
+    With `moe_grouped_gemm` the experts of a rank are one matrix product. `sequence_parallel_input_regather` is
+    Megatron-Bridge's, of LoRA's adapters.
     """
 
     overlap_p2p_comm: bool
@@ -190,6 +191,7 @@ class Settings:
     num_distributed_optimizer_instances: Size = 1
     moe_token_dispatcher_type: Dispatcher | None = None
     moe_grouped_gemm: bool = False
+    sequence_parallel_input_regather: bool = False
     fp8_recipe: Fp8Recipe | None = None
 
 

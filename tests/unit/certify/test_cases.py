@@ -176,6 +176,21 @@ def test_id_has_a_word_for_batched_sends_of_interleaved_stages():
     assert case_of(spec(pipeline=2, overlap_p2p_comm=False)).id == "gpt-fp32-pp2"
 
 
+def test_lora_with_sequence_parallel_gathers_its_input_again_unless_stated():
+    tuned = {"finetune": "lora", "tensor": 2, "precision": "bf16"}
+    found = [
+        case_of(spec(**tuned, sequence=sequence, sequence_parallel_input_regather=stated))
+        for sequence, stated in ((False, None), (True, None), (True, False))
+    ]
+    assert [case.settings.sequence_parallel_input_regather for case in found] == [False, True, False]
+    assert [case.id for case in found] == [
+        "gpt-bf16-tp2-lora",
+        "gpt-bf16-tp2-sp-lora",
+        "gpt-bf16-tp2-sp-lora-gathered-norm",
+    ]
+    assert not case_of(spec(tensor=2, sequence=True)).settings.sequence_parallel_input_regather
+
+
 words = st.sampled_from(["gpt", "fp32", "bf16", "baseline", "tp2", "dp2", "pp2"])
 rows = st.builds(
     CaseRow,

@@ -87,6 +87,7 @@ def test_plan_of_a_case():
             "num_distributed_optimizer_instances": 1,
             "moe_token_dispatcher_type": None,
             "moe_grouped_gemm": False,
+            "sequence_parallel_input_regather": False,
             "fp8_recipe": None,
         },
         "resume_at": None,

@@ -254,6 +254,12 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
         ("te", H200, FINETUNED | {"calculate_per_token_loss": False}, "finetune = sft needs calculate_per_token_loss"),
         ("te", H200, FINETUNED | {"loss_mask": "uneven"}, "needs calculate_per_token_loss and loss_mask none"),
         ("te", H200, FINETUNED | {"dataset": "text"}, "a recipe of Megatron-Bridge and dataset mock"),
+        (
+            "te",
+            H200,
+            FINETUNED | {"tensor": 2, "sequence": True, "sequence_parallel_input_regather": True},
+            "needs finetune = lora and sequence",
+        ),
         ("te", H200, FINETUNED | {"precision": "fp8"}, "finetune = sft needs precision fp32 or bf16"),
         ("te", H200, FINETUNED | {"packed": True, "micro_batch_size": 2}, "with packed needs micro_batch_size = 1"),
         ("gpt", H200, FINETUNED | {"packed": True, "micro_batch_size": 1}, "Packed sequence is not supported"),

@@ -107,6 +107,7 @@ class Settings:
     num_distributed_optimizer_instances: int
     moe_token_dispatcher_type: Dispatcher | None
     moe_grouped_gemm: bool
+    sequence_parallel_input_regather: bool
     fp8_recipe: Fp8Recipe | None
 
 
@@ -208,6 +209,16 @@ class ResolvedRow:
         return self.spec.virtual_pipeline > 1 if stated is None else stated
 
     @property
+    def sequence_parallel_input_regather(self) -> bool:
+        # Without it a gradient of LoRA is lost (envs/conflicts/lora-gathered-norm.toml).
+        stated = self.spec.sequence_parallel_input_regather
+        return self._gathers_for_lora if stated is None else stated
+
+    @property
+    def _gathers_for_lora(self) -> bool:
+        return self.spec.sequence and self.training.finetune is Finetune.LORA
+
+    @property
     def usual_attention(self) -> AttentionBackend:
         """The attention of the model's baselines."""
         local = self.model.layer_spec is LayerSpec.LOCAL
@@ -222,7 +233,11 @@ class ResolvedRow:
         """The case that it is."""
         spec = self.spec
         settings = {name: getattr(spec, name) for name in Settings.__dataclass_fields__}
-        settings |= {"overlap_p2p_comm": self.overlap_p2p_comm, "attention_backend": self.attention_backend}
+        settings |= {
+            "overlap_p2p_comm": self.overlap_p2p_comm,
+            "attention_backend": self.attention_backend,
+            "sequence_parallel_input_regather": self.sequence_parallel_input_regather,
+        }
         case = Case(
             model=spec.model,
             precision=spec.precision,
@@ -278,6 +293,7 @@ class ResolvedRow:
             (not spec.parallel_output, "parallel_output", "gathered"),
             (dispatcher is not None, "moe_token_dispatcher_type", dispatcher.value if dispatcher else ""),
             (spec.moe_grouped_gemm, "moe_grouped_gemm", "grouped"),
+            (self._gathers_for_lora and not self.sequence_parallel_input_regather, "sequence_parallel_input_regather", "gathered-norm"),
             (spec.resume_at is not None, "resume_at", f"resume{spec.resume_at}"),
             (continued is not None, "continue_in", f"in-{Layout.of(continued).label}" if continued else ""),
         ]

@@ -1,6 +1,7 @@
 """Fine-tuning of a Hugging Face model with Megatron-Bridge's own recipes, on data that is made on the spot."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -44,6 +45,8 @@ def cut_finetuning(recipe: ConfigContainer, context: RankContext) -> None:
         persistent_workers=False,
         pin_memory=False,
     )
+    if case.settings.sequence_parallel_input_regather:
+        recipe.peft = replace(recipe.peft, sequence_parallel_input_regather=True)
     # Of packed samples a micro batch has more tokens than of others.
     recipe.model.calculate_per_token_loss = training.calculate_per_token_loss
     recipe.ddp.average_in_collective = False
