@@ -293,7 +293,11 @@ class ResolvedRow:
             (not spec.parallel_output, "parallel_output", "gathered"),
             (dispatcher is not None, "moe_token_dispatcher_type", dispatcher.value if dispatcher else ""),
             (spec.moe_grouped_gemm, "moe_grouped_gemm", "grouped"),
-            (self._gathers_for_lora and not self.sequence_parallel_input_regather, "sequence_parallel_input_regather", "gathered-norm"),
+            (
+                self._gathers_for_lora and not self.sequence_parallel_input_regather,
+                "sequence_parallel_input_regather",
+                "gathered-norm",
+            ),
             (spec.resume_at is not None, "resume_at", f"resume{spec.resume_at}"),
             (continued is not None, "continue_in", f"in-{Layout.of(continued).label}" if continued else ""),
         ]
