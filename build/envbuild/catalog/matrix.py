@@ -14,8 +14,8 @@ from envbuild.catalog.model_spec import Dataset, ModelSpec
 
 T = TypeVar("T")
 
-# The tokens of text: a token is a byte.
-BYTES = 256
+# The tokens of text: a byte each, and with Megatron-Bridge one that ends a document.
+TEXT_TOKENS = 257
 
 Size = Annotated[int, Field(ge=1, le=1024)]
 Samples = Annotated[int, Field(gt=0, le=65536, description="samples")]
@@ -310,6 +310,7 @@ class Matrix(TomlModel):
                 raise ValueError(f"models.{name}: kind mamba-hybrid needs a table mamba, and no other kind has one")
             if model.mamba is not None and model.moe is not None:
                 raise ValueError(f"models.{name}: a model of kind mamba-hybrid has no moe here")
-            if model.dataset is Dataset.TEXT and (model.recipe is None or model.vocabulary_size < BYTES):
-                raise ValueError(f"models.{name}: dataset text needs a recipe, and vocabulary_size of {BYTES} or more")
+            if model.dataset is Dataset.TEXT and (model.recipe is None or model.vocabulary_size < TEXT_TOKENS):
+                needs = f"a recipe, and vocabulary_size of {TEXT_TOKENS} or more (bytes, and the end of a document)"
+                raise ValueError(f"models.{name}: dataset text needs {needs}")
         return self

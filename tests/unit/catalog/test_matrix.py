@@ -61,7 +61,7 @@ MAMBA = 'mamba = { hybrid_override_pattern = "MM", state_dim = 8, head_dim = 8, 
     [
         (WEIGHTS, "", "tolerance.fp32.weights_relative: this key is required"),
         (WEIGHTS, f"{WEIGHTS}\n[tolerance.fp32.tensor]\nloss_relative = 0.02", "tolerance.fp32.tensor: unknown key"),
-        (MOE, f'{MOE}\ndataset = "text"', "models.moe: dataset text needs a recipe, and vocabulary_size of 256"),
+        (MOE, f'{MOE}\ndataset = "text"', "models.moe: dataset text needs a recipe, and vocabulary_size of 257"),
         (MOE, MOE.replace("router_topk = 2", "router_topk = 1"), "router_topk: input"),
         ('kind = "gpt"\nnum_layers = 2', 'kind = "mamba-hybrid"\nnum_layers = 2', "kind mamba-hybrid needs a table"),
         (MOE, MAMBA.replace("MM", "MX"), "hybrid_override_pattern: found 'MX'; must match"),
@@ -73,6 +73,19 @@ def test_wrong_value_of_a_matrix(old, new, expected):
     with pytest.raises(ConfigurationError) as caught:
         toml.parse(QUICK.replace(old, new, 1), Matrix, "m.toml")
     assert expected in caught.value.why
+
+
+@pytest.mark.parametrize(("size", "fits"), [(256, False), (257, True)])
+def test_text_needs_a_vocabulary_of_all_bytes_and_the_end_of_a_document(size, fits):
+    text = (data_root() / "envs/matrices/bridge-recipes.toml").read_text()
+    assert text.count("vocabulary_size = 512") == 3
+    changed = text.replace("vocabulary_size = 512", f"vocabulary_size = {size}")
+    if fits:
+        toml.parse(changed, Matrix, "m.toml")
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        toml.parse(changed, Matrix, "m.toml")
+    assert "models.qwen25-500m-text: dataset text needs a recipe, and vocabulary_size of 257" in caught.value.why
 
 
 def test_bounds_of_bands():
