@@ -123,9 +123,11 @@ class Base(TomlModel):
     cuda: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+$")] | None = Field(
         default=None, description="the CUDA that the environment's packages are for, major.minor; none: no CUDA"
     )
+    # An NGC image has a torch of NVIDIA's own: 2.9.0a0+50eac811a6.nv25.9 in pytorch:25.09-py3.
     provides: dict[PackageName, str] = Field(
         default_factory=dict, description="packages that the base brings and no lock may replace, with their versions"
     )
+    # With a discriminator pydantic reports the errors of the method that is named, and not of all four.
     obtain: Annotated[Mmdebstrap | RegistryImage | OciLayout | Tar, Field(discriminator="method")]
 
     @property

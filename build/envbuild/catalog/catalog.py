@@ -70,6 +70,7 @@ class Catalog:
             MachineError: this account may not look into the directory.
         """
         folders = (project / "envs", data_root() / "envs")
+        # _exists first: where a folder may not be searched, is_dir() raises a PermissionError that names no way out.
         existing = [folder.resolve() for folder in folders if _exists(folder) and folder.is_dir()]
         # In a checkout the project's envs/ is the shipped one.
         return cls(tuple(dict.fromkeys(existing)))
@@ -106,6 +107,7 @@ class Catalog:
                 continue
             if not path.is_file():
                 raise _no_file(path)
+            # Only of a file that is there: any other wrong name is answered with the names that there are.
             if not re.match(NAME_PATTERN, name):
                 raise ConfigurationError(
                     f"{path}: {name!r} cannot be the name of a {SINGULAR[kind]}",
@@ -135,11 +137,11 @@ class Catalog:
         for position, entry in enumerate(stack.builds):
             named.append(("targets", entry.target, ("builds", position, "target")))
             named += [("bases", base, ("builds", position, "bases")) for base in entry.bases]
+        # Not in the model, which knows one file: what a stack names may be defined in either envs/.
         self._refuse_unknown_names(named, self.path("stacks", name))
         return stack
 
     def _refuse_unknown_names(self, named: list[_Named], path: Path) -> None:
-        """Refuse a file that names what is not defined."""
         known = {kind: self.names(kind) for kind, _, _ in named}
         for kind, name, location in named:
             if name not in known[kind]:
@@ -172,6 +174,7 @@ class Catalog:
 
     def ships_matrix(self, name: str) -> bool:
         """Whether the matrix ``name`` is what envbuild ships under that name, wherever its file is."""
+        # A project's file of the same name comes first in this catalog, and may say the same or something else.
         shipped = Catalog((data_root() / "envs",))
         if name not in shipped.names("matrices"):
             return False
@@ -272,6 +275,7 @@ def select(
             why=f"Stack {stack_name} is for: {', '.join(targets)}.",
             fix=f"Add --target {targets[0]}" + (" (or another of these)." if len(targets) > 1 else "."),
         )
+    # For its error: a target that does not exist is another mistake than one that the stack does not name.
     catalog.target(target_name)
     builds = stack.builds_for(target_name)
     if builds is None:
@@ -381,6 +385,7 @@ def _listed(folder: Path) -> list[str]:
     if not _exists(folder):
         return []
     with machine_errors(folder, "read"):
+        # Not glob(), which finds nothing in a folder that may not be read, and raises nothing.
         return [path.name for path in folder.iterdir()]
 
 

@@ -15,6 +15,7 @@ NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]*$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 # The normal form of PEP 503, so that names can be compared as they are.
 PackageName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+# Some extras are named for a CUDA: Transformer Engine's core-cu12 and core-cu13.
 Extra = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{cuda_major\})*$")]
 # Python's names of the machines that a platform is.
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
@@ -94,4 +95,5 @@ def _moment(text: str) -> str:
     return text
 
 
+# Both checks are needed: strptime also takes 2026-1-1T1:1:1Z, which does not sort as text, and the pattern 2026-02-31.
 Moment = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z$"), AfterValidator(_moment)]

@@ -17,6 +17,8 @@ T = TypeVar("T")
 # The tokens of text: a byte each, and with Megatron-Bridge one that ends a document.
 TEXT_TOKENS = 257
 
+# The upper bounds are far above any use. They refuse what TOML can write and no training can take, such as 10**400,
+# which no float holds.
 Size = Annotated[int, Field(ge=1, le=1024)]
 Samples = Annotated[int, Field(gt=0, le=65536, description="samples")]
 MicroSamples = Annotated[int, Field(gt=0, le=1024, description="samples")]
@@ -39,6 +41,8 @@ class LossMask(str, Enum):
     """Which tokens count in the loss: all, or not a prefix of each sample, each of another length."""
 
     NONE = "none"
+    # With equal masks each rank has as many tokens as the others, and dividing by one's own is right: Megatron-LM's
+    # pull request 7513 is about a loss that only uneven masks show to be wrong.
     UNEVEN = "uneven"
 
 
@@ -167,6 +171,8 @@ class CaseSpec(LayoutSpec):
     # batch_p2p_comm off, to the same digits (CPU, gloo).
     overlap_p2p_comm: bool | None = None
     attention_backend: AttentionBackend | None = None
+    # Some bugs of released megatron-core show only with an axis from here on (envs/conflicts/): several buckets
+    # (NVIDIA/Megatron-LM pull request 5077), several instances (3693), gathered logits (issue 7452).
     distributed_optimizer: bool = False
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
@@ -284,6 +290,7 @@ class CaseRow(TomlModel):
 class BandwidthSweep(TomlModel):
     """An all_reduce sweep after the cases."""
 
+    # The sweep sends float32: 4 bytes are one element.
     sizes_bytes: tuple[Annotated[int, Field(ge=4, le=2**40)], ...] = Field(min_length=1)
     floor_gigabytes_per_second: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="of bus bandwidth, for the best of the sizes; without it there is none"

@@ -48,6 +48,7 @@ class SiteFile(TomlModel):
 
     cache_dir: str | None = Field(default=None, description="where the store is; default ~/.cache/envbuild")
     state_dir: str | None = Field(default=None, description="where the ledger is; default ~/.local/state/envbuild")
+    # Without it, behind a site's proxy, pip reports "No matching distribution found" and no certificate.
     ca_bundle: str | None = Field(default=None, description="PEM file that network access inside builds trusts")
     apt_mirror: str | None = Field(default=None, description="mirror for mmdebstrap instead of the machine's sources")
     base_repositories: tuple[str, ...] = Field(
@@ -201,8 +202,10 @@ def _ca_bundle(file: SiteFile, home: Path, environ: Mapping[str, str]) -> Path |
 
 def _find_links(file: SiteFile, home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     places = [*file.torch_builds.find_links]
+    # uv separates places with commas, pip with blanks.
     places += environ.get("UV_FIND_LINKS", "").split(",")
     places += environ.get("PIP_FIND_LINKS", "").split()
+    # As pip, which reads its files with RawConfigParser: a % in a URL stands for itself.
     config = configparser.ConfigParser(interpolation=None)
     named = environ.get("PIP_CONFIG_FILE")
     files = [named] if named else [str(_expanded(name, home)) for name in PIP_CONFIG_FILES]
@@ -212,6 +215,7 @@ def _find_links(file: SiteFile, home: Path, environ: Mapping[str, str]) -> tuple
             config.read(name)
         except (configparser.Error, UnicodeDecodeError):
             continue  # pip itself reports its broken files
+        # pip takes an option from [global] and from the section of its command; these commands fetch packages.
         for section in ("global", "install", "download", "wheel"):
             places += config.get(section, "find-links", fallback="").split()
         config.clear()

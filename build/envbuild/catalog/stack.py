@@ -54,6 +54,7 @@ class Component(TomlModel):
     version: Specifier = Field(default="", description="which versions may be taken, as a PEP 440 specifier")
     git: str | None = Field(default=None, description="the component's repository, for refs and upstream's own pins")
     ref: str | None = Field(default=None, description="branch, tag or commit to take instead of a release")
+    # A build of Transformer Engine's core takes hours, and its setup.py finds out by then what it requires.
     release_file: str | None = Field(
         default=None,
         min_length=1,
@@ -63,6 +64,8 @@ class Component(TomlModel):
     extras: tuple[Extra, ...] = Field(
         default=(), description="extras of the package; {cuda_major} becomes the major version of the base's CUDA"
     )
+    # uv only warns of an extra that a package lacks: the lock of NeMo as of 2025-03-01, before it had the extra llm,
+    # had 163 packages and no lightning.
     former_extras: dict[Extra, Extra] = Field(
         default_factory=dict,
         description="for an extra, the one that had its requirements in older trees and releases, which lack it",
@@ -80,12 +83,14 @@ class Component(TomlModel):
         default=(),
         description="folders and files of the package that the stack is not for; what they ask for is not checked",
     )
+    # The package index has each release of torch for one CUDA: 2.10 for 12.8, 2.11 for 13.0.
     releases_for_cuda: dict[CudaMajor, Specifier] = Field(
         default_factory=dict,
         description="which releases on the package index are for which CUDA, by its major version: on a base with that "
         "CUDA these are taken, where the component is not pinned; the first of them also where it is newer than the "
         "as-of moment",
     )
+    # torchvision 0.26.0 needs torch 2.11.0 exactly, and so on.
     released_with: tuple[PackageName, ...] = Field(
         default=(),
         description="packages each release of which needs one release of this component: exempt from the as-of moment "
@@ -167,6 +172,7 @@ class Variable(TomlModel):
     value: VariableValue | None = Field(
         default=None, description="{venv} and {site_packages} become the folders of the environment"
     )
+    # The wheels of CUDA 12 have their headers in other folders than those of CUDA 13.
     value_for_cuda: dict[CudaMajor, VariableValue] = Field(
         default_factory=dict,
         description="instead of value, by the major version of the base's CUDA; not set where it has another",

@@ -92,6 +92,7 @@ def parse(text: str, model: type[M], name: str) -> M:
         values = tomlread.loads(text)
     except tomlread.TOMLDecodeError as error:
         at = _AT_LINE.search(str(error))
+        # "at end of document" has no number: something was opened and never closed.
         line = int(at[1]) if at else len(text.splitlines())
         raise ConfigurationError(
             f"{name}:{line}: no valid TOML",

@@ -75,6 +75,7 @@ def certify(request: CertifyRequest, context: Context, options: CertifyOptions) 
             return read_certification(job, written=False)
         if not_counted:
             context.reporter.note(f"note: {job.certificate} does not count: {not_counted}. Certifying again")
+        # Before the image is hashed: a machine without a runtime or a driver is refused at once.
         executor = open_executor(job, options.machine, context.reporter)
         if request.image is not None:
             with context.reporter.step("check the image against its digests"):

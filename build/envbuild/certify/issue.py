@@ -244,6 +244,7 @@ def issue_certificate(
         )
     predicate = {
         **_facts(job, evidence, verdicts),
+        # In the place of all cases: those that failed as known are in not_vouched alone.
         "cases": [verdict.model_dump(mode="json", by_alias=True) for verdict in vouched(verdicts)],
         "key": job.key,
         "verdict": "passed",
@@ -283,6 +284,7 @@ def read_certification(
     """
     statement, file = read_certificate(job.certificate)
     reports = standing_reports(job.folder, job.certificate)
+    # Reports that stand are not written again: a command that has nothing to do imports no jinja2.
     if reports is None:
         logs = logs_of(job, folder or job.folder / "run")
         details = {"name": job.subject.name, "keyid": file.keyid, "logs": logs, "pairs": _pairs(job)}

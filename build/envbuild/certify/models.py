@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, JsonValue
 
 from envbuild.catalog.fields import Moment, TomlModel
 
+# Programs read these names: in certificates, as types of JUnit, and with --json (docs/reference/certify.md).
 Check = Literal[
     "parity-loss",
     "parity-grad-norm",
@@ -110,6 +111,7 @@ class Step(TomlModel):
     """What one training step measured; None for a number that is not finite."""
 
     step: int
+    # JSON has no NaN and no infinity (RFC 8259, section 6): the runner writes null.
     loss: float | None
     grad_norm: float | None
     seconds: float | None = None
@@ -120,6 +122,7 @@ class Reused(TomlModel):
 
     model_config = ConfigDict(populate_by_name=True)
 
+    # The key is a keyword of Python.
     from_: Moment = Field(alias="from", description="when that run measured them")
     run: str
 

@@ -55,6 +55,7 @@ def write_plan(request: CertifyRequest, folder: Path, store: LocalStore) -> Cert
         # copyfile leaves the mode behind: a file of the store is read-only.
         shutil.copyfile(job.smoke, folder / FILE_NAME)
         (folder / RESULTS_DIR).mkdir()
+        # Layers are no single file to hash: the runner hashes the manifest, which has their digests.
         if request.place in ("oci", "docker") and request.image is not None:
             shutil.copyfile(manifest_of(request.image), folder / MANIFEST)
     write_atomic(folder / README, readme(job))

@@ -48,6 +48,7 @@ def command(
             fix="Name a case (`envbuild certify --print-cases`), or leave --matrix out.",
         )
     locks = [read_lock(_path(session, text)) for text in (good, bad)]
+    # The stack and the base of either: bisect() refuses locks of two bases.
     record = locks[1].lock
     selection = session.select_to_lock(record.stack, target, record.base.name)
     request = BisectRequest(
@@ -84,5 +85,6 @@ def _trial(session: Session, selection: Selection, case: str | None, matrix: str
             context=session.context,
         )
     verifier = session.verifier(without="envbuild bisect GOOD BAD --case ID")
+    # Before any trial, each of which needs such a place.
     verifier.require_place(selection)
     return ImportTrial(selection=selection, verify=verifier)

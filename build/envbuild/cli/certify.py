@@ -176,6 +176,7 @@ def _options(session: Session, selection: Selection, arguments: Arguments) -> Ce
 
 def _request(session: Session, selection: Selection, arguments: Arguments) -> CertifyRequest:
     lock = find_lock(session.project, selection, arguments.name)
+    # Again, with the lock: its record has the driver of the commit that was locked.
     driver_of(selection, arguments.matrix or selection.stack.matrix, lock.lock)
     return CertifyRequest(
         selection=selection,
@@ -196,6 +197,7 @@ def _resume_help(context: click.Context) -> Iterator[None]:
     """Add the command that resumes to the error of an interrupted run."""
     try:
         yield
+    # A signal may come to this process, or to the runner, which ends with status 130 then.
     except (KeyboardInterrupt, InterruptedByUserError):
         again = command_line(context, "--resume")
         raise InterruptedByUserError("interrupted; cases that had ended are kept", fix=f"Resume: {again}") from None

@@ -79,7 +79,9 @@ def init(
         state=state,
         at=at,
         project=session.project.absolute(),
+        # `python -m envbuild` has the path of __main__.py as its first word.
         program=program if program.endswith("envbuild") else "envbuild",
+        # The placeholders stay outside of shlex.join(), which would put quotes around them.
         run_with=shlex.join(["sbatch", "--wait", str((into / CERTIFY_JOB).absolute())]) + " {plan} {image}"
         if system == "slurm" and any(target.on_gpus for target in ci_targets)
         else "",

@@ -19,6 +19,7 @@ class Command(click.Command):
     """
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        # Each time: click keeps the option from 8.1.8 on, and makes another one before.
         option = super().get_help_option(ctx)
         if option is not None:
             option.callback = _show_help
@@ -78,6 +79,7 @@ def flag_of(option: click.Option, value: object) -> str:
 
 
 def _show_help(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001
+    # click parses resiliently to complete words in a shell, where nothing may be printed.
     if value and not ctx.resilient_parsing:
         text = ctx.get_help() + "\n"
         put(json.dumps({"help": text}, indent=2) + "\n" if ctx.obj else text)

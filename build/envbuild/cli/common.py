@@ -158,8 +158,10 @@ class Session:
     def done(self, result: dict[str, Json], *lines: str) -> None:
         """Print the result: the documented object on stdout with --json, else lines for people."""
         if self.as_json:
+            # json.dumps escapes control characters and all beyond ASCII: nothing that a terminal acts on is left.
             put(json.dumps(result, indent=2) + "\n")
         elif not self.quiet:
+            # Lines have texts of images, packages and results, whose control characters could repaint the terminal.
             put("".join(f"{printable_lines(line)}\n" for line in lines))
 
 
@@ -170,6 +172,7 @@ class PathArgument(click.Path):
         super().__init__(file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        # Path("") is the current directory.
         if value == "":
             self.fail("it is empty; name a place, or leave the option out", param, ctx)
         return super().convert(value, param, ctx)

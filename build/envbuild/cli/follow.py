@@ -83,6 +83,7 @@ def follow(words: list[str], ask: Callable[[], int]) -> int:
         except Exception as error:
             _leave_failure(f"{name}.json", error, started)
             raise
+        # A command line that click refuses ends with a code and leaves nothing: each process reports its own.
         if code == 0 and _left:
             _write(f"{name}.json", _left)
         return code
@@ -101,6 +102,7 @@ def _split(words: list[str]) -> tuple[list[str], dict[str, str]]:
         elif word.startswith("--output="):
             wishes["output"] = word.partition("=")[2]
         elif word in ("--json", "--quiet", "-q"):
+            # Under j or q: --quiet and -q are one wish.
             wishes[word.lstrip("-")[0]] = word
         else:
             question.append(word)
@@ -118,13 +120,15 @@ def _place(question: list[str]) -> str | None:
             except FileExistsError:  # noqa: PERF203 - two folders
                 # /tmp is open to all: another account may have made it first, or put a link there.
                 info = os.lstat(path)
+                # A directory, with no rights for group and others: S_IFDIR and 0o077 of inode(7).
                 if info.st_uid != os.geteuid() or info.st_mode & 0o170077 != 0o040000:
                     return None
         deciding = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
+        # With the current directory, to which paths of the question may be relative.
         asked = json.dumps([__version__, os.getcwd(), question, sorted(deciding.items())])
     except OSError:
         return None
-    # The digest alone: some of these variables are secrets.
+    # The digest alone: some of these variables are secrets. Words and variables may be no UTF-8 (PEP 383).
     return f"{folder}/pulls/{sha256(asked.encode(errors='surrogateescape')).hexdigest()}"
 
 

@@ -47,7 +47,8 @@ def run_command(arguments: list[str]) -> int:
     from envbuild.cli.report import report, usage_error
 
     try:
-        # Not cli.main(): it ends the process with status 1 when the reader of stdout leaves.
+        # Not cli.main(): it ends the process with status 1 when the reader of stdout leaves. With a copy, as main()
+        # makes one: click's parser takes the words out of the list.
         with cli.make_context("envbuild", list(arguments), obj="--json" in arguments) as context:
             cli.invoke(context)
     except click.exceptions.Exit as leave:

@@ -123,6 +123,7 @@ def command(
     if sqsh_builder == "enroot":
         raise _no_enroot()
     readable = session.catalog.cluster(cluster).sqsh_compression if cluster is not None else ()
+    # With what the cluster reads: a .sqsh from the store may have another compression than the one asked for.
     packing = Packing(compression=Compression.parse(sqsh_compression), readable=readable)
     # Before anything is built: an image takes minutes.
     if cluster is not None and "sqsh" in formats:
@@ -132,6 +133,7 @@ def command(
     current = not is_older(lock.lock, selection)
     if not current:
         session.reporter.note(f"note: the lock is older than its stack or base; `{lock_command(lock)}` would renew it")
+    # Before the build too: what is in the image's place may not be envbuild's, or not writable.
     check_place(out_dir, name or selection.stack_name, selection.base_name, selection.target_name)
     inputs = ImageInputs(
         selection=selection,

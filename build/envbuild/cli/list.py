@@ -37,6 +37,7 @@ def command(session: Session, kind: str) -> None:
         print_error(together)
     session.done(result, *_lines(rows))
     if broken:
+        # Without the error, which was printed with the result.
         raise click.exceptions.Exit(ConfigurationError.exit_code)
 
 

@@ -65,6 +65,7 @@ def _dispatch(arguments: list[str]) -> int:
         case ["--version"]:
             put(_object({"version": __version__}) if as_json else f"envbuild {__version__}\n")
             return 0
+    # Before click is imported: a process that follows takes 0.05 s, and twice that with click.
     if arguments[0] == "pull":
         from envbuild.cli.follow import follow
 

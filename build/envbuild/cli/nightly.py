@@ -91,6 +91,7 @@ def command(session: Session, **values: Any) -> None:
     )
     code = night.exit_code or (StaleImageError.exit_code if any(state.state == "stale" for state in states) else 0)
     if code:
+        # Without an error: the record of a night that failed is its result.
         raise click.exceptions.Exit(code)
 
 

@@ -42,6 +42,7 @@ def print_cases(session: Session, selection: Selection, wanted: PrintedCases) ->
     matrix_name = wanted.matrix
     matrix = selection.catalog.matrix(matrix_name)
     lock = _lock(session, selection, wanted.lock_name)
+    # For its error: a stack without cases in the matrix is refused as its run is.
     driver_of(selection, matrix_name, lock.lock if lock else None)
     packages = lock.packages() if lock else ()
     cases = chosen_cases(matrix, matrix_name, selection, wanted.cases, packages)

@@ -64,6 +64,7 @@ def command(
     certified = f"certified by {pulled.key}, measured {found['measured_at']}" if pulled.key else "NOT certified"
     lines = [f"{found['tag']} ({found['target']}): {certified}", str(found["digest"])]
     if form == "sqsh":
+        # Before the file gets its name here: those who follow have an --output of their own.
         leave(pulled.asked, found, [printable_lines(line) for line in lines])
         found["path"] = place(found, str(output)) if output is not None else found["path"]
     session.done(found, *lines, str(found["path"]))
@@ -84,6 +85,8 @@ def request_of(
         reference=parse_reference(reference),
         target=target or None,
         trust=trust_of(session, trust),
+        # Not by the option's callback, since the importer has it from a variable; click gives callbacks the parameter,
+        # which is not read.
         max_age=parse_age(context, context.command.params[0], max_age or None),
         uncertified=uncertified,
     )

@@ -45,7 +45,8 @@ def explain(error: Exception) -> EnvbuildError:
     """The envbuild error for any exception; a traceback is shown only for faults of envbuild."""
     if isinstance(error, InterruptedByUserError):
         return error
-    # An unexpected error after a signal: something took the KeyboardInterrupt for a failure of its own.
+    # An unexpected error after a signal: something took the KeyboardInterrupt for a failure of its own. pydantic does,
+    # while it makes a class.
     if is_interruption(error) or (has_come() and not isinstance(error, EnvbuildError)):
         return InterruptedByUserError()
     if isinstance(error, EnvbuildError):
@@ -76,6 +77,7 @@ def as_json(error: EnvbuildError) -> dict[str, Json]:
 
 
 def print_error(error: EnvbuildError) -> None:
+    # NO_COLOR: https://no-color.org
     text = render(error, _known(error), colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
     with contextlib.suppress(OSError):  # there is nowhere to print it
         print(text, file=sys.stderr)

@@ -28,6 +28,7 @@ def command(session: Session, base: str, write: bool) -> None:
     Nothing is built on a base without one.
     """
     definition, path = session.catalog.base(base), session.catalog.path("bases", base)
+    # The folder that holds envs/bases/FILE: the paths of a base are relative to it.
     digest = resolve(definition, base, path.parents[2], session.site.ca_bundle)
     was = definition.pinned
     written: Path | None = None

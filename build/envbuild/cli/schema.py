@@ -20,6 +20,7 @@ from envbuild.core.text import shown
 
 # Files that are not under envs/: the site's configuration, and the keys that a user trusts.
 ALL: dict[str, type[TomlModel]] = {**KINDS, "site": SiteFile, "trust": TrustFile}
+# pydantic writes schemas of this draft, and does not name it in them.
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 

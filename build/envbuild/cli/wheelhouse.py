@@ -185,6 +185,7 @@ def push_command(session: Session, keys: tuple[str, ...], everything: bool, repl
         remote.keys(KIND)  # a store that cannot be reached is told also where there is nothing to push
     done: dict[str, str] = {}
     for item in items:
+        # By its document, before the wheel is read and hashed.
         if not replace and wheelhouse.remote.has(remote, item):
             done[item.record.key] = Pushed.SAME.value
             continue

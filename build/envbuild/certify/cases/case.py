@@ -41,6 +41,7 @@ class Capabilities:
     def of(cls, selection: Selection, packages: Iterable[str] = ()) -> Capabilities:
         """That of a selection: with the packages of its lock, what the stack names, and what the base brings."""
         target, stack = selection.target, selection.stack
+        # Without a lock, as for --print-cases, only the stack and the base say what there will be.
         names = frozenset({*packages, *stack.components, *stack.requirements, *selection.base.provides})
         return cls(device=target.device, sm=target.sm, packages=names)
 
@@ -266,6 +267,7 @@ class ResolvedRow:
             "packed": "packed" if own.packed else "whole",
             "finetune": own.finetune.value if own.finetune is not Finetune.NONE else "pretrain",
         }
+        # Packing must change nothing: the baseline of packed fine-tuning has the same samples unpacked.
         if own.packs_pairs:
             del words["packed"]
         found = [word for name, word in words.items() if getattr(own, name) != getattr(usual, name)]
@@ -283,6 +285,7 @@ class ResolvedRow:
             (spec.overlap_grad_reduce, "overlap_grad_reduce", "ogr"),
             (spec.overlap_param_gather, "overlap_param_gather", "opg"),
             (spec.bucket_size is not None, "bucket_size", f"bk{spec.bucket_size}"),
+            # Without interleaved stages it is off in every case (rules.py).
             (spec.virtual_pipeline > 1 and not self.overlap_p2p_comm, "overlap_p2p_comm", "bp2p"),
             (spec.recompute is not Recompute.NONE, "recompute", f"rc-{spec.recompute.value}"),
             (

@@ -65,6 +65,7 @@ _MODELS = (
 )
 AXES = (*_ROWS, *_MODELS)
 _OF_EXPERTS = ("expert", "expert_tensor", "moe_token_dispatcher_type", "moe_grouped_gemm")
+# The steps leave room for resume_at = 1, and the samples divide by what _ROWS multiplies.
 _TRAINING = Training(steps=2, micro_batch_size=2, global_batch_size=16, learning_rate=1e-3, clip_grad_norm=1.0, seed=1)
 State = Literal["covered", "impossible", "not covered"]
 
@@ -104,6 +105,7 @@ def axes_of(case: Case, model: ModelSpec) -> frozenset[str]:
         f"recompute_{case.settings.recompute.value}",
         *_features(model),
     }
+    # Values that are no axis go here: recompute_none, and the empty word.
     return frozenset(own & set(AXES))
 
 
@@ -173,6 +175,7 @@ def _model(pair: tuple[str, str]) -> ModelSpec:
         num_query_groups=2 if "num_query_groups" in axes else None,
         sequence_length=64,
         vocabulary_size=512,
+        # Layers of megatron-core's own take sequence parallel with RMSNorm alone (rules.py).
         normalization=Normalization.RMS,
         layer_spec=LayerSpec.TRANSFORMER_ENGINE if engine else LayerSpec.LOCAL,
         moe=Experts(num_experts=4, router_topk=2, **losses) if has_experts else None,  # type: ignore[arg-type]
@@ -185,6 +188,7 @@ def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[CaseSpec]:
     values: dict[str, Any] = {"model": "m"}
     for axis in pair:
         for name, value in _ROWS.get(axis, {}).items():
+            # Where both axes want a size, the larger one serves both.
             values[name] = max(values[name], value) if isinstance(values.get(name), int) else value
     # Optimizers are sharded over data-parallel ranks, Transformer Engine splits contexts in 16 bits alone, and experts
     # take tensor parallel with sequence parallel alone.
@@ -199,6 +203,7 @@ def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[CaseSpec]:
             yield row
             continue
         processes = row.data * row.tensor * row.pipeline * row.context
+        # Another layout of as many processes, as rules.py wants it.
         for name in ("data", "pipeline"):
             yield row.model_copy(update={"continue_in": LayoutSpec.model_validate({name: processes})})
 

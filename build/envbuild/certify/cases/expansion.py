@@ -100,6 +100,7 @@ class _Reading:
 
     def _take(self, position: int, row: ResolvedRow, *, where_possible: bool) -> None:
         missing = missing_capabilities(row)
+        # A broken rule is no reason to leave a row out: no environment can train it.
         if where_possible and missing:
             self.left_out.append(LeftOut(id=row.case.id, why="; ".join(missing)))
             return

@@ -59,6 +59,7 @@ def _continued(row: ResolvedRow) -> list[str]:
     if before != after:
         found.append(f"it has {after} processes and must have as many as the layout that is saved, {before}")
     changes: dict[str, object] = {name: getattr(layout, name) for name in LayoutSpec.model_fields}
+    # Its own rules end there: broken_rules() comes back to this function.
     changes["continue_in"] = None
     if layout.data * layout.context == 1:
         # One rank has the whole state of an optimizer that was sharded, and its only bucket.
@@ -279,6 +280,7 @@ def _setting_needs(row: ResolvedRow) -> Iterator[str]:
         yield f"attention_backend = {backend.value} needs layer_spec {other}"
     if backend in (AttentionBackend.FLASH, AttentionBackend.FUSED) and fp32:
         yield f"attention_backend = {backend.value} needs precision bf16 or fp8 (its kernels have no fp32)"
+    # Transformer Engine splits contexts with flash and fused attention alone.
     if spec.context > 1 and not local and (fp32 or backend is AttentionBackend.UNFUSED):
         yield "context > 1 needs precision bf16 or fp8 and an attention_backend other than unfused"
     if spec.fp8_recipe is not None and spec.precision is not Precision.FP8:

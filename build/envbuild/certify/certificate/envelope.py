@@ -17,6 +17,7 @@ from envbuild.core import jsonread
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 # A certificate of 60 cases has some 100 kB; a far larger file is refused.
 LARGEST_BYTES = 32 << 20
+# RFC 8032, section 5.1.6: two times 32 bytes.
 SIGNATURE_BYTES = 64
 
 

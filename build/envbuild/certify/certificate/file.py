@@ -20,6 +20,7 @@ from envbuild.core.files import NotPlainFileError, machine_errors, read_plain
 from envbuild.core.validation import describe_errors
 
 AGAIN = "Get the file again from where it was made, as it was written, or run `envbuild certify`: it makes a new one."
+# Forms of older versions, known only so that the refusal can name them.
 BEFORE_MATRICES = "urn:envbuild:certificate:2"
 OLD_FORM = b'"urn:envbuild:certificate:1"'
 

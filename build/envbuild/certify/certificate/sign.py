@@ -26,6 +26,7 @@ class Signer:
 
         self.public = key.public_key()
         self.keyid = keyid_of(self.public)
+        # With its ID: securesystemslib would make another one, of the key in JSON.
         self._signer = CryptoSigner(key, SSlibKey.from_crypto(self.public, self.keyid))
 
     def sign(self, payload: bytes) -> SignedBytes:
@@ -33,6 +34,7 @@ class Signer:
         from securesystemslib.dsse import Envelope
 
         signature = Envelope(payload, PAYLOAD_TYPE, {}).sign(self._signer)
+        # securesystemslib keeps signatures as hex digits; DSSE has the bytes in base64.
         return SignedBytes(payload, SignatureOf(self.keyid, bytes.fromhex(signature.signature)))
 
 
@@ -55,7 +57,8 @@ def verifies(content: SignedBytes, key: Ed25519PublicKey) -> bool:
     from securesystemslib.exceptions import VerificationError
     from securesystemslib.signer import Signature, SSlibKey
 
-    # The caller chose the key: in DSSE the ID is an unauthenticated hint.
+    # The caller chose the key: in DSSE the ID is an unauthenticated hint. Key and signature both get it here, since
+    # securesystemslib tries no key with another ID (its issue 416).
     keyid = content.signed.keyid
     signature = Signature(keyid, content.signed.signature.hex())
     envelope = Envelope(content.payload, PAYLOAD_TYPE, {keyid: signature})

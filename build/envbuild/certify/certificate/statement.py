@@ -131,6 +131,7 @@ class Predicate(TomlModel):
     stack: str
     base: str
     target: str
+    # The key is a keyword of Python.
     in_: Where = Field(alias="in", description="where the cases ran")
     runtime: str | None = Field(description="how the .sqsh was opened")
     lock_digest: Digest
@@ -183,6 +184,7 @@ class WantedCertificate:
 class Certificate(TomlModel):
     model_config = ConfigDict(populate_by_name=True)
 
+    # To pydantic a name that begins with an underscore is a private attribute.
     type_: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
     subject: tuple[CertifiedThing, ...] = Field(min_length=1)
     predicate_type: Literal["urn:envbuild:certificate:3"] = Field(alias="predicateType")
@@ -196,6 +198,7 @@ class Certificate(TomlModel):
         if self.predicate.in_ in WITHOUT_IMAGE:
             if kinds != ["lock"]:
                 raise ValueError(f"a run in {self.predicate.in_} certifies a lock and no image; it names {kinds}")
+        # No run has docker's digest alone: it follows from the OCI manifest, which the runner hashes.
         elif not set(kinds) <= {"oci", "sqsh", "docker"} or kinds == ["docker"]:
             raise ValueError(f"a run in an image certifies that image; it names {kinds}")
         if kinds == ["lock"] and f"sha256:{self.subject[0].digest.sha256}" != self.predicate.lock_digest:

@@ -79,6 +79,7 @@ def load_trust(path: Path) -> Trust:
         if settings.public is not None:
             key = parse_public(settings.public, what)
         else:
+            # An absolute path, which ~ becomes too, takes the place of the folder (pathlib).
             key = read_public(path.parent / Path(settings.file or "").expanduser(), what)
         keyid = keyid_of(key)
         if keyid in keys:

@@ -162,6 +162,7 @@ def _check_subject(file: CertificateFile, statement: Certificate, about: About) 
     if about.image is not None:
         compared += [_same(file, statement, digest, what) for what, digest in _image_digests(about.image).items()]
     if about.lock is not None:
+        # Not one of the subjects: the certificate of an image is about the image's lock, too.
         found = read_lock(about.lock).lock.digest
         if found != statement.predicate.lock_digest:
             stated = f"{statement.predicate.lock_digest} (its lock)"

@@ -158,6 +158,7 @@ def _judged(verdict: CaseVerdict, problems: Sequence[Problem]) -> CaseVerdict:
 
 def _untrained(steps: Sequence[Step]) -> list[Problem]:
     """That the loss of a baseline never changed."""
+    # Such a baseline would agree with every layout that learns nothing either.
     if len(steps) < 2 or len({step.loss for step in steps}) > 1:
         return []
     return [Problem(check="baseline", text=f"its loss is {steps[0].loss} at every step: nothing was trained")]
@@ -189,6 +190,7 @@ def _failure(result: CaseResult) -> Problem:
     reason = failure.get("message") or "no reason was recorded"
     where = f" (rank {failure['rank']}: {failure.get('log')})" if failure.get("rank") is not None else ""
     kind = str(failure.get("kind"))
+    # A rank that exits with 0 before its first step has reported nothing.
     check: Check = _FAILURES.get(kind, "steps" if kind == "incomplete" and result.steps else "not-reported")
     return Problem(check=check, text=f"{result.status}: {reason}{where}")
 

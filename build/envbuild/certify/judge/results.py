@@ -183,6 +183,7 @@ def _read(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: s
         raise _Refused(SMOKE, f"The plan is for runner {smoke_digest}; it ran with {used}.")
     _check_image(run["image"], plan["subject"])
     found = [
+        # Lines have more, which the schema has checked and no one here reads; the model would refuse it.
         CaseResult.model_validate({name: record[name] for name in CaseResult.model_fields if name in record})
         for record in records
         if record["type"] == "case"

@@ -245,12 +245,14 @@ def _round_ticks(low: float, high: float, *, whole: bool) -> tuple[float, ...]:
     """Round numbers that span the values; within them where the axis ends with the data."""
     raw = (high - low) / TICKS
     power = 10.0 ** math.floor(log10(raw))
+    # 0.999 here and 1e-9 below leave room for rounding: in floats 0.3 / 0.1 is less than 3.
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
     if whole:
         step = max(1.0, float(math.ceil(step)))
         first, last = math.ceil(low / step), math.floor(high / step)
     else:
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # A multiple of a step has a rounding error in its last digits: 3 * 0.1 is 0.30000000000000004.
     return tuple(float(f"{index * step:.14g}") for index in range(first, last + 1)) or (low, high)
 
 

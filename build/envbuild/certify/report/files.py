@@ -43,6 +43,7 @@ def write_reports(folder: Path, report: Report) -> ReportFiles:
 def end_of(log: Path) -> str:
     """The last lines of a log; nothing where there is no log."""
     try:
+        # What was brought back may have a pipe in the place of a log, and nothing waits for one.
         with open_plain(log) as stream:
             # The log of a long run may have gigabytes.
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - 64 * 1024))

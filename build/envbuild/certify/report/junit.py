@@ -63,6 +63,7 @@ def _properties(suite: ET.Element, report: Report) -> None:
 
 
 def _run(suite: ET.Element, report: Report) -> None:
+    # JUnit has failures of test cases alone, so the run is one.
     element = ET.SubElement(suite, "testcase", classname="run", name=RUN, time="0.000")
     _failure(element, report.problems)
     if report.log:

@@ -46,10 +46,12 @@ def page_html(report: Report) -> str:
     return template.render(
         report=report,
         style=style,
+        # default-src says nothing of base-uri and form-action (CSP Level 3, section 6.1).
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         headline=_headline(report),
         failed=len(report.failed_cases),
         reused=reused,
+        # count() also has how many were reused, for which the page has a place of its own.
         count=count(report.cases).partition(",")[0],
         groups=groups,
         problems=_problems(report, [view for group in groups for view in group.cases]),

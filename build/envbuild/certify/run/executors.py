@@ -58,6 +58,7 @@ def parse_gpus(text: str) -> tuple[int, ...]:
         UsageError: it is not a list of different numbers.
     """
     words = [word.strip() for word in text.split(",")]
+    # isdecimal() alone is true of the digits of other scripts, too.
     if not all(word.isdecimal() and word.isascii() for word in words) or len({*map(int, words)}) != len(words):
         raise UsageError(
             f"--gpus {text!r} is not a list of GPUs",
@@ -92,6 +93,7 @@ def open_executor(job: CertifyJob, machine: MachineOptions, reporter: Reporter) 
 def _in_image(job: CertifyJob, image: PlacedImage, machine: MachineOptions, reporter: Reporter) -> Executor:
     extra = communication_variables(os.environ) if job.on_gpus else {}
     if job.request.place == "docker":
+        # Imported here: no other place needs the SDK of docker.
         from envbuild.image.docker.engine import open_engine
         from envbuild.launch.docker import DockerExecutor
 

@@ -28,6 +28,7 @@ from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.local import LocalStore
 from envbuild.sync.zipapp import smoke_file
 
+# Their results have some 200 MB with a hundred cases.
 MOST_REPEATS = 1000
 
 
@@ -122,6 +123,7 @@ class CertifyJob:
         if cases == self.cases:
             return self.plan
         plan = _plan(self.request, self.subject, self.driver, self.matrix, cases)
+        # As the whole plan has them: with the durations that are known.
         return {**plan, "cases": [dict(self.planned(case.id)) for case in cases]}
 
 
@@ -142,6 +144,7 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     cases = chosen_cases(matrix, request.matrix_name, selection, request.wanted, packages)
     # Every case may be wanted by its name: that is the whole matrix too.
     whole = len(cases) == len(chosen_cases(matrix, request.matrix_name, selection, packages=packages))
+    # After that: without the cases that are known to be wrong it is the whole matrix still, and not_vouched has them.
     conflicts = known_wrong_in(request.lock, selection.catalog)
     known_wrong = affected_cases(cases, matrix, conflicts)
     if not request.run_known_wrong:
@@ -206,6 +209,7 @@ def subject_of(request: CertifyRequest) -> Subject:
         if record.sqsh_digest is None:
             image.sqsh()  # its error explains how to make one
         return replace(bare, oci_digest=record.oci_digest, sqsh_digest=record.sqsh_digest)
+    # In layers and in docker the .sqsh is not opened, and so not certified.
     return replace(bare, oci_digest=record.oci_digest)
 
 

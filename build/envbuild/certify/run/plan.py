@@ -20,9 +20,9 @@ from envbuild.launch.executors import Where
 PLAN_SCHEMA = "envbuild.plan/3"
 # Raised when the judge would come to another verdict about the same results.
 JUDGE_VERSION = 11
-# How long a case takes or may take; they do not change what it computes.
 # How often a baseline trains again with its weights moved, which its bands are measured from.
 PERTURBED_RUNS = 4
+# How long a case takes or may take; they do not change what it computes.
 TIMES = ("estimated_seconds", "time_limit_seconds")
 
 

@@ -184,6 +184,7 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
     """The lines that a run has written, as far as they are JSON objects."""
     found = []
     with contextlib.suppress(OSError):
+        # A run that was killed may have left half a line, or half of a character.
         for line in (folder / RESULTS_DIR / RESULTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 found.append(jsonread.loads(line))

@@ -35,6 +35,7 @@ class Watcher:
             match event["event"]:
                 case "case-started":
                     self._running[event["case"]] = "starts"
+                # The fork server of its ranks died, for example because memory ran out (docs/reference/plan.md).
                 case "case-restarted":
                     case = brief(event["case"])
                     self._running[case] = "starts"
