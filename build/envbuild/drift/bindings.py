@@ -160,6 +160,7 @@ def absolute(scope: Scope, module: str | None, level: int) -> str:
     """The dotted name that an import statement means."""
     if not level:
         return module or ""
+    # One dot is the package itself, each further one the package around it (Language Reference, 7.11).
     package = scope.package.split(".")
     parts = package[: len(package) - (level - 1)]
     return ".".join([*parts, module] if module else parts)
@@ -227,6 +228,7 @@ class _Collector:
 
     def _opaque_names(self, node: ast.AST) -> None:
         for inner in walk(node):
+            # `del name` too: its context is ast.Del.
             if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
                 self._bind(inner.id, OPAQUE)
             elif isinstance(inner, ast.MatchAs | ast.MatchStar) and inner.name:
@@ -264,6 +266,7 @@ class _Collector:
         name = statement.target.id if isinstance(statement.target, ast.Name) else None
         if name is None:
             return
+        # An annotation alone gives the name no value (PEP 526).
         if statement.value is not None:
             self._bind(name, Assigned(statement.value, self.scope))
             if self.scope.walrus:

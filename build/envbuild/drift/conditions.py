@@ -99,6 +99,8 @@ class Conditions:
                 if literal and self._is_own_version(left):
                     found = self._compare(_COMPARES[type(how)], literal)
         if found is not None:
+            # A test that the version passes protects nothing: megatron-core 0.12.3 asks for Transformer Engine
+            # 2.2.0.dev0, and then passes an argument that 2.2.0 lacks and 2.3.0 has (tests/integration/test_drift.py).
             return BranchOutcome.TRUE if found else BranchOutcome.FALSE
         # A version that is not compared with a literal, or not the provider's: its author thought of other versions.
         return BranchOutcome.ADAPTED if any("version" in word for word in _words(test)) else None

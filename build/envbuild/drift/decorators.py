@@ -8,7 +8,8 @@ from enum import Enum
 
 from envbuild.drift.syntax import FunctionNode, own_statements, walk
 
-# Decorators of other packages that leave the way a function is called alone. Anything not here is unknown.
+# Decorators of other packages that leave the way a function is called alone. Anything not here is unknown. Those of
+# classes are among them (dataclass, total_ordering): one that may replace its class hides the constructor.
 HARMLESS = frozenset(
     {
         "abc.abstractmethod",

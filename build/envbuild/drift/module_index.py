@@ -174,6 +174,7 @@ def _table(owner: SourceTree, module: str, tree: ast.Module) -> ModuleTable:
 def patches_of(table: ModuleTable, tree: ast.Module) -> Patches:
     """What a module of this syntax does to others."""
     scope = Scope(table.scope.module, table.scope.package, "function", table.scope)
+    # Copied: what functions import becomes no name of the module.
     scope.bindings.update({name: list(values) for name, values in table.scope.bindings.items()})
     patches: list[AttributePatch] = []
     replaced: set[str] = set()
@@ -203,6 +204,7 @@ def parse(source: bytes) -> ast.Module:
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
     """Reading makes many objects and no garbage: the collector would take most of the time."""
+    # 160 modules of the standard library, parsed and their trees kept: 0.6 s without it, 2.6 s with it (Python 3.11).
     if not gc.isenabled():
         yield
         return

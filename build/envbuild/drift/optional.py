@@ -42,6 +42,7 @@ class OptionalImports:
                 return no, yes
             case ast.BoolOp(op=how, values=values):
                 found = [self.needed(value, scope) for value in values]
+                # `a and b` says something of both where it is true, `a or b` where it is false.
                 if isinstance(how, ast.And):
                     return NONE.union(*(yes for yes, _ in found)), NONE
                 return NONE, NONE.union(*(no for _, no in found))

@@ -71,7 +71,7 @@ class Reach:
         top = self._top(module)
         if top is None:
             return ""
-        # Where nothing drifted, nobody asks.
+        # Where nothing drifted, nobody asks: of the 7 s of processor time for NeMo this takes 2.
         if not self._live:
             self._explore()
         if top not in self._live:

@@ -77,6 +77,7 @@ def parameter(name: str, kind: object, *, optional: bool) -> Parameter:
 
 def signature(parameters: Iterable[Parameter]) -> Signature:
     """A signature as it stands: an order that Python would refuse is not for this check to judge."""
+    # The argument is inspect's own and not documented; without it an order that Python refuses is a ValueError.
     return Signature(list(parameters), __validate_parameters__=False)
 
 

@@ -17,6 +17,7 @@ from envbuild.core.errors import CheckRefusedError
 # Not part of what a distribution offers, although some wheels install them as top-level packages.
 _NOT_THE_PACKAGE = frozenset({"tests", "test", "examples", "scripts", "docs", "benchmarks", "tools", "3rdparty"})
 _COMPILED = (".so", ".pyd")
+# Every class whose name ends so: setuptools' Extension, torch's CUDAExtension, Pybind11Extension.
 _EXTENSION = re.compile(r"""Extension\(\s*(?:name\s*=\s*)?["']([\w.]+)["']""")
 
 
@@ -91,6 +92,7 @@ def extensions_of(setup: str) -> list[str]:
 def write_wheel(path: Path, name: str, version: str, content: Mapping[str, bytes]) -> None:
     """Write the files of a source tree, in the flat or the ``src`` layout, so that it can be read as a wheel."""
     with zipfile.ZipFile(path, "w") as archive:
+        # What from_wheel reads, and no WHEEL or RECORD: nothing installs it.
         archive.writestr("_.dist-info/METADATA", f"Name: {name}\nVersion: {version}\n")
         for file, text in content.items():
             archive.writestr(file, text)

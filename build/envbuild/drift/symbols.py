@@ -228,6 +228,7 @@ class Reader:
         if (table and name in table.scope.bindings) or self.tables.exists(f"{module}.{name}"):
             return Presence.YES
         if table is None:
+            # A source that cannot be parsed may have any name, a folder without __init__.py only modules (PEP 420).
             has_source = self.tables.file_of(module) is not None
             return Presence.UNKNOWN if has_source or not self.tables.provided(module) else Presence.NO
         stars = {self._through_star(star, name, seen | {module}) for star in table.scope.stars}

@@ -152,6 +152,7 @@ class Walker(ExpressionWalker):
     def _gain(self, node: ast.Try, scope: Scope) -> None:
         """The flags that the body sets when it imports nothing but the provider."""
         imports = [statement for statement in node.body if isinstance(statement, ast.Import | ast.ImportFrom)]
+        # The import of another package may fail, and leave the flag false: only the lock knows.
         if all(self._imports_provided(statement, scope) for statement in imports):
             self.conditions.gained.update(
                 target.id
@@ -177,6 +178,7 @@ class Walker(ExpressionWalker):
         for outside in [*node.decorator_list, *node.args.defaults, *node.args.kw_defaults]:
             if outside is not None:
                 self._expression(outside, place)
+        # Not of a function in another one, which may use names of that one: Relevance knows those of the module alone.
         if place.function is None and not self.relevance.may_ask(node, place.owner):
             return place
         self._block(node.body, place.entering(function_scope(node, place.scope), node.name))

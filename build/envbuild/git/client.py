@@ -48,9 +48,9 @@ GONE = re.compile(
     re.IGNORECASE,
 )
 _PROGRESS = re.compile(r"\d+% \(\d+/\d+\)|^remote: (Enumerating|Counting|Compressing|Total)\b")
-# git has no status of its own for it; upload-pack has used this text since partial clones exist.
 # A server without an object that it may fetch from its own (git-upload-pack does not).
 _PARTIAL = re.compile(r"could not fetch [0-9a-f]{40} from promisor remote")
+# git has no status of its own for it: a server can refuse filters since git 2.29 (uploadpackfilter, git-config(1)).
 _FILTER_REFUSED = re.compile(r"filter '.*' not supported")
 
 
@@ -147,6 +147,7 @@ class GitClient:
                 raise MachineError(
                     f"cannot {what}: this git is too old",
                     why=tail(finished.output, lines=5),
+                    # 2.29 brought `fetch --no-write-fetch-head`, by its release notes.
                     fix="Install git 2.29 or newer.",
                     log=self.settings.log,
                 )
@@ -158,6 +159,7 @@ class GitClient:
         raise self._unreachable(folder, what, cause)
 
     def _unreachable(self, folder: Path, what: str, cause: str) -> NetworkError:
+        # --get-url applies url.<base>.insteadOf and talks to nobody (git-ls-remote(1)).
         address = self.local(folder, ["ls-remote", "--get-url", REMOTE], "ask git for the address").strip()
         rewritten = f"git's settings (url.<base>.insteadOf) turn it into {address}." if address != self.url else ""
         if _PARTIAL.search(cause):

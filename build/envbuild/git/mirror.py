@@ -105,6 +105,7 @@ class Mirror:
         """
         # A branch that moves while it is resolved would give two commits in one lock.
         if self._refs is None:
+            # Called --branches from git 2.46 on, which still takes the old name; Debian 12 has 2.39.
             output = self._git.list_refs(self.path, ["--heads", "--tags", REMOTE], f"list the refs of {self.url}")
             self._refs = RemoteRefs.listed(output)
             write_atomic(self.path / LISTING, json.dumps(vars(self._refs)))
@@ -198,6 +199,7 @@ class Mirror:
         what = "look at the mirror"
         if self.local(["cat-file", "-t", commit], what).strip() not in ("commit", "tag"):
             return True
+        # --missing=print writes a '?' in front of objects that are not here (git-rev-list(1)).
         listing = self.local(["rev-list", "--objects", "--no-walk", "--missing=print", commit], what)
         has_files = " blob " in self.local(["ls-tree", "-r", commit], what)
         return not has_files or any(line.startswith("?") for line in listing.splitlines())

@@ -18,7 +18,7 @@ from envbuild.store.local import LocalStore
 
 NEAR_NAMES = 5
 _BRANCH, _TAG = "refs/heads/", "refs/tags/"
-# Words are hex too, down from here.
+# With a digit, since words such as `faced` are hex too.
 _TOO_SHORT = re.compile(rf"(?=.*\d)[0-9a-f]{{4,{SHORTEST_COMMIT_DIGITS - 1}}}", re.IGNORECASE)
 DEFAULT_SETTINGS = GitSettings()
 
@@ -138,6 +138,7 @@ class GitRepository(TreeReader):
         Raises:
             NetworkError: the server cannot be reached.
         """
+        # No digit or dot before it: 12.7.3 is another version than 2.7.3.
         ending = re.compile(rf"(?:.*[^0-9.])?{re.escape(version)}")
         return [tag for tag in self._mirror.refs().tags if ending.fullmatch(tag)]
 
@@ -211,6 +212,8 @@ class GitRepository(TreeReader):
         return " If it had it once, the branch was rewritten (a forced push)."
 
     def _first_parent(self, tip: str, branch: str, moment: datetime) -> str:
+        # rev-list writes the committer's date in front of each commit, in seconds since 1970. Unlike log it heeds no
+        # log.* setting of the user: log.showSignature adds lines (test_git_settings_of_the_user_do_not_interfere).
         walk = ["rev-list", "--first-parent", "--timestamp"]
         limit = [f"--min-age={int(moment.timestamp())}", "--max-count=1"]
         what = f"find branch {branch} as of {moment:%Y-%m-%d %H:%M:%S} UTC"
@@ -250,6 +253,7 @@ class GitRepository(TreeReader):
         """The nearest tag by steps through parents, and how many commits ``sha`` has that the tag has not."""
         # Not `git describe`: the mirror has no tags, only commits under refs/tips, and it is asked without a request.
         refs = self._mirror.last_refs()
+        # Of several tags of one commit the first by name stays: v2, and not v2rc1.
         tags = {commit: name for name, commit in sorted(refs.tags.items(), reverse=True)} if refs else {}
         if sha in tags or not tags:
             return tags.get(sha), 0

@@ -11,6 +11,7 @@ from envbuild.git.mirror import Mirror
 from envbuild.git.refs import Commit
 from envbuild.store.local import LocalStore
 
+# Links to links are followed so far; a link to itself ends here.
 SYMLINK_ROUNDS = 8
 _SYMLINK, _SUBMODULE = "120000", "160000"
 # `git ls-tree -z`: mode, type and object, and the path as it is; without -z special names are quoted.
@@ -69,6 +70,7 @@ class TreeReader:
         if place is None:
             return []
         prefix = f"{place}/" if place else ""
+        # With the slash git lists what is in the folder, without it the entry of the folder itself (git 2.39).
         found = self._entries(commit, [prefix] if prefix else [], recursive=recursive)
         return sorted(name.removeprefix(prefix) for name in found)
 
@@ -87,6 +89,7 @@ class TreeReader:
         if entry is None or entry.kind != "blob":
             return None
         self._mirror.fetch_objects([entry.oid], f"fetch .gitmodules of {self.url}")
+        # --null: a line break between key and value, a NUL behind each (git-config(1)).
         arguments = ["config", "--blob", entry.oid, "--null", "--list"]
         settings = dict(
             line.partition("\n")[::2] for line in self._mirror.local(arguments, "read .gitmodules").split("\0")

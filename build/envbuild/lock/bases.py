@@ -51,6 +51,7 @@ def lock_on_fitting_base(
     try:
         result = _on_one_base(selection, request, options_with_session, context)
     except EnvbuildError as error:
+        # Of another failure, an outage say, the attempts stay: the next run goes on with them.
         if is_curable(error):
             _end(sessions)
         raise
@@ -82,6 +83,7 @@ def _on_one_base(
         following = bases[0] if bases else None
         options = replace(options_for(item), older=alone)
         fallback_from = default if item.base_name != default else ""
+        # The last one counts as named: there is no base to go on to, so other releases are tried there (Search.after).
         own = replace(request, base_named=following is None, fallback_from=fallback_from)
         done = _tried(item, own, options, context)
         if isinstance(done, LockResult):
@@ -97,6 +99,7 @@ def _on_one_base(
     blocking = telling[0][1]
     if not may_deviate(selection, request) or alone or is_of_another_cuda(blocking):
         raise blocking
+    # No base has a lock for the tip: once more on each, with older commits of the branch (LockOptions.older).
     for item, _ in telling:
         fallback_from = default if item.base_name != default else ""
         own = replace(request, base_named=True, fallback_from=fallback_from)

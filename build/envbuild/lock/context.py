@@ -63,11 +63,12 @@ def work_folder(context: Context, kind: str, label: str) -> Iterator[WorkContext
             log.parent.mkdir(parents=True, exist_ok=True)
             # run() appends to a log (core/process.py): an earlier command's output would stay at its beginning.
             log.write_text("")
+        # vars and not dataclasses.asdict, which makes deep copies of the values.
         yield WorkContext(**vars(context), folder=folder, log=log)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LockContext(WorkContext):
-    """The context of one lock."""
+    """A work context whose git repositories are listed once, for all steps of a lock."""
 
     repositories: Repositories

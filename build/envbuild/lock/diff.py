@@ -183,6 +183,7 @@ def diff_lock(selection: Selection, request: LockRequest, options: LockOptions, 
     old = read_lock(options.path)
     repositories = Repositories(context.store, context.reporter)
     inputs = LockInputs.of(selection, request)
+    # As `lock` does it: where only a branch moved, the other versions stay; with --upgrade all are the newest.
     if not options.upgrade and moved_branches(old.lock, repositories, context.reporter):
         inputs = inputs.moved_on(old)
     with lock_made_anew(inputs, old, options, repositories, context) as folder:

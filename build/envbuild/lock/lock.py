@@ -122,6 +122,7 @@ def lock_made_anew(
     # Not sooner: apt and mmdebstrap are asked, 0.6 s of processor time, and what was verified once is known.
     if options.ready is not None:
         options.ready()
+    # A lock that is up to date takes 0.50 s of processor time on a busy machine, and 0.93 s with these imports.
     from envbuild.lock.search.search import (
         SearchOptions,
         searched_lock,

@@ -63,6 +63,7 @@ def with_locked_base(
         there = own.is_file() or shipped_lock(name, default) is not None
     if there:
         return selection
+    # From the last entry on: of several targets with one base the first stays.
     targets = {
         base: entry.target for entry in reversed(stack.builds) for base in entry.bases if target in (None, entry.target)
     }
@@ -199,6 +200,7 @@ def refuse_to_replace(path: Path, selection: Selection, request: LockRequest) ->
 
 def _own_options(selection: Selection, request: LockRequest) -> list[str]:
     """The options of a request that differ from the stack's file and the base."""
+    # Without pins: these give the lock another name or place (variant_name).
     options = ["--as-of", request.as_of] if request.as_of and request.as_of != selection.stack.as_of else []
     if request.torch_build and request.torch_build != selection.base.torch.build:
         options += ["--torch-build", request.torch_build]

@@ -83,6 +83,7 @@ def _make(inputs: LockInputs, context: LockContext, steps: Steps) -> None:
     resolved = _resolved(inputs, context, steps)
     # Only a resolution shows what is asked for, and of which releases there are no wheels.
     while more := to_compile(resolved.plan, resolved.resolution, context.repositories) - inputs.compiled:
+        # What was found is preferred, so that only these packages change.
         stays = {**inputs.stays, **resolved.resolution.pins}
         inputs = replace(inputs, compiled=inputs.compiled | more, stays=stays)
         context.reporter.note(f"note: {', '.join(sorted(more))} must be compiled: resolving with phase compile for it")

@@ -91,9 +91,11 @@ class Inputs(TomlModel):
     as_of_reason: str = Field(default="", description="how the moment follows from what was asked")
 
 
+# A new field has a default: records from before it can be read, and their seals hold (lockfile._seal).
 class Lock(TomlModel):
     """``stack.lock.toml``."""
 
+    # `schema` itself is a method of pydantic's BaseModel.
     schema_: Literal["envbuild.lock/1"] = Field(alias="schema", default=SCHEMA)
     stack: Name
     digest: str = Field(description="of the lock's content: files, components and base; not of dates")

@@ -58,6 +58,7 @@ def check_committed(
     paths = [
         path
         for path in committed(project_dir)
+        # By its folder too: a record that is damaged does not say of which stack it is.
         if (stack is None or stack in (path.parent.name, _stack_of(path)))
         and (base is None or path.name == base)
         and (name is None or path.parent.name == name)
@@ -160,6 +161,7 @@ def lock_all(
         path = lock_path(project_dir, selection.stack_name, selection.base_name)
         own = replace(context, reporter=reporter_of(selection))
         try:
+            # base_named by default: every base is meant, and none gives way to another.
             return lock_stack(selection, LockRequest(), LockOptions(path=path, upgrade=upgrade), own)
         except EnvbuildError as error:
             return error

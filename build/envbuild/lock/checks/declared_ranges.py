@@ -175,6 +175,7 @@ def _declared(
 def _outside(declared: Declared, used: str, resolution: Resolution, plan: LockPlan) -> Overridden | None:
     version = resolution.pins.get(used)
     ranges = [part for part in declared.of(used, plan.project.base) if part.specifier]
+    # The ranges of several extras are alternatives: one that has the version is enough (Declared.of).
     if version is None or not ranges or any(part.has(version) for part in ranges):
         return None
     extras = [f" (extra {part.extra})" if part.extra else "" for part in ranges]

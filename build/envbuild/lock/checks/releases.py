@@ -57,6 +57,7 @@ def _families(tables: Mapping[str, Mapping[str, Any]]) -> list[CheckFinding]:
     findings = []
     for family in FAMILIES:
         versions = {name: str(tables[name]["version"]) for name in sorted(family) if "version" in tables.get(name, {})}
+        # A local label names a build (PEP 440): 2.11.0+c188b533 is one of 2.11.0.
         if len({Version(version).public for version in versions.values()}) > 1:
             findings.append(
                 CheckFinding(

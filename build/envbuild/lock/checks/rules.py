@@ -88,6 +88,8 @@ class CheckInput:
 
 def check_installable(lock: CheckInput) -> Iterable[CheckFinding]:
     """A package must have an sdist, or a wheel for the base's Python, platform and glibc."""
+    # uv 0.13.8 looks at the platform of a wheel and not at its ABI: one for a Python without its global lock is enough
+    # for it (test_each_check_refuses_what_uv_resolves_and_its_code_allows_it).
     tags = base_tags(lock.base)
     for package in lock.packages:
         wheels = [wheel_name(file) for file in package.get("wheels", [])]
@@ -278,6 +280,7 @@ def check_forks(lock: CheckInput) -> Iterable[CheckFinding]:
         needing = [
             str(package["name"])
             for package in lock.packages
+            # uv.lock states the version of an edge only where a package is there more than once.
             if any(edge["name"] == name and "version" in edge for edge in package.get("dependencies", []))
         ]
         who = f" (needed by {', '.join(needing)})" if needing else ""

@@ -27,6 +27,7 @@ def branch_bound(selection: Selection, asked: str | None, pins: Mapping[str, Ref
         asked: text after ``--as-of``; None for the stack's own.
     """
     stack = selection.stack
+    # The stack's date is for the stack's own anchor; what it is for a pinned one, as_of_moment finds out.
     text = asked or (as_of.NOW if stack.anchor in pins else stack.as_of)
     if text in (as_of.NOW, as_of.RELEASE):
         return None
@@ -85,6 +86,7 @@ def as_of_moment(
         return AsOf(asked=text, moment=commit.committed_at, reason=reason)
     title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
     released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection.base, context)
+    # With --as-of release the anchor's date holds, whatever else is pinned.
     if asked is None:
         title, released = max([(title, released), *_pinned(selection, pins, anchor, context)], key=lambda item: item[1])
     return as_of.after_release(title, released, timedelta(days=selection.stack.margin_days), context.clock)

@@ -126,6 +126,7 @@ def release_without_llm(packages: Mapping[str, Mapping[str, Any]], driver: Drive
     package = packages.get(NEMO_TOOLKIT)
     if package is None:
         return f"there is no {NEMO_TOOLKIT}"
+    # commit_without_llm has looked at the tree of one from git.
     if "git" in package["source"] or release_has_folder(package, LLM_COLLECTION, context):
         return ""
     return f"{NEMO_TOOLKIT} {package['version']} has no {LLM_COLLECTION}"
@@ -178,6 +179,7 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
         context=context,
     )
     led = leading_components(stack, anchor, pins, bound, releases, inputs.commits)
+    # In place, before upstream's files are read: a search can go back along their branch if one cannot be understood.
     leading[:] = led.components
     leads = tuple(lead(item, releases) for item in led.components)
     effective = EffectiveStack(stack=led.stack, leads=leads, because=led.because)
@@ -191,6 +193,7 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     # Before the companions are held: megatron-core 0.15 declares another Transformer Engine than 0.16 does.
     moved = deviated(chosen, inputs.deviations)
     held = hold_to_declared(effective.stack, moved, declarations)
+    # What deviates is not held itself (test_companions_are_held_to_the_release_that_deviates).
     held |= {name: item for name, item in moved.items() if item is not chosen[name]}
     chosen = with_former_extras(held, declarations)
     preferences = upstream_preferences(effective.leads, base, context)

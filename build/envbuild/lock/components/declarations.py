@@ -177,6 +177,7 @@ def declared_by_release(package: Mapping[str, Any], base: Base, context: WorkCon
             return None
         return Declared(by=title, lines=read.requires_dist, extras=read.provides_extra)
     tags = base_tags(base)
+    # Only its METADATA is read: without one for the base, the first one will do.
     file = next((item for item in wheels if tags_of(wheel_name(item)) & tags), wheels[0])
     content, _ = fetch_file(file, title, context)
     from packaging.metadata import parse_email  # not needed where nothing is to be read

@@ -14,6 +14,7 @@ DISTRIBUTIONS = {
     "dateutil": "python-dateutil",
     "dotenv": "python-dotenv",
     "google": "protobuf",
+    # NeMo's recipes of April 2025 import it, and NeMo does not declare it.
     "pytriton": "nvidia-pytriton",
     "PIL": "pillow",
     "sklearn": "scikit-learn",

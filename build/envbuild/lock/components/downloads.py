@@ -59,7 +59,8 @@ def tags_of(wheel: str) -> frozenset[Tag]:
         return frozenset()
 
 
-# What the readers raise for bytes that are not an archive.
+# What the readers raise for bytes that are not an archive: gzip's BadGzipFile is an OSError, and a stream that is cut
+# off ends with EOFError.
 NOT_AN_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError)
 
 
@@ -124,6 +125,7 @@ def fetch_file(file: Mapping[str, Any], title: str, context: WorkContext) -> tup
             )
         (entry / FILE).write_bytes(content)
 
+    # Without a stated hash there is nothing to keep it under.
     if not digest:
         content = _read(file, title, context)
         return content, sha256_bytes(content)

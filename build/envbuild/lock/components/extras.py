@@ -26,6 +26,7 @@ def _of(item: Chosen, declarations: Declarations) -> Chosen:
         extra: older for extra, older in item.spec.former_extras.items() if not _has_extra(item, extra, declarations)
     }
     taken = {extra: former[extra] for extra in item.spec.extras if extra in former}
+    # NeMo has the extra llm since 2025-03-12: asked of its main of 03-01, it gave 163 packages without lightning.
     if not taken:
         return item
     extras = tuple(taken.get(extra, extra) for extra in item.spec.extras)

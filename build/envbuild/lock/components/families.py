@@ -121,6 +121,7 @@ def _common(
         versions = {Version(str(found[name]["version"])) for name in members}
         if len(versions) == 1:
             return str(versions.pop())
+        # Where no preference holds, each is the newest of its package: none above the lowest of them is common to all.
         limit = ",".join(filter(None, (specifier, NO_PLACEHOLDER, f"<={min(versions)}")))
     return None
 

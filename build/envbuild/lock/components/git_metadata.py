@@ -207,6 +207,7 @@ class _Tree:
         dynamic = self.pyproject.get("tool", {}).get("setuptools", {}).get("dynamic", {}).get("version", {})
         if stated is not None:
             return str(stated)
+        # setuptools' [tool.setuptools.dynamic] names a variable of a module, or a file (its guide, "Dynamic Metadata").
         if "attr" in dynamic:
             return self._attribute(str(dynamic["attr"]))
         return self.text(str(dynamic["file"])) if isinstance(dynamic.get("file"), str) else None

@@ -93,6 +93,7 @@ class GitSourceReader:
                     missing.append(item)
                     continue
                 candidates.append(item)
+                # Two packages may take each other.
                 if (item.name, item.identity) not in seen:
                     seen.add((item.name, item.identity))
                     queue.append((item.chosen, needed, frozenset()))
@@ -209,6 +210,7 @@ class GitSourceReader:
         if source.url:
             return replace(bare, asked=source.url, url=source.url)
         repository = self.repositories.at(source.git)
+        # As uv does with a source without rev, tag and branch.
         ref = source.git_ref or GitRef(f"refs/heads/{repository.default_branch()}")
         commit = repository.resolve(ref, self.as_of)
         asked = source.ref if source.ref_kind in ("rev", "tag") else ref.name
@@ -390,6 +392,7 @@ def _is_asked(
         return False
     if other is not None and other.chosen.commit != item.by.commit:
         return False  # of a commit that is not in the lock
+    # uv.lock does not list what builds a package.
     if BUILD in item.parts:
         return True
     lists = {ALWAYS: table.get("dependencies", []), **table.get("optional-dependencies", {})}

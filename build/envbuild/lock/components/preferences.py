@@ -206,6 +206,7 @@ def torch_preference(
     line = Version(entry.components["torch"].removeprefix("==").removesuffix(".*"))
     version = _torch(torch, f"<{_after(line)}", selection.base, settings, context)
     if version is None:
+        # None on a base for CUDA 13, say, for which torch has releases from 2.11 on, and the image an older one.
         lowest = {**settings, "resolution": "lowest"}
         later = _torch(torch, f">={_after(line)}", selection.base, lowest, context)
         version = later and _torch(torch, f"<{_after(Version(later))}", selection.base, settings, context)

@@ -119,6 +119,7 @@ def _sources(chosen: Chosen, repositories: Repositories, base: Base) -> Lead:
     # A repository may hold several packages: with the one, its others.
     places = {(item.git, item.ref) for item in found if item.package in chosen.spec.uses}
     found = [item for item in found if (item.git, item.ref) in places]
+    # Reversed: of several for one package the first stays.
     named = {item.package: item for item in reversed(found) if holds_on(item.marker, base)}
     return Lead(chosen=chosen, companions=named)
 

@@ -24,6 +24,7 @@ def values_of(module: str) -> dict[str, Value | None]:
             case ast.Assign(targets=[ast.Name(id=target)], value=value) if target not in values:
                 values[target] = _value(value, values)
             case _:
+                # A second assignment too: which one holds, only running the module would tell.
                 values |= dict.fromkeys(_changed_by(statement))
     return values
 

@@ -101,6 +101,7 @@ class _Holding:
     def _is_moved(self, name: str) -> bool:
         """Whether the user pinned another one than the stack's, or such a pin led to it."""
         item = self.found[name]
+        # A pin of the very release that the stack's file has moves nothing.
         own = item.spec.ref or item.spec.version.removeprefix("==")
         return item.origin is DecidedBy.DECLARED or (item.origin is DecidedBy.PIN and item.asked != own)
 
@@ -122,6 +123,7 @@ class _Holding:
             return None
         declared = SpecifierSet()
         for found in limits.values():
+            # The ranges of several extras are alternatives: first those that the stack asks for (Declared.of).
             declared &= found[0].specifier
         because = f"declared by {' and '.join(found[0].where for found in limits.values())}"
         both = SpecifierSet(item.specifier) & declared

@@ -76,7 +76,8 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
     # The stack's file comes first: NeMo 3 forces pyarrow 24, and stack nemo limits it.
     stated = {name for name, item in decided.effective.stack.requirements.items() if item.version}
     forced = {name: item for name, item in forced.items() if name not in stated}
-    # What upstream forces and does not work, another range replaces, which is forced as well.
+    # What upstream forces and does not work, another range replaces, which is forced as well: Megatron-Bridge forces
+    # nvidia-modelopt==0.44.0rc5, which only NVIDIA's index has, against what others declare.
     moved = {item.package: item for item in inputs.deviations if item.package in forced and item.specifier}
     forced = {name: item for name, item in forced.items() if name not in replaced(inputs.deviations)}
     texts = {name: item.texts for name, item in forced.items()}

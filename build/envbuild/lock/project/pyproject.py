@@ -143,6 +143,7 @@ def render_project(
     if constraints:
         uv["constraint-dependencies"] = _lines(constraints)
     if source is not None and source.kind == "torch-index":
+        # explicit: no other package is taken from there (uv's documentation, "Package indexes").
         uv["index"] = [{"name": TORCH_INDEX_NAME, "url": source.location, "explicit": True}]
         uv["sources"] = {"torch": {"index": TORCH_INDEX_NAME}}
     if unsourced := _unsourced(project, source):

@@ -158,7 +158,6 @@ def of_cyclonedx(document: dict[str, Any]) -> dict[str, Package]:
 
 
 def render(document: dict[str, Any]) -> str:
-    """The text of the file."""
     return json.dumps(document, indent=2) + "\n"
 
 

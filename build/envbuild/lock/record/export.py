@@ -160,6 +160,7 @@ def _cyclonedx(export: _Export, existing: Path) -> Exported:
         _lock_again(export)
         _compare(export, "the uv.lock that was made anew", of_uv_lock(uv_lock.read_text()), everything)
     file = export.folder / "bom.json"
+    # CycloneDX is a preview of uv 0.13 too; the option takes several of them with a comma.
     arguments: list[str | Path] = ["export", PREVIEW[0], f"{PREVIEW[1]},sbom-export", "--frozen", "--quiet"]
     arguments += ["--format", "cyclonedx1.5", "--no-emit-project", "--extra", "compile", "--output-file", file]
     # uv knows no phases: what belongs to another one is left out by name.

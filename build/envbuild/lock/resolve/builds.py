@@ -67,6 +67,7 @@ def build_constraints(plan: LockPlan, pins: Mapping[str, str], context: LockCont
         locked = pins.get(name)
         if locked is not None and requirement.specifier.contains(locked, prereleases=True):
             found.setdefault(name, set()).add(locked)
+        # An address names its file itself (PEP 508).
         elif requirement.url is None:
             asked.setdefault(name, {}).setdefault(str(requirement.specifier), item)
     # One range of each package in one question: a resolution has one version of it.

@@ -85,6 +85,7 @@ def _explain(trials: _Trials, pins: Mapping[str, Chosen], lines: list[str]) -> d
         others = others or [f"{other} {pins[other].asked}" for other in idle] or ["what the stack says"]
         lines.append(f"{name} {version} resolves with {', '.join(others)}.")
     if found:
+        # Each of them resolved with all other pins as they are: one is enough.
         return dict(found[:1])
     # No single one is enough: what the resolver finds when each may be older.
     older = {name: f"<={version}" for name, item in pins.items() if (version := _exact(item)) is not None}
@@ -114,6 +115,7 @@ def _nearest(trials: _Trials, pins: Mapping[str, Chosen], name: str) -> str | No
     Of the newest below it and what the stack's file gives; the newest above it only where neither resolves.
     """
     version = _exact(pins[name])
+    # Only an exact version can name a build of torch (torch_specifier): no range of it is tried.
     fixed = name == "torch" and trials.plan.project.torch_build != PACKAGE_INDEX_BUILD
     if version is None or fixed:
         return _version_of(name, trials.attempt(relaxed={name: None}))

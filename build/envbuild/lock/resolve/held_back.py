@@ -29,7 +29,8 @@ from envbuild.lock.uv.program import TookTooLongError
 from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_away, upload_seconds
 
 # A component this much older than the commit that leads was not what its authors worked with; of what their own uv.lock
-# names, where uv went back in the same way, one that is this much older.
+# names, where uv went back in the same way, one that is this much older: that of Megatron-Bridge in August 2026 has
+# nemo-run 0.4.0 of spring 2025, and 0.11.0 resolves with all the rest.
 OLD, OLD_AND_LOCKED = timedelta(days=90), timedelta(days=365)
 # So many packages are named as being in the way.
 MOST_NAMED = 3

@@ -40,7 +40,8 @@ from envbuild.lock.uv.resolution import Resolution, look_up, upload_seconds
 
 # Lines of releases that are tried above the one that fails, and below it.
 MOST_LINES = 3
-# Lines that are passed over, since they ask for what cannot be built.
+# Lines that are passed over, since they ask for what cannot be built: Transformer Engine 1.9 to 1.11 need flash-attn
+# 2.4.2, and 1.12 is what NeMo of 2025-03-01 locks with.
 MOST_PASSED_OVER = 8
 # Releases in a row that only download a wheel from another index.
 MOST_STUBS = 4
@@ -361,7 +362,8 @@ class Candidates:
         settings: dict[str, object] = {"resolution": "lowest"} if lowest else {}
         if dated:
             settings["exclude-newer"] = self._decided.as_of.text()
-        # Placeholders hold a name on the index and have nothing in them.
+        # Placeholders hold a name on the index and have nothing in them: for the 1.8.0.dev0 of Transformer Engine that
+        # NeMo of 2025-03-01 pins, the index has 0.0.0 below and 1.9.0 above.
         limits = [*filter(None, (specifier, NO_PLACEHOLDER if len(family_of(package)) > 1 else ""))]
         for _ in range(MOST_STUBS):
             what = f"find {package} {','.join(limits) or 'at all'}"

@@ -54,6 +54,7 @@ class Clash:
     relaxed: Declaration
 
 
+# In NeMo's main of August 2025 lightning wants packaging<25.0 and Megatron-LM >=25.0: upstream installs them in turn.
 def clashes(explanation: str) -> tuple[Clash, ...]:
     """The declarations in uv's explanation that exclude each other, those with an upper bound to be relaxed first."""
     found = []

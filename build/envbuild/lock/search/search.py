@@ -177,6 +177,7 @@ class Search:
         if steps.decided is None:
             return
         candidates = Candidates(steps, summary(blame.error), self._context, without=blame.unbuilt)
+        # A generator: each candidate is a question to uv, asked only when its turn comes.
         yield from (candidates.missing(module) for module in blame.missing)
         yield from _in_turn(candidates.without_extra, blame.packages)
         yield from _in_turn(candidates.likely, blame.packages)

@@ -25,6 +25,7 @@ def names_in(explanation: str) -> list[str]:
 
 def not_there(explanation: str) -> tuple[str, ...]:
     """The packages of which there is no version, or none that is asked for."""
+    # uv breaks its explanation into lines.
     text = " ".join(explanation.split())
     found = (canonicalize_name(name) for pattern in _NOTHING_THERE for name in pattern.findall(text))
     return tuple(dict.fromkeys(found))
