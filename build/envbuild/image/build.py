@@ -74,6 +74,7 @@ def build_image(inputs: ImageInputs, context: Context, choice: BaseChoice = Base
         return found
     _check_machine(inputs, context, choice)
     with hold_base(inputs, context, choice) as base:
+        # Not when it is packed: the environment would have been made in vain.
         if inputs.with_sqsh:
             check_base(base.record.config)
         environment = make_environment(inputs.environment(base), context)
@@ -86,6 +87,7 @@ def build_image(inputs: ImageInputs, context: Context, choice: BaseChoice = Base
 def _make(folder: Path, key: str, parts: ImageParts, context: Context) -> None:
     """Fill a store entry: OCI layout, scans, checks, .sqsh, SBOMs and record."""
     log = context.store.root / "logs" / f"image-{short(key)}.log"
+    # Tools append to a log that is there (core.process): this one is of this attempt alone.
     log.unlink(missing_ok=True)
     image = write_oci(folder, parts, context)
     paths = builder_paths(context.store)
@@ -96,6 +98,7 @@ def _make(folder: Path, key: str, parts: ImageParts, context: Context) -> None:
     # Before the .sqsh, which takes longer than the checks: a refused image is not packed.
     checks = check_image(image_contents(parts, image.config, scans), parts.inputs.allow, context.reporter)
     sqsh = pack_sqsh(folder, parts, image, context, log)
+    # The reports are made from the record, and the record is written with their digests.
     record = make_record(key, parts, image, sqsh, checks)
     reports = write_reports(folder, parts, record, scans)
     write_atomic(folder / RECORD_FILE, dump(record.model_copy(update={"reports": reports})))
@@ -181,6 +184,7 @@ def hold_base(inputs: ImageInputs, context: Context, choice: BaseChoice = BaseCh
     in_use = store.root / "locks" / f"in-use-{short(base_key(selection.base))}.lock"
     waiting = f"another envbuild works with base {selection.base_name}: waiting for it"
     if choice is BaseChoice.ANEW:
+        # Let go before the shared lock is taken: flock(2) does not turn one into the other without a gap.
         with locks.exclusive(in_use, on_wait=lambda: reporter.note(waiting)):
             make_base(selection, context, refresh=True)
     with locks.shared(in_use, on_wait=lambda: reporter.note(waiting)):

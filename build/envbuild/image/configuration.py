@@ -44,6 +44,7 @@ def run_config(parts: ImageParts) -> RunConfig:
         environment=tuple(f"{name}={value}" for name, value in variables.items()),
         command=COMMAND,
         labels=tuple(labels.items()),
+        # Without the base's entrypoint: docker and enroot would run it, and pyxis by default would not.
         workdir=base.config.workdir,
         volumes=base.config.volumes,
         user=base.config.user,
@@ -66,6 +67,7 @@ def write_configuration(file: Path, parts: ImageParts) -> LayerRecord:
         "packages": dict(parts.environment.record.packages),
         "base_packages": dict(parts.base.record.packages),
     }
+    # Without the requirements: runtimes read them from the image's configuration before any shell starts.
     variables = image_variables(VENV, parts.base.record.config.environment, {}, lock.variables(VENV))
     profile = (data_root() / PROFILE).read_text(encoding="utf-8")
     # PATH of a base is foreign text, which a login shell must not run.
@@ -79,5 +81,7 @@ def write_configuration(file: Path, parts: ImageParts) -> LayerRecord:
         # For runtimes that mount no hosts file: "localhost" resolves, and there is a file to mount over.
         writer.add_bytes("etc/hosts", HOSTS)
         writer.add_bytes("etc/profile.d/envbuild.sh", profile.encode())
+        # Likewise a place to mount over: of a base made here, the builder's own was removed
+        # (containers/native/scrub.txt).
         writer.add_bytes("etc/resolv.conf", b"")
     return writer.record("configuration")

@@ -43,6 +43,7 @@ def write_oci(folder: Path, parts: ImageParts, context: Context) -> WrittenImage
     """Write the uppermost layer, and the OCI layout with all layers as hard links."""
     lock = parts.inputs.lock.lock
     with context.reporter.step("write the OCI layout"):
+        # Next to the entry, in the staging folder: the layout gets a hard link, and this name goes with that folder.
         file = folder.parent / "configuration.tar.gz"
         layers = [*parts.base.layers, *parts.environment.layers, Layer(write_configuration(file, parts), file)]
         config = run_config(parts)

@@ -51,6 +51,7 @@ def make_image(
     """
     selection = inputs.selection
     tag = image_tag(lock_name or selection.stack_name, selection.base_name, selection.target_name)
+    # Before anything is built: a daemon that does not answer ends the command at once.
     engine = engine_for(formats)
     built = build_image(inputs, context, choice)
     loaded = engine is not None and load_image(engine, built.path, built.record, tag, context.reporter)

@@ -100,6 +100,7 @@ def image_key(inputs: ImageInputs, base_digest: str) -> str:
         "sqsh": inputs.packing.key() if inputs.with_sqsh else None,
         # An image is checked and scanned again where envbuild does that otherwise than when it was made.
         "finishing": [environment.FORMAT, models.FORMAT, check.FORMAT, write.FORMAT],
+        # Left out where there are none: such an image keeps the key that it had before there were wheels.
         **({"wheels": digests_of(inputs.wheels)} if inputs.wheels else {}),
         # A finding that was allowed once is refused again without --allow.
         **({"allow": tuple(sorted(inputs.allow))} if inputs.allow else {}),

@@ -53,6 +53,7 @@ def variables(target: Target, cuda: str | None, base: Mapping[str, str] = NO_VAR
     required = {CUDA: _cuda(target, cuda, base.get(CUDA, "")), ARCH: _arch(target)}
     if target.driver is not None:
         required[DRIVER] = f"driver>={target.driver}"
+    # A base that wants more of the driver, as video, states it in these variables: its values stay.
     return {**{name: base.get(name, value) for name, value in _SEEN.items()}, **required}
 
 

@@ -198,6 +198,7 @@ def verify(image: PlacedImage) -> None:
     """
     record = image.record
     layout = FolderFiles(image.path / OCI_DIR)
+    # In the order in which they were written: the image, then what was attached to it (sbom.referrers).
     named = [record.oci_digest, *(report.manifest_digest for report in record.reports)]
     stated = [record.oci_digest, record.config_digest, *(layer.digest for layer in record.layers)]
     try:
@@ -208,6 +209,8 @@ def verify(image: PlacedImage) -> None:
         found = layout.parse(blob_path(record.oci_digest), Manifest)
         if [found.config.digest, *(layer.digest for layer in found.layers)] != stated[1:]:
             raise _not_built(image, "the manifest has other layers than the record")
+        # For what it refuses: an index that shows other programs another image, and reports that are not whole
+        # (oci/index.py).
         open_layout(layout, "")
     except CheckRefusedError as error:
         raise _not_built(image, error.why) from error
@@ -219,6 +222,8 @@ def verify(image: PlacedImage) -> None:
     for file, digest in files.items():
         actual = sha256_file(file) if file.is_file() else "no file"
         if actual != digest:
+            # It may be a hard link into the store: without the fixed time the store's entry is read again, and found
+            # damaged.
             mark_changed(file)
             raise _not_built(image, f"{file.relative_to(image.path)}: the record states {digest}; there is {actual}")
 

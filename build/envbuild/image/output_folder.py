@@ -65,11 +65,13 @@ def refuse_extra(path: Path) -> None:
     folders = {*_FOLDERS, *(str(parent) for name in listed for parent in Path(name).parents)}
     extra = []
     with machine_errors(path, "read"):
+        # Without onerror, os.walk passes over a folder that it cannot list; what is in it would be lost.
         for folder, below, names in os.walk(path, onerror=_raise):
             inside = Path(folder).relative_to(path)
             found = [str(inside / name) for name in names]
             extra += [name for name in found if name not in own and not _BLOB.fullmatch(name)]
             extra += [f"{inside / name}/" for name in below if str(inside / name) not in folders]
+            # os.walk goes only into what is left in its list: a foreign folder is named once, whatever is in it.
             below[:] = [name for name in below if str(inside / name) in folders]
     if extra:
         raise _in_the_way(path, f"It is replaced as a whole, and besides the image's files it holds {_some(extra)}.")

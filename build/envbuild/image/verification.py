@@ -83,8 +83,10 @@ class RootfsPlace:
             versions = lock.packages()
             names = [name for name in locked_content(lock, trial.phases) if name not in trial.scope.leave_out]
             packages = {name: versions[name] for name in names}
+            # Where layers are put together, Assembly makes it. Here nothing is: the packages are only installed.
             box.tree.mkdir()
             maker.install(LayerPlan(name="bare", packages={}, key=""), logs)
+            # Nothing of this is stored, so it needs no key, and its bytes need not be the same each time.
             maker.install(LayerPlan(name="verification", packages=packages, key=""), logs, settles_conflicts=False)
             variables = check_environment(trial.target) | lock.lock.variables(VENV)
             # Writable: every process would compile the same modules again.

@@ -71,6 +71,8 @@ class DockerExecutor(ImageExecutor):
         api = self.engine.api
         label = f"{RESULTS_LABEL}={results.resolve()}"
         with self.engine.errors("remove a container"):
+            # all: the API lists running ones alone by default, and one whose envbuild was killed ends by itself and
+            # stays.
             for left in api.containers(all=True, filters={"label": label}):
                 self.reporter.note(f"note: removing a container of a killed envbuild: {left['Id'][:12]}")
                 with contextlib.suppress(NotFound):
@@ -90,6 +92,8 @@ class DockerExecutor(ImageExecutor):
                     command=words[1:],
                     # Results belong to the account that runs this, not to root.
                     user="" if rootless else f"{os.getuid()}:{os.getgid()}",
+                    # The account has no home in the image, and the root is read-only: Triton keeps what it compiles
+                    # below HOME.
                     environment={"HOME": "/tmp", **self.extra, **UNBUFFERED},  # noqa: S108 - inside
                     working_dir="/",
                     labels={RESULTS_LABEL: str(task.results.resolve())},
@@ -100,6 +104,8 @@ class DockerExecutor(ImageExecutor):
                 )
                 name = str(made["Id"])
                 try:
+                    # With stdin_open the SDK sets StdinOnce: standard input ends with its first client, which has to be
+                    # this one.
                     stdin = api.attach_socket(name, params={"stdin": 1, "stream": 1})
                     api.start(name)
                 except BaseException:
@@ -129,6 +135,8 @@ class DockerExecutor(ImageExecutor):
             "network_mode": "none",
             "read_only": True,
             "binds": binds,
+            # exec: without it docker mounts a tmpfs noexec (moby, daemon/oci_linux.go), and libraries that Triton
+            # compiles there cannot be loaded.
             "tmpfs": {"/tmp": "mode=1777,exec", "/run": "mode=755"},  # noqa: S108 - inside, and private
             "init": False,
             # Half of the memory, Linux's own default; docker's 64 MiB are too few for NCCL.

@@ -141,6 +141,7 @@ def open_layers(
         rootfs = folder / "rootfs"
         rootfs.mkdir()
         unpack(layers, rootfs)
+        # Without an opener nobody looks for the .sqsh, which is not there.
         yield OpenImage(runtime=runtime, sqsh=folder, rootfs=rootfs, variables=variables, driver=driver)
 
 

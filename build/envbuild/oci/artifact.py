@@ -14,6 +14,7 @@ EMPTY_DESCRIPTOR: dict[str, Json] = {
     "mediaType": EMPTY_TYPE,
     "digest": sha256_bytes(EMPTY),
     "size": len(EMPTY),
+    # EMPTY itself, in base64.
     "data": "e30=",
 }
 TITLE = "org.opencontainers.image.title"

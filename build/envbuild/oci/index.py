@@ -89,11 +89,13 @@ def find_tagged(files: ImageFiles, tag: str) -> FoundManifest:
     # A report may be about the index that holds the image, or about the image itself.
     subjects = [listed.digest]
     # An index in the index: how BuildKit's OCI exporter writes an image with attestations, one entry for each platform.
+    # It ends: an index names the next one by its digest, so none leads back to one before it.
     while isinstance(image.document, Index):
         inner = _entries(files, image.document, "")
         image = _choose(files, inner, "")
         subjects.append(image.digest)
         _refuse_strays(files, inner, image, subjects)
+    # With a tag, other entries may be other images: what copies by the tag does not look at them.
     if not tag:
         _refuse_strays(files, entries, listed, subjects)
     reports = (entry for entry in entries if entry.subject == image.digest and not entry.not_about([image.digest]))
@@ -129,6 +131,8 @@ def _entries(files: ImageFiles, index: Index, tag: str) -> list[IndexEntry]:
     found = []
     for item in index.manifests:
         entry = IndexEntry(item, None)
+        # BuildKit's attestations have the platform unknown/unknown (its docs, "Attestation storage"), and are no
+        # image's.
         if (not (tag and item.tags) or tag in item.tags) and entry.system != "unknown":
             if item.media_type in INDEX_TYPES:
                 entry = IndexEntry(item, files.blob(item, Index))

@@ -40,6 +40,7 @@ def open_layout(files: ImageFiles, tag: str) -> Image:
             file=files.file(blob_path(item.digest)),
             digest=item.digest,
             size_bytes=item.size_bytes,
+            # The type of a layer is required (image-spec, descriptor.md). Where it is missing, the first bytes decide.
             media_type=item.media_type or None,
         )
         layers.append(ImageLayer.of(layer, config.layer_name(position)))

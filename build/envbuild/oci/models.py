@@ -34,7 +34,9 @@ INDEX_FILE = "index.json"
 REF_NAME = "org.opencontainers.image.ref.name"
 # What programs take for an entry's name: that of OCI, and containerd's.
 TAGS = (REF_NAME, "io.containerd.image.name")
+# More than a container can have: docker's overlay2 takes 128 (moby, daemon/graphdriver/overlay2, maxDepth).
 MOST_LAYERS = 500
+# Registries need not take manifests of more than 4 MB (distribution-spec 1.1, "Pushing Manifests").
 DOCUMENT_BYTES = 16 << 20
 # Programs in Go read keys without regard to case: a document must not mean one thing to them and another here.
 _KEYS = {

@@ -128,6 +128,7 @@ def read_manifest(registry: Registry, reference: str) -> Manifest | None:
     if answer.status == 404:
         return None
     found = Manifest(content=answer.body, media_type=answer.headers.get("Content-Type", "").partition(";")[0])
+    # A digest has a colon, and a tag cannot (distribution-spec 1.1, "Pulling manifests").
     stated = reference if ":" in reference else answer.headers.get("Docker-Content-Digest", found.digest)
     if stated != found.digest:
         raise NetworkError(
@@ -169,6 +170,7 @@ def put_manifest(
     # docker's registry on a file system writes its links in place: while another publisher writes the same one, what is
     # there seems not to be (2.8, registry/storage/driver/filesystem).
     for _ in range(TRIES if answer.status not in accept else 0):
+        # For the waits alone, which grow: TRIES is over before the policy's own count.
         retries = retries.increment("PUT", path)
         retries.sleep()
         answer = registry.ask("PUT", path, accept=(*allowed,), headers=fields, body=manifest.content)

@@ -50,6 +50,7 @@ def list_referrers(registry: Registry, digest: str) -> tuple[Referrer, ...]:
         return _entries(registry, found.content) if found else ()
     entries: list[Referrer] = []
     path, seen = f"referrers/{digest}", set()
+    # A registry whose pages link to one another would be asked for ever.
     while path and path not in seen:
         seen.add(path)
         answer = registry.ask("GET", path, accept=(200,), headers={"Accept": INDEX_TYPE})

@@ -55,6 +55,7 @@ def make_oci(
         "created": created,
         "config": run_config.as_json(),
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        # A step for each layer: the names of layers are read back from here (Configuration.layer_name, base.as_image).
         "history": [{"created": created, "created_by": f"{LAYER_OF}{layer.name}"} for layer in layers],
     }
     # Keys sorted, no blanks: the digests depend on the bytes.

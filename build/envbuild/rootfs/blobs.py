@@ -255,6 +255,8 @@ def _unpacked(start: Callable[[], _Decompressor], what: str, data: bytes, pieces
 
 
 def _gzip_decompressor() -> _Decompressor:
+    # ISA-L may read: what rules it out for GzipWriter is the bytes that it writes. With this flag it also compares the
+    # checksum behind the stream.
     return igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
 
 

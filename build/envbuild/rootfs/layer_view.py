@@ -223,6 +223,8 @@ class LayerView:
         for target, links in above.wanted.items():
             if target in self._gone or self._hides_below(parent_of(target)):
                 raise dead_link(links[0], target)
+        # What upper layers hide here hides in its turn what is below it: overlayfs merges directories alone, so a file
+        # under the name of a directory ends the merging (Linux, filesystems/overlayfs.rst).
         above.close(self._gone | self._hidden, self._opaque)
 
     def _hides_below(self, folder: str) -> bool:

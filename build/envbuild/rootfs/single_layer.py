@@ -49,6 +49,7 @@ def content_of(blob: LayerBlob) -> LayerContent:
             yield piece
 
     with contextlib.closing(open_blob(blob)) as pieces, refusals(blob.title, pieces):
+        # No content is asked for: the reader passes over it on the way to the next header, and so it is hashed as well.
         for _ in read_tar(counted(pieces), blob.limit_bytes):
             entries += 1
     return LayerContent(diff_id=f"sha256:{plain.hexdigest()}", unpacked_bytes=count, entries=entries)

@@ -77,6 +77,8 @@ class Content:
 
     def guarded(self, guard: AbstractContextManager[None]) -> Content:
         """The same, read within ``guard``, which makes errors of the reader's refusals."""
+        # The caller reads it while the generator that yielded it is suspended: a with statement in there would catch
+        # nothing.
         return Content(self.size, _within(guard, self._parts))
 
     def read(self) -> bytes:

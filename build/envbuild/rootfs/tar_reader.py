@@ -36,6 +36,7 @@ _XATTR = "SCHILY.xattr."
 class _LayerTar(Stream):
     """A layer's tar as headers are read from it (:class:`envbuild.rootfs.tar_header.Archive`)."""
 
+    # TarInfo._proc_builtin reads all three of its archive. Global headers are passed over, so the last stays empty.
     encoding, errors = "utf-8", "surrogateescape"
     pax_headers: Mapping[str, str] = {}
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from envbuild.rootfs.members import Kind, Member
 from envbuild.rootfs.stream import BLOCK, Content
 
+# No devices: those in dev are left out where layers are merged, and others refuse the layer (LayerView).
 _TYPES = {
     Kind.FILE: tarfile.REGTYPE,
     Kind.HARD_LINK: tarfile.LNKTYPE,
@@ -38,5 +39,5 @@ def write_member(sink: Sink, member: Member, content: Content | None = None) -> 
 
 
 def end(sink: Sink) -> None:
-    """Write the end of the tar."""
+    """Write the end of the tar: two blocks of zeros (POSIX, pax, "ustar Interchange Format")."""
     sink.write(bytes(2 * BLOCK))

@@ -32,6 +32,7 @@ class _Archive(tarfile.TarFile):
 
     def next(self) -> TarHeader | None:
         """The next member; tarfile's own takes a damaged header for the end."""
+        # TarFile.__init__ reads the first member already, and keeps it there (CPython, Lib/tarfile.py).
         if self.firstmember is not None:
             found, self.firstmember = self.firstmember, None
             return found

@@ -96,6 +96,7 @@ class _Writer:
     def finish(self) -> None:
         """Make links, then give directories their modes and times, the deepest first."""
         for member in self._folders:
+            # The walk makes what is missing: a directory without a file in it is not there yet.
             os.close(self._walk(member.name))
         for member in self._links:
             self._link(member)

@@ -31,6 +31,7 @@ T = TypeVar("T")
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 RETRIES = 5
 RETRY_SECONDS = 120
+# The exceptions of obstore (0.12) have no fields: status and kind of a failure are in their text alone.
 _STATUS = re.compile(r"status code: (\d{3})[ A-Za-z-]*")
 _KIND = re.compile(r"kind: (\w+),")
 # The word for an error in S3's answers ("Error responses"); the rest of them may quote the request.
@@ -275,6 +276,8 @@ def aws_settings(environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
     keys = _section(Path(environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws/credentials"), profile)
     config = _section(
         Path(environ.get("AWS_CONFIG_FILE") or home / ".aws/config"),
+        # In this file alone, sections are called "profile NAME", but for the default one (AWS CLI user guide,
+        # "Configuration and credential file settings").
         profile if profile == "default" else f"profile {profile}",
     )
     found: dict[str, Any] = {
@@ -288,6 +291,7 @@ def aws_settings(environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
 
 
 def _section(path: Path, name: str) -> Mapping[str, str]:
+    # A secret may have a % in it, which interpolation would take for a reference.
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read(path)

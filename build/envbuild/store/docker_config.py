@@ -130,6 +130,7 @@ def _ask(helper: str, name: str, path: Path, environ: Mapping[str, str]) -> Cred
             fix="Install it, or take it out of the file and use `docker login`.",
         )
     finished = run(
+        # The protocol: the address goes in by standard input, JSON comes out (docker-credential-helpers, README).
         [program, "get"],
         what=f"ask {Path(program).name} for the credentials of {name}",
         check=False,

@@ -19,6 +19,7 @@ from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.core.errors import InternalError
 from envbuild.core.files import NotPlainFileError, read_plain, refuse_no_plain
 
+# The name is part of the store's format, from when the index was called a seal.
 ENTRY_INDEX_FILE = ".sealed.json"
 MOST_BYTES = 1 << 30
 # 2000-01-01: no file gets it by being written to.

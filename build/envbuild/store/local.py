@@ -76,6 +76,7 @@ class LocalStore:
             return None
         problem = entry_index.find_damage(path)
         if problem:
+            # Asked again: an entry that another process takes away meanwhile looks damaged, and is not.
             if path.is_dir() and path not in self._reported:
                 self._reported.add(path)
                 self.reporter.note(f"{kind} {short(key)} in the store was damaged ({problem}): it is made anew")

@@ -24,7 +24,7 @@ class Pools:
         self._pools: dict[str, PoolManager] = {}
 
     def pool(self, url: str) -> PoolManager:
-        """The pool for an address."""
+        """The pool for an address: there is one for each proxy that the environment names."""
         from urllib3 import PoolManager, ProxyManager
 
         parts = urllib.parse.urlsplit(url)

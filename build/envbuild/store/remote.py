@@ -120,6 +120,7 @@ class Remote:
 
     def _upload(self, document: Document, folder: Path, *, anew: bool) -> None:
         for file in document.files:
+            # Anew, since a blob of the right size may be what is damaged: `has` does not read it.
             if anew or not self.backend.has(file.digest, file.size_bytes):
                 self.backend.upload(folder / file.name, file.digest, file.size_bytes)
 

@@ -65,6 +65,7 @@ class OciRepository:
 
     def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> bool:
         manifest = self._prepared(document, files)
+        # The index first, as in Objects.create: what it lists may be missing, but no entry is missing from it.
         self._put(_index_tag(kind, key, index_path), manifest, accept=(201, *CONFLICT))
         tag = _tag(kind, key)
         if self._manifest(tag) is not None:

@@ -108,6 +108,7 @@ class Share:
             if size_bytes >= LEAST_STRIPED_BYTES and not part.exists():
                 _stripe(part)
             with self._held(part):
+                # Not "wb", which would empty it; the lock has made the file where it was missing.
                 with file.open("rb") as source, part.open("r+b") as there:
                     _continue(source, there)
                 # Still held: whoever waited for the name finds that it leads to no file any more.

@@ -24,6 +24,7 @@ def list_tags(registry: Registry) -> list[str]:
     # Registries may send fewer, and link to the next page.
     query = "n=1000"
     seen = set()
+    # A registry whose pages link to one another would be asked for ever.
     while query and query not in seen:
         seen.add(query)
         answer = registry.ask("GET", f"tags/list?{query}", accept=(200, 404))

@@ -44,6 +44,7 @@ class FilePart(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
+    # urllib3 goes back to the start of a body before it sends it again (util/request.py, rewind_body).
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if whence != io.SEEK_SET:
             raise io.UnsupportedOperation("only from the start")
@@ -65,6 +66,7 @@ class FilePart(io.RawIOBase):
 def has_blob(registry: Registry, digest: str, size_bytes: int) -> bool:
     """Whether the repository has a blob."""
     answer = registry.ask("HEAD", f"blobs/{digest}", accept=(200, 404))
+    # The size should be stated, and need not be (distribution-spec 1.1, "Checking if content exists in the registry").
     return answer.status == 200 and answer.headers.get("Content-Length", str(size_bytes)) == str(size_bytes)
 
 
@@ -113,6 +115,7 @@ class _Upload:
         while True:
             if self.offset < self.size_bytes:
                 length = min(CHUNK_BYTES, self.size_bytes - self.offset)
+                # Without a unit, unlike HTTP's own header (distribution-spec 1.1, "Pushing a blob in chunks").
                 headers = {"Content-Range": f"{self.offset}-{self.offset + length - 1}"}
                 answer = self.request("PATCH", self.place, headers, length)
                 if answer is not None and answer.status == 202:

@@ -10,6 +10,7 @@ from envbuild.catalog.models import Target
 
 # Whose machine code is for them alone: Xavier, Orin, Thor (once 10.1).
 JETSON = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)})
+# The last digit is the minor version: 90 is 9.0, and 100 is 10.0.
 _SM = re.compile(r"^(?P<major>\d+)(?P<minor>\d)(?P<suffix>[af]?)$")
 
 

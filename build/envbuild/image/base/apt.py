@@ -138,6 +138,7 @@ def _lines(base: Base, listed: Iterable[str], suite_of: Callable[[Base, Mapping[
         key = values["SIGNED_BY"] or signed_by(values["SOURCESENTRY"])
         place = (suites.index(suite), suite, values["REPO_URI"], key)
         found.setdefault(place, set()).add(values["COMPONENT"])
+    # Updates and security fixes alone make no base: their suites have only what changed since the release.
     if not any(suite == suites[0] for _, suite, _, _ in found):
         return ()
     lines = []

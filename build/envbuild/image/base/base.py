@@ -124,6 +124,7 @@ def make_base(selection: Selection, context: Context, *, refresh: bool = False) 
     store = context.store
 
     def build(folder: Path) -> None:
+        # One moment for both: a lock names it, and a mirror's snapshot of it has the same packages (locked.py).
         now = context.clock()
         complete(folder, obtain(folder, selection, context, at=now), selection, context, made_at=now)
 
@@ -154,6 +155,7 @@ def obtain(folder: Path, selection: Selection, context: Context, *, at: datetime
         layer = mmdebstrap.build(folder, base, name, mirror, log, context.reporter)
         found = ImportedBase(layers=[layer], config=BaseConfig(), made_by=mmdebstrap.mmdebstrap_version())
     else:
+        # Of .../envs/bases/NAME.toml the folder that holds envs/: paths in the file are relative to it.
         root = selection.catalog.path("bases", name).parents[2]
         found = imported.take(folder, base, name, root, context)
         rootfs.mkdir()

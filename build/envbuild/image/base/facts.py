@@ -79,6 +79,7 @@ def inside(root: Path, name: str) -> Path | None:
     while parts:
         part = parts.pop()
         if part in (".", ".."):
+            # The parent of the root is the root itself (path_resolution(7)).
             place = place if part == "." or place == root else place.parent
             continue
         there = place / part
@@ -147,6 +148,7 @@ def _differing(base: Base, rootfs: Path, variables: Mapping[str, str]) -> Iterat
         # One that is newer runs what was locked for an older one.
         if not banner or Version(glibc) < Version(base.glibc):
             yield f"glibc: {base.glibc} in the file, {glibc} in the base"
+    # NVIDIA's images of CUDA state their toolkit in it, patch level included: 12.8.1.
     toolkit = ".".join(variables.get("CUDA_VERSION", "").split(".")[:2])
     if toolkit and toolkit != base.cuda:
         yield f"cuda: {base.cuda or 'none'} in the file, {toolkit} in the base (CUDA_VERSION)"
@@ -156,6 +158,7 @@ def _differing(base: Base, rootfs: Path, variables: Mapping[str, str]) -> Iterat
 
 
 def _libc(rootfs: Path, processor: str) -> Path | None:
+    # Debian and Ubuntu have a folder for each processor ("Multiarch" in their documentation); others have lib64.
     folders = [f"{top}/{processor}-linux-gnu" for top in ("lib", "usr/lib")] + ["lib64", "usr/lib64", "lib", "usr/lib"]
     found = (inside(rootfs, f"{folder}/{_LIBC}") for folder in folders)
     return next((file for file in found if file is not None and file.is_file()), None)

@@ -38,6 +38,7 @@ def find_locked(selection: Selection, lock: Lock, store: LocalStore) -> StoredBa
     """The base that the lock names, if the store has it."""
     if not lock.base_image:
         return None
+    # The base that was made here last may be it. Any other lies under a key of its own, where a refresh leaves it.
     made = find_base(selection.base, store)
     if made is not None and is_locked(made, lock, selection.base.platform):
         return made
@@ -69,6 +70,7 @@ def _tried(build: Callable[..., None], selection: Selection, lock: Lock, context
     """The base from one place; None where it is not there, which is said."""
     fill = partial(build, selection=selection, lock=lock, context=context)
     try:
+        # An error in it keeps the folder out of the store: no base stays there under the digest of another.
         entry = context.store.get_or_build(KIND, _key(selection, lock), fill)
     except (NetworkError, _OtherBaseError) as error:
         said = f"{error.what}. {error.why}" if isinstance(error, NetworkError) else str(error)
@@ -92,6 +94,7 @@ def _has_snapshots(selection: Selection, lock: Lock, site: Site) -> bool:
 
 def _pull(folder: Path, *, repository: str, selection: Selection, lock: Lock, context: Context) -> None:
     platform = selection.base.platform
+    # Only the address: the image is asked for by its digest, whatever the tag names now.
     source = RegistrySource(
         f"{repository}:{base_tag(selection.base_name, lock.base_image)}", context.site.ca_bundle, os.environ
     )

@@ -110,6 +110,7 @@ def _mmdebstrap(to: Making, base: Base, name: str, sources: apt.AptSources, repo
         # Namespaces of its own: whatever ends envbuild also ends apt and dpkg, and no mount of theirs stays behind.
         words += [find_tool("unshare", "util-linux"), "--mount", "--propagation", "private"]
         words += ["--pid", "--fork", "--kill-child", "--mount-proc"]
+        # mmdebstrap makes its root file system there (mmdebstrap(1), "FORMATS").
         environment["TMPDIR"] = str(to.work)
     words += [find_tool("mmdebstrap", "mmdebstrap"), "--mode=root" if as_root else "--mode=unshare"]
     words += ["--variant=minbase", "--format=tar", f"--architectures={ARCHITECTURES[base.platform]}"]
@@ -132,7 +133,7 @@ def _mmdebstrap(to: Making, base: Base, name: str, sources: apt.AptSources, repo
 
 
 def failure(finished: Finished, name: str, to: Making) -> EnvbuildError:
-    """The error for an mmdebstrap that failed."""
+    """The error for an mmdebstrap that failed: a full disk, an archive out of reach, or what it says itself."""
     for disk in (to.archive.parent, to.work):
         if space_is_low(disk):
             return disk_full(disk)

@@ -63,6 +63,7 @@ def add_python(rootfs: Path, base: Base, name: str, log: Path, reporter: Reporte
     with reporter.step(f"install Python {base.python.version} with uv {uv_version()}"):
         installed = _install(rootfs.parent.parent / "standalone", base, name, log)
         _replace_path(installed, str(installed), f"/{prefix}")
+        # uv calls the folder cpython-3.12.11-linux-x86_64-gnu.
         version = installed.name.split("-")[1]
         with machine_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +85,8 @@ def _install(folder: Path, base: Base, name: str, log: Path) -> Path:
     ours = {"UV_PYTHON_DOWNLOADS": "manual", "UV_PYTHON_INSTALL_DIR": str(folder)}
     environment = {key: value for key, value in os.environ.items() if key != "UV_PYTHON"} | ours
     finished = run(
+        # --no-bin: uv otherwise puts an executable into this account's own bin folder as well (uv python install
+        # --help).
         [uv_program(), "--color", "never", "--no-progress", "python", "install", request, "--no-bin"],
         what=f"install Python {base.python.version} for base {name}",
         log=log,
@@ -110,6 +113,7 @@ def _replace_path(tree: Path, before: str, after: str) -> None:
             continue
         with machine_errors(path):
             data = path.read_bytes()
+            # Not in binaries: a path of another length would move all that comes after it.
             if before.encode() in data and b"\0" not in data:
                 path.write_bytes(data.replace(before.encode(), after.encode()))
 
@@ -124,6 +128,7 @@ def _compile(rootfs: Path, base: Base, log: Path) -> None:
             Bind(source=rootfs / prefix, target=f"/{prefix}", writable=True),
             Bind(source=script, target=f"{_INSIDE}/{script.name}"),
         ),
+        # PYTHONHASHSEED and -S: see InstallSandbox.compile.
         environment={"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},  # noqa: S108
     )
     words = [base.python.executable, "-S", "-s", f"{_INSIDE}/{script.name}", library, str(os.cpu_count() or 1)]

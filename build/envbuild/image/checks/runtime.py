@@ -28,6 +28,7 @@ def compiler(image: ImageContents) -> Iterator[ImageFinding]:
         return
     paths = _paths(image)
     folders = (*PROGRAMS, f"{image.environment}/bin".lstrip("/"))
+    # Triton takes CC as it is, and looks for gcc and clang only without it (its runtime/build.py).
     if "CC" not in image.variables and paths.isdisjoint(f"{folder}/{name}" for folder in folders for name in COMPILERS):
         yield _lacking("C compiler (gcc or clang)")
     if not any(PYTHON_HEADER.search(path) for path in paths):

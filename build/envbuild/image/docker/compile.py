@@ -105,6 +105,7 @@ class SourceWriter:
         values = {"SETUPTOOLS_SCM_PRETEND_VERSION": origin.version} if origin.commit else {}
         if plan is None:
             recipe = self.selection.catalog.wheel_recipe(origin.package)
+            # A value with a placeholder ({sm}, {cuda_major}) is about GPU code, of which there is none here.
             return values | {name: item.value for name, item in recipe.variables.items() if "{" not in item.value}
         values |= {"PYTORCH_NVCC": f"{home}/bin/nvcc", "TORCH_CUDA_ARCH_LIST": plan.asked.torch_list()}
         if plan.parts.headers:
@@ -155,6 +156,8 @@ def _compilers(base: Base) -> list[str]:
         # Such a base has no apt sources (containers/native/scrub.txt removes them), so the argument is required.
         # Security fixes are needed: libc6-dev depends on the exact version of libc6, and the base has the fixed one.
         suite, components = base.obtain.suite, " ".join(base.obtain.components)
+        # Debian keeps security fixes next to the archive, .../debian-security for .../debian; Ubuntu's mirrors have
+        # them within.
         security = "$APT_MIRROR-security" if base.distribution == "debian" else "$APT_MIRROR"
         places = [("$APT_MIRROR", suite), ("$APT_MIRROR", f"{suite}-updates"), (security, f"{suite}-security")]
         lines = " ".join(f'"deb {place} {name} {components}"' for place, name in places)

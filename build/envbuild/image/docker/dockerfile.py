@@ -156,6 +156,7 @@ def _base(recipe: Recipe) -> list[str]:
 
 
 def _index_arguments(recipe: Recipe) -> list[str]:
+    # In each stage again: an ARG ends with the stage that has it (Dockerfile reference, "ARG", "Scope").
     return ["ARG INDEX_URL", *(["ARG TORCH_INDEX_URL"] if recipe.torch_build else [])]
 
 
@@ -174,6 +175,7 @@ def _main(recipe: Recipe) -> list[str]:
     if "main" in recipe.phases:
         lines.append(copy_lock("main.txt"))
         lines.append(_from_index(recipe, "main.txt", "--require-hashes"))
+        # Over the others' files of the same names, of which any may have stayed (sync.install, LATER).
         lines += [
             _from_index(recipe, "main.txt", "--require-hashes", f"--reinstall-package {name}") for name in recipe.again
         ]
@@ -223,6 +225,7 @@ def _environment(recipe: Recipe) -> list[str]:
         lines.append(copy_lock("git.txt"))
         options = [*git_build_options(builds, recipe.shared), *([_indexes(recipe)] if builds else [])]
         lines.append(f"RUN {install(*options, f'--requirements {BUILD}/lock/git.txt')}")
+    # Where it sees the base's packages, uv lists those too.
     if not recipe.sees_base:
         lines.append("# The environment has the locked packages and no others.")
         lines.append(copy_lock("packages.txt"))
@@ -264,6 +267,7 @@ def quoted(text: str) -> str:
             why=f"A label of its base has several lines, and a Dockerfile's has one: {text[:80]!r}.",
             fix="Build it with `envbuild image`, which keeps labels as they are.",
         )
+    # The backslash first: after the others it would be put before their own.
     for character in '\\"$':
         text = text.replace(character, f"\\{character}")
     return f'"{text}"'

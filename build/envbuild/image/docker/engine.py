@@ -42,6 +42,7 @@ class Engine:
         with self.errors(VERSION):
             version = api.version()
         components = {item["Name"] for item in version.get("Components", ())}
+        # Podman answers the same requests; the components that it lists tell it from docker.
         self.is_podman = "Podman Engine" in components
         self.version = f"{'podman' if self.is_podman else 'docker'} {version.get('Version', 'of unknown version')}"
 

@@ -66,6 +66,7 @@ def export_dockerfile(inputs: ImageInputs, context: Context, folder: Path) -> No
         # Next to the folder, on the same disk: it appears by a rename.
         staged = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
+            # mkdtemp makes folders that no other account enters.
             staged.chmod(0o755)
             frozen = replace(inputs, lock=snapshot(inputs.lock, work / "lock"))
             export = _Export(context=context, inputs=frozen, base=base, staged=staged)
@@ -89,6 +90,7 @@ def refuse_foreign(folder: Path) -> None:
             file = folder / DOCKERFILE
             if not any(folder.iterdir()) or (file.is_file() and file.read_text().startswith(WRITTEN_BY)):
                 return
+        # Where nothing is there, this ends it: FileNotFoundError is suppressed above.
         folder.lstat()
         raise ConfigurationError(
             f"{folder} would be replaced, and holds something else",

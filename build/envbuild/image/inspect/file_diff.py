@@ -57,6 +57,7 @@ def different_files(old: Image, new: Image, scratch: Path, *, times: bool) -> It
         CheckRefusedError: a layer of either is damaged, or holds what no layer may.
     """
     file = scratch / "files.sqlite"
+    # isolation_level=None: the module begins no transactions by itself, so that a table is filled in one.
     with machine_errors(file), closing(sqlite3.connect(file, isolation_level=None)) as base:
         # A scratch file: what a crash leaves of it is removed, so nothing is written twice or waits for the disk.
         base.execute("PRAGMA journal_mode = OFF")
@@ -67,6 +68,7 @@ def different_files(old: Image, new: Image, scratch: Path, *, times: bool) -> It
 
 
 def _fill(base: sqlite3.Connection, table: str, image: Image) -> None:
+    # WITHOUT ROWID: rows lie in the order of their names, and there is no second index (sqlite.org/withoutrowid.html).
     base.execute(f"CREATE TABLE {table} ({_COLUMNS}) WITHOUT ROWID")
     base.execute("BEGIN")
     batch: list[Row] = []
@@ -99,6 +101,7 @@ def _members(image: Image) -> Iterator[tuple[Member, Content | None]]:
     if len(blobs) == len(image.layers):
         yield from merged(blobs)
     else:
+        # A .sqsh is not a tar: its one layer is all that a container sees.
         for layer in image.layers:
             yield from layer.members()
 

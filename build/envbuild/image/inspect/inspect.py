@@ -24,6 +24,7 @@ class Inspected:
     def python(self) -> dict[str, str]:
         """Version by name of each Python package: the environment's own, else what lies elsewhere."""
         found: dict[str, str] = {}
+        # Lowest first: of two versions the upper one stays, and so that of the environment.
         for kept in self.scans:
             for item in kept.scan.python:
                 # What a package brings along in itself (a folder _vendor) is that package's affair.

@@ -100,6 +100,7 @@ def _open(path: Path, tag: str, scratch: Path) -> OpenedImage:
 def _layout(files: ImageFiles, tag: str, kind: str) -> OpenedImage:
     image = open_layout(files, tag)
     components = _components(files, image.reports)
+    # Not asdict, which would turn the layers into dictionaries.
     return OpenedImage(**vars(image), source=files.name, kind=kind, components=components)
 
 

@@ -73,8 +73,10 @@ def _common(base: Base, made: StoredBase) -> dict[str, Json]:
         "python": [base.python.executable, base.python.version],
         # The build of Python decides the bytecode. Where it is not known, the whole base stands for it.
         "python_build": packages or made.digest,
+        # uv chooses a wheel by its platform tag, which names a processor and a glibc (PEP 600).
         "wheels_for": [base.platform, base.glibc],
         "prefix": VENV,
+        # It is in pyvenv.cfg, a file of the lowest layer.
         "sees_base": bool(base.provides),
         "uv": uv_version(),
         "gzip": gzip_writer.ENCODER,

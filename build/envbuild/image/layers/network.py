@@ -68,6 +68,7 @@ def access(site: Site, source: TorchSource, folder: str, environ: Mapping[str, s
 def _uv_configuration(folder: str, environ: Mapping[str, str], values: dict[str, str]) -> list[Bind]:
     """The configuration files of uv, which may name indexes; seen where uv looks for them."""
     if named := environ.get("UV_CONFIG_FILE"):
+        # uv reads no other configuration then (its documentation, "Configuration files").
         values["UV_CONFIG_FILE"] = f"{folder}/uv.toml"
         return [Bind(source=Path(named).resolve(), target=f"{folder}/uv.toml")]
     home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "/") / ".config")

@@ -88,6 +88,7 @@ class InstallSandbox:
         work = f"{INSIDE}/work"
         box = Sandbox(
             root=self.base.rootfs,
+            # The root is read-only, and a base has no PREFIX: the place for the link is made on a tmpfs over /opt.
             opened=(PREFIX.rsplit("/", 1)[0],),
             binds=(
                 Bind(source=self.uv_root, target=work, writable=True),
@@ -167,6 +168,7 @@ class InstallSandbox:
                 Bind(source=tree, target=PREFIX, writable=True),
                 Bind(source=script, target=f"{INSIDE}/compile/{script.name}"),
             ),
+            # Python before 3.11 writes the items of a frozenset in the order of their hashes (bpo-37596).
             environment={**PLAIN_ENVIRONMENT, "PYTHONHASHSEED": "0"},
         )
         # Without site-packages, whose .pth files could import and so change what the compiling process has interned.

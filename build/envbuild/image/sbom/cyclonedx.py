@@ -14,6 +14,7 @@ MEDIA_TYPE = "application/vnd.cyclonedx+json"
 
 
 def cyclonedx(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[str, Any]:
+    # purl-spec, type oci: the version is the digest, with its colon percent-encoded.
     root = f"pkg:oci/{record.report_name}@{record.oci_digest.replace(':', '%3A')}"
     return {
         "bomFormat": "CycloneDX",

@@ -21,6 +21,7 @@ def spdx(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[str, An
     ids = _ids(packages)
     return {
         "spdxVersion": "SPDX-2.3",
+        # The one value that is allowed; it is about the document, not the software (SPDX 2.3, section 6.2).
         "dataLicense": "CC0-1.0",
         "SPDXID": DOCUMENT,
         "name": record.report_name,
@@ -64,6 +65,7 @@ def _ids(packages: Sequence[ListedPackage]) -> dict[str, str]:
 def _not_asserted() -> dict[str, Any]:
     return {
         "downloadLocation": NOTHING,
+        # It is true by default, and then a code over all files of the package is mandatory (SPDX 2.3, 7.8 and 7.9).
         "filesAnalyzed": False,
         "licenseConcluded": NOTHING,
         "licenseDeclared": NOTHING,

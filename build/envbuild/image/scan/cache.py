@@ -16,6 +16,7 @@ from envbuild.rootfs.members import Member
 from envbuild.rootfs.stream import Content
 from envbuild.store.local import LocalStore
 
+# Names and keys from when a scan was a survey: under others, every layer in a store would be read again.
 KIND = "layer-surveys"
 SCAN_FILE = "survey.json"
 LISTING_FILE = "entries.jsonl"

@@ -90,6 +90,7 @@ def _licence(expression: str, text: str, classifiers: list[str]) -> tuple[str, s
     for candidate in (expression, text):
         with contextlib.suppress(InvalidLicenseExpression):
             return str(canonicalize_license_expression(candidate)), ""
+    # The field License was any text before PEP 639, often that of the licence, and setuptools wrote UNKNOWN for none.
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     found = sorted({CLASSIFIERS[item] for item in classifiers if item in CLASSIFIERS})
     if len(found) == 1:

@@ -232,5 +232,4 @@ def _tee(first: bytes, pieces: Iterable[bytes], *readers: Callable[[bytes], obje
 
 
 def _is_metadata(path: str) -> bool:
-    """Whether the file is metadata of a package."""
     return path == DPKG_STATUS or path.startswith(DPKG_INFO) or bool(COPYRIGHT.match(path) or DIST_INFO.match(path))

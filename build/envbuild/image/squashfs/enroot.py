@@ -100,6 +100,7 @@ def files(config: RunConfig, provenance: str) -> dict[str, bytes]:
     check(config)
     # Unquoted, as enroot 4.1 writes it: at the start it replaces ${NAME} and strips outer quotes.
     environment = "".join(f"{entry}\n" for entry in config.environment)
+    # As enroot 4.1 writes it; x-create is an option of its own, and makes the place where it is missing.
     fstab = "".join(
         f"${{ENROOT_ROOTFS}}{volume} {volume} none x-create=dir,bind,rw,nosuid,nodev\n"
         for volume in sorted(config.volumes)

@@ -181,6 +181,7 @@ def _pack(
     command: list[str | Path] = [find_mksquashfs(), "-", target, "-tar", *compression.options()]
     # As `enroot import` leaves them: all of root, no extended attributes (file capabilities are lost, set-user-ID bits
     # stay).
+    # Unless told otherwise, it also adds to a file that is there, and passes over some errors (its help).
     command += ["-all-root", "-no-xattrs", "-root-mode", "755", "-noappend", "-no-progress", "-exit-on-error"]
     command += ["-mem", f"{BUFFER_MEBIBYTES}M"]
     reading, writing = os.pipe()

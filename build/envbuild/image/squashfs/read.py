@@ -47,6 +47,7 @@ def members_of_sqsh(file: Path, below: str = "") -> Generator[tuple[Member, Cont
         CheckRefusedError: it is damaged, holds what no image may (a socket, say), or unpacks to too much.
         MachineError: the program is missing, or the file cannot be read.
     """
+    # Opened for nothing but the machine's own error: as sqfs2tar reports it, the file would be called damaged.
     with machine_errors(file, "read"), file.open("rb"):
         limit = most_bytes(file.stat().st_size)
     # A tar has no sockets. sqfs2tar 1.2 writes the long name of what it skips before the next member.

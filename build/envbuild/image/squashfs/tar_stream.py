@@ -46,6 +46,7 @@ def write_stream(
     folders = [folder] if (folder := tidy_name(workdir, absolute=True)) else []
     overlay = Overlay(files=extra.keys(), emptied=enroot.EMPTIED, folders=folders, mtime=epoch)
     shell, names = "", DirectoryIndex()
+    # Hard links come after their file: mksquashfs 4.5 crashes on one that comes before it.
     for member, content in merged(layers, overlay, superseded):
         if member.replaces:
             raise DuplicateMemberError

@@ -19,7 +19,6 @@ class DirectoryIndex:
         self._links: dict[str, str] = {}
 
     def see(self, member: Member) -> None:
-        """Note a member."""
         if member.kind is Kind.DIRECTORY:
             self._folders.add(member.name)
         elif member.kind is Kind.SYMLINK:

@@ -239,6 +239,7 @@ def _code_in(elf: ELFFile, data: mmap.mmap, name: str) -> FileCode | None:
         if section is None:
             continue
         start = section["sh_offset"]
+        # Released here: closing a map fails with BufferError as long as there is a view of it.
         with memoryview(data) as whole, whole[start : start + section["sh_size"]] as part:
             for entry in entries(part, name):
                 if entry.has_kernels:

@@ -39,7 +39,7 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True)
 class CompilerWrappers:
-    """Where the wrappers are."""
+    """Where the wrappers are, as the processes of the build see them."""
 
     cuda_home: Path
     cc: Path

@@ -92,6 +92,8 @@ def build_wheel(plan: WheelPlan, archive: bytes, workspace: WheelWorkspace, prog
             env=environment,
             cwd=workspace.folder,
             timeout_seconds=plan.recipe.time_limit_minutes * 60,
+            # What a build starts may be in a process group of its own (timeout(1) makes one), which a signal to the
+            # group of the build does not reach.
             whole=True,
             fix=f"Raise time_limit_minutes in envs/wheels/{plan.parts.package}.toml, or build where there are more "
             "cores. What was compiled is kept: the next run goes on from there.",

@@ -89,7 +89,7 @@ class Built:
 
     @property
     def wheel(self) -> Path:
-        """The wheel itself."""
+        """The wheel's file, which has the name that the record states."""
         return self.path / self.record.file
 
     def provenance(self) -> Provenance | None:
@@ -107,6 +107,7 @@ def fill(folder: Path, wheel: Path, record: WheelRecord, log: Path) -> None:
         if log.is_file():
             shutil.copy2(log, folder / LOG_FILE)
         (folder / RECORD_FILE).write_text(record.model_dump_json(by_alias=True, indent=1) + "\n")
+        # The entry appears by a rename, which orders nothing on the disk: after a power cut the record could be empty.
         with (folder / RECORD_FILE).open("rb") as stream:
             os.fsync(stream.fileno())
 

@@ -75,12 +75,15 @@ def choose_toolkit(
             f"Its packages of CUDA {major} (nvidia-cuda-nvcc-cu{major}) have no nvcc; those of {FIRST_INDEX_MAJOR} do."
         )
         raise _not_on_the_index(cuda, found, no_nvcc)
+    # Before the index is asked. Whether nvcc takes its version is seen after the installation: a header of the toolkit
+    # has the rules (refuse_too_new).
     host = find_host_compiler(environ)
     try:
         packages = pinned_packages(lock, cuda, sources)
     except (NetworkError, ResolutionError) as error:
         raise _not_had(error, lock, cuda, found) from error
     versions = {package.name: package.version for package in packages}
+    # Enough for the build keys: where the wheelhouse has every wheel, no toolkit is installed.
     compilers = Compilers(cuda=versions[NVCC], host=host.both, source="index", packages=versions)
     if request is ToolkitRequest.AUTO:
         sources.reporter.note(f"no CUDA toolkit {cuda} on this machine: taking {NVCC} {compilers.cuda} of the index")
@@ -92,6 +95,8 @@ def choose_toolkit(
         except NetworkError as error:
             raise _not_had(error, lock, cuda, found) from error
         installed = toolchain_at(home, compilers.cuda, environ)
+        # toolchain_at knows the folder alone, and so takes it for the machine's; the build key has the source and the
+        # packages.
         return dataclasses.replace(installed, source=compilers.source, packages=versions)
 
     return Toolkit(compilers=compilers, toolchain=install)
