@@ -26,7 +26,7 @@ def record_digest(data: bytes) -> str:
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text is a digest."""
+    """Whether a text is ``sha256:`` with its 64 digits, in lower case, and nothing more."""
     return re.fullmatch(DIGEST_PATTERN, text) is not None
 
 

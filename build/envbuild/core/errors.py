@@ -248,6 +248,7 @@ class InterruptedByUserError(EnvbuildError):
         )
 
 
+# In the order of the table in the docs, with which a test compares them. A code never changes its meaning.
 ERROR_CLASSES: tuple[type[EnvbuildError], ...] = (
     InternalError,
     UsageError,

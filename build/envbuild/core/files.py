@@ -240,6 +240,7 @@ def os_error(error: OSError, path: Path, doing: str = "write") -> EnvbuildError:
     # A quota that is used up is to its user a full disk.
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return disk_full(path)
+    # In a folder that is gone every relative path fails so.
     if error.errno == errno.ENOENT and not _directory_is_there():
         return MachineError(
             "the current directory does not exist any more",

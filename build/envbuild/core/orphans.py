@@ -80,6 +80,7 @@ def _parents() -> dict[int, int]:
             with contextlib.suppress(OSError, IndexError):
                 # The second field is the name in parentheses, which may have spaces and parentheses itself.
                 state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+                # Zombies and dead processes (proc(5)) hold no file any more.
                 if state not in "ZX":
                     found[int(folder.name)] = int(parent)
     return found

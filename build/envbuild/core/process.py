@@ -152,6 +152,7 @@ def _open_log(log: Path, command: list[str]) -> FileIO:
         log.parent.mkdir(parents=True, exist_ok=True)
         # Without a buffer, so that a full disk shows while writing and never when the file is closed.
         sink = log.open("ab", buffering=0)
+        # File names among the arguments may be no UTF-8.
         sink.write(f"$ {mask(shlex.join(command))}\n".encode(errors="surrogateescape"))
     return sink
 
@@ -298,6 +299,7 @@ class _Limit:
 
     def wait(self, process: subprocess.Popen[bytes]) -> None:
         """Wait for the end of a program whose output has ended: nearly always that is now."""
+        # A tenth of a second at least: one that has closed its output is about to end.
         process.wait(timeout=None if self._seconds is None else max(0.1, self._end - time.monotonic()))
 
 

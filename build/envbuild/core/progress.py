@@ -96,6 +96,7 @@ class RichReporter:
     def __init__(self) -> None:
         from rich.console import Console
 
+        # highlight: rich would colour numbers and addresses in messages by itself.
         self._console: Console = Console(stderr=True, highlight=False)
         self._status: Status | None = None
         self._titles: list[str] = []

@@ -19,6 +19,7 @@ PROC_SYS = Path("/proc/sys")
 # What a program may lie in or need; on merged systems all but the first are links into it.
 PROGRAMS = ("usr", "bin", "lib", "lib32", "lib64", "libx32")
 TRIES = 3
+# Docker's and podman's.
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
 

@@ -85,6 +85,7 @@ def _start(
             stderr=stderr,
             env=dict(env) if env is not None else None,
             cwd=cwd,
+            # A group of its own, for kill_group(): Ctrl-C at the terminal then reaches envbuild alone.
             start_new_session=True,
         )
     except OSError as failure:
@@ -145,5 +146,6 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
             process.wait(timeout=KILL_GRACE_SECONDS)
     finally:
         with contextlib.suppress(ProcessLookupError):
+            # Also where the program itself has ended: a child of it may ignore SIGTERM.
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

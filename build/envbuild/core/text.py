@@ -16,6 +16,7 @@ def printable_lines(text: str) -> str:
 
 
 def _written_out(text: str, keep: str) -> str:
+    # str.isprintable: of white space the space alone, and no format characters, such as U+202E, which turns text round.
     if text.isprintable():
         return text
     return "".join(

@@ -32,6 +32,7 @@ def _describe(item: Any) -> str:
         case "extra_forbidden":
             return f"the key {key} is unknown (another version of envbuild may have written it)"
         case "value_error":
+            # The message itself has "Value error, " in front.
             return f"{key}: {item['ctx']['error']}" if key else str(item["ctx"]["error"])
         case _:
             shown = f" ({value!r:.60})" if not isinstance(value, dict | list) else ""

@@ -49,6 +49,7 @@ def signatures() -> tuple[Signature, ...]:
 
 def match_text(text: str, without: Collection[str] = ()) -> list[Signature]:
     """The known failures whose text occurs, in the order in which they occur; not those of the stages ``without``."""
+    # Not splitlines(): to re.MULTILINE a line ends at "\n" alone.
     text = "\n".join(line[:LINE_CHARACTERS] for line in text.split("\n"))
     known = [entry for entry in signatures() if entry.stage not in without]
     hits = [(found.start(), entry) for entry in known if (found := entry.pattern.search(text))]

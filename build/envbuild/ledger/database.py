@@ -19,6 +19,8 @@ NEWER, DAMAGED, FOREIGN = "newer", "damaged", "foreign"
 _TABLES = ("locks", "wheels", "images", "cases", "certificates", "publications", "nights", "steps", "bisects")
 # One script for each version of the file; `PRAGMA user_version` counts those that it has had.
 MIGRATIONS: tuple[str, ...] = (
+    # What rows are found by is in columns; the rest is JSON, so that a new field needs no migration. WITHOUT ROWID: a
+    # key that is a text would be kept twice otherwise (SQLite, "withoutrowid").
     "".join(  # noqa: S608 - of the names above
         f"CREATE TABLE {table} (key TEXT PRIMARY KEY, stack TEXT NOT NULL, target TEXT NOT NULL, moment TEXT NOT NULL,"
         f" revision INTEGER NOT NULL, body TEXT NOT NULL) WITHOUT ROWID;"
@@ -44,6 +46,7 @@ def connect(path: Path, migrations: Sequence[str] = MIGRATIONS) -> sqlite3.Conne
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with database_errors(path):
+        # isolation_level=None: the module begins no transactions of its own, transaction() does.
         connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
         try:
             # First: what is no ledger of ours stays as it is.

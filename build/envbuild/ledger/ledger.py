@@ -88,8 +88,10 @@ class Ledger:
         given = {name: value for name, value in where.items() if value is not None}
         # Names of tables and columns are constants of this package.
         condition = " AND ".join(f"{name} = ?" for name in given) or "1"
+        # The newest first, for the limit; turned round below.
         order = f"moment DESC, {kind.within_a_second} DESC, key DESC"
         query = f"SELECT body FROM {kind.table} WHERE {condition} ORDER BY {order} LIMIT ?"  # noqa: S608
+        # A negative limit is none (SQLite, "lang_select", LIMIT).
         limit = -1 if newest is None else newest
         with database_errors(self.path):
             found = self._connection.execute(query, (*given.values(), limit)).fetchall()
@@ -112,6 +114,7 @@ class Ledger:
                     found = self._connection.execute(f"SELECT body FROM {kind.table} ORDER BY key").fetchall()  # noqa: S608
                     tables[kind.table] = [jsonread.loads(body) for (body,) in found]
             finally:
+                # Nothing was written: this ends it.
                 self._connection.execute("ROLLBACK")
         return {"schema": SCHEMA, **tables}
 
@@ -157,6 +160,7 @@ class Ledger:
 
     def _put(self, row: Row, revision: int | None = None) -> bool:
         found = self.get(type(row), row.key)
+        # Also where both are the same: what is not written has no new revision, and is not sent again.
         if found is not None and found.rank() >= row.rank():
             return False
         if revision is None:
@@ -240,6 +244,7 @@ def _salvaged(path: Path) -> list[Row]:
     found: list[Row] = []
     with old:
         for kind in ROW_TYPES:
+            # Table by table: of a damaged one the others may be whole.
             with contextlib.suppress(CheckRefusedError):
                 found += old.rows(kind)
     return found

@@ -89,6 +89,7 @@ class LockRow(Row):
     """A lock. ``behind``: the branches of which an older commit was taken, and what blocks their tips."""
 
     table: ClassVar[str] = "locks"
+    # One lock may have several names (envbuild lock --name).
     key_fields: ClassVar[tuple[str, ...]] = ("digest", "name")
     moment_field: ClassVar[str] = "seen_at"
     first_stays: ClassVar[bool] = True
@@ -328,6 +329,7 @@ class StepRow(Row):
     table: ClassVar[str] = "steps"
     key_fields: ClassVar[tuple[str, ...]] = ("night", "target", "base", "name")
     moment_field: ClassVar[str] = "started_at"
+    # Moments have whole seconds, and several steps may begin within one.
     within_a_second: ClassVar[str] = "json_extract(body, '$.position')"
     night: str
     target: str = ""

@@ -66,6 +66,7 @@ class SharedState:
         missing = [key for key in self.remote.keys(KIND) if key not in known]
         changed = 0
         for key in self._whole_first(missing):
+            # Asked again: an entry with all rows may have brought this one along.
             if key not in ledger.merged(self.address):
                 rows, contained = self._take(key)
                 changed += ledger.merge(rows, self.address, [key, *contained])
@@ -80,6 +81,7 @@ class SharedState:
         revision, rows = ledger.unsent(self.address)
         if rows:
             key = self._put(rows, (PART,), ())
+            # Afterwards: a process that is killed before sends the same rows again, under the same key.
             ledger.mark_sent(self.address, revision, key)
         self._put_together(ledger)
         return len(rows)
@@ -89,6 +91,7 @@ class SharedState:
         contained = {key for found in self._wholes(keys).values() for key in found}
         if len(set(keys) - contained) <= MOST_PARTS:
             return
+        # First all that is there: an entry that says which others it has must have their rows.
         self.fetch(ledger)
         kept = sorted(ledger.merged(self.address))
         exported = rows_of(ledger.export(), "the ledger")
@@ -103,6 +106,7 @@ class SharedState:
     def _wholes(self, keys: Sequence[str]) -> dict[str, list[str]]:
         refs = self.remote.list_index(KIND, (WHOLE,)) if keys else []
         documents = self.remote.documents(KIND, [ref.key for ref in refs if ref.key in set(keys)])
+        # A damaged one counts as any other here, and is refused when it is taken.
         return {key: _contained(item) for key, item in documents.items() if isinstance(item, Document)}
 
     def _put(self, rows: Sequence[Row], index_path: tuple[str, ...], contains: Sequence[str]) -> str:
@@ -116,6 +120,7 @@ class SharedState:
             with machine_errors(folder):
                 # Without the time: the same rows are the same file.
                 (folder / FILE).write_bytes(gzip.compress(content, mtime=0))
+            # Whether it was there already does not matter: its key is the digest of its rows.
             self.remote.push(KIND, key, index_path, folder, record)
         return key
 

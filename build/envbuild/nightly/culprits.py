@@ -42,6 +42,7 @@ class CulpritSearch:
 
     def keep_locks(self, steps: Iterable[StepRow]) -> None:
         """Keep the locks that were certified, for the night that fails."""
+        # `nothing`: an earlier night certified it, or somebody by hand.
         bases = {step.base for step in steps if step.name == "certify" and step.state in ("done", "nothing")}
         for base in sorted(bases):
             lock = self._lock_on(base)
@@ -67,10 +68,12 @@ class CulpritSearch:
         """The bisection of a step that failed; None where there is nothing to bisect."""
         if step.state != "failed" or step.error is None or not step.target:
             return None
+        # The lock may be on the stack's next base, and the step says on which.
         selection = next(item for item in self.request.selections if item.target_name == step.target)
         trial = self._trial(step, step.error.fault, replace(selection, base_name=step.base))
         certified = self.ledger.rows(CertificateRow, stack=step.stack, target=step.target)
         last = next((row.lock_digest for row in reversed(certified) if row.base == step.base), step.lock_digest)
+        # Without a certificate on this base `last` is the lock itself: there is nothing to compare with.
         if trial is None or last == step.lock_digest:
             return None
         if self.ledger.get(BisectRow, f"{last}/{step.lock_digest}/{step.target}") is not None:
@@ -88,6 +91,7 @@ class CulpritSearch:
             with self.context.reporter.step(f"bisect for {step.target}"):
                 request = BisectRequest(good=read_lock(kept), bad=bad, trial=trial, budget_seconds=seconds)
                 result = bisect(request, Repositories(self.context.store, self.context.reporter), self.context)
+        # It is an EnvbuildError, too.
         except InterruptedByUserError:
             raise
         except EnvbuildError as error:
@@ -103,7 +107,7 @@ class CulpritSearch:
             return None
         cases = self.ledger.rows(CaseRow, stack=step.stack, target=step.target)
         failed = [row for row in cases if row.lock_digest == step.lock_digest and not row.passed]
-        # A baseline that fails takes its cases with it.
+        # A baseline that fails takes its cases with it. Of the others the shortest: every trial trains it.
         failed.sort(key=lambda row: (row.baseline is not None, row.seconds or 0.0, row.case))
         if not failed:
             return None
@@ -149,6 +153,7 @@ class CulpritSearch:
             night=step.night,
             target=step.target,
             name="bisect",
+            # After all that the night did before.
             position=sum(row.night == step.night for row in self.ledger.rows(StepRow, stack=step.stack)),
             base=step.base,
             lock_digest=step.lock_digest,

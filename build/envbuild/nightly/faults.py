@@ -29,21 +29,24 @@ _LOST = re.compile(
     r"|no CUDA-capable device is detected|GPU is lost|fallen off the bus|No space left on device|Disk quota exceeded"
     r"|Input/output error|Stale file handle|Too many open files"
 )
-# Checks of a case that a machine can fail; the others are about numbers.
+# Checks of a case that a machine can fail; the others are about numbers. `baseline` is of those whose baseline failed.
 _OF_A_MACHINE = frozenset({"rank-exception", "rank-signal", "rank-exit", "timeout", "not-reported", "baseline"})
 # Reasons of CertificationCannotRunError that are the image's.
 _OF_THE_IMAGE = frozenset({"image-lacks-stack", "no-cases"})
+# A plan waits for these; any other reason is a failure.
 NO_HARDWARE = frozenset({"no-driver", "too-few-gpus", "wrong-gpu", "no-gpus"})
 
 
 def fault_of(error: EnvbuildError) -> Fault:
-    """Whose fault an error is."""
+    """Whose fault an error is; of a class that is not named here, it is what a check found."""
     match error:
+        # Results are refused that were cut off on their way; a fault of envbuild's own says nothing about the stack.
         case NetworkError() | MachineError() | ResultsRefusedError() | InternalError():
             return "infrastructure"
         case CertificationCannotRunError():
             return "build" if error.reason in _OF_THE_IMAGE else "infrastructure"
         case CertificationFailedError():
+            # A lost GPU explains no wrong number, so one failed comparison is enough for a fault of the training.
             return "infrastructure" if _is_of_a_machine(error) else "training"
         case BuildError() | ResolutionError():
             return "infrastructure" if _LOST.search(error.why) else "build"

@@ -24,7 +24,7 @@ from envbuild.store.record import load
 from envbuild.wheels.cache.prune import DAY_SECONDS, Old
 
 M = TypeVar("M", bound=BaseModel)
-# An entry that was used lately may be of a build that goes on.
+# An entry that was used lately may be of a build that goes on. The time of its folder is that of its last use.
 REST_DAYS = 1.0
 
 
@@ -48,6 +48,7 @@ def what_stays(ledger: Ledger, project: Path, out_dir: Path, nights: int) -> Nee
 def _heads(ledger: Ledger) -> set[str]:
     """The images that moving tags name: the newest of each that was not revoked."""
     newest: dict[tuple[str, str], PublicationRow] = {}
+    # Oldest first: the newest stays.
     for row in ledger.rows(PublicationRow):
         if row.revoked_at is None:
             newest[row.repository, row.moving_tag] = row
@@ -55,7 +56,7 @@ def _heads(ledger: Ledger) -> set[str]:
 
 
 def stored_images(store: LocalStore) -> int:
-    """How many images the store has."""
+    """How many images the store has, those with a damaged record included."""
     return sum(1 for _ in _entries(store, IMAGES))
 
 
@@ -72,6 +73,7 @@ def unneeded_entries(store: LocalStore, kept: Needs, *, unused_days: float = RES
         else:
             old.append(_old(IMAGES, path, f"image {path.name[:12]}"))
     layers = {path: _loaded(path, EnvironmentLayerRecord) for path in _entries(store, LAYERS)}
+    # Images name their layers by digest, environments by key.
     kept_keys = {record.key for record in layers.values() if record is not None and record.layer.digest in staying}
     for path in _entries(store, ENVIRONMENTS):
         environment = _loaded(path, EnvironmentRecord)

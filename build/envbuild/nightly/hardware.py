@@ -60,6 +60,7 @@ def parse_run_with(texts: tuple[str, ...], targets: tuple[str, ...]) -> dict[str
     found: dict[str, str] = {}
     for text in texts:
         name, given, command = text.partition("=")
+        # `env A=1 run {plan}` has a `=`, too: only the name of a target counts.
         target, command = (name, command) if given and name in targets else ("", text)
         try:
             words = shlex.split(command)
@@ -109,8 +110,10 @@ def certify_somewhere(request: CertifyRequest, reach: Reach, context: Context, *
     """
     job = make_job(request, context.store)
     folder = _current(request.out_dir / PLANS / request.name / job.folder.name)
+    # Before the command: a certificate that stands is not measured again, wherever its hardware is.
     if _is_certified(job, reach.signer):
         return Certified(done=_here(request, job, reach, context, again=False))
+    # Before the hardware is looked for: somebody ran the plan of an earlier night by hand.
     if (folder / PLAN_FILE).is_file() and has_results(folder):
         return Certified(done=_judged(request, folder, reach, context))
     if reach.command:
@@ -127,6 +130,7 @@ def certify_somewhere(request: CertifyRequest, reach: Reach, context: Context, *
 
 def has_results(folder: Path) -> bool:
     """Whether results were brought back to the folder of a plan."""
+    # People copy the folder back, or this one file of it (certify/offline.py).
     return (folder / RESULTS_DIR / RESULTS_FILE).is_file() or (folder / RESULTS_FILE).is_file()
 
 
@@ -137,12 +141,14 @@ def _is_certified(job: CertifyJob, signer: Signer | None) -> bool:
         file = open_certificate(job.certificate)
     except (CertificateRefusedError, ConfigurationError, MachineError):
         return False
+    # One that is not signed, or by another key, is judged and signed anew.
     return signer is None or file.keyid == signer.keyid
 
 
 def _here(request: CertifyRequest, job: CertifyJob, reach: Reach, context: Context, *, again: bool) -> Certification:
     # A rank process that a case left in a bad state cannot fail the next one where each has its own.
     machine = MachineOptions(isolation="process" if again else None)
+    # What a killed night measured counts; what a failed attempt did must not.
     resume = not again and bool(interrupted_cases(job.folder))
     return certify(request, context, CertifyOptions(machine=machine, resume=resume, signer=reach.signer))
 
@@ -158,6 +164,7 @@ def _plan(request: CertifyRequest, folder: Path, context: Context) -> None:
 def _there(request: CertifyRequest, folder: Path, reach: Reach, context: Context) -> Certification:
     _plan(request, folder, context)
     image = request.image.path / SQSH_FILE if request.image else Path()
+    # Whole paths: the command may use them in another folder, or on another machine.
     values = {"plan": folder.resolve(), "results": (folder / RESULTS_DIR).resolve(), "image": image.resolve()}
     words = [_filled(word, values) for word in shlex.split(reach.command)]
     target = request.selection.target_name
@@ -184,6 +191,7 @@ def _there(request: CertifyRequest, folder: Path, reach: Reach, context: Context
 
 
 def _filled(word: str, values: Mapping[str, Path]) -> str:
+    # Not str.format: a command may have braces of its own.
     for name, value in values.items():
         word = word.replace(f"{{{name}}}", str(value))
     return word

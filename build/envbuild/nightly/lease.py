@@ -44,6 +44,7 @@ def only_night(stack: str, folder: Path, context: Context) -> Iterator[None]:
     Raises:
         MachineError: there is another one.
     """
+    # The first is locked, the second says by whom: a process that was killed leaves the text, and not the lock.
     file, holder = folder / f"nightly-{stack}.lock", folder / f"nightly-{stack}.json"
     with machine_errors(file):
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +97,7 @@ class Lease:
             yield
         finally:
             over.set()
+            # The thread first: a renewal after the release would take the lease again.
             keeping.result()
             self._release()
 
@@ -107,6 +109,7 @@ class Lease:
         """
         with self._one_at_a_time:
             newest = self._newest()
+            # A higher number than ours is another runner's: it may have taken the lease after ours ran out.
             if newest > self.number:
                 self._refuse_if_held(newest)
             self._write(newest + 1, until=self.context.clock() + LEASE)
@@ -129,6 +132,7 @@ class Lease:
     def _refuse_if_held(self, number: int) -> None:
         document = self.state.remote.find(KIND, self._key(number))
         record = document.record if document is not None else None
+        # What cannot be read keeps nobody out.
         if not isinstance(record, dict):
             return
         until, host = str(record.get("until")), str(record.get("host"))
@@ -173,17 +177,20 @@ def _has_ended(record: Mapping[str, JsonValue]) -> bool:
     if not isinstance(pid, int) or not where or where != _numbered_in():
         return False
     try:
+        # Signal 0 is not sent: only whether it could be is told (kill(2)).
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
         pass  # another user's, of which /proc may show nothing
+    # Another process may have its number by now, and began at another time.
     return _started(pid) not in ("", record.get("since"))
 
 
 def _started(pid: int) -> str:
     """When a process began, in the machine's clock ticks (proc(5), field 22 of stat); empty where there is none."""
     try:
+        # Field 2, the name, may hold spaces and brackets. What follows the last one begins with field 3.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""

@@ -49,7 +49,7 @@ class NightRequest:
 
     @property
     def name(self) -> str:
-        """The lock's name."""
+        """The lock's own name, else the stack's."""
         return self.lock_name or self.stack
 
 

@@ -31,7 +31,9 @@ from envbuild.nightly.records import blocked, failed_case_rows, lock_row, moved
 from envbuild.nightly.steps import make_lock
 
 T = TypeVar("T")
+# A failure counts when it comes again in new processes.
 MOST_ATTEMPTS = 2
+# The code of CertificationCannotRunError: nothing failed, and nothing was certified.
 WAITING_CODE = 8
 
 
@@ -65,7 +67,9 @@ class Night:
             started_at=self.context.moment(),
             lock_name=self.request.name,
         )
+        # At once: of a night that is killed the ledger says that it did not end.
         self.ledger.record(self._row)
+        # Targets share the lock of their base.
         by_base: dict[str, list[Selection]] = {}
         for selection in self.request.selections:
             by_base.setdefault(selection.base_name, []).append(selection)
@@ -125,6 +129,7 @@ class Night:
         known: tuple[Blocked, ...] = tuple(item for item in self._row.blocked if item not in found)
         self._row = self._row.model_copy(
             update={
+                # Of locks on several bases the night names the first; what moved and what is blocked is of all.
                 "lock_digest": self._row.lock_digest or row.digest,
                 "previous_lock_digest": self._row.previous_lock_digest or (previous.lock_digest if previous else ""),
                 "moved": tuple(dict.fromkeys((*self._row.moved, *moved(before, row)))),
@@ -162,6 +167,7 @@ class Night:
         before = None if self.request.retry else self._failed_before(step, job)
         if before is not None:
             note = f"failed in night {before.night}, and nothing changed since; --retry runs it again"
+            # With the digest of that failure, so that the night after finds it in this row.
             row = StepRow(**about, **started.facts(), attempts=0, state="failed", note=note, digest=before.digest)
             self._record(row.model_copy(update={"error": before.error}))
             self.context.reporter.note(f"{step.name} for {job.target}: {note}")
@@ -195,11 +201,14 @@ class Night:
         for number in range(1, MOST_ATTEMPTS + 1):
             try:
                 return action(number), number
+            # It is an EnvbuildError, too.
             except InterruptedByUserError:  # noqa: PERF203 - two attempts
                 raise
             except Exception as error:
+                # An interruption can come out as another error, that of shutil.rmtree as `Bad file descriptor`.
                 if has_come():
                     raise
+                # A fault of envbuild stops no other target either.
                 failure = error if isinstance(error, EnvbuildError) else _unexpected(error)
                 if number == MOST_ATTEMPTS or not is_worth_repeating(failure):
                     return failure, number
@@ -223,6 +232,7 @@ class Night:
         try:
             return step.inputs(job)
         except EnvbuildError:
+            # What decides it cannot be told, so it is tried again.
             return ""
 
     def _skip(self, target: str, base: str, names: Sequence[StepName]) -> None:

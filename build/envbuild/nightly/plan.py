@@ -47,6 +47,7 @@ def plan_night(request: NightRequest, publish: PublishStep | None, context: Cont
     Raises:
         NetworkError: a repository or the registry cannot be reached.
     """
+    # By base: None where a lock would be made, so that all after it follows from that.
     locks: dict[str, LockDirectory | None] = {}
     found: list[PlannedStep] = []
     for selection in request.selections:
@@ -105,6 +106,7 @@ def _image(job: Job, request: NightRequest) -> PlacedImage | None:
         )
     except ConfigurationError:
         return None
+    # The image of an older lock lies under the same name until it is built again.
     return found if found.record.lock_digest == job.lock.lock.digest else None
 
 

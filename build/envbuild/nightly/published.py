@@ -96,6 +96,7 @@ def rebuilt_rows(repository: str, context: Context) -> list[Row]:
         for publication in source.publications():
             rows.append(publication_row(publication, repository_name(repository)))
             content = source.certificate(publication)
+            # It was published without one, or a retention rule took it: what the index states is kept.
             if content is None:
                 continue
             write_atomic(folder / CERTIFICATE_FILE, content)

@@ -115,6 +115,7 @@ def certificate_rows(path: Path) -> list[Row]:
         matrix_digest=predicate.matrix_digest,
         matrix_is_shipped=predicate.matrix_is_shipped,
         whole_matrix=predicate.whole_matrix,
+        # Repeats are one case.
         cases=len({case.id for case in predicate.cases}),
         not_vouched=len(predicate.not_vouched),
         gpus=tuple(gpu.name for gpu in machine.gpus) if machine else (),
@@ -215,6 +216,7 @@ def blocked(row: LockRow, before: Iterable[Blocked], at: str, days: Mapping[str,
             asked=part.asked,
             commit=part.commit or "",
             head=part.head,
+            # The lock has sentences, which name the component that they are about.
             why=next((text for text in row.behind if name in text), "; ".join(row.behind)),
             since=known.get(name, at),
             days_behind=days.get(name),

@@ -59,6 +59,7 @@ def run_night(
             search = CulpritSearch(
                 request=request, ledger=ledger, context=context, budget_seconds=places.bisect_seconds
             )
+            # Before the search: a kill during it must not lose the lock that a later night compares with.
             search.keep_locks(night.rows)
             night.rows += search.run(night.rows)
             if publishing is not None:

@@ -149,11 +149,13 @@ def _judged(
     since = _since(steps, step)
     if image is None:
         return ("waiting" if step is not None and step.state == "waiting" else "none", since)
+    # Before all else: whatever is the reason, nobody should use an image that old.
     if age is not None and max_age_days is not None and age > max_age_days:
         limit = moment_of(image.certified_at or image.published_at) + timedelta(days=max_age_days)
         return "stale", limit.strftime(MOMENT_FORMAT)
     if step is not None and step.state == "waiting":
         return "waiting", since
+    # What the infrastructure did says nothing about the stack: the image is as good as it was.
     if step is not None and step.error is not None and counts(step.error.fault):
         return "suspect", since
     return "good", image.certified_at or image.published_at

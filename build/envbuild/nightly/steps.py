@@ -102,6 +102,7 @@ class Steps:
         )
         if (publishing := self.publishing) is None:
             return steps
+        # Without inputs, and so every night: keys, policies and tags decide about it, which no digest here has.
         return (*steps, NamedStep(name="publish", run=lambda job, _: publishing.publish(job, self.context)))
 
     def wheels(self, job: Job, attempt: int) -> Outcome:  # noqa: ARG002
@@ -116,6 +117,7 @@ class Steps:
         plans = plan_wheels(job.lock, names, selection.target, selection.catalog, chosen.compilers, sources)
         made = make_wheels(
             plans,
+            # Made only where something is compiled.
             lambda: build_environment_for(job.lock, selection.target, context),
             BuildContext(
                 toolchain=chosen.toolchain,
@@ -174,6 +176,7 @@ class Steps:
         )
 
     def _build_inputs(self, job: Job) -> str:
+        # Another envbuild may build what this one cannot.
         return digest_of({"lock": job.lock.lock.digest, "target": job.target, "envbuild": __version__})
 
     def _certify_inputs(self, job: Job) -> str:

@@ -51,6 +51,8 @@ def image_blobs(image: PlacedImage) -> tuple[bytes, tuple[Blob, ...]]:
 
 def empty_blob(folder: Path) -> Blob:
     """The blob that artifacts have for a configuration."""
+    # docker's registry looks for each blob that a manifest names, also for this one of two bytes that its descriptor
+    # holds (distribution, registry/storage/ocimanifesthandler.go, verifyManifest).
     return _blob(folder, EMPTY)
 
 
@@ -83,10 +85,12 @@ def certificate_artifacts(
     if signer is not None:
         bundles.append(result_bundle(admitted.certificate, signer))
     for bundle in bundles:
+        # The moment of issue and not that of publishing: published again, the artifact is the same and is not sent.
         yield _bundle_artifact(manifest, bundle, admitted.certificate.predicate.issued_at, folder)
 
 
 def _bundle_artifact(manifest: bytes, bundle: Bundle, created: str, folder: Path) -> Artifact:
+    # `oras pull` takes the title for a file's name, and a predicate's type is an address.
     name = f"{bundle.predicate_type.rstrip('/').replace('/', '-').replace(':', '-')}.sigstore.json"
     return _artifact(BUNDLE_TYPE, _blob(folder, bundle.content), name, manifest, bundle.annotations(created))
 
@@ -95,6 +99,7 @@ def sqsh_artifact(image: PlacedImage, manifest: bytes, sqsh: PublishedSqsh) -> A
     """The .sqsh of an image."""
     name = f"{image.name}.sqsh"
     blob = Blob(digest=sqsh.digest, size_bytes=sqsh.size_bytes, file=image.sqsh())
+    # The image's moment and not that of publishing: the artifact stays the same.
     annotations = {CREATED: timestamp(image.record.source_date_epoch), TITLE: name}
     return _artifact(SQSH_TYPE, blob, name, manifest, annotations)
 
@@ -108,6 +113,7 @@ def base_artifact(manifest: bytes, record: BaseRecord, folder: Path) -> Artifact
 def _artifact(kind: str, blob: Blob, name: str, image_manifest: bytes, annotations: dict[str, str]) -> Artifact:
     described = file_descriptor(kind, blob.digest, blob.size_bytes, name)
     subject: dict[str, Json] = {
+        # Always the OCI manifest: referrers are looked for by its digest, and docker's has another one.
         "mediaType": MANIFEST_TYPE,
         "digest": sha256_bytes(image_manifest),
         "size": len(image_manifest),

@@ -51,7 +51,7 @@ def publish_base(selection: Selection, to: str, context: Context) -> PublishedBa
         image = base_image(base.record, selection.base.platform)
         write_layout(folder / OCI, image, base.layers, selection.base_name)
         tag = base_tag(selection.base_name, image.digest)
-        # The tag is written last.
+        # The tag is written last: where it names the image, its record and its blobs are there, too.
         if digest_of_tag(registry, tag) == image.digest:
             return PublishedBase(digest=image.digest, tag=tag, nothing_to_do=True)
         layout = FolderFiles(folder / OCI)

@@ -29,6 +29,7 @@ class Bundle:
 
     def annotations(self, created: str) -> dict[str, str]:
         """What cosign looks for on the artifact that holds a bundle."""
+        # cosign, specs/BUNDLE_SPEC.md, "Annotations": by these it tells an image's bundles apart without fetching them.
         return {
             "org.opencontainers.image.created": created,
             "dev.sigstore.bundle.content": "dsse-envelope",
@@ -52,6 +53,7 @@ def make_bundle(content: SignedBytes, predicate_type: str) -> Bundle:
         "dsseEnvelope": {
             "payload": _base64(content.payload),
             "payloadType": PAYLOAD_TYPE,
+            # A bundle's envelope has one (in-toto attestation, spec/v1/envelope.md, "Alternative Envelope schemas").
             "signatures": [dict(signature)],
         },
     }
@@ -70,6 +72,7 @@ def certificate_in(bundle: bytes, where: str) -> bytes:
     try:
         envelope = jsonread.loads(bundle)["dsseEnvelope"]
         (signature,) = envelope["signatures"]
+        # Without `validate` Python drops what is not base64, so that many texts would be one certificate.
         signed = SignatureOf(str(signature["keyid"]), base64.b64decode(signature["sig"], validate=True))
         content = SignedBytes(base64.b64decode(envelope["payload"], validate=True), signed)
         made = make_bundle(content, "")
@@ -79,6 +82,8 @@ def certificate_in(bundle: bytes, where: str) -> bytes:
             why=f"It is not a sigstore bundle with a certificate: {error!r:.200}",
             fix="Publish the image again; its certificate was changed or damaged there.",
         ) from error
+    # The signature covers the payload, and the publication's digest the certificate's file: whatever else the bundle
+    # says, nobody vouches for it, and other programs would read it.
     if made.content != bundle:
         raise CertificateRefusedError(
             f"the certificate in {where} is refused",
@@ -91,11 +96,13 @@ def certificate_in(bundle: bytes, where: str) -> bytes:
 def result_bundle(certificate: Certificate, signer: Signer) -> Bundle:
     """The certificate as an in-toto test result, which policy engines read, signed by ``signer``."""
     predicate = certificate.predicate
+    # in-toto's DigestSet: the digits alone, under the algorithm's name.
     configuration: list[Json] = [
         {"name": f"matrix {predicate.matrix}", "digest": {"sha256": _hex(predicate.matrix_digest)}},
         {"name": "lock", "digest": {"sha256": _hex(predicate.lock_digest)}},
         {"name": "plan", "digest": {"sha256": _hex(predicate.plan_digest)}},
     ]
+    # Sorted, and Ed25519 signs the same bytes alike (RFC 8032, 5.1.6): published again, the bundle is not sent.
     passed: list[Json] = [*sorted({case.id for case in predicate.cases})]
     warned: list[Json] = [*sorted(item.name for item in predicate.not_vouched)]
     statement: dict[str, Json] = {

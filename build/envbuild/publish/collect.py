@@ -50,6 +50,7 @@ def plan_sweep(registry: Registry, needs: Needs) -> Sweep:
         NetworkError: the registry cannot be reached, or refuses.
     """
     index = load_index(registry)
+    # What was left out once stays in that list, also where it was published again since.
     left_out = index.left_out - {item.tag for item in index.publications}
     published = [*index.publications, *_left_behind(registry, left_out)]
     heads = {head.tag for item in index.publications if (head := head_of(index.publications, item.moving_tag))}
@@ -57,6 +58,7 @@ def plan_sweep(registry: Registry, needs: Needs) -> Sweep:
     images = {item.oci_digest for item in published if item.tag in kept}
     going = []
     for item in published:
+        # A removal goes by the manifest's digest, and would take the image from the tag that stays, too.
         if item.tag not in kept and item.oci_digest in images:
             kept[item.tag] = "its image is one that stays"
         elif item.tag not in kept:
@@ -104,6 +106,7 @@ def _has_bundle(registry: Registry, digest: str) -> bool:
     try:
         return any(item.artifact_type == BUNDLE_TYPE for item in list_referrers(registry, digest))
     except CheckRefusedError:
+        # A list that cannot be read is as good as none: the image is reported, and nothing is stopped by it.
         return False
 
 
@@ -121,6 +124,8 @@ def _remove(registry: Registry, item: Publication) -> None:
 
 
 def _delete_tagged(registry: Registry, tag: str) -> None:
+    # By the digest: registries may allow the removal of manifests and not that of tags (distribution-spec 1.1, "Content
+    # Management").
     digest = digest_of_tag(registry, tag)
     if digest is not None:
         _delete(registry, digest)

@@ -43,6 +43,7 @@ def sweep_store(store: SqshStore, going: Iterable[Publication]) -> tuple[Publica
     """
     gone: list[Publication] = []
     for item in going:
+        # Read anew before each removal: a publisher may have put it there again, or another one with the same file.
         published = store.publications()
         if item not in published:
             continue
@@ -61,6 +62,7 @@ def _heads(store: SqshStore) -> set[str]:
             publication = store.find(tag)
         except CheckRefusedError:  # damaged, or what it means is gone: it holds nothing
             continue
+        # The folder has the immutable tags, too, which keep nothing.
         if publication is not None and publication.tag != tag:
             heads.add(publication.tag)
     return heads
@@ -69,6 +71,7 @@ def _heads(store: SqshStore) -> set[str]:
 def _paths(item: Publication, others: Iterable[Publication]) -> list[str]:
     """The objects of a publication that no other one has, in the order in which they go."""
     rest = tuple(others)
+    # The tag first: from then on nobody finds what is no longer whole.
     paths = [f"{TAGS}/{item.tag}.json"]
     if item.sqsh is not None and item.sqsh.digest not in {other.sqsh.digest for other in rest if other.sqsh}:
         paths += [f"{NAMES}/{hex_of(item.sqsh.digest)}.json", f"{FILES}/{hex_of(item.sqsh.digest)}{SUFFIX}"]

@@ -146,6 +146,7 @@ def _moment(publications: tuple[Publication, ...], moving_tag: str, now: datetim
             "revoke that publication and wait until its moment has passed.",
             reason="clock",
         )
+    # Moments have whole seconds, and of two of one second their tags would decide which one is newer.
     return (now if last is None else max(now, last + timedelta(seconds=1))).strftime(MOMENT_FORMAT)
 
 
@@ -159,6 +160,7 @@ def _refuse_tag_of_another(draft: Publication, publications: tuple[Publication, 
                 fix="Build another image: from a new lock, or with what was wrong put right.",
                 reason="revoked",
             )
+        # Empty where it is under another moving tag.
         ours, theirs = (
             (one.stack, one.lock_name, one.base, one.target) if one.moving_tag == draft.moving_tag else ()
             for one in (draft, item)
@@ -191,6 +193,7 @@ def _free_tag(own: Tags, draft: Publication, registry: Registry, publications: t
 def find_standing(draft: Publication, publications: tuple[Publication, ...]) -> Publication | None:
     """The same publication in the index, if it lacks nothing that this one would have."""
     found = next((item for item in publications if item.tag == draft.tag), None)
+    # True > False: it has no docker manifest, and this one would have.
     if found is None or (found.docker_digest is None) > (draft.docker_digest is None):
         return None
     if draft.sqsh is not None and found.sqsh != draft.sqsh:

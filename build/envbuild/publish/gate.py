@@ -101,6 +101,7 @@ def _about_another(image: PlacedImage, statement: Certificate) -> Iterator[tuple
         yield "outside-image", f"Its cases ran in {predicate.in_}, outside of the image."
     named = statement.by_form()
     manifest = FolderFiles(image.path / OCI_DIR).read(blob_path(record.oci_digest))
+    # docker's manifest is made from the OCI one, so its digest needs no record.
     forms = {"oci": record.oci_digest, "sqsh": record.sqsh_digest, "docker": sha256_bytes(docker_manifest(manifest))}
     for form, own in forms.items():
         # A run in the OCI form is about no .sqsh, and older certificates name no docker manifest.
@@ -139,6 +140,7 @@ def _against(image: PlacedImage, statement: Certificate, key: TrustedKey, rules:
 
 def _wrong_gpus(statement: Certificate, target: Target) -> str:
     """Why the GPUs that the cases ran on are not the target's; empty where they are, and for targets without."""
+    # 90a and 100f name code for one generation or family; a GPU's compute capability has no letter.
     wanted = {sm.rstrip("af") for sm in target.sm}
     if not wanted:
         return ""
@@ -146,6 +148,7 @@ def _wrong_gpus(statement: Certificate, target: Target) -> str:
     if machine is None or not machine.gpus:
         return "The certificate names no GPU on which its cases ran."
     used = statement.predicate.measured.devices
+    # Only those that were used count; results have nvidia-smi's number of each.
     gpus = [gpu for gpu in machine.gpus if not used or gpu.index in used or gpu.uuid in used] or list(machine.gpus)
     wrong = [gpu for gpu in gpus if gpu.compute_capability.replace(".", "") not in wanted]
     if not wrong:

@@ -23,6 +23,7 @@ def note_step(sqsh: Path) -> None:
     Outside of a job nothing is noted. The hook that reads it is ``containers/enroot/hook.sh``.
     """
     job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "")
+    # The job's user sets these: neither may lead out of the folder.
     if not (job.isdecimal() and step):
         return
     folder = temporary_store().root / "jobs"

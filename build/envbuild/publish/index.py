@@ -125,6 +125,7 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
     suffix = REVOKED_SUFFIX if publication.revoked else PUBLICATION_SUFFIX
     refuse_taken(registry, publication)
     put_manifest(registry, publication.tag + suffix, _entry_manifest(publication, manifest_bytes))
+    # Put into the list once. Where it is missing in the next round, _write() found that the registry lost the image.
     own = {publication.tag: publication}
     for _ in range(MOST_WRITES):
         index = load_index(registry)
@@ -141,8 +142,10 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
             if (found := read_entry(registry, tag)) is not None:
                 merged = _merged(merged, [found[0]])
                 sizes[found[0].oci_digest] = found[1]
+        # Without an index the same list came from the publications' own tags, and has to be written.
         if merged == index.publications and index.before is not None:
             if publication.tag in {item.tag for item in merged}:
+                # Again: another's record may have come after the first look, and a registry refuses neither.
                 refuse_taken(registry, publication)
                 return merged
             raise removed(registry, publication.oci_digest)
@@ -190,6 +193,7 @@ def _write(
         kept = tuple(item for item in publications if item.tag not in gone)
         manifest = Manifest(content=_rendered(kept, sizes, index.left_out | gone), media_type=INDEX_TYPE)
         headers = if_unchanged(index.before)
+        # Refused again after it was looked at, it is refused for good.
         accepted = (201, *CONFLICT) if looked else (201, *CONFLICT, *NOT_THERE)
         answer = put_manifest(registry, INDEX_TAG, manifest, accept=accepted, headers=headers)
         if answer.status not in NOT_THERE:
@@ -219,6 +223,7 @@ def leave_out(registry: Registry, tags: Collection[str]) -> tuple[Publication, .
         kept = tuple(item for item in index.publications if item.tag not in tags)
         if kept == index.publications and index.left_out >= {*tags}:
             return kept
+        # Whether it was taken is seen by what the next round reads.
         _write(registry, kept, index.sizes, replace(index, left_out=index.left_out | {*tags}))
     raise not_kept(registry, INDEX_TAG)
 
@@ -234,6 +239,7 @@ def _merged(known: Iterable[Publication], more: Iterable[Publication]) -> tuple[
 
 def _unknown_tags(tags: Iterable[str], known: Iterable[Publication], left_out: frozenset[str]) -> list[str]:
     """The tags of publications and revocations that the index lacks."""
+    # What was left out counts as revoked: neither of its tags brings it back.
     revoked = {item.tag: item.revoked is not None for item in known} | dict.fromkeys(left_out, True)
     return [
         tag

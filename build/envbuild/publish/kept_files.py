@@ -65,8 +65,10 @@ def _fill(store: LocalStore, wanted: WantedFile, download: Download, folder: Pat
     with machine_errors(part):
         part.parent.mkdir(parents=True, exist_ok=True)
         problem = ""
+        # From where a killed process ended, then from the start: what it left may be of other bytes.
         for start in dict.fromkeys((part.stat().st_size if part.is_file() else 0, 0)):
             try:
+                # Nothing is asked where all is there: a range from the end on is answered with 416 (RFC 9110, 15.5.17).
                 there = start >= wanted.size_bytes > 0 or download(part, start)
             except MachineError:
                 part.unlink(missing_ok=True)  # of a disk that is full it may have most

@@ -41,6 +41,7 @@ class Publication(TomlModel):
 
     model_config = ConfigDict(populate_by_name=True)
 
+    # `schema` is a method of pydantic's models.
     schema_: Literal["envbuild.publication/1"] = Field(alias="schema", default=SCHEMA)
     stack: Name
     base: Name
@@ -100,6 +101,7 @@ def read_publication(data: bytes, where: str, fix: str = PUBLISH_AGAIN) -> Publi
         CheckRefusedError: it is not one, or was written by another version of envbuild.
     """
     try:
+        # For what pydantic 2 accepts: of a key that comes twice it takes the last value.
         jsonread.loads(data)
         return Publication.model_validate_json(data, strict=True)
     except ValidationError as error:

@@ -39,6 +39,7 @@ def move_tag(registry: Registry, moving_tag: str) -> Publication | None:
         # Where the head has no docker manifest, an older one's must not stay under the tag.
         docker = head.docker_digest if head else NOTHING.digest
         if docker is not None or any(item.docker_digest for item in publications if item.moving_tag == moving_tag):
+            # The call first: `done and ...` would leave docker's tag to the next round.
             done = _let_name(registry, moving_tag + DOCKER_SUFFIX, docker or NOTHING.digest, publications) and done
         if done:
             return head

@@ -82,12 +82,15 @@ def publish(request: PublishRequest, context: Context) -> Published:
         attached = _artifacts(request, manifest, None if newer else admitted, draft, folder)
         if (
             standing is not None
+            # A lost index was read from the publications' own tags: record() writes it.
             and listed.before is not None
             and _is_whole(registry, standing, blobs, attached)
             and (store is None or newer or store.has(standing))
         ):
+            # Also then: another program may have set the tag back.
             _move(there, standing, context)
             return Published(publication=standing, seconds=time.monotonic() - started, nothing_to_do=True)
+        # With its moment, by which moving tags are ordered: what is published again is no newer for that.
         draft = standing or draft
         with reporter.step(f"push {request.image.name} to {registry.address}"):
             sent = push_blobs(registry, [*blobs, artifacts.empty_blob(folder)], mount_from=request.mount_from)
@@ -119,9 +122,11 @@ def _is_whole(
         return False
     listed = {item.digest for item in list_referrers(registry, publication.oci_digest)}
     wanted = [sha256_bytes(item.manifest) for item in attached]
+    # The list under a tag names an artifact also after a retention rule removed it.
     if not all(digest in listed and digest_of_tag(registry, digest) for digest in wanted):
         return False
     own = [*blobs, *(item.blob for item in attached)]
+    # A registry may have lost a blob and not the manifest, and would serve an image that cannot be fetched.
     return all(has_blob(registry, blob.digest, blob.size_bytes) for blob in own)
 
 
@@ -170,7 +175,6 @@ def _manifests(manifest: bytes, draft: Publication) -> dict[str, Manifest]:
 def _artifacts(
     request: PublishRequest, manifest: bytes, admitted: Admitted | None, draft: Publication, folder: Path
 ) -> list[Artifact]:
-    """What is attached to the image."""
     found = [*artifacts.report_artifacts(request.image)]
     if admitted is not None:
         found += artifacts.certificate_artifacts(manifest, admitted, request.signer, folder)
@@ -192,5 +196,6 @@ def _tag(registry: Registry, wanted: Mapping[str, Manifest]) -> None:
     for tag, content in wanted.items():
         if digest_of_tag(registry, tag) != content.digest:
             put_manifest(registry, tag, content)
+        # Looked at afterwards: registries have no conditional write of a tag.
         if (now := digest_of_tag(registry, tag)) != content.digest:
             raise index.taken(registry, tag, f"It was written, and names {now}.")

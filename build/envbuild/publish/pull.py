@@ -156,6 +156,7 @@ def admit(
         verified = verify(file, trust, About(digest=digest), at=context.clock(), max_age=request.max_age)
         if differs := _difference(publication, verified):
             raise CertificateRefusedError(
+                # What is refused is said below, as for verify().
                 "",
                 why=f"{source.address} states another {differs} than its certificate: its entry was changed.",
                 fix="Have the publication looked at; publish the image again.",

@@ -49,6 +49,7 @@ def revoke(to: str, digest: str, reason: str, context: Context) -> Revoked:
     now = Revocation(reason=reason, at=context.moment())
     publications = []
     for item in named:
+        # Also those that are revoked: the run that did so may have been killed before the store and the tags.
         revoked = item if item.revoked else item.model_copy(update={"revoked": now})
         if revoked is not item:
             index.record(registry, revoked, found.sizes[item.oci_digest])

@@ -68,6 +68,7 @@ def parse_reference(text: str) -> Reference:
     if not name and place.startswith(("s3://", "gs://")) and place.count("/") > 2:
         place, _, name = place.rpartition("/")
     scheme = place.partition("://")[0] if "://" in place else "oci"
+    # Without a slash it is one of docker's short names (ubuntu:24.04), whose registry it does not say.
     if not name or not re.match(rf"{TAG_PATTERN}|^sha256:", name) or "/" not in place or scheme not in SCHEMES:
         raise UsageError(
             f"{mask(text)!r} names no published image",
@@ -150,6 +151,7 @@ class RepositorySource:
 
     def certificate(self, publication: Publication) -> bytes | None:
         for referrer in list_referrers(self.registry, publication.oci_digest):
+            # A list may lack the types: what has none is looked at.
             if referrer.artifact_type not in ("", None, BUNDLE_TYPE):
                 continue
             found = read_manifest(self.registry, referrer.digest)
@@ -159,6 +161,7 @@ class RepositorySource:
             for layer in manifest.layers:
                 if layer.media_type == BUNDLE_TYPE:
                     content = certificate_in(self._blob(layer.digest, layer.size_bytes), self.address)
+                    # The test result is a bundle of the same type, and so are older certificates of this image.
                     if sha256_bytes(content) == publication.certificate_digest:
                         return content
         return None
@@ -189,6 +192,7 @@ def open_source(place: str, site: Site) -> Source:
     Raises:
         ConfigurationError: its address is malformed.
     """
+    # A registry's host begins with none of these, so docker's form needs no scheme.
     if place.startswith(("s3://", "gs://", "file://", "/", "./", "../", "~")):
         return StoreSource(open_sqsh_store(place, site))
     return RepositorySource(open_repository(place, site), site)

@@ -86,6 +86,7 @@ class SqshStore:
             raise ValueError("the publication names no .sqsh of this store, or no certificate for the bundle")
         self._refuse_taken_tag(publication)
         path = f"{FILES}/{hex_of(sqsh.digest)}{SUFFIX}"
+        # By its size alone: to hash what is there is to fetch it. Readers hold it to its digest.
         if self.objects.size(path) != sqsh.size_bytes:
             with machine_errors(file, "read"):
                 if file.stat().st_size != sqsh.size_bytes or sha256_file(file) != sqsh.digest:
@@ -98,6 +99,7 @@ class SqshStore:
         if certificate is not None and bundle is not None:
             self._change(f"{CERTIFICATES}/{hex_of(certificate)}.json", bundle, lambda _: bundle)
         document = document_of(publication)
+        # After its files and before the names that lead to it: a killed publisher leaves no name that leads nowhere.
         self._change(document, publication.canonical(), lambda there: _newer(there, publication))
         pointer = Pointer(publication=document).canonical()
         self._change(f"{NAMES}/{hex_of(sqsh.digest)}.json", pointer, lambda _: pointer)
@@ -161,6 +163,7 @@ class SqshStore:
             CheckRefusedError: it is damaged.
         """
         if not is_digest(reference):
+            # It becomes a path: only what can be a tag is read.
             there = self._read(f"{TAGS}/{reference}.json") if re.fullmatch(TAG_PATTERN, reference) else None
             return None if there is None else self._followed(there.content, reference)
         name = self._read(f"{NAMES}/{hex_of(reference)}.json")
@@ -171,6 +174,7 @@ class SqshStore:
                     f"{NAMES}/{hex_of(reference)}.json", "It leads to the publication of another .sqsh."
                 )
             return found
+        # No name leads from the OCI digest: it stands in the path, below a tag that is not known here.
         ending = f"/{hex_of(reference)}.json"
         path = next((path for path in self.objects.names(PUBLICATIONS) if path.endswith(ending)), None)
         return None if path is None else self._publication(path)

@@ -34,6 +34,7 @@ def start_driver(driver: Driver, device: Device, python: str, run: RunCommand, l
         CheckRefusedError: the driver does not import, or its imports start CUDA.
     """
     log, name = logs / "start.log", driver.value
+    # -I as in the import check. faulthandler: of a library that crashes, the stack is all that is known.
     argv = [python, "-I", "-X", "faulthandler", runner, "start", "--driver", name, "--device", device.value]
     argv += ["--mark", MARK]
     finished = run(argv, what=f"import driver {name}", log=log, timeout_seconds=TIME_LIMIT_SECONDS)

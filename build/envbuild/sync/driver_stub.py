@@ -11,7 +11,8 @@ from envbuild.sync.install_target import RunCommand
 
 # Of a machine without a GPU.
 DRIVER = "libcuda"
-# NVML, of a machine with one GPU.
+# NVML, of a machine with one GPU. Without it torch asks the driver itself whether there is one, which counts as a start
+# of CUDA, and imports that ask for more only where there is one would not be seen.
 MANAGEMENT = "libnvidia-ml"
 
 

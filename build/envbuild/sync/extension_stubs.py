@@ -46,6 +46,7 @@ def write_stubs(
             info.mkdir()
             metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {versions[package]}\n"
             (info / "METADATA").write_text(metadata)
+            # By RECORD a failed import is told to a package (InstalledPackages). Hash and size may be empty (PEP 376).
             files = [file, f"{info.name}/METADATA", f"{info.name}/RECORD"]
             for folder in code.get(package, ()):
                 copied = Path(shutil.copytree(folder, site_packages / folder.name))

@@ -30,6 +30,7 @@ _NO_METADATA = re.compile(
 _MODULES = (
     re.compile(r"module '([\w.]+)' (?:\([^)]*\) )?has no attribute"),
     re.compile(r"cannot import name '[^']*' from (?:partially initialized module )?'([\w.]+)'"),
+    # Of extensions built for another NumPy: "numpy.dtype size changed", "numpy.core.multiarray failed to import".
     re.compile(r"\b([a-z_]\w*)(?:\.\w+)+ size changed, may indicate binary incompatibility"),
     re.compile(r"\b([a-z_]\w*)(?:\.\w+)+ failed to import"),
 )
@@ -88,6 +89,7 @@ def of_installation(output: str, locked: Collection[str]) -> tuple[str, ...]:
 
 def cause_of_installation(output: str) -> str:
     """One line: what uv could not do, and the last error that the tool below it printed, else its last line."""
+    # uv draws its causes as a tree.
     lines = [line.strip(" \u00d7├╰─▶│") for line in _uv_failure(output).splitlines()]
     lines = [line for line in lines if line]
     errors = [line for line in lines[1:] if _ERROR.search(line) and not _COMMAND_FAILED.search(line)]
@@ -97,6 +99,7 @@ def cause_of_installation(output: str) -> str:
 
 def _uv_failure(output: str) -> str:
     """What uv says of its failure: the lines about its progress name packages, too, and so do its hints."""
+    # The last one: a log begins with the attempt that was made without the network.
     found = re.search(r"(?s:.*)^(?: *\u00d7 |error: )((?s:.*?))(?:^ *hint: |\Z)", output, re.MULTILINE)
     return found[1] if found else ""
 

@@ -230,6 +230,7 @@ def _judge(
         return None
     output = "\n".join(line for line in finished.output.splitlines() if not line.startswith(MARK))
     failure = f"{_ending(finished, report)}:\n{tail(output, lines=6)}"
+    # Python ends with 1 after an exception.
     return NotImported(
         component=component, module=module, failure=failure, log=log, output=output, raised=finished.status == 1
     )

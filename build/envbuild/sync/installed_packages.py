@@ -62,6 +62,7 @@ class InstalledPackages:
             parts = PurePosixPath(path)
             if not path.endswith(_CODE):
                 continue
+            # Of module.cpython-312-x86_64-linux-gnu.so the module alone.
             stem = parts.name.partition(".")[0]
             folder = ".".join(parts.parent.parts)
             if stem == "__init__":
@@ -86,4 +87,5 @@ def _paths(record: Path) -> Iterator[str]:
             # A RECORD is CSV: a path with a comma in it is in quotes (PEP 376).
             yield from (row[0] for row in csv.reader(stream) if row)
     except OSError:
+        # RECORD may be missing (PyPA, "Recording installed projects").
         return

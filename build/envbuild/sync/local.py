@@ -112,6 +112,7 @@ def fill_environment(
     record = lock.lock
     refuse_without_base(record)
     base = record.base
+    # Before the environment that is there is removed.
     if problem := other_machine(base.platform, base.glibc):
         raise MachineError(
             f"the lock of stack {record.stack} on base {base.name} cannot be installed on this machine",

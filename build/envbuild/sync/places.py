@@ -136,6 +136,7 @@ class ThisMachine:
             place, _ = fill_environment(trial.lock, venv, trial.scope, logs, self.context)
             with local_probe(trial.lock, place, trial.target) as probe:
                 python = self.base.python.version
+                # A base names no patch release, and uv takes any.
                 where = self.where.replace(f"Python {python}", f"Python {_python_version(venv) or python}")
                 yield Filled(venv=str(venv), where=where, site_packages=site_packages_of(venv), probe=probe)
 

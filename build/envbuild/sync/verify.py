@@ -138,6 +138,7 @@ class Verifier:
             content = _VERIFIED.dump_json(verified)
             key = _key_of_failure(place, trial) if verified.findings else key
             store.get_or_build(KIND, key, lambda folder: write_atomic(folder / RESULT_FILE, content))
+        # Findings name the logs.
         if not verified.findings:
             remove_tree(logs)
         return verified
@@ -203,6 +204,7 @@ def _key(place: Place, trial: Trial) -> str:
             "wheels": {name: item.record.digest for name, item in trial.wheels.items()},
             "leave_out": [*sorted(trial.leave_out)],
             "stubs": dict(trial.stubs),
+            # Left out where there are none, so that results from before this key was there are still found.
             **({"folders": {name: [*item] for name, item in trial.folders.items()}} if trial.folders else {}),
             "programs": [sha256_file(data_root() / name) for name in (PROBE, extension_stubs.PROGRAM)],
         }

@@ -190,4 +190,5 @@ def fill_zeros(chunks: Chunks, seed: int) -> None:
 
 def _seed(seed: int) -> None:
     torch.manual_seed(seed)
+    # As set_up_parallelism() does for driver mcore: frameworks make their groups themselves.
     torch.use_deterministic_algorithms(torch.cuda.is_available(), warn_only=True)

@@ -109,6 +109,7 @@ def _culprits(
     found = find_culprits([*by_name], lambda names: trials.outcome(expanded(names)))
     culprits: list[Culprit] = []
     for part in found.parts:
+        # With the other parts moved: without them nothing fails.
         others = expanded(found.names - {*part})
         if len(part) > 1:
             culprits.append(Culprit(packages=tuple(item for name in part for item in by_name[name].packages[:1])))
@@ -141,6 +142,7 @@ def _with_commit(culprit: Culprit, others: frozenset[str], trials: _Trials, repo
     try:
         repository = repositories.at(new.git)
         ends = [repository.resolve(GitRef(sha)) for sha in (old.commit, new.commit)]
+        # Along first parents: a commit that a merge brought never was the branch's tip.
         commits = repository.first_parents(*ends)
     except EnvbuildError as error:
         trials.context.reporter.note(f"note: the commits of {item.name} cannot be had: {error.what}")
@@ -187,6 +189,7 @@ class _Trials:
         """
         everything = frozenset(item.name for group in groups for item in group.packages)
         self.failure = self._tried(Mix(moved=everything, commits={}))
+        # None is neither: it could not be tried.
         if self.failure.passed is not False:
             raise self._not_an_end(self.request.bad, self.failure, "fails")
         good = self._tried(Mix(moved=frozenset(), commits={}))
@@ -206,6 +209,7 @@ class _Trials:
         with store.staging("mixed-lock") as folder:
             lock = write_mixed(folder / "lock", request.good, request.bad, mix)
             key = digest_of({"lock": lock.lock.digest, "trial": self._trial_key})
+            # Before the budget: what is known takes no time, so that a bisection that ran out of it gets on.
             if (found := store.find(KIND, key)) is not None:
                 self.reused += 1
                 return _TRIED.validate_json((found / RESULT_FILE).read_bytes())

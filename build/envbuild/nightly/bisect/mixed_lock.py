@@ -61,6 +61,7 @@ def write_mixed(folder: Path, good: LockDirectory, bad: LockDirectory, mix: Mix)
             content = builds.read_bytes()
             write_atomic(folder / BUILDS_FILE, content)
             phases["git"] = phases["git"].model_copy(update={"builds": sha256_bytes(content)})
+        # A lock has a project file; nothing is resolved by this one.
         project = (bad.path / PROJECT_FILE).read_bytes()
         write_atomic(folder / PROJECT_FILE, project)
         torch = (bad if _TORCH in mix.moved else good).lock.torch

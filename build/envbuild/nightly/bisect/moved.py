@@ -142,7 +142,7 @@ def _leaders(moved: Mapping[str, MovedPackage], needed: Iterable[Mapping[str, tu
         changed = False
         for name in moved:
             by = {canonicalize_name(one) for table in needed_in for one in table.get(name, ())}
-            # Of what several need, or one that stayed, the version is its own affair.
+            # Of what several need, or one that stayed (which has no leader), the version is its own affair.
             above = {leaders.get(one, "") for one in by}
             if len(above) == 1 and (leader := above.pop()) and leader != leaders[name] and leaders[leader] == leader:
                 for member in [one for one, of in leaders.items() if of == leaders[name]]:

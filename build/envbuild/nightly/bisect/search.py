@@ -69,6 +69,7 @@ def bracket(count: int, test: Callable[[int], TrialOutcome]) -> tuple[int, int]:
     """
     low, high = 0, count
     while high - low > 1:
+        # The next size where one cannot be tested; where none can, the two ends stay apart.
         for size in _near_half(high - low):
             outcome = test(low + size)
             if outcome is TrialOutcome.FAILS:
@@ -132,6 +133,7 @@ def _together(names: Sequence[str], known: _Known) -> Culprits:
         if fixed and known(frozenset(fixed)) is TrialOutcome.FAILS:
             break
 
+        # Defaults bind the lists of this round: a closure would see those of the last one.
         def with_first(count: int, fixed: list[str] = fixed, rest: list[str] = rest) -> TrialOutcome:
             return known(frozenset([*fixed, *rest[:count]]))
 
@@ -144,6 +146,8 @@ def _together(names: Sequence[str], known: _Known) -> Culprits:
 
 def _shrunk(part: tuple[str, ...], others: Sequence[str], known: _Known) -> tuple[str, ...]:
     """A part without what it still fails without: a name that only moves with another leaves that one in it."""
+    # As ddmin does: halves first, then ever smaller pieces (Zeller and Hildebrandt, "Simplifying and Isolating
+    # Failure-Inducing Input", 2002).
     size = len(part) // 2
     while size:
         for start in range(0, len(part), size):

@@ -68,7 +68,7 @@ class LockTrial(Protocol):
         """All that a result depends on, but the lock."""
 
     def __call__(self, lock: LockDirectory) -> Tried:
-        """Try a lock."""
+        """What came of a lock. What this machine lacks is raised, and is no result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,9 @@ class ImportTrial:
         suspects = tuple(dict.fromkeys(name for item in findings for name in item.packages))
         what = findings[0].what.splitlines()[0]
         if any(item.code == INSTALL_CODE for item in findings):
+            # Not kept: an index that is down, or a full disk, says the same as a package that does not fit.
             return Tried(passed=None, what=what, suspects=suspects, lasting=False)
+        # The cause alone: one is seen in several modules.
         signs = frozenset(_sign(item.what.partition(": ")[2]) for item in findings)
         return Tried(passed=False, signs=signs, what=what, suspects=suspects)
 
@@ -121,6 +123,7 @@ class CaseTrial:
 
     def __call__(self, lock: LockDirectory) -> Tried:
         wheels = self.wheels_for(lock, self.selection)
+        # A trial compiles nothing: flash-attn 2.8.3 alone takes three hours of a processor.
         if missing := sorted(set(buildable(lock)) - set(wheels)):
             return Tried(passed=None, what=f"no wheel is built of {', '.join(missing)}", lasting=False)
         scope = InstallScope(wheels={name: str(item.wheel) for name, item in wheels.items()})
@@ -144,6 +147,7 @@ class CaseTrial:
             except CertificationFailedError as error:
                 return _failed_case(error)
             except CertificationCannotRunError as error:
+                # What the machine lacks is no result of the lock.
                 if error.reason not in OF_ENVIRONMENT:
                     raise
                 cause = (error.why or error.what).rstrip().splitlines()[-1]

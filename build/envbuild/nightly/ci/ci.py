@@ -76,7 +76,7 @@ class CiJob:
         return tuple(target.name for target in self.targets if target.on_gpus)
 
     def words(self, targets: str) -> list[str]:
-        """The command."""
+        """The command as words, with these ``--targets``."""
         words = [self.program, "nightly", "--stack", self.stack, "--targets", targets, "--to", self.to]
         words += ["--sqsh-to", self.sqsh_to] if self.sqsh_to else []
         words += ["--state", self.state] if self.state else []
@@ -84,6 +84,7 @@ class CiJob:
 
     def command_for(self, variable: str) -> str:
         """The command for a shell, with the targets from a variable (``$TARGET``)."""
+        # Put in after the quoting, within which a shell would not read the variable.
         return shlex.join(self.words("TARGETS")).replace("TARGETS", f'"{variable}"')
 
     @property
@@ -99,9 +100,10 @@ class CiJob:
     def systemd(self, word: str | Path) -> str:
         """A word of a unit: in quotes where it has spaces, ``%`` and ``$`` doubled (systemd.service(5))."""
         text = str(word).replace("%", "%%").replace("$", "$$")
+        # In quotes systemd reads C's escapes, as JSON writes them (systemd.service(5), "Command Lines").
         return text if re.fullmatch(r"[^\s\"'\\;]+", text) else json.dumps(text)
 
-    # Where the templates of Slurm find what an image and a plan hold.
+    # Not annotated, and so no fields: where the templates of Slurm find what an image and a plan hold.
     python = f"{VENV}/bin/python"
     mount_point = MOUNT_POINT
     mounted_sqsh = MOUNTED_SQSH
@@ -143,6 +145,7 @@ def _refuse_strange(job: CiJob) -> None:
                 why="Shells, YAML, cron and systemd read some characters as more than themselves.",
                 fix="Use letters, digits and . _ : / @ = , + ~ - alone.",
             )
+    # In a crontab a `%` is a line end, in quotes, too (crontab(5)).
     if not re.fullmatch(r"[^\s%\"'\\]+", str(job.project)):
         raise UsageError(
             f"the project's folder cannot stand in a file for CI: {str(job.project)!r}",
@@ -181,5 +184,6 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        # Jinja drops a template's last line end otherwise.
         keep_trailing_newline=True,
     )

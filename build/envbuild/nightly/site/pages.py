@@ -111,6 +111,7 @@ class Site:
             if not mine and not target:
                 continue
             certified = mine.get("certify")
+            # Cases stand under their certificate, or under the night in which they failed.
             runs = [certified.digest, night.id] if certified else []
             cases = next((found for run in runs if (found := snapshot.cases_of_run.get((run, target)))), [])
             # What was certified before has its curves on the page of the night that trained it.
@@ -207,7 +208,7 @@ def docker_command(row: PublicationRow) -> str:
 
 
 def took(night: NightRow) -> str:
-    """How long a night took."""
+    """For people: how long a night took, or that it did not end."""
     if night.finished_at is None:
         return "not finished"
     return words.duration((moment_of(night.finished_at) - moment_of(night.started_at)).total_seconds())

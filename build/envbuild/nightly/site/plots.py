@@ -50,6 +50,7 @@ def _by_target(
     by_target = grouped(rows, lambda row: row.of_target)
     known = [target for target in targets if target in by_target]
     charts = []
+    # Evenly: five are three and two, and not four and one.
     size = math.ceil(len(known) / math.ceil(len(known) / LINES)) if known else 1
     for start in range(0, len(known), size):
         names = known[start : start + size]
@@ -67,6 +68,7 @@ def _behind(stack: str, snapshot: LedgerSnapshot) -> Chart | None:
     counted = Counter(item.component for night in nights for item in night.blocked)
     lines = []
     for index, (name, _) in enumerate(counted.most_common(LINES)):
+        # A night in which it was not blocked had its tip.
         days = [{item.component: item.days_behind for item in night.blocked}.get(name, 0.0) for night in nights]
         points = [(_day(night), number) for night, number in zip(nights, days, strict=True)]
         lines.append(Series(name, points, f"line-{index}"))

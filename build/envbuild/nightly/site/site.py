@@ -18,7 +18,7 @@ from envbuild.nightly.state import states
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenSite:
-    """A site that was written."""
+    """Where a site was written, and how many pages, nights and locks it shows."""
 
     index: Path
     pages: int
@@ -43,6 +43,7 @@ def write_site(ledger: Ledger, into: Path, at: datetime, max_age_days: float) ->
     site = Site(snapshot, states(ledger, at, max_age_days), at)
     with machine_errors(into):
         into.parent.mkdir(parents=True, exist_ok=True)
+        # Next to it: a rename does not lead from one disk to another.
         staged = Path(tempfile.mkdtemp(dir=into.parent, prefix=f".{into.name}.new."))
     count = 0
     try:

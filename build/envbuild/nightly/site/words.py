@@ -30,6 +30,7 @@ def moment_text(moment: str | datetime | None) -> str:
 def size(count: float) -> str:
     """``812 kB``, ``3.1 GB``; powers of 1000, as registries count."""
     for unit in ("B", "kB", "MB", "GB"):
+        # What would be rounded to 1000 has the next unit.
         if count < 999.5 or unit == "GB":
             return f"{count:.0f} {unit}" if count >= 99.5 or unit == "B" else f"{count:.2g} {unit}"
         count /= 1000
@@ -38,6 +39,7 @@ def size(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """``4.2 s``, ``3 min 20 s``, ``1 h 05 min``."""
+    # What would be rounded to 60.0 s is a minute.
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
