@@ -199,8 +199,10 @@ class _Outliner:
             if not stripped:
                 continue
             if not depth and not continued:
-                # A tab goes to the next multiple of eight, for Python too (Language Reference, 2.1.8).
-                where = self._statement(stripped, len(line.expandtabs()) - len(stripped.expandtabs()))
+                # A form feed starts the count anew, and a tab goes to the next multiple of eight, for Python too
+                # (Language Reference, 2.1.8).
+                before = line[: len(line) - len(stripped)].rpartition("\f")[2]
+                where = self._statement(stripped, len(before.expandtabs()))
             where.add(line)
             # Strings and comments are gone: brackets count.
             depth += sum(map(line.count, "([{")) - sum(map(line.count, ")]}"))
@@ -259,7 +261,7 @@ def _header(code: str) -> str:
 
 def _code(source: bytes) -> str:
     """The text without comments, and without strings other than those that are names."""
-    text = source.decode(errors="replace").replace("\r\n", "\n").replace("\f", " ")
+    text = source.decode(errors="replace").replace("\r\n", "\n")
     return _TEXT.sub(_as_code, text)
 
 

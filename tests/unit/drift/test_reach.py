@@ -72,6 +72,9 @@ BAD = "from lib.core.ops import f\n\ndef used():\n    f(x=1)\n"
             {"app/main.py": BAD + "class A:\n    ...\nif a:\n    def other():\n        used()\n    other()"},
             {"used": True},
         ),
+        # What stands before a form feed is no indentation, and a tab behind code neither.
+        ({"app/main.py": BAD + "def unused(): ...\n \fdef other():\n    used()\nother()"}, {"used": True}),
+        ({"app/main.py": BAD + "class A:\n    def go(self):\t# go\n        used()\nA()"}, {"used": False}),
         # Code at import is reached without a user, also of a module that nothing imports.
         ({"app/main.py": "from lib.core.ops import f\nf(x=1)\nif a:\n    f(y=1)"}, {"app/main.py": True}),
         ({"app/main.py": "from lib.core.ops import f\nclass Unnamed:\n    y = f(x=1)"}, {"Unnamed": True}),
