@@ -75,6 +75,14 @@ def test_contradiction_is_a_resolution_error_with_uvs_explanation(uv, tmp_path):
     assert "Relax" in caught.value.fix
 
 
+def test_uv_that_was_ended_found_out_nothing_about_the_versions(uv, tmp_path, monkeypatch):
+    (tmp_path / "uv").write_text("#!/bin/sh\nkill -s KILL $$\n")
+    (tmp_path / "uv").chmod(0o755)
+    monkeypatch.setattr(program, "uv_program", lambda: tmp_path / "uv")
+    with pytest.raises(MachineError, match="cannot resolve it: uv was ended by SIGKILL"):
+        uv()
+
+
 def test_unreachable_index_is_a_network_error(uv):
     with closed_port() as port, pytest.raises(NetworkError, match="cannot be reached") as caught:
         uv('"some-package"', arguments=("--default-index", f"http://127.0.0.1:{port}/simple"))

@@ -16,7 +16,7 @@ from envbuild.core.errors import (
     ResolutionError,
     disk_full,
 )
-from envbuild.core.exit_status import full_disk, ran_out_of_space, tail
+from envbuild.core.exit_status import describe_status, full_disk, ran_out_of_space, tail
 from envbuild.core.process import Finished, ProcessOptions, answer, run
 from envbuild.git.client import GONE
 from envbuild.lock.uv.interpreter import minor_of_project, pyenv_python
@@ -102,7 +102,7 @@ def run_uv(
         ResolutionError: uv found no solution (its explanation is kept).
         TookTooLongError: it ran longer than ``most_seconds``.
         NetworkError: an index could not be reached.
-        MachineError: no fitting Python interpreter, or the disk is full.
+        MachineError: no fitting Python interpreter, the disk is full, or a signal ended uv.
     """
     with resolving_uv() as environment:
 
@@ -129,6 +129,14 @@ def run_uv(
         # First of all: on a full disk uv's last lines are about whatever file it wrote at that moment.
         if ran_out_of_space(finished.output, cwd):
             raise disk_full(full_disk(finished.output, cwd))
+        # By Ctrl-C, or by the kernel when memory ran out: what it was asked stays unknown.
+        if finished.status < 0:
+            raise MachineError(
+                f"cannot {what}: uv {describe_status(finished.status)}",
+                why=tail(finished.output) or "It printed nothing.",
+                fix="Run again; where memory is short, with fewer other programs.",
+                log=log,
+            )
         raise failure(finished, what, log)
     return finished
 
