@@ -9,6 +9,7 @@ from pathlib import Path
 
 from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.context import Context
+from envbuild.core.background import interruptible
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError
 from envbuild.core.progress import Reporter
 from envbuild.core.text import shown
@@ -167,7 +168,7 @@ def lock_all(
             return error
 
     selections = every_selection(catalog)
-    with ThreadPoolExecutor(LOCKS_AT_ONCE) as pool:
+    with interruptible(ThreadPoolExecutor(LOCKS_AT_ONCE)) as pool:
         outcomes = list(pool.map(one, selections))
     failed = [
         (item, error) for item, error in zip(selections, outcomes, strict=True) if isinstance(error, EnvbuildError)

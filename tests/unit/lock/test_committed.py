@@ -2,17 +2,20 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from helpers.fake_git import TIP, FakeRepositories
 from helpers.locks import lock_context, make_lock
+from helpers.processes import wait_until
 from helpers.stack_files import BASE, write_base, write_stack
 
 from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.data import data_root
 from envbuild.cli.main import run
-from envbuild.core.errors import NetworkError, UsageError
+from envbuild.core.errors import EnvbuildError, NetworkError, UsageError
+from envbuild.core.process import run as run_program
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.inputs.pins import foreign_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
@@ -120,6 +123,13 @@ def test_every_stack_on_every_base_once(project, monkeypatch):
     assert [item for item in found if item[0] == "s"] == [("s", BASE, "cpu"), ("s", "another", "cpu")]
 
 
+def lock_all_of(project):
+    """Lock the stacks of a project alone, without the shipped ones."""
+    for kind in ("targets", "matrices"):
+        shutil.copytree(data_root() / "envs" / kind, project / "envs" / kind)
+    lock_all(Catalog((project / "envs",)), project, lock_context(project), lambda _: SilentReporter(), upgrade=False)
+
+
 def test_one_lock_that_fails_does_not_keep_the_others(project, monkeypatch):
     write_stack(project, "t", {"lib": {}})
     asked = []
@@ -131,13 +141,33 @@ def test_one_lock_that_fails_does_not_keep_the_others(project, monkeypatch):
         return LockResult(None, built=True)
 
     monkeypatch.setattr("envbuild.lock.project_locks.lock_stack", lock_stack)
-    for kind in ("targets", "matrices"):
-        shutil.copytree(data_root() / "envs" / kind, project / "envs" / kind)
-    catalog, context = Catalog((project / "envs",)), lock_context(project)
     with pytest.raises(NetworkError, match="1 of 2 locks failed") as caught:
-        lock_all(catalog, project, context, lambda item: SilentReporter(), upgrade=False)
+        lock_all_of(project)
     assert caught.value.why == f"s on {BASE}: no network\nw"
     assert sorted(asked) == [(name, project / "lockfiles" / name / BASE) for name in "st"]
+
+
+def test_interruption_ends_the_programs_of_the_locks(project, monkeypatch):
+    ended = []
+
+    def lock_stack(*_):
+        try:
+            run_program(["sh", "-c", f"touch {project}/began; exec sleep 5"], what="sleep")
+        except EnvbuildError as error:
+            ended.append(error.what)
+            raise
+
+    class Interrupted(ThreadPoolExecutor):
+        def map(self, *work):
+            super().map(*work)
+            wait_until((project / "began").exists)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("envbuild.lock.project_locks.lock_stack", lock_stack)
+    monkeypatch.setattr("envbuild.lock.project_locks.ThreadPoolExecutor", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lock_all_of(project)
+    assert ended == ["cannot sleep: sh was ended by SIGTERM"]
 
 
 def stack(project):
