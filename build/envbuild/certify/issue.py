@@ -113,6 +113,8 @@ def judge_run(
     problems = run_problems(run.plan, results)
     verdicts = with_known_wrong(job, _in_order(job, judged, kept))
     show(verdicts, problems, context.reporter)
+    # Asked before the checkpoints go, which may be what filled the disk.
+    is_full = space_is_low(run.folder)
     remove_working_files(run)
     # What is known to be wrong and failed is reported, and no certificate is about it.
     compared = any(verdict.baseline is not None for verdict in vouched(verdicts))
@@ -120,7 +122,7 @@ def judge_run(
         return verdicts
     # Cases that failed for lack of space are no finding about the image: the error names the disk, and no report is
     # left.
-    if space_is_low(run.folder):
+    if is_full:
         raise disk_full(run.folder)
     error = failure(verdicts, problems, results, run.folder)
     reports = write_reports(job.folder, _failed_report(job, run, evidence, verdicts, problems, error))

@@ -304,6 +304,19 @@ def test_failing_run_shows_the_cases_as_a_passing_one_and_leaves_no_certificate(
         assert answer("--only", TP2)[0] == 7
 
 
+def test_run_that_failed_since_its_checkpoints_filled_the_disk_is_no_finding(world, answer, monkeypatch):
+    def fill(results):
+        checkpoints = results.with_name("checkpoints")
+        checkpoints.mkdir()
+        monkeypatch.setattr("envbuild.certify.issue.space_is_low", lambda _: checkpoints.exists())
+
+    world.faults, world.spoil = FAULTS["not-finite"], fill
+    status, error = answer("--only", TP2)
+    assert (status, error["kind"]) == (11, "MachineError")
+    assert list((world.project / "out").rglob("report.html")) == []
+    assert list((world.project / "out").rglob("checkpoints")) == []
+
+
 def test_sweep_that_failed_is_a_failure_of_the_run(world, answer):
     matrices = world.project / "envs" / "matrices"
     matrices.mkdir(parents=True, exist_ok=True)
