@@ -334,8 +334,13 @@ def select_to_lock(
 def stacks_like(catalog: Catalog, stack_name: str) -> list[str]:
     """The other stacks with the same anchor, the newest first."""
     anchor = catalog.stack(stack_name).anchor
-    names = sorted(set(catalog.names("stacks")) - {stack_name}, reverse=True)
+    names = sorted(set(catalog.names("stacks")) - {stack_name}, key=_by_numbers, reverse=True)
     return [name for name in names if anchor is not None and catalog.stack(name).anchor == anchor]
+
+
+def _by_numbers(name: str) -> list[tuple[str, int]]:
+    """Puts nemo-2.10 behind nemo-2.7."""
+    return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", name)]
 
 
 def _stack_for(catalog: Catalog, stack_name: str, base_name: str | None) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.processes import unprivileged
 
-from envbuild.catalog.catalog import Catalog, HostDistribution, definition_digest, select
+from envbuild.catalog.catalog import Catalog, HostDistribution, definition_digest, select, stacks_like
 from envbuild.catalog.data import data_root
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import ConfigurationError, MachineError, UsageError
@@ -114,6 +114,12 @@ def test_select_base_the_stack_is_not_for(tmp_path):
     with pytest.raises(ConfigurationError, match="not meant for base mine") as caught:
         select(Catalog.open(tmp_path), "mcore", "cpu", "mine", DEBIAN12)
     assert "debian12" in caught.value.why
+
+
+def test_stacks_with_the_same_anchor_come_newest_first(tmp_path):
+    for name in ("nemo-2.10", "nemo-10.1"):
+        write(tmp_path, "stacks", name, shipped("stacks", "nemo-2.7"))
+    assert stacks_like(Catalog.open(tmp_path), "nemo") == ["nemo-10.1", "nemo-2.10", "nemo-2.7", "nemo-2.3"]
 
 
 @pytest.mark.parametrize(
