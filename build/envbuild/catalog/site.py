@@ -18,7 +18,7 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.store.address import parse_address
 
 PUBLIC_TORCH_INDEX = "https://download.pytorch.org/whl/{build}"
-PIP_CONFIG_FILES = ("/etc/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
+PIP_CONFIG_OF_ALL = Path("/etc/pip.conf")
 # Debian and Ubuntu; Fedora and Red Hat.
 CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 # Other schemes than http are names of apt's methods, which may be added to it (file:/, copy:/, mirror+file:/, s3://).
@@ -207,10 +207,7 @@ def _find_links(file: SiteFile, home: Path, environ: Mapping[str, str]) -> tuple
     places += environ.get("PIP_FIND_LINKS", "").split()
     # As pip, which reads its files with RawConfigParser: a % in a URL stands for itself.
     config = configparser.ConfigParser(interpolation=None)
-    named = environ.get("PIP_CONFIG_FILE")
-    files = [named] if named else [str(_expanded(name, home)) for name in PIP_CONFIG_FILES]
-    # pip has no public interface for its configuration.
-    for name in files:
+    for name in _pip_files(home, environ):
         try:
             config.read(name)
         except (configparser.Error, UnicodeDecodeError):
@@ -220,3 +217,17 @@ def _find_links(file: SiteFile, home: Path, environ: Mapping[str, str]) -> tuple
             places += config.get(section, "find-links", fallback="").split()
         config.clear()
     return tuple(dict.fromkeys(place.strip() for place in places if place.strip()))
+
+
+def _pip_files(home: Path, environ: Mapping[str, str]) -> list[Path]:
+    """The files that pip reads, but for that of its own virtual environment."""
+    # pip has no public interface for its configuration; these are the rules of its Configuration.iter_config_files.
+    named = environ.get("PIP_CONFIG_FILE", "")
+    if named == os.devnull:
+        return []
+    folders = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
+    files = [*(Path(folder) / "pip/pip.conf" for folder in folders if folder), PIP_CONFIG_OF_ALL]
+    # In the place of the user's files, if it exists.
+    if named and os.path.exists(named):  # noqa: PTH110 - Path.exists() raises where it may not look
+        return [*files, Path(named)]
+    return [*files, _xdg("XDG_CONFIG_HOME", home / ".config", environ) / "pip/pip.conf", home / ".pip/pip.conf"]

@@ -13,9 +13,10 @@ from envbuild.core.errors import ConfigurationError
 
 
 @pytest.fixture
-def home(tmp_path) -> dict[str, str]:
+def home(tmp_path, monkeypatch) -> dict[str, str]:
     """An environment of a user without any settings; pip's own files of this machine are left out."""
-    return {"HOME": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}
+    monkeypatch.setattr(site_module, "PIP_CONFIG_OF_ALL", tmp_path / "none")
+    return {"HOME": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null", "XDG_CONFIG_DIRS": str(tmp_path / "none")}
 
 
 def configure(home: dict[str, str], text: str) -> Path:
@@ -172,6 +173,28 @@ def test_find_links_in_order_of_file_uv_pip_and_pips_file(home, tmp_path):
         *("/file/wheels", "/uv/a", "/uv/b", "/pip/a", "https://pip.example/"),
         *("/conf/a", "https://conf.example/b%20c", "/conf/c"),
     )
+
+
+@pytest.mark.parametrize(
+    ("named", "places"),
+    [
+        (None, ("/xdg", "/etc", "/user", "/old")),
+        ("named.conf", ("/xdg", "/etc", "/named")),
+        ("gone.conf", ("/xdg", "/etc", "/user", "/old")),
+        (os.devnull, ()),
+    ],
+)
+def test_files_of_pip_are_those_that_pip_reads(tmp_path, monkeypatch, named, places):
+    files = {"xdg": "dirs/pip/pip.conf", "etc": "etc.conf", "user": "config/pip/pip.conf", "old": ".pip/pip.conf"}
+    for place, file in {**files, "named": "named.conf"}.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(f"[global]\nfind-links = /{place}\n")
+    monkeypatch.setattr(site_module, "PIP_CONFIG_OF_ALL", tmp_path / "etc.conf")
+    folders = {"HOME": tmp_path, "XDG_CONFIG_DIRS": tmp_path / "dirs", "XDG_CONFIG_HOME": tmp_path / "config"}
+    environ = {name: str(folder) for name, folder in folders.items()}
+    if named:
+        environ["PIP_CONFIG_FILE"] = str(tmp_path / named)
+    assert load_site(environ).find_links == places
 
 
 @pytest.mark.parametrize("content", [b"no section\n", b"[global]\nfind-links = \xff\n", b"[global\n", b"\x00"])
