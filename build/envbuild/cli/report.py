@@ -77,8 +77,8 @@ def as_json(error: EnvbuildError) -> dict[str, Json]:
 
 
 def print_error(error: EnvbuildError) -> None:
-    # NO_COLOR: https://no-color.org
-    text = render(error, _known(error), colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
+    # An empty NO_COLOR asks for nothing: https://no-color.org
+    text = render(error, _known(error), colour=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
     with contextlib.suppress(OSError):  # there is nowhere to print it
         print(text, file=sys.stderr)
 

@@ -10,7 +10,7 @@ import pytest
 from envbuild.cli.commands import COMMANDS
 from envbuild.cli.common import Session
 from envbuild.cli.main import run
-from envbuild.cli.report import render
+from envbuild.cli.report import print_error, render
 from envbuild.core.errors import UsageError
 
 ENVBUILD = [sys.executable, "-m", "envbuild"]
@@ -95,3 +95,13 @@ def test_error_holds_nothing_that_a_terminal_acts_on_and_no_endless_line():
     assert all(line.isprintable() for line in lines)
     assert (max(map(len, lines)) < 5000, lines[0], lines[2]) == (True, r"error: open \x1b[2J", r"         next")
     assert lines[3] == r"         \x1b[2K"
+
+
+@pytest.mark.parametrize(("value", "coloured"), [(None, True), ("", True), ("1", False)])
+def test_no_color_counts_unless_it_is_empty(value, coloured, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if value is not None:
+        monkeypatch.setenv("NO_COLOR", value)
+    print_error(UsageError("no", why="why", fix="fix"))
+    assert ("\x1b[" in capsys.readouterr().err) is coloured
