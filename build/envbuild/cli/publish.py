@@ -32,7 +32,8 @@ from envbuild.publish.models import Publication
 from envbuild.publish.publish import Published, publish
 from envbuild.publish.revoke import Revoked, revoke
 
-REVOKING = {"to", "revoke", "reason", "as_json", "quiet"}
+# All that goes with --revoke, itself the parameter `digest`.
+REVOKING = {"to", "digest", "reason", "as_json", "quiet"}
 # With these alone the base itself is published.
 BASE = {"base", "to", "as_json", "quiet"}
 
@@ -165,7 +166,7 @@ def newest_certificate(out_dir: Path, image: PlacedImage) -> Path | None:
 
 
 def _refuse_other_options(context: click.Context) -> None:
-    if others := given_options(context) - REVOKING - {"digest"}:
+    if others := given_options(context) - REVOKING:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
         raise UsageError(
             f"{flags} has no effect with --revoke", why="The digest names what is revoked.", fix=f"Leave {flags} out."
