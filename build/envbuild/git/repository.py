@@ -159,17 +159,15 @@ class GitRepository(TreeReader):
 
     def _full_commit(self, ref: GitRef) -> str:
         sha, mirror = ref.name.lower(), self._mirror
-        what = f"fetch commit {sha} of {self.url}"
         if not mirror.matching([sha]):
             refs = mirror.refs()
             try:
-                mirror.fetch_commits([sha], what)
+                mirror.fetch_commits([sha], f"fetch commit {sha} of {self.url}")
             except NetworkError:
                 # Not every server hands out a commit that no ref points at: look for it in the whole history.
                 mirror.fetch_commits(refs.tips(), f"fetch all branches and tags of {self.url}")
                 if not mirror.matching([sha]):
                     raise self._unknown(ref.name, refs) from None
-        mirror.fetch_commits([sha], what)
         return sha
 
     def _short_commit(self, digits: str, refs: RemoteRefs) -> str:
