@@ -172,10 +172,7 @@ def _values(line: str) -> dict[str, str] | None:
     parts = line.split("\t")
     if len(parts) != len(_FIELDS):
         return None  # a warning of apt
-    return {
-        field: "" if value == f"$({field})" else value.replace("\n", "")
-        for field, value in zip(_FIELDS, parts, strict=True)
-    }
+    return {field: "" if value == f"$({field})" else value for field, value in zip(_FIELDS, parts, strict=True)}
 
 
 def _known(base: Base, listed: Iterable[str]) -> str:
