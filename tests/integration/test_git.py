@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -563,6 +564,30 @@ def test_two_runs_at_once_fetch_once(history, server, store, reporter):
         thread.join(30)
     assert found == [tip] * 3
     assert server.connections == 3 + 1
+
+
+def test_a_fetch_of_the_same_command_is_waited_for_in_silence(history, server, store, reporter, monkeypatch):
+    history.commit("main", "2025-07-01T00:00:00Z")
+    first, second = (opened(server.url("nemo"), store, reporter) for _ in range(2))
+    other = threading.Thread(target=lambda: second.resolve(GitRef("main")))
+    waits = threading.Event()
+
+    def flock(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_EX:
+            waits.set()
+        real_flock(descriptor, operation)
+
+    def fetch(*arguments: Any, **more: Any) -> bool:
+        other.start()
+        assert waits.wait(30)
+        return real_fetch(*arguments, **more)
+
+    real_flock, real_fetch = fcntl.flock, first._mirror._fetch
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(first._mirror, "_fetch", fetch)
+    first.resolve(GitRef("main"))
+    other.join()
+    assert reporter.lines == []
 
 
 def test_a_mirror_that_is_gone_when_its_fetch_begins_is_an_error(history, server, store, reporter):

@@ -51,6 +51,9 @@ _DEFAULT_BRANCH = re.compile(r"^ref: refs/heads/(.+)\tHEAD$", re.MULTILINE)
 _HTTP_USER = re.compile(r"^https?://[^/@]+@")
 _PASSWORD = re.compile(r"^[a-z+]+://[^/@:]*:[^/@]*@")
 
+# The locks of mirrors into which threads of this process fetch.
+_fetching: set[Path] = set()
+
 
 class Mirror:
     """The mirror of ``url`` in the store, made when first needed; fetches are serialised by a lock file."""
@@ -172,8 +175,16 @@ class Mirror:
         # First without the lock: what is here needs no waiting for another process's fetch.
         if not wanted - self.matching(wanted):
             return
-        waiting = f"waiting for another fetch from {self.url}"
-        with locks.exclusive(self._store.lock_of(KIND, self._key), on_wait=lambda: self._reporter.note(waiting)):
+        lock = self._store.lock_of(KIND, self._key)
+
+        def on_wait() -> None:
+            # A thread of this command reports its fetch itself.
+            if lock not in _fetching:
+                self._reporter.note(f"waiting for another fetch from {self.url}")
+
+        with locks.exclusive(lock, on_wait=on_wait), contextlib.ExitStack() as stack:
+            _fetching.add(lock)
+            stack.callback(_fetching.discard, lock)
             if missing := wanted - self.matching(wanted):
                 self._remove_leftovers()
                 with self._reporter.step(what):
