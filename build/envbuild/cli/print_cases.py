@@ -47,7 +47,8 @@ def print_cases(session: Session, selection: Selection, wanted: PrintedCases) ->
     packages = lock.packages() if lock else ()
     cases = chosen_cases(matrix, matrix_name, selection, wanted.cases, packages)
     capabilities = Capabilities.of(selection, packages)
-    out = () if wanted.cases else expansion(matrix, matrix_name, capabilities).left_out
+    # A case that is named and left out is refused as unknown.
+    out = () if wanted.cases.only else expansion(matrix, matrix_name, capabilities).left_out
     if lock is not None and not wanted.run_known_wrong:
         conflicts = known_wrong_in(lock, selection.catalog)
         wrong = left_out(affected_cases(cases, matrix, conflicts), conflicts)

@@ -345,6 +345,9 @@ def test_print_cases_lists_what_is_left_out_and_why(project, capsys):
     assert left_out["hybrid-bf16-pp2"] == "it needs the package mamba-ssm, which the environment does not have"
     assert left_out["te-fp8-dp2"] == "precision = fp8 needs GPUs of SM 89 or newer; the target has SM 80"
     assert not left_out.keys() & {case["id"] for case in output["cases"]}
+    assert run([*arguments, "--max-gpus", "2", "--json"]) == 0
+    fewer = {item["id"]: item["why"] for item in json.loads(capsys.readouterr().out)["left_out"]}
+    assert fewer["te-fp8-dp2"] == left_out["te-fp8-dp2"]
     assert run(arguments) == 0
     left = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
     assert [line.partition(": ")[0] for line in left] == [
