@@ -15,13 +15,14 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def interruptible(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
+def interruptible(threads: int) -> Iterator[ThreadPoolExecutor]:
     """A pool whose threads run programs: when the block is left by an exception, the programs are ended first.
 
     Ctrl-C reaches the main thread alone, which would otherwise wait for them to end by themselves.
     """
-    # Programs of other threads go on: only what starts from here on belongs to the block.
-    before = set(running)
+    # A program belongs to its block and those around it; programs of other blocks go on.
+    block, outer = object(), getattr(thread_state, "blocks", ())
+    pool = ThreadPoolExecutor(threads, initializer=lambda: setattr(thread_state, "blocks", (*outer, block)))
     try:
         yield pool
     except BaseException:
@@ -32,7 +33,8 @@ def interruptible(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
         ending = threading.Thread(target=pool.shutdown, name="wait for the pool", daemon=True)
         ending.start()
         while ending.is_alive():
-            for program in list(running - before):  # also one that had been about to start
+            # Each time anew: one may have been about to start.
+            for program in [program for program, blocks in list(running.items()) if block in blocks]:
                 kill_group(program)
             ending.join(0.05)
         raise
@@ -77,10 +79,11 @@ def run_in_background(action: Callable[[], T]) -> Background[T]:
     # Not a ThreadPoolExecutor: Python joins the threads of executors at exit, so that Ctrl-C would wait for a server
     # that does not answer.
     future: Background[T] = Background()
+    blocks: tuple[object, ...] = getattr(thread_state, "blocks", ())
 
     def work() -> None:
-        # started_program() reads it, so that stop() finds programs which are started far below the action.
-        thread_state.work = future
+        # started_program() reads them: stop() and `interruptible` find programs that are started far below the action.
+        thread_state.work, thread_state.blocks = future, blocks
         try:
             future.set_result(action())
         except BaseException as failure:  # noqa: BLE001 - result() raises it

@@ -30,9 +30,10 @@ class Work(Protocol):
         """Note a program of this work while a block runs."""
 
 
-# ``work``: the background work that this thread does, if any.
+# ``work``: the background work that this thread does, if any. ``blocks``: those of `interruptible` that it works for.
 thread_state = threading.local()
-running: set[subprocess.Popen[bytes]] = set()
+# What runs, each with the blocks that it was started for.
+running: dict[subprocess.Popen[bytes], tuple[object, ...]] = {}
 
 
 @contextlib.contextmanager
@@ -50,7 +51,7 @@ def started_program(
     try:
         with signals_wait():
             process = _start(command, what, env, cwd, stdin, stderr)
-            running.add(process)
+            running[process] = getattr(thread_state, "blocks", ())
         with work.runs(process) if work is not None else contextlib.nullcontext():
             yield process
     except BaseException:
@@ -59,7 +60,7 @@ def started_program(
         raise
     finally:
         if process is not None:
-            running.discard(process)
+            running.pop(process, None)
             # Closed last: a program that is being ended may still print.
             for pipe in filter(None, (process.stdin, process.stdout)):
                 pipe.close()

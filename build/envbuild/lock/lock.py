@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -216,7 +215,7 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
         branches.setdefault(url, []).append(branch)
     with (
         reporter.step(f"ask where the branches of {', '.join(followed)} are"),
-        interruptible(ThreadPoolExecutor(len(branches))) as pool,
+        interruptible(len(branches)) as pool,
     ):
         opened = [(repositories.at(url), names) for url, names in branches.items()]
         answers = pool.map(lambda one: one[0].tips(one[1]), opened)

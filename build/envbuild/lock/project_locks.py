@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -168,7 +167,7 @@ def lock_all(
             return error
 
     selections = every_selection(catalog)
-    with interruptible(ThreadPoolExecutor(LOCKS_AT_ONCE)) as pool:
+    with interruptible(LOCKS_AT_ONCE) as pool:
         outcomes = list(pool.map(one, selections))
     failed = [
         (item, error) for item, error in zip(selections, outcomes, strict=True) if isinstance(error, EnvbuildError)

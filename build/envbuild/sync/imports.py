@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,7 +189,7 @@ def try_imports(
 
     work = [(component, module) for component, names in modules.items() for module in names]
     lowest = [item for item in work if not any(_is_below(module, item[1]) for _, module in work)]
-    with reporter.step(f"import {len(work)} modules"), interruptible(ThreadPoolExecutor(os.cpu_count() or 1)) as pool:
+    with reporter.step(f"import {len(work)} modules"), interruptible(os.cpu_count() or 1) as pool:
         found = dict(zip(lowest, pool.map(one, lowest), strict=True))
         shown = [module for (_, module), finding in found.items() if finding is None]
         left = [item for item in work if item not in found]

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import pytest
 from helpers.processes import wait_until
@@ -15,7 +15,7 @@ def interrupted(work: list[Callable[[], object]], threads: int, moment: Callable
     """What became of a pool's work when the pool is interrupted after ``moment``."""
     futures: list[Future[object]] = []
     try:
-        with interruptible(ThreadPoolExecutor(threads)) as pool:
+        with interruptible(threads) as pool:
             futures = [pool.submit(one) for one in work]
             moment()
             raise KeyboardInterrupt
@@ -60,3 +60,26 @@ def test_interrupted_pool_ends_a_program_that_was_about_to_start():
 
     (future,) = interrupted([work], 1, moment)
     assert ended(future)
+
+
+def test_pool_that_fails_ends_its_programs_alone_and_one_around_it_ends_them_too(tmp_path):
+    def inner(name: str, fails: bool) -> None:
+        with interruptible(1) as pool:
+            future = pool.submit(run, ["sh", "-c", f"touch {tmp_path}/{name}; exec sleep 3600"], what="sleep")
+            wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+            if fails:
+                raise ValueError("a lock that fails")
+            future.result()
+
+    def moment() -> None:
+        wait_until(failing.done)
+        assert not other.done()
+
+    try:
+        with interruptible(2) as pool:
+            failing, other = pool.submit(inner, "failing", fails=True), pool.submit(inner, "other", fails=False)
+            moment()
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert isinstance(failing.exception(), ValueError)
+        assert ended(other)

@@ -164,7 +164,7 @@ def test_interruption_ends_the_programs_of_the_locks(project, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr("envbuild.lock.project_locks.lock_stack", lock_stack)
-    monkeypatch.setattr("envbuild.lock.project_locks.ThreadPoolExecutor", Interrupted)
+    monkeypatch.setattr("envbuild.core.background.ThreadPoolExecutor", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         lock_all_of(project)
     assert ended == ["cannot sleep: sh was ended by SIGTERM"]

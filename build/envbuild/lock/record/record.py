@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from packaging.version import Version
@@ -201,7 +200,7 @@ def _write_phases(resolved: ResolvedPlan, context: LockContext) -> dict[str, Loc
     # Moved from phase main, fast-hadamard-transform of stack bridge-0.6 is built in isolation, where there is no torch,
     # and fails.
     late = set(plan.project.compiled())
-    with interruptible(ThreadPoolExecutor(2)) as pool:
+    with interruptible(2) as pool:
         exported = pool.submit(export, context.folder, None, plan.what, context.log)
         with_compile = export(context.folder, "compile", plan.what, context.log)
     main = [block for block in exported.result() if _key(block) not in late]

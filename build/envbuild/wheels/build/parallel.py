@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,8 +93,7 @@ def _build_all(plans: Sequence[WheelPlan], prepare: Callable[[], Path], context:
     progress = _Progress(context.reporter)
     with context.store.staging("compilers") as tokens, context.reporter.step(title):
         # A thread for each package: the tokens limit the compilers, whichever package they are of.
-        pool = ThreadPoolExecutor(len(plans))
-        with interruptible(pool):
+        with interruptible(len(plans)) as pool:
             running: dict[str, Future[Built]] = {}
             for plan in plans:
                 build = _WheelBuild(plan, environment, toolchain, context, tokens, progress)
