@@ -145,6 +145,9 @@ class Registry:
                     receive(response, out, size_bytes)
                     break
                 except HTTPError as error:
+                    # A range from the end on is answered with 416 (RFC 9110, 15.5.17).
+                    if out.tell() == size_bytes:
+                        break
                     # Each piece that came makes the rest smaller: only tries without one are counted.
                     retries = self.retries if is_progress(out.tell() - start) else retries
                     retries = retries.increment("GET", path, error=error)

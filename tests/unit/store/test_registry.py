@@ -348,6 +348,16 @@ def test_registry_that_trickles_in_any_answer_is_given_up(tmp_path, monkeypatch,
         asking(opened(server, {"HOME": str(tmp_path)}), tmp_path)
 
 
+def test_a_file_that_is_whole_is_not_asked_for_again(tmp_path):
+    """Cut after its last byte, before the end is said: a range from there on would be refused."""
+    answers = iter([b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n7\r\ncontent\r\n"])
+    refusal = b"416 Range Not Satisfiable\r\nContent-Length: 0\r\n\r\n"
+    to = tmp_path / "file"
+    with raw_server(lambda connection: connection.sendall(b"HTTP/1.1 " + next(answers, refusal))) as server:
+        assert opened(server, {"HOME": str(tmp_path)}).download("blobs/x", 7, to)
+    assert to.read_bytes() == b"content"
+
+
 def test_a_token_to_mount_with_may_read_the_other_repository(server, other, tmp_path):
     """Also where the registry does not ask for that by itself."""
     with_tokens(server, other)
