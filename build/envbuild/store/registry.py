@@ -244,7 +244,7 @@ class Registry:
         """Find what the registry's challenge asks for (RFC 7235; the distribution project's token specification)."""
         scheme, _, rest = challenge.partition(" ")
         challenged = urllib.request.parse_keqv_list(urllib.request.parse_http_list(rest)) if "=" in rest else {}
-        credentials = credentials_for(self.address.host, self._environ)
+        credentials = credentials_for(self.address.host, self._environ, self.address.path)
         self._credentials = credentials
         if scheme.lower() == "bearer" and challenged.get("realm"):
             found = f"Bearer {self._token(challenged, credentials)}"

@@ -22,8 +22,8 @@ def environ(tmp_path) -> dict[str, str]:
     return {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
 
 
-def found(environ, host=HOST) -> tuple[str, str] | None:
-    credentials = credentials_for(host, environ)
+def found(environ, host=HOST, repository="") -> tuple[str, str] | None:
+    credentials = credentials_for(host, environ, repository)
     return None if credentials is None else (credentials.user, credentials.secret)
 
 
@@ -51,10 +51,29 @@ def test_names_of_a_registry(environ, tmp_path, name):
     assert found(environ, "registry.example.org") is None
 
 
-def test_docker_hub_has_a_name_of_its_own(environ, tmp_path):
-    auths = {"https://index.docker.io/v1/": {"auth": encoded("a:b")}}
+@pytest.mark.parametrize(
+    ("repository", "user"),
+    [
+        ("team/images/nemo", "image"),
+        ("team/images/mcore", "folder"),
+        ("team", "team"),
+        ("team/imagesets", "team"),
+        ("teams/images", "host"),
+    ],
+)
+def test_the_nearest_repository_counts(environ, tmp_path, repository, user):
+    keys = {"": "host", "/team": "team", "/team/images": "folder", "/team/images/nemo": "image"}
+    auths = {HOST + key: {"auth": encoded(f"{name}:x")} for key, name in keys.items()}
     environ |= write_docker_config(tmp_path / "docker", {"auths": auths})
-    assert found(environ, "docker.io") == ("a", "b")
+    assert found(environ, HOST, repository) == (user, "x")
+
+
+@pytest.mark.parametrize(("repository", "user"), [("team/images", "c"), ("other", "a")])
+def test_docker_hub_has_a_name_of_its_own(environ, tmp_path, repository, user):
+    auths = {"https://index.docker.io/v1/": {"auth": encoded("a:b")}, "docker.io/team": {"auth": encoded("c:b")}}
+    environ |= write_docker_config(tmp_path / "docker", {"auths": auths})
+    for host in ("docker.io", "registry-1.docker.io"):
+        assert found(environ, host, repository) == (user, "b")
 
 
 def test_places_in_order(environ, tmp_path):

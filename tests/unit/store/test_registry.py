@@ -171,6 +171,16 @@ def test_password_is_sent_once_after_a_challenge(server, tmp_path):
     assert [headers.get("Authorization") for _, _, headers, _ in server.requests] == [None, f"Basic {BASIC}"]
 
 
+def test_credentials_of_the_repository_come_before_those_of_the_registry(server, tmp_path):
+    server.answer = lambda *_: (401, {"WWW-Authenticate": 'Basic realm="tests"'}, b"")
+    own, others = {"auth": BASIC}, {"auth": base64.b64encode(b"others:x").decode()}
+    auths = {server.host: others, f"{server.host}/team": own, f"{server.host}/other": others}
+    environ = {"HOME": str(tmp_path), **write_docker_config(tmp_path / "docker", {"auths": auths})}
+    with pytest.raises(NetworkError, match="status 401"):
+        opened(server, environ).ask("GET", "manifests/a", accept=(200,))
+    assert server.requests[-1][2]["Authorization"] == f"Basic {BASIC}"
+
+
 def test_a_redirect_to_another_place_takes_no_credentials_along(server, other, tmp_path):
     """As registries send to object stores."""
 
