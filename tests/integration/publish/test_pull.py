@@ -96,6 +96,20 @@ def test_a_revoked_image_is_not_pulled(secure: Secure, repository: str, world: P
         check_error(refused.value)
 
 
+@pytest.mark.parametrize("form", [pull, pull_layout])
+def test_an_image_that_is_revoked_meanwhile_is_not_pulled(
+    proxy: FaultProxy, repository: str, world: PublishWorld, tmp_path: Path, form: Any
+) -> None:
+    place = f"{proxy.host}/{repository}"
+    publication = world.publish(place)
+    proxy.add(path="/blobs/", times=1, hold=lambda: revoke(place, publication.oci_digest, "wrong NCCL", world.context))
+    more = (tmp_path / "layout",) if form is pull_layout else ()
+    with pytest.raises(PublicationRefusedError) as refused:
+        form(request(world, f"{place}:{publication.tag}"), *more, world.context)
+    assert refused.value.reason == "revoked"
+    assert not (tmp_path / "layout").exists()
+
+
 @pytest.mark.parametrize("name", ["sqsh", "layer"])
 def test_a_cut_download_goes_on(
     proxy: FaultProxy, repository: str, world: PublishWorld, tmp_path: Path, name: str
