@@ -65,15 +65,17 @@ def credentials_for(host: str, environ: Mapping[str, str], repository: str = "")
 
 
 def _files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """containers-auth.json(5) and docker's own file."""
+    """First the files that variables name, then those of containers-auth.json(5), of which docker's is the last."""
+    home = Path(environ.get("HOME") or "~").expanduser()
     if named := environ.get("REGISTRY_AUTH_FILE"):
         yield Path(named)
     if named := environ.get("DOCKER_CONFIG"):
         yield Path(named) / "config.json"
-    else:
-        yield Path(environ.get("HOME") or "~").expanduser() / ".docker/config.json"
     if named := environ.get("XDG_RUNTIME_DIR"):
         yield Path(named) / "containers/auth.json"
+    yield Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "containers/auth.json"
+    if not environ.get("DOCKER_CONFIG"):
+        yield home / ".docker/config.json"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

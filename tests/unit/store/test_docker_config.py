@@ -1,6 +1,7 @@
 """Where registries' credentials are found, and that they are shown to nobody."""
 
 import base64
+import json
 import os
 
 import pytest
@@ -77,17 +78,21 @@ def test_docker_hub_has_a_name_of_its_own(environ, tmp_path, repository, user):
 
 
 def test_places_in_order(environ, tmp_path):
-    write_docker_config(tmp_path / ".docker", {"auths": {HOST: {"auth": encoded("home:x")}}})
-    assert found(environ) == ("home", "x")
-    named = write_docker_config(tmp_path / "named", {"auths": {HOST: {"auth": encoded("named:x")}}})
-    assert found({**environ, **named}) == ("named", "x")
-    write_docker_config(tmp_path / "podman", {"auths": {HOST: {"auth": encoded("podman:x")}}})
-    file = tmp_path / "podman/config.json"
-    assert found({**environ, **named, "REGISTRY_AUTH_FILE": str(file)}) == ("podman", "x")
-    (tmp_path / "run/containers").mkdir(parents=True)
-    file.rename(tmp_path / "run/containers/auth.json")
-    (tmp_path / ".docker/config.json").unlink()
-    assert found({**environ, "XDG_RUNTIME_DIR": str(tmp_path / "run")}) == ("podman", "x")
+    """From the last one to the first: each has another user."""
+    places = {
+        ".docker/config.json": {},
+        ".config/containers/auth.json": {},
+        "own/containers/auth.json": {"XDG_CONFIG_HOME": "own"},
+        "run/containers/auth.json": {"XDG_RUNTIME_DIR": "run"},
+        "named/config.json": {"DOCKER_CONFIG": "named"},
+        "file.json": {"REGISTRY_AUTH_FILE": "file.json"},
+    }
+    for place, variables in places.items():
+        file = tmp_path / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"auths": {HOST: {"auth": encoded(f"{place}:x")}}}))
+        environ |= {name: str(tmp_path / value) for name, value in variables.items()}
+        assert found(environ) == (place, "x")
 
 
 @pytest.mark.parametrize("key", ["credsStore", "credHelpers"])
