@@ -14,7 +14,8 @@ TAIL_LINES, INNERMOST_LINES = 30, 6
 # RFC 3986, 3.2: user information is what stands before the @ of an authority, which ends at the first slash.
 _CREDENTIALS = re.compile(r"://[^/@\s'\"]+@")
 
-_ABSOLUTE_PATH = re.compile(r"""(?<![\w/.])(/[^\s`'":,()]+)""")
+# Two slashes and a host are of an address. file:///x has no host.
+_ABSOLUTE_PATH = re.compile(r"""(?<![\w/.])(?!//[^/])(/[^\s`'":,()]+)""")
 
 
 def mask(text: str) -> str:

@@ -118,8 +118,10 @@ class DockerExecutor(ImageExecutor):
         try:
             yield name
         finally:
-            with contextlib.suppress(EnvbuildError), engine.errors("remove a container"):
+            with contextlib.suppress(EnvbuildError), engine.errors("stop a container"):
                 api.stop(name, timeout=STOP_SECONDS)
+            # By itself: what cannot be stopped can still be removed by force.
+            with contextlib.suppress(EnvbuildError), engine.errors("remove a container"):
                 api.remove_container(name, force=True)
             with contextlib.suppress(OSError):
                 stdin.close()

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from envbuild.core import jsonread
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.files import machine_errors, read_plain
+from envbuild.core.files import machine_errors, open_plain
 from envbuild.ledger.ledger import SCHEMA, Ledger, rows_of
 from envbuild.ledger.models import ROW_TYPES, Row
 from envbuild.store.connect import open_remote
@@ -132,13 +132,21 @@ class SharedState:
         with self.store.staging(KIND) as folder:
             self.remote.fetch(document, folder)
             try:
-                content = gzip.decompress(read_plain(folder / FILE, LARGEST_BYTES))
+                content = _unpacked(folder / FILE)
                 exported = jsonread.loads(content)
             except (OSError, EOFError, zlib.error, ValueError) as error:
                 raise _refused(where, f"An entry cannot be read: {error}.") from error
         if sha256_bytes(content) != key:
             raise _refused(where, "An entry has other content than its key states.")
         return rows_of(exported, where), _contained(document)
+
+
+def _unpacked(path: Path) -> bytes:
+    with open_plain(path) as packed, gzip.GzipFile(fileobj=packed) as stream:
+        content = stream.read(LARGEST_BYTES + 1)
+    if len(content) > LARGEST_BYTES:
+        raise ValueError(f"it is larger than {LARGEST_BYTES} bytes")
+    return content
 
 
 def _contained(document: Document) -> list[str]:

@@ -111,7 +111,7 @@ def certify_somewhere(request: CertifyRequest, reach: Reach, context: Context, *
     job = make_job(request, context.store)
     folder = _current(request.out_dir / PLANS / request.name / job.folder.name)
     # Before the command: a certificate that stands is not measured again, wherever its hardware is.
-    if _is_certified(job, reach.signer):
+    if is_certified(job, reach.signer):
         return Certified(done=_here(request, job, reach, context, again=False))
     # Before the hardware is looked for: somebody ran the plan of an earlier night by hand.
     if (folder / PLAN_FILE).is_file() and has_results(folder):
@@ -134,7 +134,8 @@ def has_results(folder: Path) -> bool:
     return (folder / RESULTS_DIR / RESULTS_FILE).is_file() or (folder / RESULTS_FILE).is_file()
 
 
-def _is_certified(job: CertifyJob, signer: Signer | None) -> bool:
+def is_certified(job: CertifyJob, signer: Signer | None) -> bool:
+    """Whether the certificate of a job is there, and signed by ``signer`` where there is one."""
     from envbuild.certify.certificate.file import open_certificate
 
     try:

@@ -17,7 +17,7 @@ from envbuild.lock.inputs.request import LockInputs, LockRequest
 from envbuild.lock.lock import moved_branches
 from envbuild.lock.lockdir import lock_path
 from envbuild.lock.lockfile import RECORD_FILE, LockDirectory, read_lock
-from envbuild.nightly.hardware import command_for
+from envbuild.nightly.hardware import command_for, is_certified
 from envbuild.nightly.models import Job, NightRequest
 from envbuild.nightly.published import PublishStep
 from envbuild.nightly.steps import Steps
@@ -88,9 +88,8 @@ def _of_target(job: Job, request: NightRequest, publish: PublishStep | None, con
         return
     job = Job(selection=job.selection, lock=job.lock, image=image)
     certify = make_job(Steps(request=request, context=context).certify_request(job), context.store)
-    is_there = certify.certificate.is_file()
     text = f"{len(certify.cases)} cases, {_where(certify, request)}"
-    yield PlannedStep(target=target, step="certify", to_do=not is_there, text=text)
+    yield PlannedStep(target=target, step="certify", to_do=not is_certified(certify, request.signer), text=text)
     if publish is not None:
         registry = open_repository(publish.to, context.site)
         known = [item for item in read_index(registry) if item.oci_digest == image.record.oci_digest and item.certified]

@@ -16,7 +16,7 @@ from envbuild.oci.artifact import artifact_entry
 from envbuild.oci.models import INDEX_TYPES, MANIFEST_TYPE, Index, not_an_image, read
 from envbuild.oci.models import Descriptor as Referrer
 from envbuild.oci.push import CONFLICT, NOT_THERE, Manifest, digest_of_tag, if_unchanged, put_manifest, read_manifest
-from envbuild.store.registry import Registry
+from envbuild.store.registry import Answer, Registry
 from envbuild.store.tags import NEXT_PAGE
 
 INDEX_TYPE = INDEX_TYPES[0]
@@ -33,9 +33,15 @@ def tag_of(digest: str) -> str:
 
 def has_api(registry: Registry, digest: str) -> bool:
     """Whether a registry has the referrers API; ``digest`` is any, there or not."""
+    return _first_page(registry, digest) is not None
+
+
+def _first_page(registry: Registry, digest: str) -> Answer | None:
+    """What the referrers API answers; None where the registry has none."""
     answer = registry.ask("GET", f"referrers/{digest}", accept=(200, *NO_API), headers={"Accept": INDEX_TYPE})
     # Some answer every address with a page: an index says that it is one.
-    return answer.status == 200 and answer.headers.get("Content-Type", "").partition(";")[0] == INDEX_TYPE
+    is_index = answer.status == 200 and answer.headers.get("Content-Type", "").partition(";")[0] == INDEX_TYPE
+    return answer if is_index else None
 
 
 def list_referrers(registry: Registry, digest: str) -> tuple[Referrer, ...]:
@@ -45,17 +51,16 @@ def list_referrers(registry: Registry, digest: str) -> tuple[Referrer, ...]:
         NetworkError: the registry cannot be reached, or refuses.
         CheckRefusedError: its answer is no index.
     """
-    if not has_api(registry, digest):
+    answer = _first_page(registry, digest)
+    if answer is None:
         found = read_manifest(registry, tag_of(digest))
         return _entries(registry, found.content) if found else ()
-    entries: list[Referrer] = []
-    path, seen = f"referrers/{digest}", set()
+    entries, seen = [*_entries(registry, answer.body)], set()
     # A registry whose pages link to one another would be asked for ever.
-    while path and path not in seen:
+    while (path := _next_page(answer.headers, digest)) and path not in seen:
         seen.add(path)
         answer = registry.ask("GET", path, accept=(200,), headers={"Accept": INDEX_TYPE})
         entries += _entries(registry, answer.body)
-        path = _next_page(answer.headers, digest)
     return tuple(entries)
 
 

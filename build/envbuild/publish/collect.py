@@ -132,12 +132,12 @@ def _delete_tagged(registry: Registry, tag: str) -> None:
 
 
 def _delete(registry: Registry, digest: str) -> None:
-    # OCI distribution-spec 1.1, "Deleting Manifests": 405 where the registry does not allow it.
-    answer = registry.ask("DELETE", f"manifests/{digest}", accept=(202, 404, 405))
-    if answer.status == 405:
+    # OCI distribution-spec 1.1, "Deleting Manifests": 400 or 405 where the registry does not allow it.
+    answer = registry.ask("DELETE", f"manifests/{digest}", accept=(202, 400, 404, 405))
+    if answer.status in (400, 405):
         raise NetworkError(
             f"{registry.error.name} removes nothing",
-            why="It answered with status 405: removal is switched off there.",
+            why=f"It answered with status {answer.status}: removal is switched off there.",
             fix="Allow it (docker's registry: storage.delete.enabled), and run the same command again: the index has "
             "forgotten these images, and their manifests are still there.",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -69,6 +70,21 @@ class Pulled:
     asked: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A publication in the store, in one of its forms.
+
+    Attributes:
+        verified: its certificate; None: it needs none.
+        fetched: just now.
+        place: puts it where it is asked for, and says where that is.
+    """
+
+    verified: Verified | None
+    fetched: bool
+    place: Callable[[], Path]
+
+
 def pull(request: PullRequest, context: Context) -> Pulled:
     """Bring the .sqsh of a published image into the store, once for all who ask for it.
 
@@ -80,20 +96,34 @@ def pull(request: PullRequest, context: Context) -> Pulled:
         NetworkError: the place cannot be reached or refuses.
     """
     source = open_source(request.reference.place, context.site)
-    for _ in range(MOST_MOVES):
-        asked = time.monotonic()
-        publication = find(request, source)
+
+    def take(publication: Publication) -> Taken:
         if publication.sqsh is None:
             raise _refused(request, "no-sqsh", "It was published without a .sqsh.", "Pull it as --format oci.")
         verified = admit(publication, publication.sqsh.digest, request, source, context)
         kept = _fetch(publication, publication.sqsh, source, context)
-        if kept.fetched:
+        return Taken(verified=verified, fetched=kept.fetched, place=lambda: kept.path)
+
+    return pull_with(take, request, source, context)
+
+
+def pull_with(take: Callable[[Publication], Taken], request: PullRequest, source: Source, context: Context) -> Pulled:
+    """Take what the reference means, and again where that was changed meanwhile.
+
+    Raises:
+        NetworkError: it is changed all the time.
+    """
+    for _ in range(MOST_MOVES):
+        asked = time.monotonic()
+        publication = find(request, source)
+        taken = take(publication)
+        if taken.fetched:
             # A download takes minutes: the tag may have moved, and what it meant may have been taken back.
             asked = time.monotonic()
             if find(request, source) != publication:
                 context.reporter.note(f"{request.reference} was changed meanwhile: fetched again")
                 continue
-        return pulled(publication, verified, kept.path, context, asked, downloaded=kept.fetched)
+        return _pulled(publication, taken, context, asked)
     raise NetworkError(
         f"{request.reference} does not stay what it is",
         why=f"It was changed {MOST_MOVES} times, each time while it was fetched.",
@@ -216,17 +246,15 @@ def _fetch(publication: Publication, sqsh: PublishedSqsh, source: Source, contex
         return keep_file(context.store, wanted, partial(source.download_sqsh, sqsh))
 
 
-def pulled(
-    publication: Publication, verified: Verified | None, path: Path, context: Context, asked: float, *, downloaded: bool
-) -> Pulled:
-    """A published image that is at a path, with its certificate in the store."""
+def _pulled(publication: Publication, taken: Taken, context: Context, asked: float) -> Pulled:
+    verified = taken.verified
     folder = context.store.path_of(CERTIFICATE_KIND, str(publication.certificate_digest))
     return Pulled(
         publication=publication,
-        path=path,
+        path=taken.place(),
         certificate=folder / CERTIFICATE_FILE if verified else None,
         key=verified.key.name if verified else None,
-        downloaded=downloaded,
+        downloaded=taken.fetched,
         asked=asked,
     )
 

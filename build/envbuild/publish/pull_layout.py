@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +13,9 @@ from envbuild.core.files import link_or_copy, machine_errors, replace_tree
 from envbuild.oci.models import Descriptor, Manifest, not_an_image, read
 from envbuild.oci.push import read_manifest
 from envbuild.oci.write import OciImage, write_documents
-from envbuild.publish.kept_files import WantedFile, keep_file
-from envbuild.publish.pull import Pulled, PullRequest, admit, find, pulled
+from envbuild.publish.kept_files import KeptFile, WantedFile, keep_file
+from envbuild.publish.models import Publication
+from envbuild.publish.pull import Pulled, PullRequest, Taken, admit, pull_with
 from envbuild.publish.sources import RepositorySource, open_source
 
 KIND = "oci-blobs"
@@ -39,25 +39,31 @@ def pull_layout(request: PullRequest, folder: Path, context: Context) -> Pulled:
         )
     if folder.exists():
         raise UsageError(f"{folder} is there already", why="No folder is overwritten.", fix="Name another --output.")
-    asked = time.monotonic()
-    publication = find(request, source)
-    verified = admit(publication, publication.oci_digest, request, source, context)
-    with context.reporter.step(f"{publication.tag}: {publication.size_bytes} bytes"):
-        found = read_manifest(source.registry, publication.oci_digest)
-        if found is None:
-            raise CheckRefusedError(
-                f"the image {publication.tag} is refused",
-                why=f"{source.address} does not have {publication.oci_digest} any more, which its index names.",
-                fix="Publish it again; retention rules must spare what the index names.",
-            )
-        manifest = read(found.content, Manifest, f"the image {publication.tag}", not_an_image)
-        config, *layers = _fetch(source, (manifest.config, *manifest.layers), context)
-        image = OciImage(config=config.read_bytes(), manifest=found.content)
-        _place(image, layers, publication.tag, folder.absolute())
-    return pulled(publication, verified, folder.absolute(), context, asked, downloaded=True)
+
+    def take(publication: Publication) -> Taken:
+        verified = admit(publication, publication.oci_digest, request, source, context)
+        with context.reporter.step(f"{publication.tag}: {publication.size_bytes} bytes"):
+            found = read_manifest(source.registry, publication.oci_digest)
+            if found is None:
+                raise CheckRefusedError(
+                    f"the image {publication.tag} is refused",
+                    why=f"{source.address} does not have {publication.oci_digest} any more, which its index names.",
+                    fix="Publish it again; retention rules must spare what the index names.",
+                )
+            manifest = read(found.content, Manifest, f"the image {publication.tag}", not_an_image)
+            files = _fetch(source, (manifest.config, *manifest.layers), context)
+        return Taken(
+            verified=verified,
+            fetched=any(file.fetched for file in files),
+            place=lambda: _place(found.content, [file.path for file in files], publication.tag, folder.absolute()),
+        )
+
+    return pull_with(take, request, source, context)
 
 
-def _place(image: OciImage, layers: list[Path], tag: str, folder: Path) -> None:
+def _place(manifest: bytes, files: list[Path], tag: str, folder: Path) -> Path:
+    config, *layers = files
+    image = OciImage(config=config.read_bytes(), manifest=manifest)
     with machine_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Next to it: a rename does not lead from one disk to another.
@@ -67,21 +73,22 @@ def _place(image: OciImage, layers: list[Path], tag: str, folder: Path) -> None:
                 link_or_copy(file, staged / "blobs/sha256" / file.name)
             write_documents(staged, image, tag)
             replace_tree(staged, folder)
+    return folder
 
 
-def _fetch(source: RepositorySource, blobs: tuple[Descriptor, ...], context: Context) -> list[Path]:
+def _fetch(source: RepositorySource, blobs: tuple[Descriptor, ...], context: Context) -> list[KeptFile]:
     """The files of blobs in the store, in their order."""
 
-    def fetch(share: list[int]) -> dict[int, Path]:
+    def fetch(share: list[int]) -> dict[int, KeptFile]:
         return {number: _blob(source, blobs[number], context) for number in share}
 
     shares = [list(range(start, len(blobs), PARALLEL)) for start in range(min(PARALLEL, len(blobs)))]
     working = [run_in_background(partial(fetch, share)) for share in shares]
-    found = {number: path for work in working for number, path in work.result().items()}
+    found = {number: file for work in working for number, file in work.result().items()}
     return [found[number] for number in range(len(blobs))]
 
 
-def _blob(source: RepositorySource, blob: Descriptor, context: Context) -> Path:
+def _blob(source: RepositorySource, blob: Descriptor, context: Context) -> KeptFile:
     wanted = WantedFile(
         kind=KIND,
         digest=blob.digest,
@@ -93,4 +100,4 @@ def _blob(source: RepositorySource, blob: Descriptor, context: Context) -> Path:
     def download(to: Path, start: int) -> bool:
         return source.registry.download(f"blobs/{blob.digest}", blob.size_bytes, to, start=start)
 
-    return keep_file(context.store, wanted, download).path
+    return keep_file(context.store, wanted, download)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from envbuild.catalog.site import Site
 from envbuild.core.digests import sha256_bytes
-from envbuild.core.errors import CheckRefusedError, UsageError
+from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, UsageError
 from envbuild.core.exit_status import mask
 from envbuild.core.files import machine_errors
 from envbuild.oci.models import Manifest, not_an_image, read
@@ -150,7 +151,29 @@ class RepositorySource:
         return max(fitting, key=lambda item: item.published_at, default=None)
 
     def certificate(self, publication: Publication) -> bytes | None:
-        for referrer in list_referrers(self.registry, publication.oci_digest):
+        refused: CertificateRefusedError | None = None
+        for bundle in self._bundles(publication.oci_digest):
+            try:
+                content = certificate_in(bundle, self.address)
+            except CertificateRefusedError as error:
+                # Another program's, such as cosign's; or the certificate's, damaged, where no other one has it.
+                refused = refused or error
+                continue
+            # The test result is a bundle of the same type, and so are older certificates of this image.
+            if sha256_bytes(content) == publication.certificate_digest:
+                return content
+        if refused is not None and publication.certificate_digest is not None:
+            raise refused
+        return None
+
+    def download_sqsh(self, sqsh: PublishedSqsh, to: Path, start: int) -> bool:
+        if sqsh.place:
+            return store_of(sqsh.place, self.site).download(sqsh, to, start)
+        return self.registry.download(f"blobs/{sqsh.digest}", sqsh.size_bytes, to, start=start)
+
+    def _bundles(self, digest: str) -> Iterator[bytes]:
+        """The bundles that are attached to an image, whoever wrote them."""
+        for referrer in list_referrers(self.registry, digest):
             # A list may lack the types: what has none is looked at.
             if referrer.artifact_type not in ("", None, BUNDLE_TYPE):
                 continue
@@ -160,16 +183,7 @@ class RepositorySource:
             manifest = read(found.content, Manifest, f"an artifact of {self.address}", not_an_image)
             for layer in manifest.layers:
                 if layer.media_type == BUNDLE_TYPE:
-                    content = certificate_in(self._blob(layer.digest, layer.size_bytes), self.address)
-                    # The test result is a bundle of the same type, and so are older certificates of this image.
-                    if sha256_bytes(content) == publication.certificate_digest:
-                        return content
-        return None
-
-    def download_sqsh(self, sqsh: PublishedSqsh, to: Path, start: int) -> bool:
-        if sqsh.place:
-            return store_of(sqsh.place, self.site).download(sqsh, to, start)
-        return self.registry.download(f"blobs/{sqsh.digest}", sqsh.size_bytes, to, start=start)
+                    yield self._blob(layer.digest, layer.size_bytes)
 
     def _blob(self, digest: str, size_bytes: int) -> bytes:
         with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:

@@ -90,12 +90,14 @@ class GzipWriter:
 
     def close(self) -> None:
         """Compress what is left and finish the file."""
-        self._submit(bytes(self._block), last=True)
-        while self._pieces:
-            self._put(self._pieces.popleft().result())
-        # RFC 1952, section 2.3.1: the length is stored modulo 2^32.
-        self._put(self._crc.to_bytes(4, "little") + (self.plain_bytes & 0xFFFFFFFF).to_bytes(4, "little"))
-        self._end()
+        try:
+            self._submit(bytes(self._block), last=True)
+            while self._pieces:
+                self._put(self._pieces.popleft().result())
+            # RFC 1952, section 2.3.1: the length is stored modulo 2^32.
+            self._put(self._crc.to_bytes(4, "little") + (self.plain_bytes & 0xFFFFFFFF).to_bytes(4, "little"))
+        finally:
+            self._end()
 
     def __enter__(self) -> Self:
         return self

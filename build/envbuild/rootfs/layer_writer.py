@@ -62,9 +62,11 @@ class LayerWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+        if kind is not None:
+            self._gzip.__exit__(kind)
+            return
+        with self._gzip:
             self._tar.close()
-        self._gzip.__exit__(kind)
 
     def record(self, name: str) -> LayerRecord:
         """What the finished layer is, under the name ``name``."""

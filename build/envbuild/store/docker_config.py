@@ -46,32 +46,36 @@ class Credentials:
         return make_headers(basic_auth=f"{self.user}:{self.secret}")["authorization"]
 
 
-def credentials_for(host: str, environ: Mapping[str, str]) -> Credentials | None:
-    """The credentials of a registry; None when there are none.
+def credentials_for(host: str, environ: Mapping[str, str], repository: str = "") -> Credentials | None:
+    """The credentials of a registry, or of a repository there; None when there are none.
 
     Raises:
         MachineError: a configuration file is not JSON, or a credential helper fails.
     """
     names: tuple[str, ...] = (host, f"https://{host}", f"http://{host}", f"https://{host}/v1/", f"https://{host}/v2/")
     if host in DOCKER_HUB:
-        names = ("https://index.docker.io/v1/", *DOCKER_HUB)
-    for path in _files(environ):
-        config = _read(path)
-        if config is not None and (found := _in(config, path, names, environ)) is not None:
+        host, names = DOCKER_HUB[0], ("https://index.docker.io/v1/", *DOCKER_HUB)
+    folders = repository.split("/") if repository else []
+    paths = tuple("/".join((host, *folders[:count])) for count in range(len(folders), 0, -1))
+    for file in _files(environ):
+        config = _read(file)
+        if config is not None and (found := _in(config, file, names, paths, environ)) is not None:
             return found
     return None
 
 
 def _files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """containers-auth.json(5) and docker's own file."""
+    """First the files that variables name, then those of containers-auth.json(5), of which docker's is the last."""
+    home = Path(environ.get("HOME") or "~").expanduser()
     if named := environ.get("REGISTRY_AUTH_FILE"):
         yield Path(named)
     if named := environ.get("DOCKER_CONFIG"):
         yield Path(named) / "config.json"
-    else:
-        yield Path(environ.get("HOME") or "~").expanduser() / ".docker/config.json"
     if named := environ.get("XDG_RUNTIME_DIR"):
         yield Path(named) / "containers/auth.json"
+    yield Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "containers/auth.json"
+    if not environ.get("DOCKER_CONFIG"):
+        yield home / ".docker/config.json"
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -89,14 +93,16 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _in(
-    config: Mapping[str, Any], path: Path, names: tuple[str, ...], environ: Mapping[str, str]
+    config: Mapping[str, Any], path: Path, names: tuple[str, ...], paths: tuple[str, ...], environ: Mapping[str, str]
 ) -> Credentials | None:
+    """What a file has for a registry, by its names, or for the paths of a repository, the nearest first."""
     helpers, auths = config.get("credHelpers") or {}, config.get("auths") or {}
     # As docker does: a helper of the registry, then what the file holds, then the helper of all registries.
     for name in names:
         if helper := helpers.get(name):
             return _ask(str(helper), name, path, environ)
-    for name in names:
+    # containers-auth.json(5): the nearest path, then the registry. Helpers know registries alone.
+    for name in (*paths, *names):
         if isinstance(entry := auths.get(name), dict) and (found := _decoded(entry, path)) is not None:
             return found
     if config.get("credsStore"):

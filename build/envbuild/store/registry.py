@@ -145,6 +145,9 @@ class Registry:
                     receive(response, out, size_bytes)
                     break
                 except HTTPError as error:
+                    # A range from the end on is answered with 416 (RFC 9110, 15.5.17).
+                    if out.tell() == size_bytes:
+                        break
                     # Each piece that came makes the rest smaller: only tries without one are counted.
                     retries = self.retries if is_progress(out.tell() - start) else retries
                     retries = retries.increment("GET", path, error=error)
@@ -241,7 +244,7 @@ class Registry:
         """Find what the registry's challenge asks for (RFC 7235; the distribution project's token specification)."""
         scheme, _, rest = challenge.partition(" ")
         challenged = urllib.request.parse_keqv_list(urllib.request.parse_http_list(rest)) if "=" in rest else {}
-        credentials = credentials_for(self.address.host, self._environ)
+        credentials = credentials_for(self.address.host, self._environ, self.address.path)
         self._credentials = credentials
         if scheme.lower() == "bearer" and challenged.get("realm"):
             found = f"Bearer {self._token(challenged, credentials)}"

@@ -19,7 +19,15 @@ from envbuild.store import registry as registry_module
 from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
 
-OWN = ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "SSL_CERT_FILE", "PIP_CERT", "ENVBUILD_CONFIG")
+OWN = (
+    "DOCKER_CONFIG",
+    "REGISTRY_AUTH_FILE",
+    "XDG_RUNTIME_DIR",
+    "XDG_CONFIG_HOME",
+    "SSL_CERT_FILE",
+    "PIP_CERT",
+    "ENVBUILD_CONFIG",
+)
 
 
 def opened(host: str, repository: str, ca: Path | None = None) -> Registry:

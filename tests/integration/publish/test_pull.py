@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,19 @@ from envbuild.core.errors import (
     NetworkError,
     PublicationRefusedError,
 )
+from envbuild.ledger.models import CertificateRow
+from envbuild.nightly.published import rebuilt_rows
+from envbuild.oci.artifact import artifact_manifest
+from envbuild.oci.models import MANIFEST_TYPE
+from envbuild.oci.push import Blob, push_blobs, put_manifest, read_manifest
+from envbuild.oci.referrers import attach, tag_of
+from envbuild.publish.bundle import BUNDLE_TYPE
 from envbuild.publish.publish import publish
 from envbuild.publish.pull import Pulled, PullRequest, pull
 from envbuild.publish.pull_layout import pull_layout
 from envbuild.publish.revoke import revoke
 from envbuild.publish.sources import parse_reference
+from envbuild.store.registry import Registry
 
 LAYER = {"torch": b"torch" * 700_000}
 
@@ -94,6 +103,20 @@ def test_a_revoked_image_is_not_pulled(secure: Secure, repository: str, world: P
             pulled(world, place + reference)
         assert refused.value.reason == "revoked"
         check_error(refused.value)
+
+
+@pytest.mark.parametrize("form", [pull, pull_layout])
+def test_an_image_that_is_revoked_meanwhile_is_not_pulled(
+    proxy: FaultProxy, repository: str, world: PublishWorld, tmp_path: Path, form: Any
+) -> None:
+    place = f"{proxy.host}/{repository}"
+    publication = world.publish(place)
+    proxy.add(path="/blobs/", times=1, hold=lambda: revoke(place, publication.oci_digest, "wrong NCCL", world.context))
+    more = (tmp_path / "layout",) if form is pull_layout else ()
+    with pytest.raises(PublicationRefusedError) as refused:
+        form(request(world, f"{place}:{publication.tag}"), *more, world.context)
+    assert refused.value.reason == "revoked"
+    assert not (tmp_path / "layout").exists()
 
 
 @pytest.mark.parametrize("name", ["sqsh", "layer"])
@@ -173,6 +196,54 @@ def test_a_certificate_that_is_gone_is_missed(proxy: FaultProxy, repository: str
     with pytest.raises(CertificateRefusedError) as refused:
         pulled(world, f"{place}:{publication.tag}")
     assert "has none in its place" in refused.value.why
+    check_error(refused.value)
+
+
+def attach_foreign(registry: Registry, digest: str, folder: Path, *, alone: bool = False) -> None:
+    """Attach what cosign 3 signs to an image, before all that is attached already, or in its place."""
+    envelope = {"payload": "e30=", "payloadType": "application/vnd.in-toto+json", "signatures": [{"sig": "AA=="}]}
+    # With a certificate of X.509, and no key ID.
+    material = {"certificate": {"rawBytes": "AA=="}, "tlogEntries": []}
+    bundle = {"mediaType": BUNDLE_TYPE, "verificationMaterial": material, "dsseEnvelope": envelope}
+    file = folder / "bundle.json"
+    file.write_text(json.dumps(bundle))
+    blob = Blob(digest=sha256_file(file), size_bytes=file.stat().st_size, file=file)
+    push_blobs(registry, [blob])
+    described = {"mediaType": BUNDLE_TYPE, "digest": blob.digest, "size": blob.size_bytes}
+    subject = {"mediaType": MANIFEST_TYPE, "digest": digest, "size": 1}
+    attach(registry, {BUNDLE_TYPE: [artifact_manifest(BUNDLE_TYPE, described, subject, {})]}, digest)
+    listed = read_manifest(registry, tag_of(digest))
+    assert listed is not None
+    index = json.loads(listed.content)
+    *others, own = index["manifests"]
+    index["manifests"] = [own] if alone else [own, *others]
+    put_manifest(registry, tag_of(digest), replace(listed, content=json.dumps(index).encode()))
+
+
+@pytest.mark.parametrize("certified", [True, False])
+def test_bundles_of_other_programs_are_passed_over(
+    proxy: FaultProxy, registry: Registry, world: PublishWorld, tmp_path: Path, certified: bool
+) -> None:
+    place = f"{proxy.host}/{registry.address.path}"
+    if certified:
+        world.certify()
+    publication = publish(world.request(place, uncertified=not certified), world.context).publication
+    attach_foreign(registry, publication.oci_digest, tmp_path)
+    found = pulled(world, f"{place}:{publication.tag}", uncertified=not certified)
+    assert found.publication == publication
+    rows = rebuilt_rows(place, world.context)
+    assert any(isinstance(row, CertificateRow) for row in rows) == certified
+
+
+def test_a_bundle_of_another_program_is_no_certificate(
+    proxy: FaultProxy, registry: Registry, world: PublishWorld, tmp_path: Path
+) -> None:
+    place = f"{proxy.host}/{registry.address.path}"
+    publication = world.publish(place)
+    attach_foreign(registry, publication.oci_digest, tmp_path, alone=True)
+    with pytest.raises(CertificateRefusedError) as refused:
+        pulled(world, f"{place}:{publication.tag}")
+    assert "not a sigstore bundle with a certificate" in refused.value.why
     check_error(refused.value)
 
 

@@ -15,7 +15,7 @@ from envbuild.core.errors import NetworkError
 from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
 from envbuild.oci.models import MANIFEST_TYPE
 from envbuild.oci.push import digest_of_tag, put_manifest, read_manifest
-from envbuild.oci.referrers import attach, has_api, list_referrers, tag_of
+from envbuild.oci.referrers import INDEX_TYPE, attach, has_api, list_referrers, tag_of
 from envbuild.publish.index import PUBLICATION_TYPE, read_index
 from envbuild.publish.models import Publication
 from envbuild.publish.publish import publish
@@ -49,6 +49,21 @@ def test_the_api_is_probed(proxy: FaultProxy, registry: Registry, status: int) -
     """Also a server that answers every address with a page has none."""
     proxy.add(method="GET", path="referrers", status=status, body=b"<html>", headers={"Content-Type": "text/html"})
     assert not has_api(registry, f"sha256:{'1' * 64}")
+
+
+def test_each_page_is_asked_for_once(proxy: FaultProxy, registry: Registry) -> None:
+    """Also where the last one links to itself."""
+
+    def page(number: int) -> bytes:
+        entry = {"mediaType": MANIFEST_TYPE, "digest": f"sha256:{str(number) * 64}", "size": 1}
+        return json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [entry]}).encode()
+
+    headers = {"Content-Type": INDEX_TYPE, "Link": '</v2/x/referrers/y?page=2>; rel="next"'}
+    for path, number in (("page=2", 2), ("referrers", 1)):
+        proxy.add(method="GET", path=path, status=200, headers=headers, body=page(number))
+    found = list_referrers(registry, f"sha256:{'0' * 64}")
+    assert [item.digest[-1] for item in found] == ["1", "2"]
+    assert proxy.count("GET", "referrers") == 2
 
 
 def test_an_entry_that_another_writer_replaced_is_put_back(

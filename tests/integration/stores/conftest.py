@@ -50,7 +50,14 @@ def own_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Variables of an account that has keys for buckets, and is logged in nowhere; and less patience."""
     for name, value in {**S3_KEYS, "HOME": str(tmp_path), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
-    for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "AWS_ENDPOINT_URL", "AWS_PROFILE"):
+    for name in (
+        "DOCKER_CONFIG",
+        "REGISTRY_AUTH_FILE",
+        "XDG_RUNTIME_DIR",
+        "XDG_CONFIG_HOME",
+        "AWS_ENDPOINT_URL",
+        "AWS_PROFILE",
+    ):
         monkeypatch.delenv(name, raising=False)
     # The same number of tries, in less time.
     monkeypatch.setattr(registry, "BACKOFF_SECONDS", 0)

@@ -116,6 +116,22 @@ def test_a_damaged_entry_is_refused(tmp_path: Path) -> None:
     assert reader.ledger.rows(PublicationRow) == ()
 
 
+def test_an_entry_that_unpacks_to_more_than_a_ledger_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "share").mkdir()
+    runner = Runner(Place(f"file://{tmp_path}/share"), tmp_path / "one")
+    runner.ledger.record(night_row(host="x" * 100_000))
+    runner.state.push(runner.ledger)
+    monkeypatch.setattr(remote, "LARGEST_BYTES", 50_000)
+    reader = Runner(Place(f"file://{tmp_path}/share"), tmp_path / "two")
+    with pytest.raises(CheckRefusedError) as caught:
+        reader.state.fetch(reader.ledger)
+    assert "larger than 50000 bytes" in caught.value.why
+    check_error(caught.value)
+    assert reader.ledger.rows(NightRow) == ()
+
+
 def test_a_directory_is_named_without_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     state = SharedState.at("state", LocalStore(tmp_path / "store", SilentReporter()))

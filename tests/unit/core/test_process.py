@@ -512,3 +512,11 @@ def test_full_disk_is_the_one_that_a_program_could_not_write_to(tmp_path, monkey
     assert exit_status.full_disk(line, work) == work, "what is named inside a sandbox is not there"
     full.add(work)
     assert exit_status.full_disk(line, work) == work
+
+
+def test_address_is_no_path_of_a_full_disk(tmp_path, monkeypatch):
+    # pathlib keeps two slashes: //host/simple is below //.
+    monkeypatch.setattr(exit_status, "space_is_low", lambda path: path in (Path("/"), Path("//")))
+    line = "cannot write what https://host:80/simple/x.whl sends: No space left on device"
+    assert exit_status.full_disk(line, tmp_path) == tmp_path
+    assert exit_status.full_disk("file:///nowhere/x: No space left on device", tmp_path) == Path("/")

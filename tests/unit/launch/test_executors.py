@@ -1,15 +1,21 @@
 """What is run is the same wherever it runs; what is seen there differs."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from docker.errors import APIError
 from helpers.errors import error_of
 
 from envbuild.core.errors import CertificationCannotRunError, CertificationFailedError
 from envbuild.core.process import Finished
+from envbuild.core.progress import SilentReporter
+from envbuild.image.docker.engine import Engine
 from envbuild.launch import bwrap
+from envbuild.launch.docker import DockerExecutor
 from envbuild.launch.executors import Task
 from envbuild.launch.open_image import OpenImage
 from envbuild.launch.runtimes import Runtime
@@ -55,6 +61,58 @@ def test_image_sees_the_task(task, tmp_path, monkeypatch):
         "OWN": "1", "NCCL_DEBUG": "INFO", "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
     assert seen["options"].error is CertificationFailedError
+
+
+class Daemon:
+    """The SDK's client of a daemon that runs containers, and stops none."""
+
+    def __init__(self):
+        self.containers = []
+
+    def version(self):
+        return {}
+
+    def info(self):
+        return {}
+
+    def inspect_image(self, name):
+        return {"Id": name}
+
+    def create_host_config(self, **values):
+        return values
+
+    def create_container(self, image, **values):
+        self.containers.append("x")
+        return {"Id": "x"}
+
+    def attach_socket(self, name, params):
+        return io.BytesIO()
+
+    def start(self, name):
+        assert name in self.containers
+
+    def logs(self, name, **options):
+        yield b"trained\n"
+
+    def wait(self, name):
+        return {"StatusCode": 0}
+
+    def stop(self, name, timeout):
+        raise APIError("cannot stop container")
+
+    def remove_container(self, name, force):
+        assert force
+        self.containers.remove(name)
+
+
+def test_container_that_cannot_be_stopped_is_removed(task, tmp_path):
+    daemon = Daemon()
+    record = SimpleNamespace(config_digest="sha256:1", oci_digest="sha256:2", python="python")
+    image = SimpleNamespace(path=tmp_path, record=record)
+    engine = Engine(daemon, "unix:///s", "")
+    way = DockerExecutor(image=image, engine=engine, tag="mcore:cpu", reporter=SilentReporter())
+    assert way.run(task).output == "trained\n"
+    assert daemon.containers == []
 
 
 def test_environment_without_an_image_is_given_none_to_hash(task, tmp_path):

@@ -13,6 +13,8 @@ from unit.certify.conftest import make_world
 
 from envbuild.catalog.fields import Device
 from envbuild.certify import certify
+from envbuild.certify.certificate.keys import make_keys
+from envbuild.certify.certificate.sign import Signer, load_signer
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import (
     CertificationCannotRunError,
@@ -21,7 +23,9 @@ from envbuild.core.errors import (
     ResultsRefusedError,
     UsageError,
 )
+from envbuild.nightly import plan
 from envbuild.nightly.hardware import SPENT, Reach, certify_somewhere, command_for, parse_run_with
+from envbuild.nightly.models import NightRequest
 
 TESTS = Path(__file__).parents[2]
 RUNNER = """
@@ -67,6 +71,29 @@ def test_what_can_run_here_runs_here(world: World) -> None:
     assert found.done is not None
     assert found.done.ran
     assert certify_somewhere(world.request(), Reach(), world.context).done.written is False
+
+
+def test_the_plan_of_a_night_has_what_the_night_does(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate that is there may not be signed, or by another key."""
+    monkeypatch.setattr(plan, "_why_locked", lambda *_: "")
+    signer = load_signer(str(make_keys(tmp_path, "lab", None).private), None)
+
+    def to_do(signer: Signer | None) -> bool:
+        request = NightRequest(
+            selections=(world.selection,), project=world.project, out_dir=world.project / "out", signer=signer
+        )
+        (step,) = (step for step in plan.plan_night(request, None, world.context) if step.step == "certify")
+        return step.to_do
+
+    certified = world.request(only=())
+    assert to_do(None)
+    certify_somewhere(certified, Reach(), world.context)
+    assert not to_do(None)
+    assert to_do(signer)
+    certify_somewhere(certified, Reach(signer=signer), world.context)
+    assert not to_do(signer)
 
 
 def test_a_second_attempt_has_new_processes_for_every_case(world: World) -> None:

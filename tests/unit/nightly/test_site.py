@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.certificates import EVIL
 from helpers.ledger_rows import digest, lock_row, night_row, publication_row, step_row
-from helpers.nights import AT, REPOSITORY, nights
+from helpers.nights import AT, ERROR, REPOSITORY, nights
 
 from envbuild.core.errors import UsageError
 from envbuild.ledger.ledger import Ledger
@@ -99,6 +99,17 @@ def test_a_night_shows_what_failed_and_what_broke_it_as_text(site: Path) -> None
         *("loss of gpt-bf16-baseline-gb8", "gpt-bf16-cp2: failed", "429 MB to registry.example.org/training/envs"),
     ):
         assert words_of_it in plain, words_of_it
+
+
+@pytest.mark.parametrize(
+    ("state", "words_of_it"), [("done", "mcore: the lock failed"), ("failed", "mcore: 1 of 1 targets failed")]
+)
+def test_a_lock_that_failed_is_no_target(tmp_path: Path, state: str, words_of_it: str) -> None:
+    night = night_row(finished_at="2026-01-02T04:00:00Z", exit_code=4)
+    lock = step_row("lock", target="", state="failed", error=ERROR)
+    site = site_of(tmp_path, night, lock, step_row("image", state=state))
+    assert words_of_it in (site / "nights/n1.html").read_text()
+    assert words_of_it.removeprefix("mcore: ") in (site / "nights.html").read_text()
 
 
 def test_a_lock_has_a_page_and_a_record(site: Path) -> None:

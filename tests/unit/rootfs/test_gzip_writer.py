@@ -3,6 +3,7 @@
 import gzip
 import os
 import random
+import threading
 
 import pytest
 
@@ -61,10 +62,15 @@ def test_gzip_blocks_use_what_came_before(tmp_path):
     assert compress(tmp_path / "four.gz", [block * 4]).bytes < 4 * alone - 2 * len(noise)
 
 
-def test_gzip_full_disk_is_named(tmp_path):
+@pytest.mark.parametrize("blocks", [1, 40], ids=["at the end", "before"])
+def test_gzip_full_disk_is_named_and_nothing_stays_open(tmp_path, monkeypatch, blocks):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     (tmp_path / "x.gz").symlink_to("/dev/full")
+    before = {*threading.enumerate()}
     with pytest.raises(MachineError, match=r"is full$"), GzipWriter(tmp_path / "x.gz") as writer:
-        writer.write(random.Random(2).randbytes(40 * BLOCK_BYTES))
+        writer.write(random.Random(2).randbytes(blocks * BLOCK_BYTES))
+    assert writer._stream.closed
+    assert {*threading.enumerate()} <= before
 
 
 def test_gzip_has_the_bytes_that_other_machines_write(tmp_path):

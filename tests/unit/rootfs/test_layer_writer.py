@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.layer_tars import read_members
 
-from envbuild.core.errors import CheckRefusedError
+from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.rootfs.layer import LayerRecord
 from envbuild.rootfs.layer_writer import LayerWriter, Rights, kept_rights, plain_rights, walk
 
@@ -189,3 +189,13 @@ def test_layer_of_bytes_and_directories(tmp_path):
 def test_walk_goes_by_the_bytes_of_names(tmp_path):
     tree = make_tree(tmp_path / "tree", [b"b/z", b"a-b", b"a/c", b"B", b"a.b"])
     assert [name for _, name, _ in walk(tree)] == ["B", "a", "a-b", "a.b", "b", "a/c", "b/z"]
+
+
+def test_layer_whose_end_cannot_be_written_is_closed(tmp_path, monkeypatch):
+    def refuse(_):
+        raise MachineError("the disk is full")
+
+    monkeypatch.setattr(tarfile.TarFile, "close", refuse)
+    with pytest.raises(MachineError, match="the disk is full"), LayerWriter(tmp_path / "x.tar.gz", EPOCH) as writer:
+        pass
+    assert writer._gzip._stream.closed

@@ -1,6 +1,7 @@
 """Where registries' credentials are found, and that they are shown to nobody."""
 
 import base64
+import json
 import os
 
 import pytest
@@ -22,8 +23,8 @@ def environ(tmp_path) -> dict[str, str]:
     return {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
 
 
-def found(environ, host=HOST) -> tuple[str, str] | None:
-    credentials = credentials_for(host, environ)
+def found(environ, host=HOST, repository="") -> tuple[str, str] | None:
+    credentials = credentials_for(host, environ, repository)
     return None if credentials is None else (credentials.user, credentials.secret)
 
 
@@ -51,24 +52,47 @@ def test_names_of_a_registry(environ, tmp_path, name):
     assert found(environ, "registry.example.org") is None
 
 
-def test_docker_hub_has_a_name_of_its_own(environ, tmp_path):
-    auths = {"https://index.docker.io/v1/": {"auth": encoded("a:b")}}
+@pytest.mark.parametrize(
+    ("repository", "user"),
+    [
+        ("team/images/nemo", "image"),
+        ("team/images/mcore", "folder"),
+        ("team", "team"),
+        ("team/imagesets", "team"),
+        ("teams/images", "host"),
+    ],
+)
+def test_the_nearest_repository_counts(environ, tmp_path, repository, user):
+    keys = {"": "host", "/team": "team", "/team/images": "folder", "/team/images/nemo": "image"}
+    auths = {HOST + key: {"auth": encoded(f"{name}:x")} for key, name in keys.items()}
     environ |= write_docker_config(tmp_path / "docker", {"auths": auths})
-    assert found(environ, "docker.io") == ("a", "b")
+    assert found(environ, HOST, repository) == (user, "x")
+
+
+@pytest.mark.parametrize(("repository", "user"), [("team/images", "c"), ("other", "a")])
+def test_docker_hub_has_a_name_of_its_own(environ, tmp_path, repository, user):
+    auths = {"https://index.docker.io/v1/": {"auth": encoded("a:b")}, "docker.io/team": {"auth": encoded("c:b")}}
+    environ |= write_docker_config(tmp_path / "docker", {"auths": auths})
+    for host in ("docker.io", "registry-1.docker.io"):
+        assert found(environ, host, repository) == (user, "b")
 
 
 def test_places_in_order(environ, tmp_path):
-    write_docker_config(tmp_path / ".docker", {"auths": {HOST: {"auth": encoded("home:x")}}})
-    assert found(environ) == ("home", "x")
-    named = write_docker_config(tmp_path / "named", {"auths": {HOST: {"auth": encoded("named:x")}}})
-    assert found({**environ, **named}) == ("named", "x")
-    write_docker_config(tmp_path / "podman", {"auths": {HOST: {"auth": encoded("podman:x")}}})
-    file = tmp_path / "podman/config.json"
-    assert found({**environ, **named, "REGISTRY_AUTH_FILE": str(file)}) == ("podman", "x")
-    (tmp_path / "run/containers").mkdir(parents=True)
-    file.rename(tmp_path / "run/containers/auth.json")
-    (tmp_path / ".docker/config.json").unlink()
-    assert found({**environ, "XDG_RUNTIME_DIR": str(tmp_path / "run")}) == ("podman", "x")
+    """From the last one to the first: each has another user."""
+    places = {
+        ".docker/config.json": {},
+        ".config/containers/auth.json": {},
+        "own/containers/auth.json": {"XDG_CONFIG_HOME": "own"},
+        "run/containers/auth.json": {"XDG_RUNTIME_DIR": "run"},
+        "named/config.json": {"DOCKER_CONFIG": "named"},
+        "file.json": {"REGISTRY_AUTH_FILE": "file.json"},
+    }
+    for place, variables in places.items():
+        file = tmp_path / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"auths": {HOST: {"auth": encoded(f"{place}:x")}}}))
+        environ |= {name: str(tmp_path / value) for name, value in variables.items()}
+        assert found(environ) == (place, "x")
 
 
 @pytest.mark.parametrize("key", ["credsStore", "credHelpers"])

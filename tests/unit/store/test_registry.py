@@ -171,6 +171,16 @@ def test_password_is_sent_once_after_a_challenge(server, tmp_path):
     assert [headers.get("Authorization") for _, _, headers, _ in server.requests] == [None, f"Basic {BASIC}"]
 
 
+def test_credentials_of_the_repository_come_before_those_of_the_registry(server, tmp_path):
+    server.answer = lambda *_: (401, {"WWW-Authenticate": 'Basic realm="tests"'}, b"")
+    own, others = {"auth": BASIC}, {"auth": base64.b64encode(b"others:x").decode()}
+    auths = {server.host: others, f"{server.host}/team": own, f"{server.host}/other": others}
+    environ = {"HOME": str(tmp_path), **write_docker_config(tmp_path / "docker", {"auths": auths})}
+    with pytest.raises(NetworkError, match="status 401"):
+        opened(server, environ).ask("GET", "manifests/a", accept=(200,))
+    assert server.requests[-1][2]["Authorization"] == f"Basic {BASIC}"
+
+
 def test_a_redirect_to_another_place_takes_no_credentials_along(server, other, tmp_path):
     """As registries send to object stores."""
 
@@ -346,6 +356,16 @@ def test_registry_that_trickles_in_any_answer_is_given_up(tmp_path, monkeypatch,
         pytest.raises(NetworkError, match="cannot be reached"),
     ):
         asking(opened(server, {"HOME": str(tmp_path)}), tmp_path)
+
+
+def test_a_file_that_is_whole_is_not_asked_for_again(tmp_path):
+    """Cut after its last byte, before the end is said: a range from there on would be refused."""
+    answers = iter([b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n7\r\ncontent\r\n"])
+    refusal = b"416 Range Not Satisfiable\r\nContent-Length: 0\r\n\r\n"
+    to = tmp_path / "file"
+    with raw_server(lambda connection: connection.sendall(b"HTTP/1.1 " + next(answers, refusal))) as server:
+        assert opened(server, {"HOME": str(tmp_path)}).download("blobs/x", 7, to)
+    assert to.read_bytes() == b"content"
 
 
 def test_a_token_to_mount_with_may_read_the_other_repository(server, other, tmp_path):

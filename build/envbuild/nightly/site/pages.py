@@ -137,9 +137,12 @@ class Site:
         if night.exit_code is None:
             return "none", "not finished"
         steps = self.snapshot.steps_of_night.get(night.id, [])
-        failed = len({step.target for step in steps if step.state == "failed"})
+        failed = {step.target for step in steps if step.state == "failed"}
+        # A lock has no target.
+        if targets := failed - {""}:
+            return "suspect", f"{len(targets)} of {len(night.targets)} targets failed"
         if failed:
-            return "suspect", f"{failed} of {len(night.targets)} targets failed"
+            return "suspect", "the lock failed"
         if any(step.state == "waiting" for step in steps):
             return "waiting", "a plan waits for hardware"
         if night.exit_code:
