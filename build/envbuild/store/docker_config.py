@@ -71,7 +71,8 @@ def _files(environ: Mapping[str, str]) -> Iterator[Path]:
         yield Path(named)
     if named := environ.get("DOCKER_CONFIG"):
         yield Path(named) / "config.json"
-    if named := environ.get("XDG_RUNTIME_DIR"):
+    # After `su` it may be another user's, which only that user may enter.
+    if (named := environ.get("XDG_RUNTIME_DIR")) and os.access(named, os.X_OK):
         yield Path(named) / "containers/auth.json"
     yield Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "containers/auth.json"
     if not environ.get("DOCKER_CONFIG"):

@@ -95,6 +95,21 @@ def test_places_in_order(environ, tmp_path):
         assert found(environ) == (place, "x")
 
 
+def test_another_users_runtime_directory_is_passed_over(environ, tmp_path, monkeypatch):
+    """Root may enter every directory, so the system's answer is given here."""
+    environ |= write_docker_config(tmp_path / "docker", {"auths": {HOST: {"auth": encoded("own:x")}}})
+    environ["HOME"] = str(tmp_path)
+    (tmp_path / "docker").rename(tmp_path / ".docker")
+    del environ["DOCKER_CONFIG"]
+    theirs = tmp_path / "run/containers/auth.json"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text(json.dumps({"auths": {HOST: {"auth": encoded("theirs:x")}}}))
+    environ["XDG_RUNTIME_DIR"] = str(tmp_path / "run")
+    assert found(environ) == ("theirs", "x")
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert found(environ) == ("own", "x")
+
+
 @pytest.mark.parametrize("key", ["credsStore", "credHelpers"])
 def test_helper_gives_the_credentials(environ, tmp_path, key):
     environ["PATH"] = write_helper(
