@@ -107,7 +107,7 @@ def test_known_wrong_goes_as_far_as_its_evidence(version, names):
 
 @pytest.mark.parametrize(
     ("engine", "bridge", "names"),
-    [("2.3.0", "0.6.2", []), ("2.4.0", "0.3.1", OF_BRIDGE), ("2.18", "0.6.2", OF_BRIDGE), ("2.17.1", None, [])],
+    [("2.3.0", "0.6.2", []), ("2.4.0", "0.3.1", OF_BRIDGE), ("2.18.0", "0.7.0", OF_BRIDGE), ("2.17.1", None, [])],
 )
 def test_lost_gradient_of_lora_is_known_of_bridge_with_the_engines_that_lose_it(engine, bridge, names):
     versions = {"transformer-engine": engine, "megatron-bridge": bridge}
