@@ -43,7 +43,6 @@ ANY: dict[str, dict[str, st.SearchStrategy]] = {
         "resume_at": st.sampled_from([1, 4, 5, 9]),
         "packed": st.booleans(),
         "moe_grouped_gemm": st.booleans(),
-        "sequence_parallel_input_regather": st.sampled_from([None, False, True]),
         "compare_weights": st.booleans(),
     },
     "model": {
