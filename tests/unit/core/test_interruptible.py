@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 from helpers.processes import wait_until
 
-from envbuild.core.background import interruptible
+from envbuild.core.background import interruptible, run_in_background
 from envbuild.core.process import run
 
 
@@ -62,10 +62,22 @@ def test_interrupted_pool_ends_a_program_that_was_about_to_start():
     assert ended(future)
 
 
+def test_interrupted_pool_ends_programs_of_background_work_that_its_threads_began():
+    began = threading.Event()
+
+    def work() -> object:
+        future = run_in_background(lambda: run(["sleep", "60"], what="sleep"))
+        began.set()
+        return future.result()
+
+    (future,) = interrupted([work], 1, began.wait)
+    assert ended(future)
+
+
 def test_pool_that_fails_ends_its_programs_alone_and_one_around_it_ends_them_too(tmp_path):
     def inner(name: str, fails: bool) -> None:
         with interruptible(1) as pool:
-            future = pool.submit(run, ["sh", "-c", f"touch {tmp_path}/{name}; exec sleep 3600"], what="sleep")
+            future = pool.submit(run, ["sh", "-c", f"touch {tmp_path}/{name}; exec sleep 60"], what="sleep")
             wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
             if fails:
                 raise ValueError("a lock that fails")

@@ -213,10 +213,11 @@ class ResolvedRow:
     def sequence_parallel_input_regather(self) -> bool:
         # Without it a gradient of LoRA is lost (envs/conflicts/lora-gathered-norm.toml).
         stated = self.spec.sequence_parallel_input_regather
-        return self._gathers_for_lora if stated is None else stated
+        return self.gathers_for_lora if stated is None else stated
 
     @property
-    def _gathers_for_lora(self) -> bool:
+    def gathers_for_lora(self) -> bool:
+        """Whether LoRA's adapters need the input that sequence parallel has split."""
         return self.spec.sequence and self.training.finetune is Finetune.LORA
 
     @property
@@ -297,7 +298,7 @@ class ResolvedRow:
             (dispatcher is not None, "moe_token_dispatcher_type", dispatcher.value if dispatcher else ""),
             (spec.moe_grouped_gemm, "moe_grouped_gemm", "grouped"),
             (
-                self._gathers_for_lora and not self.sequence_parallel_input_regather,
+                self.gathers_for_lora and not self.sequence_parallel_input_regather,
                 "sequence_parallel_input_regather",
                 "gathered-norm",
             ),

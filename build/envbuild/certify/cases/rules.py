@@ -255,7 +255,7 @@ def _training_needs(row: ResolvedRow) -> Iterator[str]:
 
 def _finetune_needs(row: ResolvedRow) -> Iterator[str]:
     training, recipe = row.training, row.model.recipe
-    if row.spec.sequence_parallel_input_regather and not (row.spec.sequence and training.finetune is Finetune.LORA):
+    if row.spec.sequence_parallel_input_regather and not row.gathers_for_lora:
         yield "sequence_parallel_input_regather needs finetune = lora and sequence (there is nothing to gather)"
     if training.finetune is Finetune.NONE:
         return
