@@ -6,6 +6,7 @@ one of them is the cause.
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from envbuild_smoke.run.task_run import RankEnd, TaskRun
 # A rank that dies without raising (a signal, os._exit) is seen only after its peers noticed their broken
 # connections: the kernel closes its sockets first. Such a death counts as this much earlier than seen.
 DEATH_SEEN_LATE_SECONDS = 0.5
+_NCCL_WARNING = "NCCL WARN "
 
 
 def failure_of(run: TaskRun, progress: str) -> Failure | None:
@@ -52,7 +54,23 @@ def _failure_of_ranks(run: TaskRun) -> Failure | None:
     if run.lost_its_server:
         # A rank may have raised, and the fork server died before it could report the end.
         ends += [RankEnd(rank=rank, exit_status=None, seen_at=until) for rank in records if rank not in run.ends]
-    return earliest(ends, records, task.log_name)
+    found = earliest(ends, records, task.log_name)
+    return found and with_reason_of_nccl(found, task.root)
+
+
+def with_reason_of_nccl(failure: Failure, root: Path) -> Failure:
+    """Return a failure in NCCL with the first warning in the rank's log.
+
+    torch's own message stays the same whatever happened, "unhandled cuda error": so it was on 2x H100 when another
+    process had taken the memory. NCCL's warning names the CUDA error.
+    """
+    if "NCCL" not in failure.message or failure.log is None:
+        return failure
+    log = (root / failure.log).read_text(encoding="utf-8", errors="replace")
+    warned = next((line for line in log.splitlines() if _NCCL_WARNING in line), None)
+    if warned is None:
+        return failure
+    return replace(failure, message=f"{failure.message}; NCCL warns: {warned.partition(_NCCL_WARNING)[2].strip()}")
 
 
 def earliest(

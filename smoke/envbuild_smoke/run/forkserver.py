@@ -95,6 +95,8 @@ def rank_variables(device: Device) -> dict[str, str]:
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         # Transformer Engine's attention is to do so, too; Megatron's deterministic mode insists on it.
         environment["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
+        # Without it NCCL keeps the cause of "unhandled cuda error" to itself.
+        environment["NCCL_DEBUG"] = os.environ.get("NCCL_DEBUG", "WARN")
     return environment
 
 

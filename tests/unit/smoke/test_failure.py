@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from envbuild_smoke.error_line import error_line
-from envbuild_smoke.run.failure import earliest
+from envbuild_smoke.run.failure import earliest, with_reason_of_nccl
+from envbuild_smoke.run.results import Failure
 from envbuild_smoke.run.task_run import RankEnd
 
 
@@ -91,3 +94,26 @@ def syntax_error() -> SyntaxError:
 )
 def test_error_line_is_the_cause_without_hints(error: BaseException, line: str) -> None:
     assert error_line(error) == line
+
+
+CUDA_ERROR = "RuntimeError: NCCL Error 1: unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+# As src/debug.cc of NCCL prints it.
+WARNED = """\
+NCCL version 2.28.9+cuda13.0
+[2026-11-26 08:14:03] node1:5701:5701 [1] transport/p2p.cc:275 NCCL WARN Cuda failure 2 'out of memory'
+[2026-11-26 08:14:03] node1:5701:5701 [1] init.cc:1512 NCCL WARN Failed to init
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "log", "expected"),
+    [
+        (CUDA_ERROR, WARNED, f"{CUDA_ERROR}; NCCL warns: Cuda failure 2 'out of memory'"),
+        (CUDA_ERROR, "NCCL version 2.28.9+cuda13.0", CUDA_ERROR),
+        ("ValueError: x", WARNED, "ValueError: x"),
+    ],
+)
+def test_failure_in_nccl_says_what_nccl_warned_of(tmp_path: Path, message: str, log: str, expected: str) -> None:
+    (tmp_path / "rank1.log").write_text(log)
+    failure = Failure(rank=1, exit_status=1, kind="exception", message=message, log="rank1.log")
+    assert with_reason_of_nccl(failure, tmp_path).message == expected

@@ -91,11 +91,19 @@ def test_comparison_is_made_once_more(run_fake: RunFake) -> None:
     assert restarted(done) == {"train-unlucky"}
 
 
-@pytest.mark.parametrize(("set_to", "expected"), [(None, "1"), ("8", "8")])
-def test_ranks_have_as_many_queues_as_the_run_is_given(
-    monkeypatch: pytest.MonkeyPatch, set_to: str | None, expected: str
+@pytest.mark.parametrize(
+    ("name", "set_to", "expected"),
+    [
+        ("CUDA_DEVICE_MAX_CONNECTIONS", None, "1"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "8", "8"),
+        ("NCCL_DEBUG", None, "WARN"),
+        ("NCCL_DEBUG", "INFO", "INFO"),
+    ],
+)
+def test_ranks_have_the_variables_that_the_run_is_given(
+    monkeypatch: pytest.MonkeyPatch, name: str, set_to: str | None, expected: str
 ) -> None:
-    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    monkeypatch.delenv(name, raising=False)
     if set_to:
-        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", set_to)
-    assert rank_variables("cuda")["CUDA_DEVICE_MAX_CONNECTIONS"] == expected
+        monkeypatch.setenv(name, set_to)
+    assert rank_variables("cuda")[name] == expected
