@@ -12,11 +12,13 @@ import pytest
 from conftest import Tool, shared_folder
 from faults.kinds import Edit
 from faults.library import LIBRARY
+from helpers.kept_entries import keep_base
 from helpers.lock_runs import ANY, OLD
 from helpers.night_place import Place, night_place
 from helpers.simple_index import SimpleIndex, simple_index
 from helpers.wheels import make_wheel
 
+from envbuild.catalog.catalog import Selection
 from envbuild.lock.uv.program import uv_program
 
 BASE = "debian12"
@@ -135,8 +137,9 @@ def place(tool: Tool, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def own(tool: Tool, place: Place, tmp_path: Path) -> Iterator[Tool]:
+def own(tool: Tool, place: Place, selection: Selection, tmp_path: Path) -> Iterator[Tool]:
     """The tool in a project of its own, with an index of its own before the machine's."""
+    keep_base(selection, tool.cache)
     with simple_index() as index:
         fill(index, tmp_path / "wheels")
         project = tmp_path / "project"
