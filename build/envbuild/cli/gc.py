@@ -9,13 +9,13 @@ import click
 
 from envbuild.cli.command import Command
 from envbuild.cli.common import Session, out_dir_option, output_options
-from envbuild.cli.ledger import opened_ledger, state_option
+from envbuild.cli.ledger import opened_ledger, shared_state, state_option
 from envbuild.core.digests import Json
 from envbuild.core.text import shown
 from envbuild.image.build import KIND as IMAGES
 from envbuild.ledger.models import NightRow
 from envbuild.nightly.gc import stored_images, unneeded_entries, what_stays
-from envbuild.nightly.lease import only_night
+from envbuild.nightly.lease import Lease, only_night
 from envbuild.publish.collect import Needs, Sweep, plan_sweep, sweep
 from envbuild.publish.collect_sqsh import plan_store_sweep, sweep_store
 from envbuild.publish.models import Publication
@@ -53,10 +53,14 @@ def command(
     removed: list[Json] = []
     lines: list[str] = []
     reasons: dict[str, Json] = {}
+    # A dry run writes nothing, so it has no lease.
+    shared = None if dry_run else shared_state(session, state)
     with contextlib.ExitStack() as stack, opened_ledger(session, state) as ledger:
         for name in sorted({night.stack for night in ledger.rows(NightRow)}):
             # A night that goes on may use what it has not recorded yet.
             stack.enter_context(only_night(name, session.site.state_dir, session.context))
+            if shared is not None:
+                stack.enter_context(Lease(shared, name, session.context).held())
         kept = what_stays(ledger, session.project, out_dir, nights)
         for place in (*repositories, *stores):
             planned, going = _swept(place, place in stores, kept, session, dry_run=dry_run)

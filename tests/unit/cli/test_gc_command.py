@@ -11,9 +11,13 @@ import pytest
 from helpers.ledger_rows import night_row
 from unit.image.test_record import RECORD
 
+from envbuild.catalog.context import Context
+from envbuild.catalog.site import load_site
 from envbuild.cli.main import run
 from envbuild.core.progress import SilentReporter
 from envbuild.ledger.ledger import Ledger
+from envbuild.ledger.remote import SharedState
+from envbuild.nightly.lease import Lease
 from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump
 
@@ -49,6 +53,27 @@ def test_nothing_goes_while_a_night_runs(store: LocalStore, tmp_path: Path, caps
         assert run(["gc"]) == 11
     assert "running already" in capsys.readouterr().err
     assert store.path_of("images", KEY).is_dir()
+
+
+def test_nothing_goes_while_another_runner_has_its_night(
+    store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "shared"
+    place.mkdir()
+    context = Context(store=store, site=load_site(), reporter=SilentReporter())
+    state = SharedState.at(str(place), store, None)
+    with Ledger.open(tmp_path / "elsewhere.sqlite") as ledger:
+        ledger.record(night_row())
+        state.push(ledger)
+    with Lease(state, "mcore", context).held():
+        assert run(["gc", "--state", str(place)]) == 11
+        assert "has the lease" in capsys.readouterr().err
+        assert store.path_of("images", KEY).is_dir()
+        assert run(["gc", "--state", str(place), "--dry-run"]) == 0
+    assert run(["gc", "--state", str(place)]) == 0
+    assert not store.path_of("images", KEY).exists()
+    # It gave the lease back.
+    Lease(state, "mcore", context).take()
 
 
 def test_a_dry_run_says_what_it_looked_at(store: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
