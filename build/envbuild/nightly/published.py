@@ -95,12 +95,12 @@ def rebuilt_rows(repository: str, context: Context) -> list[Row]:
     with context.store.staging("ledger") as folder:
         for publication in source.publications():
             rows.append(publication_row(publication, repository_name(repository)))
-            content = source.certificate(publication)
-            # It was published without one, or a retention rule took it: what the index states is kept.
-            if content is None:
-                continue
-            write_atomic(folder / CERTIFICATE_FILE, content)
             try:
+                content = source.certificate(publication)
+                # It was published without one, or a retention rule took it: what the index states is kept.
+                if content is None:
+                    continue
+                write_atomic(folder / CERTIFICATE_FILE, content)
                 rows += certificate_rows(folder / CERTIFICATE_FILE)
             except CertificateRefusedError as error:
                 context.reporter.note(f"note: the certificate of {publication.tag} is left out: {error.why}")

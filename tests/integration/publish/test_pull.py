@@ -24,7 +24,7 @@ from envbuild.core.errors import (
     NetworkError,
     PublicationRefusedError,
 )
-from envbuild.ledger.models import CertificateRow
+from envbuild.ledger.models import CertificateRow, PublicationRow
 from envbuild.nightly.published import rebuilt_rows
 from envbuild.oci.artifact import artifact_manifest
 from envbuild.oci.models import MANIFEST_TYPE
@@ -245,6 +245,8 @@ def test_a_bundle_of_another_program_is_no_certificate(
         pulled(world, f"{place}:{publication.tag}")
     assert "not a sigstore bundle with a certificate" in refused.value.why
     check_error(refused.value)
+    # The ledger is made anew all the same, without that certificate.
+    assert [type(row) for row in rebuilt_rows(place, world.context)] == [PublicationRow]
 
 
 def test_wrong_credentials_and_wrong_ca(
