@@ -67,8 +67,9 @@ class SharedState:
         changed = 0
         for key in self._whole_first(missing):
             # Asked again: an entry with all rows may have brought this one along.
-            if key not in ledger.merged(self.address):
-                rows, contained = self._take(key)
+            # One that is listed and not there yet is asked for again the next time.
+            if key not in ledger.merged(self.address) and (found := self._take(key)) is not None:
+                rows, contained = found
                 changed += ledger.merge(rows, self.address, [key, *contained])
         return changed
 
@@ -124,10 +125,10 @@ class SharedState:
             self.remote.push(KIND, key, index_path, folder, record)
         return key
 
-    def _take(self, key: str) -> tuple[list[Row], list[str]]:
+    def _take(self, key: str) -> tuple[list[Row], list[str]] | None:
         document = self.remote.find(KIND, key)
         if document is None:
-            return [], []
+            return None
         where = f"the shared ledger at {self.address}"
         with self.store.staging(KIND) as folder:
             self.remote.fetch(document, folder)

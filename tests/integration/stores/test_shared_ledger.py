@@ -16,6 +16,7 @@ from envbuild.ledger.ledger import Ledger
 from envbuild.ledger.models import ImageRow, LockRow, NightRow, PublicationRow
 from envbuild.ledger.remote import SharedState
 from envbuild.store.local import LocalStore
+from envbuild.store.remote import Remote
 
 pytestmark = pytest.mark.usefixtures("own_account")
 
@@ -114,6 +115,21 @@ def test_a_damaged_entry_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckRefusedError):
         reader.state.fetch(reader.ledger)
     assert reader.ledger.rows(PublicationRow) == ()
+
+
+def test_an_entry_that_is_listed_and_not_there_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "share").mkdir()
+    place = Place(f"file://{tmp_path}/share")
+    writer, reader = Runner(place, tmp_path / "one"), Runner(place, tmp_path / "two")
+    writer.ledger.record(publication_row())
+    writer.state.push(writer.ledger)
+    with monkeypatch.context() as patch:
+        # As a registry that copies its manifests between regions.
+        patch.setattr(Remote, "find", lambda *_: None)
+        assert reader.state.fetch(reader.ledger) == 0
+    assert reader.state.fetch(reader.ledger) == 1
 
 
 def test_an_entry_that_unpacks_to_more_than_a_ledger_is_refused(
