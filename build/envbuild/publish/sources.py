@@ -26,6 +26,7 @@ from envbuild.publish.index import head_of, read_index
 from envbuild.publish.models import TAG_PATTERN, Publication, PublishedSqsh
 from envbuild.publish.repository import open_repository
 from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store, store_of
+from envbuild.store.address import BUCKET_PREFIXES
 from envbuild.store.address import FORMS as SCHEMES
 from envbuild.store.registry import Registry
 
@@ -66,7 +67,7 @@ def parse_reference(text: str) -> Reference:
     match = _REFERENCE.fullmatch(f"{enroot['registry']}/{enroot['image']}" if enroot else text)
     place, name = (match["place"], match["digest"] or match["tag"]) if match else ("", "")
     # s3://BUCKET/PREFIX/TAG: buckets have no ports, so that what follows the last slash may be the tag.
-    if not name and place.startswith(("s3://", "gs://")) and place.count("/") > 2:
+    if not name and place.startswith(BUCKET_PREFIXES) and place.count("/") > 2:
         place, _, name = place.rpartition("/")
     scheme = place.partition("://")[0] if "://" in place else "oci"
     # Without a slash it is one of docker's short names (ubuntu:24.04), whose registry it does not say.
@@ -207,6 +208,6 @@ def open_source(place: str, site: Site) -> Source:
         ConfigurationError: its address is malformed.
     """
     # A registry's host begins with none of these, so docker's form needs no scheme.
-    if place.startswith(("s3://", "gs://", "file://", "/", "./", "../", "~")):
+    if place.startswith((*BUCKET_PREFIXES, "file://", "/", "./", "../", "~")):
         return StoreSource(open_sqsh_store(place, site))
     return RepositorySource(open_repository(place, site), site)

@@ -16,6 +16,9 @@ FORMS = {
     "gs": "gs://BUCKET[/PREFIX]",
     "file": "file:///DIRECTORY",
 }
+# Of stores that hold objects in buckets.
+BUCKET_SCHEMES = ("s3", "gs")
+BUCKET_PREFIXES = tuple(f"{scheme}://" for scheme in BUCKET_SCHEMES)
 # OCI distribution-spec 1.1, "Pulling manifests"
 _REPOSITORY = re.compile(r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
 # Google takes up to 222 characters where a name has dots; S3 takes 63.
@@ -87,7 +90,7 @@ def parse_address(text: str) -> Address:
         raise _wrong(text, "It needs a host and a repository in small letters, digits, '.', '_', '-' and '/'.")
     if scheme == "oci" and (port := re.search(r":(\d+)$", host)) and not 0 < int(port[1]) < 1 << 16:
         raise _wrong(text, f"{port[1]} is not a port: ports are 1 to 65535.")
-    if scheme in ("s3", "gs") and not _BUCKET.fullmatch(host):
+    if scheme in BUCKET_SCHEMES and not _BUCKET.fullmatch(host):
         raise _wrong(text, f"{host!r} is not a bucket name.")
     return Address(scheme=scheme, host=host, path=path)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from envbuild.core.errors import ConfigurationError
-from envbuild.store.address import Address, parse_address
+from envbuild.store.address import BUCKET_SCHEMES, Address, parse_address
 from envbuild.store.backend import Backend, ObjectStore
 from envbuild.store.registry_errors import STORE, Wording
 from envbuild.store.remote import Remote
@@ -63,7 +63,7 @@ def open_object_store(
         ConfigurationError: it is a registry, which has no objects.
     """
     match address.scheme:
-        case "s3" | "gs":
+        case scheme if scheme in BUCKET_SCHEMES:
             from envbuild.store.bucket import open_bucket
 
             return open_bucket(address, endpoint, ca_bundle, environ, wording)
