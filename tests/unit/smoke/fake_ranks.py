@@ -152,6 +152,14 @@ def raises(context: RankContext) -> None:
     raise ConnectionError("rank 0 lost its peer")
 
 
+def nccl(context: RankContext) -> None:
+    """Rank 1 raises what torch makes of a warning of NCCL."""
+    train(context)
+    if context.rank == 1:
+        print("node:1:1 [1] transport/p2p.cc:275 NCCL WARN Cuda failure 2 'out of memory'", flush=True)
+        raise RuntimeError("NCCL Error 1: unhandled cuda error")
+
+
 def exits(context: RankContext) -> None:
     """Rank 1 exits without an exception; rank 0 records its broken connection before that is seen."""
     if context.rank == 1:

@@ -91,6 +91,11 @@ def test_comparison_is_made_once_more(run_fake: RunFake) -> None:
     assert restarted(done) == {"train-unlucky"}
 
 
+def test_failure_has_what_nccl_wrote_into_the_ranks_log(run_fake: RunFake) -> None:
+    failed = run_fake(BASELINE, two_ranks("nccl-dp2")).cases["nccl-dp2"]
+    assert failed["failure"]["message"].endswith("unhandled cuda error; NCCL warns: Cuda failure 2 'out of memory'")
+
+
 @pytest.mark.parametrize(
     ("name", "set_to", "expected"),
     [
