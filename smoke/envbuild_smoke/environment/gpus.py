@@ -69,8 +69,8 @@ def select(wanted: WantedGpu, count: int, requested: Sequence[str]) -> tuple[Gpu
         names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in chosen) or "none"
         raise CannotRunError(
             "too-few-gpus",
-            f"the largest case needs {count} GPUs; available: {names}. Run on a machine with {count}, name more "
-            "with --gpus, or leave large cases out (--max-gpus of envbuild certify)",
+            f"the largest case or the bandwidth sweep needs {count} GPUs; available: {names}. Run on a machine with "
+            f"{count}, name more with --gpus, or leave large cases out (--max-gpus of envbuild certify)",
         )
     _demand_generation(chosen, wanted)
     _demand_unused(chosen)
