@@ -23,6 +23,7 @@ from envbuild.ledger.models import ROW_TYPES, Row
 from envbuild.store.connect import open_remote
 from envbuild.store.document import Document
 from envbuild.store.local import LocalStore
+from envbuild.store.registry_errors import Wording
 from envbuild.store.remote import Remote
 
 KIND = "ledger"
@@ -32,6 +33,7 @@ WHOLE, PART = "whole", "part"
 # So many entries are read one by one; then they are put together.
 MOST_PARTS = 64
 LARGEST_BYTES = 1 << 30
+WORDING = Wording(noun="shared state")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class SharedState:
             ConfigurationError: the address is malformed.
         """
         address = text if "://" in text else Path(text).absolute().as_uri()
-        return cls(remote=open_remote(address, ca_bundle=ca_bundle), store=store)
+        return cls(remote=open_remote(address, ca_bundle=ca_bundle, wording=WORDING), store=store)
 
     @property
     def address(self) -> str:

@@ -19,11 +19,13 @@ def open_remote(
     endpoint: str | None = None,
     ca_bundle: Path | None = None,
     environ: Mapping[str, str] = os.environ,
+    wording: Wording = STORE,
 ) -> Remote:
     """The store at an address, named by it and to be read. Nothing is asked of it yet.
 
     Args:
         endpoint: of an S3 service that is not Amazon's.
+        wording: how its errors speak of it.
 
     Raises:
         ConfigurationError: the address is malformed.
@@ -35,12 +37,12 @@ def open_remote(
         case "oci":
             from envbuild.store.repository import OciRepository
 
-            backend = OciRepository(address, ca_bundle, environ)
+            backend = OciRepository(address, ca_bundle, environ, wording)
         case _:
             from envbuild.store.objects import Objects
 
             backend = Objects(
-                open_object_store(address, endpoint=endpoint, ca_bundle=ca_bundle, environ=environ, wording=STORE)
+                open_object_store(address, endpoint=endpoint, ca_bundle=ca_bundle, environ=environ, wording=wording)
             )
     return Remote(backend=backend, address=str(address), name=str(address))
 

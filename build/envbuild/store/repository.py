@@ -19,6 +19,7 @@ from envbuild.store.address import Address
 from envbuild.store.backend import EntryFiles, EntryRef
 from envbuild.store.document import MOST_BYTES, refused
 from envbuild.store.registry import Answer, Registry
+from envbuild.store.registry_errors import STORE, Wording
 from envbuild.store.tags import list_tags
 from envbuild.store.upload import has_blob, upload_blob
 
@@ -38,9 +39,11 @@ _INDEX_TAG = re.compile(r"([^.-]+)\.(.+)\.([0-9a-f]{64})")
 class OciRepository:
     """Entries as tags ``KIND-KEY``, the index as tags ``KIND.PATH.KEY``, in one repository."""
 
-    def __init__(self, address: Address, ca_bundle: Path | None, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, address: Address, ca_bundle: Path | None, environ: Mapping[str, str], wording: Wording = STORE
+    ) -> None:
         self._address = address
-        self._registry = Registry(address, ca_bundle, environ)
+        self._registry = Registry(address, ca_bundle, environ, wording)
 
     def read(self, kind: str, key: str) -> bytes | None:
         found = self._manifest(_tag(kind, key))

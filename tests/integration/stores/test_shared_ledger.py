@@ -154,3 +154,15 @@ def test_a_directory_is_named_without_a_scheme(tmp_path: Path, monkeypatch: pyte
     assert state.address == f"file://{tmp_path}/state"
     with pytest.raises(EnvbuildError, match="not the address"):
         SharedState.at("ftp://x/y", LocalStore(tmp_path / "store", SilentReporter()))
+
+
+@pytest.mark.parametrize("address", ["file:///nowhere/state", "oci://127.0.0.1:1/state"])
+def test_an_unreachable_place_is_not_called_the_store(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envbuild.store.registry.BACKOFF_SECONDS", 0)
+    state = SharedState.at(address, LocalStore(tmp_path / "store", SilentReporter()))
+    with pytest.raises(NetworkError, match="the shared state") as caught:
+        state.fetch(Ledger.open(tmp_path / "ledger.sqlite"))
+    check_error(caught.value)
+    assert "ENVBUILD_STORE" not in caught.value.fix
