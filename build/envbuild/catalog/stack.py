@@ -193,6 +193,19 @@ class Variable(TomlModel):
         return self.value if self.value is not None else self.value_for_cuda.get(cuda_major or "")
 
 
+# No empty, "." or ".." part: the file is below site-packages.
+SitePath = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_+-][A-Za-z0-9_.+-]*(/[A-Za-z0-9_+-][A-Za-z0-9_.+-]*)*$")
+]
+
+
+class AddedFile(TomlModel):
+    """A file that a package asks for and its wheel lacks."""
+
+    text: str = Field(min_length=1, description="its content")
+    reason: str = Field(min_length=1, description="why the stack needs it, with the evidence")
+
+
 def _twice(names: tuple[str, ...]) -> str | None:
     return next((name for position, name in enumerate(names) if name in names[:position]), None)
 
@@ -247,6 +260,10 @@ class Stack(TomlModel):
     )
     environment: dict[VariableName, Variable] = Field(
         default_factory=dict, description="variables that must be set in the finished environment"
+    )
+    files: dict[SitePath, AddedFile] = Field(
+        default_factory=dict,
+        description="files that the finished environment has besides its packages', by their paths below site-packages",
     )
 
     @model_validator(mode="after")

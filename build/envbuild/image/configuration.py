@@ -54,7 +54,7 @@ def run_config(parts: ImageParts) -> RunConfig:
 
 
 def write_configuration(file: Path, parts: ImageParts) -> LayerRecord:
-    """Write the uppermost layer: the image's fingerprint, its variables for login shells, and files of /etc."""
+    """Write the uppermost layer: the image's fingerprint, its variables for login shells, its stack's files, /etc's."""
     selection, lock = parts.inputs.selection, parts.inputs.lock.lock
     fingerprint: dict[str, Json] = {
         "schema": "envbuild.fingerprint/1",
@@ -84,4 +84,6 @@ def write_configuration(file: Path, parts: ImageParts) -> LayerRecord:
         # Likewise a place to mount over: of a base made here, the builder's own was removed
         # (containers/native/scrub.txt).
         writer.add_bytes("etc/resolv.conf", b"")
+        for path, text in lock.files.items():
+            writer.add_bytes(f"{lock.site_packages(VENV)}/{path}".lstrip("/"), text.encode())
     return writer.record("configuration")

@@ -24,6 +24,7 @@ from envbuild.image.layers.sandbox import INSIDE_PROBE, VENV
 from envbuild.lock.record.content import locked_content
 from envbuild.sync.driver_stub import DRIVER
 from envbuild.sync.imports import ImportProbe, check_environment
+from envbuild.sync.install import add_files
 from envbuild.sync.places import Filled, Place, ThisMachine, Trial
 
 
@@ -88,6 +89,7 @@ class RootfsPlace:
             maker.install(LayerPlan(name="bare", packages={}, key=""), logs)
             # Nothing of this is stored, so it needs no key, and its bytes need not be the same each time.
             maker.install(LayerPlan(name="verification", packages=packages, key=""), logs, settles_conflicts=False)
+            add_files(lock, maker.site_packages)
             variables = check_environment(trial.target) | lock.lock.variables(VENV)
             # Writable: every process would compile the same modules again.
             probe = ImportProbe(

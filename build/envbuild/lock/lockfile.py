@@ -122,12 +122,14 @@ def content_digest(
     components: dict[str, LockedComponent],
     phases: dict[str, LockedPhase],
     environment: Mapping[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> str:
     """The digest that names a lock: what it installs where, without dates and without ``found_in``."""
     return digest_of(
         {
-            # A lock without variables has the digest that it had before there were any.
+            # A lock without variables or files has the digest that it had before there were any.
             **({"environment": dict(environment)} if environment else {}),
+            **({"files": dict(files)} if files else {}),
             "schema": SCHEMA,
             "base": base_digest,
             # Not found_in: the lock is the same wherever a site has that build.
@@ -250,7 +252,8 @@ def _changed_files(path: Path, lock: Lock) -> list[str]:
 
 
 def _changed_record(lock: Lock) -> list[str]:
-    expected = content_digest(lock.base.definition_digest, lock.torch, lock.components, lock.phases, lock.environment)
+    base = lock.base.definition_digest
+    expected = content_digest(base, lock.torch, lock.components, lock.phases, lock.environment, lock.files)
     if lock.digest != expected:
         return [f"{RECORD_FILE}: its digest is {lock.digest}, its content has {expected}"]
     if lock.seal != _seal(lock):

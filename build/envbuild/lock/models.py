@@ -108,6 +108,10 @@ class Lock(TomlModel):
     environment: dict[str, str] = Field(
         default_factory=dict, description="variables of the finished environment, with {venv} and {site_packages}"
     )
+    files: dict[str, str] = Field(
+        default_factory=dict,
+        description="files of the finished environment besides its packages', by their paths below site-packages",
+    )
     pyproject_digest: str = Field(default="", description="of the generated pyproject.toml")
     seal: str = Field(default="", description="digest of everything else in the record: it is not edited by hand")
     overrides: dict[str, str] = Field(default_factory=dict, description="versions put over what packages declare")
@@ -153,9 +157,13 @@ class Lock(TomlModel):
         default=(), description="packages whose compiled modules were stubs then, since their wheels were not built"
     )
 
+    def site_packages(self, venv: str) -> str:
+        """The folder of packages in the environment at the path ``venv``."""
+        return f"{venv}/lib/python{self.base.python}/site-packages"
+
     def variables(self, venv: str) -> dict[str, str]:
         """The variables that must be set in the environment at the path ``venv``."""
-        folders = {"{venv}": venv, "{site_packages}": f"{venv}/lib/python{self.base.python}/site-packages"}
+        folders = {"{venv}": venv, "{site_packages}": self.site_packages(venv)}
         values = dict(sorted(self.environment.items()))
         for placeholder, folder in folders.items():
             values = {name: value.replace(placeholder, folder) for name, value in values.items()}

@@ -1,5 +1,7 @@
 """The start check: the driver of a stack is imported as the smoke runner does it, and that must not start CUDA.
 
+A driver may check more of what its library does when a training begins.
+
 It needs no GPU: stubs of the GPU's libraries say that there is one, and torch knows whether anything asked for it.
 """
 
@@ -23,7 +25,7 @@ _STUB_LACKS = re.compile(r"undefined symbol: (cu|nvml)[A-Z]")
 
 
 def start_driver(driver: Driver, device: Device, python: str, run: RunCommand, logs: Path, runner: str) -> str:
-    """Import a driver; returns why that shows nothing, and nothing where the driver can be started.
+    """Import a driver and check its start; returns why that shows nothing, and nothing where the driver can be started.
 
     Args:
         python: the environment's interpreter.
@@ -52,7 +54,7 @@ def start_driver(driver: Driver, device: Device, python: str, run: RunCommand, l
         return f"it asks for more of the GPU's driver than the stub here has: {errors[0]}"
     if errors:
         raise CheckRefusedError(
-            f"driver {name} of the stack does not import",
+            f"driver {name} of the stack does not start",
             why="\n".join(["No case can be certified in such an image.", *errors]),
             fix="A package that the driver needs is missing, or two do not belong together. Lock other versions, or "
             "name the package under [requirements] of the stack with the reason, and lock again.",

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.core.errors import BuildError, ConfigurationError, EnvbuildError, MachineError, NetworkError, disk_full
 from envbuild.core.exit_status import describe_status, full_disk, ran_out_of_space, tail
-from envbuild.core.files import write_atomic
+from envbuild.core.files import machine_errors, write_atomic
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, git_build_options
@@ -142,6 +142,20 @@ def install_packages(
             PhaseRun(phase=phase, packages=count, seconds=finished.seconds, log=_log(place, f"install-{phase}"))
         )
     return tuple(done)
+
+
+def add_files(lock: LockDirectory, site_packages: Path) -> None:
+    """Write what the stack adds to its packages' files.
+
+    Raises:
+        MachineError: it cannot be written.
+    """
+    with machine_errors(site_packages):
+        for path, text in lock.lock.files.items():
+            file = site_packages / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            # Never into a file that is there: it may be a hard link to one of the store.
+            write_atomic(file, text)
 
 
 def install_again(

@@ -22,7 +22,7 @@ from envbuild.lock.uv.settings import installing_uv
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.sync.driver_stub import make_stub, variables_with_stub
 from envbuild.sync.imports import PROBE, ImportProbe, NotChecked, check_environment
-from envbuild.sync.install import InstallScope, PhaseRun, install
+from envbuild.sync.install import InstallScope, PhaseRun, add_files, install
 from envbuild.sync.install_target import InstallTarget
 from envbuild.sync.machine import other_machine, refuse_without_base
 from envbuild.sync.modules import import_modules
@@ -125,6 +125,7 @@ def fill_environment(
     _make_room(into)
     with local_target(lock, into, into, logs, reporter) as place:
         done = install(lock, place, source.uv_args(), reporter, scope)
+    add_files(lock, Path(record.site_packages(str(into))))
     return place, done
 
 

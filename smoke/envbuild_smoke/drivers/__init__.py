@@ -2,7 +2,8 @@
 
 A driver is a module named in `MODULES` with a function `train(context: RankContext) -> None`. It is
 imported in the fork server, once, before any rank exists; so importing it must not start CUDA,
-threads or process groups.
+threads or process groups. What else a training needs and a machine without a GPU can show, it checks
+in `check_start()`, if it has that function.
 """
 
 import importlib

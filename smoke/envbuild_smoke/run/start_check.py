@@ -14,7 +14,7 @@ from envbuild_smoke.run.forkserver import rank_variables
 
 
 def start_driver(name: Driver, device: Device) -> dict[str, Any]:
-    """Import a driver as the fork server does; return whether `cuda_started`, the `starters` and the `errors`.
+    """Import a driver as the fork server does and check its start; return `cuda_started`, `starters` and `errors`.
 
     `starters` are the lines that start CUDA by torch. `errors` are what was raised, and what that was raised from:
     without a GPU there are some also where an import starts CUDA.
@@ -25,7 +25,9 @@ def start_driver(name: Driver, device: Device) -> dict[str, Any]:
     errors: list[str] = []
     try:
         _note_starts_of_cuda(starters)
-        drivers.module(name)
+        module = drivers.module(name)
+        if hasattr(module, "check_start"):
+            module.check_start()
     except BaseException as error:  # noqa: BLE001 - an import can raise anything
         traceback.print_exc()
         errors = [error_line(each) for each in _with_causes(error)]

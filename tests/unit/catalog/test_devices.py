@@ -63,6 +63,16 @@ def test_a_variable_follows_the_bases_cuda(tmp_path, catalog):
         assert "either value or value_for_cuda" in caught.value.why
 
 
+@pytest.mark.parametrize("path", ["../x", "/x", "a//x", "a/./x", "a/../x", ".hidden", "a/"])
+def test_a_file_of_a_stack_is_below_site_packages(tmp_path, catalog, path):
+    item = {"text": "x", "reason": "r"}
+    write_stack(tmp_path, "s", COMPONENTS, files={"a.b/c_d/Makefile": item})
+    assert list(catalog.stack("s").files) == ["a.b/c_d/Makefile"]
+    write_stack(tmp_path, "s", COMPONENTS, files={path: item})
+    with pytest.raises(ConfigurationError):
+        catalog.stack("s")
+
+
 def test_a_component_for_gpus_changes_nothing_on_bases_without(catalog):
     # So the lock there stays what its inputs give.
     assert definition_digest(on(catalog, BASE).stack) == definition_digest(on(catalog, BASE, "on-cpu").stack)

@@ -42,6 +42,15 @@ def test_the_stacks_variables_are_in_every_place_that_a_container_reads(lock, tm
     assert shown.stdout == f"{value}\n"
 
 
+def test_files_that_the_stack_adds_are_in_the_environments_site_packages(lock, tmp_path):
+    file = tmp_path / "configuration.tar.gz"
+    write_configuration(file, parts_of(inputs_of(changed(lock, files={"megatron/core/Makefile": "all: ;\n"}))))
+    with tarfile.open(file) as archive:
+        member = archive.extractfile("opt/envbuild/venv/lib/python3.11/site-packages/megatron/core/Makefile")
+        assert member is not None
+        assert member.read() == b"all: ;\n"
+
+
 def test_variables_of_a_base_run_nothing_at_a_login(lock, tmp_path):
     words = ["$(touch ran)", "`touch ran`", '";touch ran;"', "';touch ran;'", "/own/bin", "a b"]
     config = BaseConfig(environment={"PATH": ":".join(words), "LD_LIBRARY_PATH": "$(touch ran)"})

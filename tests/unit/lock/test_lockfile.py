@@ -144,6 +144,8 @@ def test_content_digest_names_what_is_installed_where(path):
         digest(phases={"main": lock.phases["main"]}),
         digest(environment={"A": "{venv}"}),
         digest(environment={"A": "{site_packages}"}),
+        digest(files={"a/b": "1\n"}),
+        digest(files={"a/b": "2\n"}),
     ]
     assert len({lock.digest, *different}) == len(different) + 1
 
@@ -152,7 +154,9 @@ def test_a_lock_without_variables_has_the_digest_of_the_time_before_there_were_a
     lock = make_lock(path)
     assert lock.digest == "sha256:f2b6d33434296b12945d600fcf1159b6f3ceb5cae4923d803a2914515233e55f"
     assert content_digest(lock.base.definition_digest, lock.torch, lock.components, lock.phases, {}) == lock.digest
-    assert "environment" not in (path / "stack.lock.toml").read_text()
+    record = (path / "stack.lock.toml").read_text()
+    assert "environment" not in record
+    assert "files" not in record
 
 
 def test_variables_are_those_of_the_place_where_the_environment_is(path):

@@ -101,7 +101,7 @@ def test_a_library_that_starts_the_driver_itself_is_found(start):
 )
 def test_a_driver_that_does_not_import_is_refused_with_the_cause(start, source, words):
     error = error_of(CheckRefusedError, start, source)
-    assert error.what == "driver mcore of the stack does not import"
+    assert error.what == "driver mcore of the stack does not start"
     assert words in error.why
     assert MARK not in error.why
     assert "[requirements]" in error.fix
@@ -121,3 +121,10 @@ def test_an_environment_whose_torch_does_not_import_is_refused(start):
 )
 def test_what_only_the_stubs_lack_is_not_checked(start, error):
     assert start(f"raise {error}\n").startswith("it asks for more of the GPU's driver than the stub here has: ")
+
+
+def test_a_driver_that_finds_no_training_would_begin_is_refused(start):
+    source = "def check_start():\n    raise RuntimeError('no make')\n"
+    error = error_of(CheckRefusedError, start, source, Device.CPU)
+    assert error.what == "driver mcore of the stack does not start"
+    assert "RuntimeError: no make" in error.why

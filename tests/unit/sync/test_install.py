@@ -10,7 +10,7 @@ from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.sync.install import InstallScope, install
+from envbuild.sync.install import InstallScope, add_files, install
 from envbuild.sync.install_target import InstallTarget
 
 
@@ -174,3 +174,17 @@ def test_packages_that_are_left_out_take_their_hashes_with_them(tmp_path):
     file = tmp_path / "logs/installed-main.txt"
     assert file.read_text() == "# a note\none==1.0 \\\n    --hash=sha256:aa\n"
     assert (done.packages, str(file) in recorder.commands[-1]) == (1, True)
+
+
+def test_a_file_that_the_stack_adds_changes_no_other_name_of_what_is_there(tmp_path):
+    made = make_lock(tmp_path / "lock")
+    lock = LockDirectory(tmp_path / "lock", made.model_copy(update={"files": {"a/b/Makefile": "all: ;\n"}}))
+    original = tmp_path / "original"
+    original.write_text("a package's")
+    file = tmp_path / "site-packages/a/b/Makefile"
+    add_files(lock, tmp_path / "site-packages")
+    assert file.read_text() == "all: ;\n"
+    file.unlink()
+    file.hardlink_to(original)
+    add_files(lock, tmp_path / "site-packages")
+    assert (file.read_text(), original.read_text()) == ("all: ;\n", "a package's")

@@ -32,6 +32,7 @@ from envbuild.store.record import RECORD_FILE, dump, load
 from envbuild.sync.driver_start import start_driver
 from envbuild.sync.driver_stub import DRIVER, MANAGEMENT, stub_source
 from envbuild.sync.imports import PROBE, ImportProbe, check_environment, modules_of, try_imports
+from envbuild.sync.install import add_files
 from envbuild.sync.install_target import RunCommand
 from envbuild.sync.zipapp import smoke_bytes, smoke_file
 from envbuild.wheels.cache.wheelhouse import Built
@@ -86,6 +87,7 @@ def environment_key(inputs: EnvironmentInputs, plans: Sequence[LayerPlan]) -> st
             "base": inputs.base.digest,
             "modules": {name: list(modules) for name, modules in modules_of(lock.lock).items()},
             "variables": {**inputs.variables},
+            "files": {**lock.lock.files},
             "probes": [sha256_file(data_root() / name) for name in (PROBE, LOADED_PROBE)],
             "stubs": [sha256_file(stub_source(name)) for name in (DRIVER, MANAGEMENT)],
             "start": [inputs.driver.value, inputs.selection.target.device.value, sha256_bytes(smoke_bytes())],
@@ -174,6 +176,8 @@ def _tried(maker: LayerMaker, plans: Sequence[LayerPlan], inputs: EnvironmentInp
     with reporter.step("compare with the lock"):
         packages = distributions(maker.site_packages)
         check_against(lock.packages(), packages)
+    # In the image they are in its uppermost layer.
+    add_files(lock, maker.site_packages)
     checker = box.checker(inputs.variables)
     probe = ImportProbe(
         python=PYTHON,

@@ -1,4 +1,4 @@
-"""How the image was built, as an in-toto statement with SLSA's provenance (v1). Without a signature: DSSE comes later.
+"""How the image was built, as an in-toto statement with SLSA's provenance (v1). It is not signed.
 
 It is a function of the inputs: no host, no path, no time is in it.
 """

@@ -52,10 +52,11 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         components[name] = found.model_copy(update={"transitive": True})
     base_digest = definition_digest(base)
     environment = selection.stack.variables_on(base.cuda_major)
+    files = {path: item.text for path, item in selection.stack.files.items()}
     lock = Lock(
         schema=SCHEMA,
         stack=selection.stack_name,
-        digest=lockfile.content_digest(base_digest, torch, components, phases, environment),
+        digest=lockfile.content_digest(base_digest, torch, components, phases, environment, files),
         # Not the moment of locking: the same files locked again give the same image.
         source_date_epoch=resolved.resolution.newest_upload,
         inputs=_inputs(plan, base_digest),
@@ -64,6 +65,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         components=components,
         phases=phases,
         environment=environment,
+        files=files,
         overrides=_overrides(plan),
         overridden=tuple(item.text() for item in checked.overridden),
         driver=plan.effective.stack.driver,

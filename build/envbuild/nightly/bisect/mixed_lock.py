@@ -66,14 +66,17 @@ def write_mixed(folder: Path, good: LockDirectory, bad: LockDirectory, mix: Mix)
         write_atomic(folder / PROJECT_FILE, project)
         torch = (bad if _TORCH in mix.moved else good).lock.torch
         environment = {**good.lock.environment, **(bad.lock.environment if mix.moved else {})}
+        files = {**good.lock.files, **(bad.lock.files if mix.moved else {})}
+        base_digest = bad.lock.base.definition_digest
         lock = bad.lock.model_copy(
             update={
-                "digest": content_digest(bad.lock.base.definition_digest, torch, components, phases, environment),
+                "digest": content_digest(base_digest, torch, components, phases, environment, files),
                 "pyproject_digest": sha256_bytes(project),
                 "torch": torch,
                 "components": components,
                 "phases": phases,
                 "environment": environment,
+                "files": files,
             }
         )
         write_atomic(folder / RECORD_FILE, render(sealed(lock)))

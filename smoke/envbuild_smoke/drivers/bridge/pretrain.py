@@ -11,10 +11,9 @@ with warnings.catch_warnings():
     from envbuild_smoke.drivers.bridge.imports import import_bridge
 
     import_bridge()
-    from megatron.bridge.training import initialize
     from megatron.bridge.training.finetune import finetune
     from megatron.bridge.training.pretrain import pretrain
-    from megatron.core.datasets import helpers_cpp
+    from megatron.core.datasets.utils import compile_helpers
 
     from envbuild_smoke.drivers.bridge import cpu
     from envbuild_smoke.drivers.bridge.data import RecordedForwardStep
@@ -27,7 +26,22 @@ with warnings.catch_warnings():
 
 from envbuild_smoke.rank_context import RankContext
 
-__all__ = ["compare_weights", "measure_bandwidth", "train"]
+__all__ = ["check_start", "compare_weights", "measure_bandwidth", "train"]
+
+
+def check_start() -> None:
+    """Do what Megatron-Bridge begins every training with, and what needs no GPU.
+
+    Raises RuntimeError where that ends the process: megatron-core's wheels have no Makefile (0.19.2), or there is no
+    make.
+    """
+    try:
+        compile_helpers()
+    except (SystemExit, OSError) as error:
+        raise RuntimeError(
+            "Megatron-Bridge begins a training with megatron-core's compile_helpers(), which runs make in "
+            "megatron/core/datasets; that failed, so no training begins"
+        ) from error
 
 
 def train(context: RankContext) -> None:
@@ -38,7 +52,6 @@ def train(context: RankContext) -> None:
     """
     if context.device == "cpu":
         cpu.install()
-    initialize.compile_helpers = _keep_helpers
     with joined(context):
         train_recipe(context, Framework(_pretrain, _forget_bridge))
 
@@ -47,15 +60,6 @@ def _pretrain(context: RankContext, run: PartRun) -> None:
     read = RecordedForwardStep()
     train_with = pretrain if context.case.training.finetune == "none" else finetune
     train_with(recipe_of(context, run.part), read, callbacks=[CaseCallback(run, read)])
-
-
-def _keep_helpers() -> None:
-    """Leave the compiled helper of datasets as megatron-core's wheel has it.
-
-    At its start Megatron-Bridge compiles it anew with a Makefile that the wheels of megatron-core do not have, and ends
-    the process (0.6.2 with megatron-core 0.19.2). Importing it shows that it is there.
-    """
-    assert helpers_cpp.build_sample_idx_int32  # noqa: S101 - for the reader
 
 
 def _forget_bridge() -> None:
