@@ -34,6 +34,8 @@ INTERRUPTED = 130
 # How long a run may take to end its ranks by itself once its standard input is closed.
 END_SECONDS = 10.0
 _RESUME = "Resume with the same command and --resume"
+_KEPT = f"All ranks were killed, the results of finished cases are kept. Free space or fix the permissions. {_RESUME}"
+_NOTHING_RUN = "Nothing was run. Free space, or name another --out"
 
 
 def run_and_exit() -> None:
@@ -183,10 +185,7 @@ def _run(arguments: argparse.Namespace) -> int:
         _print(f"this environment cannot run the plan: {error}")
         return UNUSABLE_ENVIRONMENT
     except OSError as error:
-        _print(
-            f"{out} cannot be written or read: {error}. All ranks were killed, the results of finished cases are kept. "
-            f"Free space or fix the permissions. {_RESUME}"
-        )
+        _print(f"{out} cannot be written or read: {error}. {_KEPT if (out / FILE_NAME).exists() else _NOTHING_RUN}")
         return CANNOT_WRITE
     for result in results:
         if result.failure is not None:
@@ -225,6 +224,12 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
         image = None if arguments.image is None else machine.image(arguments.image)
     except OSError as error:
         raise _RefusedError(f"--image {arguments.image} cannot be read: {error.strerror or error}") from error
+    wanted = plan.subject.get("sqsh_digest" if plan.subject.get("in") == "sqsh" else "oci_digest")
+    if image is not None and wanted is not None and image["file_digest"] != wanted:
+        raise _RefusedError(
+            f"--image {arguments.image} is {image['file_digest']}, and the plan is for {wanted}: run it in that image, "
+            "or write a plan for this one (--plan-out of envbuild certify)"
+        )
     return Options(gpus=chosen, isolation=arguments.isolation, resume=resume, image=image)
 
 

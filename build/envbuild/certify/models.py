@@ -34,6 +34,7 @@ Check = Literal[
     "reference",
     "samples",
     "hugging-face",
+    "hardware",
 ]
 CHECKS: tuple[str, ...] = get_args(Check)
 

@@ -63,10 +63,11 @@ runs with the standard library and with what is under test. Results go to `resul
 cd DIR        # this folder, where the cases run
 {commands}```
 
-More options may follow: `--gpus 0,1` for some of the GPUs, `--isolation process` for a new process for every case, and
-`--resume` to go on with a run that was interrupted. The exit status is 0 when all cases completed and 1 when some did
-not; both leave results, and the judge decides whether they agree. 2: the plan is damaged. 3: the environment cannot
-run it. 4: the GPUs are not as the plan wants.
+More options may follow: `--gpus 0,1` for the GPUs to use, as many as it needs, `--isolation process` for a new process
+for every case, and `--resume` to go on with a run that was interrupted. The exit status is 0 when all cases completed
+and 1 when some did not; both leave results, and the judge decides whether they agree. 2: the options or the plan are
+wrong. 3: the environment cannot run it. 4: the GPUs are not as the plan wants. 5: the results cannot be written. 130:
+interrupted.
 
 Bring back the whole folder, or at least `plan.json` and `results/results.jsonl`, as they are. Then, anywhere:
 

@@ -40,7 +40,7 @@ class Location:
 
     Attributes:
         caught: errors that a ``try`` around this place catches.
-        why: the words for that.
+        within: the words for that.
         function: the innermost function; None at import time.
         adapted: whether a test of the provider's version or abilities stands around.
         owner: the class whose method this is.

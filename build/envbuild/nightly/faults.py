@@ -30,11 +30,13 @@ _LOST = re.compile(
     r"|Input/output error|Stale file handle|Too many open files"
 )
 # Checks of a case that a machine can fail; the others are about numbers. `baseline` is of those whose baseline failed.
-_OF_A_MACHINE = frozenset({"rank-exception", "rank-signal", "rank-exit", "timeout", "not-reported", "baseline"})
+_OF_A_MACHINE = frozenset(
+    {"rank-exception", "rank-signal", "rank-exit", "timeout", "not-reported", "baseline", "hardware"}
+)
 # Reasons of CertificationCannotRunError that are the image's.
 _OF_THE_IMAGE = frozenset({"image-lacks-stack", "no-cases"})
 # A plan waits for these; any other reason is a failure.
-NO_HARDWARE = frozenset({"no-driver", "too-few-gpus", "wrong-gpu", "no-gpus"})
+NO_HARDWARE = frozenset({"no-driver", "too-few-gpus", "wrong-gpu"})
 
 
 def fault_of(error: EnvbuildError) -> Fault:

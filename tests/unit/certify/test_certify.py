@@ -159,6 +159,7 @@ PASSED = tuple(verdict(case) for case in CASES)
 PROBLEMS = (Problem(check="parity-loss", text="step 1: loss ..."), Problem(check="steps", text="step 2: ..."))
 FAILED = verdict(CASES[1], passed=False, problems=PROBLEMS)
 ELSEWHERE = Problem(check="environment", text="shadowed: torch: expected a, found b")
+BROKEN = Problem(check="hardware", text="GPU 1 had 3 uncorrectable ECC errors while the cases ran")
 SLOW = Problem(check="bandwidth", text="all_reduce of 2 ranks reaches 1 GB/s, the floor is 2")
 
 
@@ -184,7 +185,8 @@ def results(*cases):
             ["gpt-fp32-dp2: parity-loss: step 1: loss ...", "gpt-fp32-dp2: steps: step 2: ..."],
         ),
         (PASSED, (ELSEWHERE,), "the environment is not what was locked", [str(ELSEWHERE)]),
-        (PASSED, (SLOW,), "the network between the GPUs is slower than it has to be", [str(SLOW)]),
+        (PASSED, (BROKEN,), "a GPU had errors while the cases ran", [str(BROKEN)]),
+        (PASSED, (SLOW,), "the network between the GPUs is not what it has to be", [str(SLOW)]),
     ],
 )
 def test_failure_names_cases_checks_and_where_the_logs_are(verdicts, problems, what, why):

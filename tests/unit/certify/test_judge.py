@@ -309,11 +309,23 @@ def test_what_a_case_was_trained_with_must_be_its_baselines(failed, name, plan, 
     assert failed(plan, lines)[TP2][0][1].startswith("the driver reported nothing of its ")
 
 
-@pytest.mark.parametrize(("backend", "passes"), [("flash", True), ("unfused", True), ("local", False), ("none", False)])
-def test_attention_that_was_left_open_is_one_of_the_engines(backend, passes):
-    case = {"settings": {"attention_backend": "auto"}, "precision": "bf16", "layout": {"context": 1}}
+@pytest.mark.parametrize(
+    ("backend", "precision", "passes"),
+    [
+        ("flash", "bf16", True),
+        ("fused", "bf16", True),
+        ("unfused", "fp32", True),
+        # Transformer Engine falls back to it, and says nothing.
+        ("unfused", "bf16", False),
+        ("unfused", "fp8", False),
+        ("local", "bf16", False),
+        ("none", "bf16", False),
+    ],
+)
+def test_attention_that_was_left_open_is_one_of_the_engines(backend, precision, passes):
+    case = {"settings": {"attention_backend": "auto"}, "precision": precision, "layout": {"context": 1}}
     seen = observed_of({**case, "settings": {**case["settings"], "distributed_optimizer": False}}, MODEL)
-    seen.update(attention_backend=backend, params_dtype="bfloat16,float32")
+    seen.update(attention_backend=backend, params_dtype="float32" if precision == "fp32" else "bfloat16,float32")
     assert (observed_problems(case, MODEL, seen, None) == []) is passes
     seen["params_dtype"] = "float16"
     assert observed_problems(case, MODEL, seen, None)

@@ -71,6 +71,22 @@ def test_bandwidth_that_could_not_be_measured_is_a_problem(problems):
     assert problems(SWEEP, {"failure": failure}) == [("bandwidth", "measuring it failed: NCCL error")]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "found"), [("0", "0", 0), ("2", "2", 0), ("2", "5", 3), ("[N/A]", "[N/A]", 0)]
+)
+def test_errors_of_a_gpus_memory_are_a_problem(tmp_path, before, after, found):
+    plan = plan_of()
+    lines = lines_of(plan)
+    for item, errors in ((lines[0], before), (lines[-1], after)):
+        item["gpu_states"] = [
+            {"index": "0", "uncorrected_ecc_errors": "0"},
+            {"index": "1", "uncorrected_ecc_errors": errors},
+        ]
+    problems = run_problems(plan, read(tmp_path / "results.jsonl", plan, lines))
+    text = f"GPU 1 had {found} uncorrectable ECC errors while the cases ran"
+    assert [(problem.check, problem.text) for problem in problems] == ([("hardware", text)] if found else [])
+
+
 def test_variables_explain_sockets(problems):
     variables = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "IB", "NCCL_CUMEM_DISABLE": "0"}
     ((_, text),) = problems(SWEEP, {"transports": ["NET/Socket"]}, variables=variables)

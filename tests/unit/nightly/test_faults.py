@@ -49,6 +49,7 @@ def failed(*problems: tuple[str, str]) -> CertificationFailedError:
         # A lost GPU explains no wrong number.
         (failed(("parity-loss", "1e-2"), ("rank-exception", "GPU is lost")), "training"),
         (failed(("timeout", "no step for 600 s")), "training"),
+        (failed(("hardware", "GPU 1 had 3 uncorrectable ECC errors while the cases ran")), "infrastructure"),
     ],
 )
 def test_whose_fault_it_is(error: EnvbuildError, fault: Fault) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -90,6 +91,21 @@ def test_out_that_cannot_be_made_exits_5(smoke: Smoke, tmp_path: Path) -> None:
     done = smoke("run", "--plan", write_plan(tmp_path, BASELINE), "--out", tmp_path / "file" / "out")
     assert done.status == 5
     assert "cannot be written" in done.errors
+    assert "Nothing was run" in done.errors
+
+
+@pytest.mark.parametrize(("form", "key"), [("sqsh", "sqsh_digest"), ("oci", "oci_digest")])
+def test_another_image_than_the_plans_is_refused_before_anything_trains(
+    smoke: Smoke, tmp_path: Path, form: str, key: str
+) -> None:
+    image = tmp_path / "image"
+    image.write_text("another")
+    right = f"sha256:{hashlib.sha256(b'another').hexdigest()}"
+    for digest, status in (("sha256:00", 2), (right, 0)):
+        plan = write_plan(tmp_path, BASELINE, subject={"in": form, key: digest})
+        done = smoke("run", "--plan", plan, "--out", tmp_path / "out", "--image", image)
+        assert done.status == status, done.errors
+        assert (f"is {right}, and the plan is for sha256:00" in done.errors) is (status == 2)
 
 
 def test_environment_without_the_stack_exits_3(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def expansion(matrix: Matrix, name: str, capabilities: Capabilities) -> Expansio
     """All cases of a matrix on a device.
 
     Raises:
-        ConfigurationError: the matrix is not for the device, a layout is impossible or known to be wrong, a case is
-            listed twice, or a case has no baseline or no tolerance.
+        ConfigurationError: the matrix is not for the device, a layout is impossible, a case is listed twice, or has no
+            baseline or no tolerance.
     """
     if capabilities.device not in matrix.devices:
         raise ConfigurationError(

@@ -15,8 +15,10 @@ from envbuild.certify.models import Finding, Problem
 # What parameters are kept in, by the precision of a case.
 # Under fp8 parameters stay in bf16: Transformer Engine casts them for each product.
 PARAMETERS = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
-# Any of them is what "auto" asks for.
-CHOSEN = ("flash", "fused", "unfused")
+# Any of them is what "auto" asks for. Transformer Engine falls back to unfused without a word, and has nothing else for
+# fp32.
+CHOSEN = ("flash", "fused")
+CHOSEN_OF_FP32 = (*CHOSEN, "unfused")
 LEAST_BUCKETS = 2
 # Of Hugging Face's logits in bf16, relative to those in float64: two units in the last place are 1.6e-2.
 LARGEST_SPREAD = 0.05
@@ -52,8 +54,10 @@ def observed_problems(
         "params_dtype": PARAMETERS.get(case["precision"]),
     }
     found = {**observed, "params_dtype": _main_type(str(observed.get("params_dtype")), case["precision"])}
-    if wanted["attention_backend"] == "auto" and found.get("attention_backend") in CHOSEN:
-        wanted["attention_backend"] = found["attention_backend"]
+    if wanted["attention_backend"] == "auto":
+        chosen = CHOSEN_OF_FP32 if case["precision"] == "fp32" else CHOSEN
+        backend = found.get("attention_backend")
+        wanted["attention_backend"] = backend if backend in chosen else " or ".join(chosen)
     texts = [
         f"{name}: the plan asks for {value}, and what was built has {found.get(name)}"
         for name, value in wanted.items()
@@ -183,6 +187,21 @@ def bandwidth_problems(plan: Mapping[str, Any], results: Results) -> list[Proble
     # to 89 GB/s for all_reduce.
     slow = _too_slow(planned, measured, "points") or _too_slow(planned, measured, "all_gather")
     return [*slow, *_transport(measured, results)]
+
+
+def hardware_problems(results: Results) -> list[Problem]:
+    """GPUs whose memory had errors that ECC could not correct while the cases ran."""
+    name = "uncorrected_ecc_errors"
+    before = {state.get("index"): state.get(name, "") for state in results.gpu_states_before}
+    problems = []
+    for state in results.gpu_states_after:
+        index, after = state.get("index"), state.get(name, "")
+        then = before.get(index, "")
+        # A GPU without ECC has "[N/A]".
+        if then.isdigit() and after.isdigit() and int(after) > int(then):
+            text = f"GPU {index} had {int(after) - int(then)} uncorrectable ECC errors while the cases ran"
+            problems.append(Problem(check="hardware", text=text))
+    return problems
 
 
 def _too_slow(planned: Mapping[str, Any], measured: Mapping[str, Any], name: str) -> list[Problem]:

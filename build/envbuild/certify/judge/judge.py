@@ -13,7 +13,12 @@ from typing import Any
 from envbuild.catalog.matrix import Matrix
 from envbuild.certify.cases.case import Case, same_arithmetic
 from envbuild.certify.judge.bands import Bands, GradientBands, compare_gradients, spread_of
-from envbuild.certify.judge.config_checks import bandwidth_problems, environment_problems, observed_problems
+from envbuild.certify.judge.config_checks import (
+    bandwidth_problems,
+    environment_problems,
+    hardware_problems,
+    observed_problems,
+)
 from envbuild.certify.judge.numbers import off_by, relative_difference
 from envbuild.certify.judge.reference import compare_reference
 from envbuild.certify.judge.results import CaseResult, Results, Weights
@@ -43,7 +48,7 @@ def judge(
 
 def run_problems(plan: Mapping[str, Any], results: Results) -> tuple[Problem, ...]:
     """The problems of a run as a whole, whatever its cases measured."""
-    return (*environment_problems(plan, results), *bandwidth_problems(plan, results))
+    return (*environment_problems(plan, results), *bandwidth_problems(plan, results), *hardware_problems(results))
 
 
 class _Judge:

@@ -180,7 +180,7 @@ def _read(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: s
     _check_plan(run, plan, plan_digest)
     if smoke_digest is not None and run["smoke_digest"] != smoke_digest:
         used = run["smoke_digest"] or "one from its sources"
-        raise _Refused(SMOKE, f"The plan is for runner {smoke_digest}; it ran with {used}.")
+        raise _Refused(SMOKE, f"The runner that belongs to this envbuild is {smoke_digest}; it ran with {used}.")
     _check_image(run["image"], plan["subject"])
     found = [
         # Lines have more, which the schema has checked and no one here reads; the model would refuse it.

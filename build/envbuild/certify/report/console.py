@@ -124,8 +124,10 @@ def failure(
             what = f"{what} ({len(failed)} of {len(verdicts)} failed)"
     elif "environment" in checks:
         what = "the environment is not what was locked"
+    elif "hardware" in checks:
+        what = "a GPU had errors while the cases ran"
     else:
-        what = "the network between the GPUs is slower than it has to be"
+        what = "the network between the GPUs is not what it has to be"
     return CertificationFailedError(
         what,
         why="\n".join(lines),

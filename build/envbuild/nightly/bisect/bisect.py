@@ -228,7 +228,7 @@ class _Trials:
         return CheckRefusedError(
             f"the {'bad' if wanted == 'fails' else 'good'} lock {short(lock.lock.digest)} {tried.text}",
             why=f"A bisection by {self.request.trial.text} needs one that {wanted}: {lock.path}",
-            fix="Name another lock, or another trial with --test.",
+            fix="Name another lock, or another trial: --case, or --matrix and --target.",
         )
 
 

@@ -12,7 +12,7 @@ import envbuild
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.certify.cases.selection import WantedCases
-from envbuild.certify.certify import CertifyOptions, certify
+from envbuild.certify.certify import REASONS_OF_IMAGE, CertifyOptions, certify
 from envbuild.certify.run.executors import MachineOptions
 from envbuild.certify.run.job import CertifyRequest
 from envbuild.core.digests import Json, digest_of_code
@@ -29,8 +29,6 @@ from envbuild.wheels.plan import buildable
 # Numbers of lines, addresses and versions differ between two failures of one cause; so do the paths of environments.
 _PATH = re.compile(r"(?:/[^\s/:'\"()]+)+/?")
 _NUMBER = re.compile(r"\d+")
-# Reasons of a certification that could not run which are the environment's and not the machine's.
-OF_ENVIRONMENT = ("image-lacks-stack", "runner-ended")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +146,7 @@ class CaseTrial:
                 return _failed_case(error)
             except CertificationCannotRunError as error:
                 # What the machine lacks is no result of the lock.
-                if error.reason not in OF_ENVIRONMENT:
+                if error.reason not in REASONS_OF_IMAGE:
                     raise
                 cause = (error.why or error.what).rstrip().splitlines()[-1]
                 return Tried(passed=False, signs=frozenset({f"{error.reason} {_sign(cause)}"}), what=cause)
