@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.conflict import Conflict
-from envbuild.catalog.fields import Device, PackageName, Specifier, TomlModel
+from envbuild.catalog.fields import Device, Name, PackageName, Specifier, TomlModel
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.policy import Policy
 from envbuild.catalog.recipe import WheelRecipe
@@ -47,11 +47,15 @@ class Cluster(TomlModel):
     """Where jobs run (``envs/clusters/*.toml``)."""
 
     summary: str
-    launcher: Literal["bwrap"]
     sqsh_compression: tuple[Literal["zstd", "lz4", "lzo", "gzip"], ...] = Field(
         default=(),
         min_length=1,
         description="what the nodes' squashfs tools can read, the best first; anything when left out",
+    )
+    bandwidth_floors: dict[Name, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="by target: the bus bandwidth that all_reduce and all_gather reach on a node, in GB/s, for the "
+        "best of a matrix's sizes",
     )
 
 

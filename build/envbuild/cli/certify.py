@@ -43,7 +43,7 @@ CONFLICTS = {
     "judge": ("It judges results that exist already.", MACHINE),
     "print_cases": (
         "It prints the cases of the matrix, and runs nothing.",
-        (*MACHINE, "place", "repeat", "plan_out", "judge", *KEY),
+        (*MACHINE, "place", "repeat", "cluster", "plan_out", "judge", *KEY),
     ),
 }
 
@@ -54,6 +54,7 @@ CONFLICTS = {
 @click.option("--matrix", metavar="NAME", help="The cases; default: the stack's own matrix.")
 @click.option("--only", metavar="ID", multiple=True, help="Run this case (and its baseline); may be repeated.")
 @click.option("--max-gpus", type=click.IntRange(1), metavar="N", help="Leave out cases that need more GPUs than this.")
+@click.option("--cluster", metavar="NAME", help="Refuse less bandwidth between GPUs than this cluster's floor.")
 @click.option("--run-known-wrong", is_flag=True, help="Also run cases that the locked versions train wrongly.")
 @click.option("--print-cases", is_flag=True, help="Print the cases and run nothing.")
 @click.option(
@@ -128,6 +129,7 @@ class Arguments:
     only: tuple[str, ...]
     max_gpus: int | None
     run_known_wrong: bool
+    cluster: str | None
     print_cases: bool
     place: Where
     venv: Path
@@ -189,6 +191,7 @@ def _request(session: Session, selection: Selection, arguments: Arguments) -> Ce
         lock_name=arguments.name,
         repeats=arguments.repeat,
         run_known_wrong=arguments.run_known_wrong,
+        cluster=arguments.cluster,
     )
 
 

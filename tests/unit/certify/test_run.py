@@ -3,10 +3,13 @@
 import contextlib
 import json
 import shlex
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
+from envbuild.catalog.catalog import Catalog
+from envbuild.certify.readme import judge_command
 from envbuild.certify.run import executors
 from envbuild.certify.run.executors import MachineOptions, open_executor
 from envbuild.certify.run.job import CertifyJob, make_job
@@ -15,6 +18,7 @@ from envbuild.cli.report import as_json
 from envbuild.core.errors import (
     CertificationCannotRunError,
     CertificationFailedError,
+    ConfigurationError,
     InterruptedByUserError,
     MachineError,
     ResultsRefusedError,
@@ -268,3 +272,19 @@ def test_machine_without_a_runtime_is_refused(shared_world, monkeypatch, place):
 def test_missing_daemon_error_names_the_other_places(shared_world, tmp_path, monkeypatch, host):
     monkeypatch.setenv("DOCKER_HOST", host.format(tmp_path))
     assert cannot_open(shared_world, "docker").fix.endswith("Without a daemon: --in sqsh or --in oci.")
+
+
+def test_a_clusters_floor_is_that_of_its_target(world):
+    folder = world.project / "envs/clusters"
+    folder.mkdir(parents=True)
+    (folder / "lab.toml").write_text('summary = "lab"\nbandwidth_floors = { cpu = 3, h200 = 300 }\n')
+    (folder / "other.toml").write_text('summary = "other"\nbandwidth_floors = { h200 = 300 }\n')
+    assert world.request().floor is None
+    world.selection = replace(world.selection, catalog=Catalog.open(world.project))
+    job = make_job(world.request(cluster="lab"), world.store)
+    assert job.request.floor == 3
+    assert " --cluster lab " in judge_command(job, "DIR")
+    with pytest.raises(ConfigurationError) as caught:
+        make_job(world.request(cluster="other"), world.store)
+    assert caught.value.what == "cluster other has no bandwidth floor for target cpu"
+    assert "bandwidth_floors has h200" in caught.value.why

@@ -362,7 +362,7 @@ def test_print_cases_lists_what_is_left_out_and_why(project, capsys):
 def test_image_for_a_cluster_that_cannot_read_it_is_refused_at_once(project, capsys):
     cluster = project / "envs/clusters/old.toml"
     cluster.parent.mkdir(parents=True)
-    cluster.write_text('summary = "old tools"\nlauncher = "bwrap"\nsqsh_compression = ["gzip"]\n')
+    cluster.write_text('summary = "old tools"\nsqsh_compression = ["gzip"]\n')
     assert run(["image", "--stack", "mcore", "--target", "cpu", "--cluster", "old"]) == 3
     message = capsys.readouterr().err
     assert "nodes of cluster old cannot read a .sqsh compressed with zstd" in message

@@ -43,6 +43,7 @@ class CertifyRequest:
         lock_name: of the lock, where it is not the stack's own.
         repeats: how often every case is trained.
         run_known_wrong: also run cases that the locked versions are known to train wrongly.
+        cluster: where they train, if its bandwidth has to reach that cluster's floor.
     """
 
     selection: Selection
@@ -55,6 +56,25 @@ class CertifyRequest:
     lock_name: str | None = None
     repeats: int = 1
     run_known_wrong: bool = False
+    cluster: str | None = None
+
+    @property
+    def floor(self) -> float | None:
+        """The least bandwidth, in GB/s; None: the matrix's own.
+
+        Raises:
+            ConfigurationError: the cluster is not known, or has none for the target.
+        """
+        if self.cluster is None:
+            return None
+        floors, target = self.selection.catalog.cluster(self.cluster).bandwidth_floors, self.selection.target_name
+        if target not in floors:
+            raise ConfigurationError(
+                f"cluster {self.cluster} has no bandwidth floor for target {target}",
+                why=f"envs/clusters/{self.cluster}.toml: bandwidth_floors has {', '.join(floors) or 'none'}.",
+                fix=f"Add {target} to its bandwidth_floors, or leave --cluster out.",
+            )
+        return floors[target]
 
     @property
     def name(self) -> str:
@@ -225,4 +245,4 @@ def _plan(
         modules=[module for item in components.values() for module in item.modules],
         provided=sorted(lock.lock.base.provides),
     )
-    return make_plan(subject, environment, matrix, cases, request.repeats)
+    return make_plan(subject, environment, matrix, cases, request.repeats, request.floor)

@@ -19,7 +19,7 @@ from envbuild.launch.executors import Where
 
 PLAN_SCHEMA = "envbuild.plan/3"
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 11
+JUDGE_VERSION = 12
 # How often a baseline trains again with its weights moved, which its bands are measured from.
 PERTURBED_RUNS = 4
 # How long a case takes or may take; they do not change what it computes.
@@ -80,20 +80,29 @@ class Environment:
     provided: Sequence[str] = ()
 
 
-def sweep_of(matrix: Matrix, capabilities: Capabilities, ranks: int) -> Json:
-    """The all_reduce sweep of a matrix over so many GPUs, after the cases; None where it has none, and for one GPU."""
+def sweep_of(matrix: Matrix, capabilities: Capabilities, ranks: int, floor: float | None = None) -> Json:
+    """The all_reduce sweep of a matrix over so many GPUs, after the cases; None where it has none, and for one GPU.
+
+    Args:
+        floor: the cluster's, in the place of the matrix's.
+    """
     wanted = matrix.bandwidth
     if wanted is None or capabilities.device not in wanted.devices or ranks == 1:
         return None
     return {
         "ranks": ranks,
         "sizes_bytes": list(wanted.sizes_bytes),
-        "floor_gigabytes_per_second": wanted.floor_gigabytes_per_second,
+        "floor_gigabytes_per_second": wanted.floor_gigabytes_per_second if floor is None else floor,
     }
 
 
 def make_plan(
-    subject: Subject, environment: Environment, matrix: Matrix, cases: tuple[Case, ...], repeats: int = 1
+    subject: Subject,
+    environment: Environment,
+    matrix: Matrix,
+    cases: tuple[Case, ...],
+    repeats: int = 1,
+    floor: float | None = None,
 ) -> dict[str, Json]:
     """The plan as a JSON value, with a fresh nonce."""
     capabilities = environment.capabilities
@@ -109,7 +118,7 @@ def make_plan(
         "expected_modules": list(environment.modules),
         "provided_packages": list(environment.provided),
         "repeats": repeats,
-        "bandwidth": sweep_of(matrix, capabilities, max(case.world_size for case in cases)),
+        "bandwidth": sweep_of(matrix, capabilities, max(case.world_size for case in cases), floor),
         "models": {name: _model_json(model) for name, model in matrix.models.items() if name in used},
         "cases": [_case_json(case, matrix, environment.driver) for case in cases],
     }
