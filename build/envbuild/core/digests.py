@@ -52,9 +52,14 @@ def digest_of(value: Json) -> str:
     return sha256_bytes(canonical_json(value))
 
 
+def hex_of(digest: str) -> str:
+    """The hex digits of a digest alone, as paths have them."""
+    return digest.removeprefix("sha256:")
+
+
 def short(digest: str) -> str:
     """The first 12 hex digits of a digest, for people."""
-    return digest.removeprefix("sha256:")[:12]
+    return hex_of(digest)[:12]
 
 
 def digest_of_code(*folders: Path) -> str:

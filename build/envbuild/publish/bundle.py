@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 
-from envbuild.certify.certificate.envelope import PAYLOAD_TYPE, SignatureOf, SignedBytes, encode
+from envbuild.certify.certificate.envelope import PAYLOAD_TYPE, SignatureOf, SignedBytes, base64_of, encode
 from envbuild.certify.certificate.sign import Signer
 from envbuild.certify.certificate.statement import STATEMENT_TYPE, Certificate
 from envbuild.core import jsonread
-from envbuild.core.digests import Json, canonical_json
+from envbuild.core.digests import Json, canonical_json, hex_of
 from envbuild.core.errors import CertificateRefusedError
 
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -45,13 +45,13 @@ def make_bundle(content: SignedBytes, predicate_type: str) -> Bundle:
     """
     if content.signed is None:
         raise ValueError("a statement without a signature has no bundle")
-    signature = {"sig": _base64(content.signed.signature), "keyid": content.signed.keyid}
+    signature = {"sig": base64_of(content.signed.signature), "keyid": content.signed.keyid}
     bundle: dict[str, Json] = {
         "mediaType": BUNDLE_TYPE,
         # No transparency log: sites without a way out verify it, too.
         "verificationMaterial": {"publicKey": {"hint": content.signed.keyid}, "tlogEntries": []},
         "dsseEnvelope": {
-            "payload": _base64(content.payload),
+            "payload": base64_of(content.payload),
             "payloadType": PAYLOAD_TYPE,
             # A bundle's envelope has one (in-toto attestation, spec/v1/envelope.md, "Alternative Envelope schemas").
             "signatures": [dict(signature)],
@@ -98,9 +98,9 @@ def result_bundle(certificate: Certificate, signer: Signer) -> Bundle:
     predicate = certificate.predicate
     # in-toto's DigestSet: the digits alone, under the algorithm's name.
     configuration: list[Json] = [
-        {"name": f"matrix {predicate.matrix}", "digest": {"sha256": _hex(predicate.matrix_digest)}},
-        {"name": "lock", "digest": {"sha256": _hex(predicate.lock_digest)}},
-        {"name": "plan", "digest": {"sha256": _hex(predicate.plan_digest)}},
+        {"name": f"matrix {predicate.matrix}", "digest": {"sha256": hex_of(predicate.matrix_digest)}},
+        {"name": "lock", "digest": {"sha256": hex_of(predicate.lock_digest)}},
+        {"name": "plan", "digest": {"sha256": hex_of(predicate.plan_digest)}},
     ]
     # Sorted, and Ed25519 signs the same bytes alike (RFC 8032, 5.1.6): published again, the bundle is not sent.
     passed: list[Json] = [*sorted({case.id for case in predicate.cases})]
@@ -119,11 +119,3 @@ def result_bundle(certificate: Certificate, signer: Signer) -> Bundle:
         },
     }
     return make_bundle(signer.sign(canonical_json(statement)), TEST_RESULT_TYPE)
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _hex(digest: str) -> str:
-    return digest.removeprefix("sha256:")

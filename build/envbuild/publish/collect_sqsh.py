@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from envbuild.catalog.fields import moment_of
+from envbuild.core.digests import hex_of
 from envbuild.core.errors import CheckRefusedError
 from envbuild.publish.collect import Needs, Sweep, why_kept
 from envbuild.publish.models import Publication
-from envbuild.publish.sqsh_stores import CERTIFICATES, FILES, NAMES, SUFFIX, TAGS, SqshStore, document_of, hex_of
+from envbuild.publish.sqsh_stores import CERTIFICATES, FILES, NAMES, SUFFIX, TAGS, SqshStore, document_of
 
 # The publisher of a younger one may not be done.
 REST = timedelta(days=1)

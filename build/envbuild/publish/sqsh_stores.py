@@ -26,7 +26,7 @@ from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 from envbuild.catalog.fields import TomlModel, moment_of
 from envbuild.catalog.site import Site
 from envbuild.certify.certificate.statement import CLOCK_SKEW
-from envbuild.core.digests import canonical_json, is_digest, sha256_file
+from envbuild.core.digests import canonical_json, hex_of, is_digest, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, PublicationRefusedError
 from envbuild.core.files import NotPlainFileError, machine_errors
 from envbuild.core.validation import describe_errors
@@ -298,11 +298,6 @@ def store_of(place: str, site: Site) -> SqshStore:
 def document_of(publication: Publication) -> str:
     """The path of a publication's document."""
     return f"{PUBLICATIONS}/{publication.tag}/{hex_of(publication.oci_digest)}.json"
-
-
-def hex_of(digest: str) -> str:
-    """A digest as paths have it."""
-    return digest.removeprefix("sha256:")
 
 
 def _newer(there: bytes, publication: Publication) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
+from envbuild.core.digests import hex_of
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import NotPlainFileError
 from envbuild.store.backend import BLOBS, ENTRIES, INDEX, EntryFiles, EntryRef, ObjectStore
@@ -58,17 +59,13 @@ class Objects:
             ) from error
 
 
-def _hex(digest: str) -> str:
-    return digest.removeprefix("sha256:")
-
-
 def _entry(kind: str, key: str) -> str:
-    return f"{ENTRIES}/{kind}/{_hex(key)}.json"
+    return f"{ENTRIES}/{kind}/{hex_of(key)}.json"
 
 
 def _mark(kind: str, key: str, index_path: tuple[str, ...]) -> str:
-    return "/".join([INDEX, kind, *index_path, _hex(key)])
+    return "/".join([INDEX, kind, *index_path, hex_of(key)])
 
 
 def _blob(digest: str) -> str:
-    return f"{BLOBS}/{_hex(digest)}"
+    return f"{BLOBS}/{hex_of(digest)}"

@@ -45,8 +45,8 @@ def encode(content: SignedBytes) -> bytes:
     """The file of an envelope: one line, which makes it a bundle (``.intoto.jsonl``) of one."""
     signatures = []
     if content.signed:
-        signatures.append({"keyid": content.signed.keyid, "sig": _base64(content.signed.signature)})
-    envelope = {"payloadType": PAYLOAD_TYPE, "payload": _base64(content.payload), "signatures": signatures}
+        signatures.append({"keyid": content.signed.keyid, "sig": base64_of(content.signed.signature)})
+    envelope = {"payloadType": PAYLOAD_TYPE, "payload": base64_of(content.payload), "signatures": signatures}
     return (json.dumps(envelope, separators=(",", ":")) + "\n").encode("ascii")
 
 
@@ -87,7 +87,8 @@ def _signature(found: object) -> SignatureOf | None:
     return SignatureOf(item["keyid"], signature)
 
 
-def _base64(data: bytes) -> str:
+def base64_of(data: bytes) -> str:
+    """Bytes as JSON documents have them."""
     return base64.b64encode(data).decode("ascii")
 
 

@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from envbuild.core.digests import Json, canonical_json
+from envbuild.core.digests import Json, canonical_json, hex_of
 from envbuild.core.errors import BuildError, CheckRefusedError, MachineError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
@@ -68,8 +68,8 @@ def load_image(engine: Engine, path: Path, record: ImageRecord, tag: str, report
 
 def docker_archive(blobs: Path, record: ImageRecord, tag: str) -> Iterator[bytes]:
     """The image as `docker save` would write it, generated while it is sent; the layers stay compressed."""
-    config = blobs / _hex(record.config_digest)
-    names = [f"{_hex(layer.digest)}.tar.gz" for layer in record.layers]
+    config = blobs / hex_of(record.config_digest)
+    names = [f"{hex_of(layer.digest)}.tar.gz" for layer in record.layers]
     # The format of `docker save` before OCI layouts (moby, image/tarexport), which every daemon and podman read.
     manifest: list[Json] = [{"Config": f"{config.name}.json", "RepoTags": [tag], "Layers": [*names]}]
     files: Mapping[str, Path] = {
@@ -85,10 +85,6 @@ def docker_archive(blobs: Path, record: ImageRecord, tag: str) -> Iterator[bytes
     listing = canonical_json(manifest)
     yield _header("manifest.json", len(listing)) + listing + bytes(-len(listing) % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
-
-
-def _hex(digest: str) -> str:
-    return digest.removeprefix("sha256:")
 
 
 def _header(name: str, size: int) -> bytes:
