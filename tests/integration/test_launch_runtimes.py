@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from helpers.inside import run_in_sqsh, run_inside
-from helpers.processes import NOBODY, forked, in_child, unprivileged, wait_until
+from helpers.processes import forked, in_child, unprivileged, wait_until
 
 from envbuild.core import sandbox
 from envbuild.core.errors import BuildError, MachineError
@@ -192,15 +192,18 @@ def test_file_that_is_no_sqsh_is_refused(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["squashfuse", pytest.param("unpack", marks=pytest.mark.slow)])
-def test_ordinary_user_runs_commands(way: str, sqsh: Path) -> None:
+def test_ordinary_user_runs_commands(way: str, sqsh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import os, psutil; print(os.getuid(), psutil.__version__)"
 
     def action() -> None:
         assert os.getuid() != 0
         assert run_in_sqsh(probe(way), sqsh, [PYTHON, "-c", script]).output == "0 7.0.0\n"
 
-    assert in_child(lambda: os._exit(with_open_fuse(action))) == 0
-    shutil.rmtree(Path(tempfile.gettempdir()) / f"envbuild-{NOBODY}", ignore_errors=True)
+    # Its own: that account's usual folder is everybody's who runs this test. pytest's are below one of root alone.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        assert in_child(lambda: os._exit(with_open_fuse(action))) == 0
 
 
 def with_open_fuse(action: Callable[[], object]) -> int:
