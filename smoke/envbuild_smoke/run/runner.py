@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +108,18 @@ def _start(context: RunContext) -> tuple[dict[str, Any], str | None]:
         ready = context.wait_for_fork_server()
     except ForkServerError as error:
         return {}, str(error)
-    chosen, seen = len(context.options.gpus), ready["cuda_devices"]
-    if context.plan.device == "cpu" or seen >= chosen:
-        return ready, None
-    return ready, (
-        f"nvidia-smi lists {chosen} GPUs for this run; torch sees {seen} (its build, or the driver, is not for them)"
+    return ready, None if context.plan.device == "cpu" else unseen_gpus(context.options.gpus, ready)
+
+
+def unseen_gpus(chosen: Sequence[gpus.Gpu], ready: Mapping[str, Any]) -> str | None:
+    """Return why the run cannot be where torch sees fewer GPUs than nvidia-smi lists."""
+    seen = ready["cuda_devices"]
+    if seen >= len(chosen):
+        return None
+    drivers, cuda = ", ".join(sorted({gpu.driver for gpu in chosen})), ready["versions"]["cuda"]
+    return (
+        f"nvidia-smi lists {len(chosen)} GPUs for this run; torch sees {seen}. Driver {drivers} may be too old for "
+        f"torch's CUDA {cuda}, or torch's build not for these GPUs: update it, or take a base with an older CUDA"
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from envbuild_smoke.environment import gpus
 from envbuild_smoke.plan.models import WantedGpu
+from envbuild_smoke.run.runner import unseen_gpus
 
 H200 = [f"{n}, GPU-{n}{n}{n}{n}-abcd, NVIDIA H200, 143771 MiB, 570.86.10, 9.0" for n in range(4)]
 HOPPER = WantedGpu(sm=("90a",), names=())
@@ -155,3 +156,12 @@ def test_no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices:
     assert caught.value.reason == "no-driver"
     words = "NVIDIA_DRIVER_CAPABILITIES" if devices else "no NVIDIA driver"
     assert words in str(caught.value)
+
+
+def test_gpus_that_torch_does_not_see_are_explained_with_driver_and_cuda() -> None:
+    chosen = [gpus.Gpu(index, f"GPU-{index}", "NVIDIA H200", "143771 MiB", "470.1", "9.0") for index in range(2)]
+    assert unseen_gpus(chosen, {"cuda_devices": 2, "versions": {"cuda": "13.0"}}) is None
+    text = unseen_gpus(chosen, {"cuda_devices": 0, "versions": {"cuda": "13.0"}})
+    assert text is not None
+    assert text.startswith("nvidia-smi lists 2 GPUs for this run; torch sees 0. Driver 470.1 may be too old for ")
+    assert "torch's CUDA 13.0" in text
