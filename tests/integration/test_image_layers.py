@@ -18,6 +18,8 @@ from helpers.upstreams import SETUPTOOLS, project_files
 
 from envbuild.image.layers.sandbox import VENV
 
+# A module that no package has: the stack adds it.
+ADDED = "added_by_the_stack"
 STACK = "layered"
 URL = "https://git.example/team/moving"
 REFUSED = 5
@@ -55,11 +57,13 @@ def layered(tmp_path: Path, mini_cache: Path, history: History) -> Tool:
     )
     components: dict[str, Mapping[str, Any]] = {
         "moving": {"git": URL, "ref": "main", "modules": ["moving", "psutil"]},
-        "packaging": {"version": "==25.0", "modules": ["packaging.version"]},
+        "packaging": {"version": "==25.0", "modules": ["packaging.version", ADDED]},
     }
-    write_stack(
-        tmp_path / "p", STACK, components, base="debian12", anchor="moving", requirements={"setuptools": SETUPTOOLS}
-    )
+    more = {
+        "requirements": {"setuptools": SETUPTOOLS},
+        "files": {f"{ADDED}.py": {"text": "a = 1\n", "reason": "a test's"}},
+    }
+    write_stack(tmp_path / "p", STACK, components, base="debian12", anchor="moving", **more)
     tool = store_of(Tool(tmp_path / "p", tmp_path), tmp_path / "store", mini_cache)
     tool.env |= {"GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
     tool.run("lock", "--stack", STACK, "--target", "cpu")
@@ -93,6 +97,7 @@ def test_a_commit_that_moves_makes_the_last_layers_anew_and_no_other(
 ) -> None:
     first = image(layered, "first")
     assert list(digests(first)) == ["base", "python", "slow", "fast", "components", "configuration"]
+    assert files(first, "configuration")[f"opt/envbuild/venv/lib/python3.11/site-packages/{ADDED}.py"] == b"a = 1\n"
     commit = history.commit("main", AFTER, moving_files("2.0"))
     layered.run("lock", "--stack", STACK, "--target", "cpu", "--upgrade")
     second = image(layered, "second")

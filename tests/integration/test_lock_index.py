@@ -210,18 +210,24 @@ def test_a_component_of_the_compile_phase_stays_there_when_phase_main_depends_on
 # ---- variables of the environment
 
 
-def test_a_stacks_variables_are_in_its_lock_and_part_of_it(own: Any, wheel: Callable[..., None]) -> None:
+def test_a_stacks_variables_and_files_are_in_its_lock_and_part_of_it(own: Any, wheel: Callable[..., None]) -> None:
     wheel("lib", "1.0")
     write_stack(own.project, "s", {"lib": {}}, as_of="2025-02-01")
     own.run("lock", "--stack", "s")
     without = lock_of(own, "s")
     variable = {"value": "{site_packages}/lib", "reason": "a test's"}
-    write_stack(own.project, "s", {"lib": {}}, as_of="2025-02-01", environment={"LIB_HOME": variable})
+    more = {
+        "environment": {"LIB_HOME": variable},
+        "files": {"lib/Makefile": {"text": "all: ;\n", "reason": "a test's"}},
+    }
+    write_stack(own.project, "s", {"lib": {}}, as_of="2025-02-01", **more)
     assert result(own.run("lock", "--stack", "s", "--json"))["built"] is True
     lock = lock_of(own, "s")
     assert (without.environment, lock.environment) == ({}, {"LIB_HOME": "{site_packages}/lib"})
+    assert (without.files, lock.files) == ({}, {"lib/Makefile": "all: ;\n"})
     assert lock.digest != without.digest
     done = result(own.run("sync", "--stack", "s", "--into", "venv", "--json"))
+    assert (own.project / "venv/lib/python3.11/site-packages/lib/Makefile").read_text() == "all: ;\n"
     assert done["environment"] == {"LIB_HOME": str(own.project / "venv/lib/python3.11/site-packages/lib")}
     assert (
         f"export LIB_HOME={done['environment']['LIB_HOME']}" in own.run("sync", "--stack", "s", "--into", "venv").stdout

@@ -166,8 +166,9 @@ IN_THE_BASE = "import sys\nassert sys.prefix == '/opt/envbuild/venv'\n"
 def test_lock_is_verified_in_the_root_file_system_of_its_base(
     with_rootfs: Any, wheel: Callable[..., None], index: SimpleIndex, tmp_path: Path
 ) -> None:
-    wheel("lib", "1.0", module=IN_THE_BASE)
-    write_stack(with_rootfs.project, "s", {"lib": {"modules": ["lib"]}}, as_of="2025-02-01", base="debian12")
+    wheel("lib", "1.0", module=f"{IN_THE_BASE}import added\n")
+    more = {"base": "debian12", "files": {"added.py": {"text": "a = 1\n", "reason": "a test's"}}}
+    write_stack(with_rootfs.project, "s", {"lib": {"modules": ["lib"]}}, as_of="2025-02-01", **more)
     done = verify(with_rootfs, "--base", "debian12")["verified"]
     assert (done["where"], done["imported"]) == ("base debian12", ["lib"])
     assert read_lock(with_rootfs.project / "lockfiles/s/debian12").lock.verified_in == "base debian12"
