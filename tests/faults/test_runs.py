@@ -14,6 +14,7 @@ from faults.harness import FAILED, PASSED, REFUSED, Harness, Outcome
 from faults.record import Record
 from helpers.placed_images import place_image
 
+from envbuild.core.digests import sha256_file
 from envbuild.lock.lockfile import LockDirectory
 
 # A network namespace of its own, whose loopback can be limited to 5 MB/s. Its packets have up to 64 kB, and what is
@@ -43,12 +44,15 @@ def in_an_image(lock_digest: str, folder: Path, python: Path) -> list[str | Path
     ]
 
 
-def run_by_hand(harness: Harness, folder: Path, *more: str | Path, before: Sequence[str | Path] = ()) -> None:
-    """Run a plan as its README shows."""
+def run_by_hand(
+    harness: Harness, folder: Path, *more: str | Path, before: Sequence[str | Path] = (), status: int = 0
+) -> str:
+    """Run a plan as its README shows; what it says."""
     words = ["run", "--plan", folder / "plan.json", "--out", folder / "results", *more]
     command = [*before, harness.stack.python, folder / "smoke.pyz", *words]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
+    return done.stderr
 
 
 def judged(harness: Harness, folder: Path, *more: str) -> Outcome:
@@ -80,7 +84,10 @@ def test_results_of_another_plan(harness: Harness, record: Record, tmp_path: Pat
 @pytest.mark.fault
 @pytest.mark.slow
 def test_results_of_another_image(harness: Harness, record: Record, mcore_lock: LockDirectory, tmp_path: Path) -> None:
-    """The runner hashes the image that it was given; the plan is for one that was made since."""
+    """The runner hashes the image that it was given; the plan is for one that was made since.
+
+    The runner refuses that, and the judge does what a runner did that did not look.
+    """
     fault = fault_named("results-of-another-image")
     own = ("--out-dir", str(tmp_path / "out"))
     image = place_image(tmp_path / "out", mcore_lock)
@@ -89,7 +96,14 @@ def test_results_of_another_image(harness: Harness, record: Record, mcore_lock: 
     right, stale = (written_plan(harness, tmp_path / name, *own) for name in ("right", "stale"))
     inside = in_an_image(mcore_lock.lock.digest, tmp_path, harness.stack.python)
     run_by_hand(harness, right, "--image", image.sqsh(), before=inside)
-    run_by_hand(harness, stale, "--image", old, before=inside)
+    refused = run_by_hand(harness, stale, "--image", old, before=inside, status=2)
+    assert f"is {sha256_file(old)}, and the plan is for {sha256_file(image.sqsh())}" in refused
+    run_by_hand(harness, stale, "--image", image.sqsh(), before=inside)
+    results = stale / "results/results.jsonl"
+    first, rest = results.read_text().split("\n", 1)
+    header = json.loads(first)
+    header["image"]["file_digest"] = sha256_file(old)
+    results.write_text(f"{json.dumps(header)}\n{rest}")
     healthy, outcome = judged(harness, right, *own), judged(harness, stale, *own)
     assert healthy.status == PASSED, healthy.words
     assert note(record, fault.id, outcome), outcome.document
