@@ -119,7 +119,7 @@ def unseen_gpus(chosen: Sequence[gpus.Gpu], ready: Mapping[str, Any]) -> str | N
     drivers, cuda = ", ".join(sorted({gpu.driver for gpu in chosen})), ready["versions"]["cuda"]
     return (
         f"nvidia-smi lists {len(chosen)} GPUs for this run; torch sees {seen}. Driver {drivers} may be too old for "
-        f"torch's CUDA {cuda}, or torch's build not for these GPUs: update it, or take a base with an older CUDA"
+        f"torch's CUDA {cuda} (update it, or take a base with an older CUDA), or torch's build is not for these GPUs"
     )
 
 

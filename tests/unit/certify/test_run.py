@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.data import data_root
 from envbuild.certify.readme import judge_command
 from envbuild.certify.run import executors
 from envbuild.certify.run.executors import MachineOptions, open_executor
@@ -274,17 +275,27 @@ def test_missing_daemon_error_names_the_other_places(shared_world, tmp_path, mon
     assert cannot_open(shared_world, "docker").fix.endswith("Without a daemon: --in sqsh or --in oci.")
 
 
-def test_a_clusters_floor_is_that_of_its_target(world):
-    folder = world.project / "envs/clusters"
-    folder.mkdir(parents=True)
-    (folder / "lab.toml").write_text('summary = "lab"\nbandwidth_floors = { cpu = 3, h200 = 300 }\n')
-    (folder / "other.toml").write_text('summary = "other"\nbandwidth_floors = { h200 = 300 }\n')
-    assert world.request().floor is None
+def test_a_clusters_floor_is_in_the_plan(world):
+    envs = world.project / "envs"
+    (envs / "clusters").mkdir(parents=True)
+    (envs / "clusters/lab.toml").write_text('summary = "lab"\nbandwidth_floors = { cpu = 3, h200 = 300 }\n')
+    (envs / "clusters/other.toml").write_text('summary = "other"\nbandwidth_floors = { h200 = 300 }\n')
+    (envs / "matrices").mkdir(exist_ok=True)
+    quick = (data_root() / "envs/matrices/certify-quick.toml").read_text()
+    (envs / "matrices/swept.toml").write_text(f'{quick}\n[bandwidth]\nsizes_bytes = [1024]\ndevices = ["cpu"]\n')
     world.selection = replace(world.selection, catalog=Catalog.open(world.project))
-    job = make_job(world.request(cluster="lab"), world.store)
-    assert job.request.floor == 3
-    assert " --cluster lab " in judge_command(job, "DIR")
+
+    def job(cluster: str | None, matrix: str = "swept"):
+        return make_job(world.request(cluster=cluster, matrix_name=matrix), world.store)
+
+    assert job(None).plan["bandwidth"]["floor_gigabytes_per_second"] is None
+    assert job("lab").plan["bandwidth"]["floor_gigabytes_per_second"] == 3
+    assert job("lab").key != job(None).key
+    assert " --cluster lab " in judge_command(job("lab"), "DIR")
     with pytest.raises(ConfigurationError) as caught:
-        make_job(world.request(cluster="other"), world.store)
+        job("other")
     assert caught.value.what == "cluster other has no bandwidth floor for target cpu"
     assert "bandwidth_floors has h200" in caught.value.why
+    # Nothing would be held to it.
+    with pytest.raises(UsageError, match="--cluster lab has no effect"):
+        job("lab", "certify-quick")

@@ -72,7 +72,8 @@ def test_bandwidth_that_could_not_be_measured_is_a_problem(problems):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "found"), [("0", "0", 0), ("2", "2", 0), ("2", "5", 3), ("[N/A]", "[N/A]", 0)]
+    ("before", "after", "found"),
+    [("0", "0", 0), ("2", "2", 0), ("2", "5", 3), ("[N/A]", "[N/A]", 0), ("0", "\u00b2", 0), ("0", "9" * 5000, 0)],
 )
 def test_errors_of_a_gpus_memory_are_a_problem(tmp_path, before, after, found):
     plan = plan_of()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ LEAST_BUCKETS = 2
 # Of Hugging Face's logits in bf16, relative to those in float64: two units in the last place are 1.6e-2.
 LARGEST_SPREAD = 0.05
 SOCKET = "NET/Socket"
+# A GPU without ECC has "[N/A]". Results are foreign text: not any digit of Unicode, nor thousands of them.
+_COUNT = re.compile(r"[0-9]{1,18}")
 NCCL = "nccl"
 
 
@@ -197,8 +200,7 @@ def hardware_problems(results: Results) -> list[Problem]:
     for state in results.gpu_states_after:
         index, after = state.get("index"), state.get(name, "")
         then = before.get(index, "")
-        # A GPU without ECC has "[N/A]".
-        if then.isdigit() and after.isdigit() and int(after) > int(then):
+        if _COUNT.fullmatch(then) and _COUNT.fullmatch(after) and int(after) > int(then):
             text = f"GPU {index} had {int(after) - int(then)} uncorrectable ECC errors while the cases ran"
             problems.append(Problem(check="hardware", text=text))
     return problems

@@ -19,7 +19,7 @@ from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.certify.run.durations import estimates
 from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
 from envbuild.core.digests import Json
-from envbuild.core.errors import ConfigurationError
+from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.image.output import PlacedImage, image_name
 from envbuild.launch.executors import WITHOUT_IMAGE, Where
 from envbuild.lock.inputs.request import is_older
@@ -172,6 +172,12 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     smoke, smoke_digest = smoke_file(store)
     subject = subject or subject_of(request)
     plan = _with_estimates(_plan(request, subject, driver, matrix, cases), store)
+    if request.cluster and not plan["bandwidth"]:
+        raise UsageError(
+            f"--cluster {request.cluster} has no effect",
+            why=f"Matrix {request.matrix_name} measures no bandwidth here: that takes two GPUs and its [bandwidth].",
+            fix="Leave it out, or choose another matrix or more GPUs.",
+        )
     scope = request.matrix_name if whole else f"part of {request.matrix_name}"
     key = certification_key(plan, matrix, smoke_digest, scope=scope, conflicts=conflicts)
     return CertifyJob(
