@@ -54,7 +54,8 @@ class Scheduler:
         self._running: dict[str, Start] = {}
         self._saved: set[str] = set()
         self._ended: set[str] = set()
-        known = [job.seconds for job in jobs if job.seconds is not None]
+        # Without the urgent ones: comparisons are short and always known, and say nothing of cases that nobody knows.
+        known = [job.seconds for job in jobs if job.seconds is not None and not job.urgent]
         self._unknown_seconds = median(known) if known else UNKNOWN_SECONDS
         self._device_count = len(devices)
         self._followers: dict[str, list[Job]] = {job.key: [] for job in jobs}

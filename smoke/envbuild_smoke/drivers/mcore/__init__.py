@@ -86,7 +86,7 @@ def _perturbed(
     initial, final = unmoved
     # Scales of fp8 start anew.
     forget_transformer_engine()
-    run = _Run(context, device)
+    run = _Run(context, device, drawn=False)
     run.start_moved(initial, seed)
     steps = [run.step(step) for step in range(1, context.case.training.steps + 1)]
     weights = largest_difference(final, run.weights())
@@ -98,7 +98,7 @@ def _perturbed(
 class _Run:
     """A training under way: this rank's part of the model, its optimizer, and the samples it has read."""
 
-    def __init__(self, context: RankContext, device: torch.device) -> None:
+    def __init__(self, context: RankContext, device: torch.device, *, drawn: bool = True) -> None:
         self._context = context
         self._case = context.case
         self._device = device
@@ -108,11 +108,14 @@ class _Run:
         self.initial: dict[str, torch.Tensor] = {}
         # Of the first step, by `summarize_gradients`.
         self.gradients: list[dict[str, Any]] = []
-        self._build()
+        self._build(drawn=drawn)
 
-    def _build(self) -> None:
+    def _build(self, *, drawn: bool = True) -> None:
+        """Build the model; its weights are drawn, unless others take their places before anything reads them."""
         model = self._context.model
         self._config = transformer_config(self._case, model, self._device)
+        # Drawn on the CPU, and by one thread: seconds where a model is large.
+        self._config.perform_initialization = drawn
         self._chunks = build_chunks(self._config, self._case, model, self._device)
 
     def _build_optimizer(self) -> None:

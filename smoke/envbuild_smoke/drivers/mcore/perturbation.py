@@ -24,10 +24,11 @@ def mantissa_bits(case: Case, model: Model) -> int:
 
 def move_weights(module: torch.nn.Module, bits: int, seed: int) -> None:
     """Add or subtract, at random by `seed`, one unit in the last of `bits` places; zeros stay."""
-    generator = torch.Generator().manual_seed(seed)
+    device = next(module.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            up = torch.randint(0, 2, parameter.shape, generator=generator).to(parameter.device).bool()
+            up = torch.randint(0, 2, parameter.shape, generator=generator, device=device).bool()
             # frexp's mantissa is in [0.5, 1).
             exponent = torch.frexp(parameter.float())[1] - 1
             unit = torch.ldexp(torch.ones_like(parameter, dtype=torch.float32), exponent - bits)
