@@ -92,6 +92,8 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
                 writer.write({"schema": SCHEMA, "type": "bandwidth", **sweep})
                 context.emit({"event": "bandwidth", **sweep})
         completed = sum(result.status == "completed" for result in log.results.values())
+        # What is in use after the run is what others have, or what was left: not the memory of ranks that wait.
+        context.pool.close()
         states = gpus.states(context.options.gpus)
         end = {"cases": len(log.results), "completed": completed, "finished_at": now(), "gpu_states": states}
         writer.write({"schema": SCHEMA, "type": "end", **end})

@@ -12,14 +12,15 @@ def assert_gone(out: Path) -> None:
     files = [file for file in out.glob("cases/*/*.pid") if file.read_text()]
     assert files
     limit = time.monotonic() + 30
-    while any(_is_alive(file) for file in files) and time.monotonic() < limit:
+    while any(is_alive(file.read_text()) for file in files) and time.monotonic() < limit:
         time.sleep(0.05)
-    assert [file.name for file in files if _is_alive(file)] == []
+    assert [file.name for file in files if is_alive(file.read_text())] == []
 
 
-def _is_alive(file: Path) -> bool:
+def is_alive(pid: str) -> bool:
+    """Whether this process runs."""
     try:
-        state = Path(f"/proc/{file.read_text()}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
     # A killed process whose parent never asks for it stays behind as a zombie.

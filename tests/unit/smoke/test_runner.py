@@ -10,8 +10,9 @@ from unittest.mock import ANY
 import pytest
 from helpers.smoke_plans import case_document
 from unit.smoke.conftest import BASELINE, SHORT_LIMIT, Done, finding_codes, two_ranks
-from unit.smoke.processes import assert_gone
+from unit.smoke.processes import assert_gone, is_alive
 
+from envbuild_smoke.environment import gpus
 from envbuild_smoke.run.options import Options
 from envbuild_smoke.run.pool import Pool
 from envbuild_smoke.run.results import ResultsWriter
@@ -31,6 +32,22 @@ def test_cases_that_end_well(one_by_one: Done) -> None:
     assert 0 <= case["startup_seconds"] <= case["seconds"]
     completed = sum(case["status"] == "completed" for case in one_by_one.cases.values())
     assert (end["cases"], end["completed"]) == (len(one_by_one.cases), completed)
+
+
+def test_states_of_the_gpus_are_read_when_no_rank_is_left(
+    run_fake: RunFake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def states(_used: object) -> list[dict[str, str]]:
+        pids = [file.read_text() for file in tmp_path.glob("cases/*/*.pid")]
+        read.append(sum(is_alive(pid) for pid in pids))
+        return []
+
+    monkeypatch.setattr(gpus, "states", states)
+    run_fake(BASELINE)
+    # Before the first case, and after the last.
+    assert read == [0, 0]
 
 
 @pytest.mark.parametrize(
