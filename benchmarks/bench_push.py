@@ -23,7 +23,7 @@ from pathlib import Path
 
 from envbuild.core.digests import sha256_file
 from envbuild.oci.models import MANIFEST_TYPE, RunConfig
-from envbuild.oci.push import Blob, Manifest, push_blobs, put_manifest
+from envbuild.oci.push import Blob, RegistryManifest, push_blobs, put_manifest
 from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.store.address import parse_address
@@ -38,7 +38,7 @@ LIMIT_MOVED = 0.02
 SHARES = {"base": 0.05, "torch": 0.45, "cuda": 0.3, "others": 0.193, "megatron-core": 0.006, "configuration": 0.001}
 
 
-def write_image(folder: Path, size_bytes: int, moved: int) -> tuple[Manifest, list[Blob]]:
+def write_image(folder: Path, size_bytes: int, moved: int) -> tuple[RegistryManifest, list[Blob]]:
     """A layout of layers that nothing compresses; another number of ``moved`` gives another megatron-core alone."""
     layers = []
     for name, share in SHARES.items():
@@ -59,7 +59,7 @@ def write_image(folder: Path, size_bytes: int, moved: int) -> tuple[Manifest, li
     layout = folder / f"layout{moved}"
     if not layout.is_dir():
         write_layout(layout, image, layers, tag="image")
-    manifest = Manifest(content=image.manifest, media_type=MANIFEST_TYPE)
+    manifest = RegistryManifest(content=image.manifest, media_type=MANIFEST_TYPE)
     digests = {layer.record.digest: layer.record.size_bytes for layer in layers}
     digests[image.config_digest] = len(image.config)
     blobs = [
@@ -69,7 +69,7 @@ def write_image(folder: Path, size_bytes: int, moved: int) -> tuple[Manifest, li
     return manifest, blobs
 
 
-def push(registry: Registry, manifest: Manifest, blobs: list[Blob]) -> tuple[float, int]:
+def push(registry: Registry, manifest: RegistryManifest, blobs: list[Blob]) -> tuple[float, int]:
     """Seconds, and bytes sent."""
     begun = time.monotonic()
     sent = push_blobs(registry, blobs)

@@ -203,7 +203,7 @@ OneOrMore = Annotated[
 OWN_BASELINE = "in the place of the matrix's; such cases have a baseline of their own"
 
 
-class CaseRow(TomlModel):
+class MatrixRow(TomlModel):
     """One row of a matrix: a case, or with lists of values one for each combination of them.
 
     What it does not name is as in the baseline.
@@ -308,7 +308,7 @@ class Matrix(TomlModel):
     training: Training
     tolerance: dict[Precision, Band]
     bandwidth: BandwidthSweep | None = None
-    cases: tuple[CaseRow, ...] = Field(min_length=1)
+    cases: tuple[MatrixRow, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _models_fit_their_kind(self) -> Matrix:

@@ -49,7 +49,7 @@ class Problem(TomlModel):
         return f"{self.check}: {self.text}"
 
 
-class Finding(TomlModel):
+class EnvironmentFinding(TomlModel):
     """A difference between the lock and the environment in which the cases ran."""
 
     code: str

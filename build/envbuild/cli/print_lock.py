@@ -12,10 +12,10 @@ from envbuild.lock.lock import LockResult
 from envbuild.lock.lockfile import RECORD_FILE
 
 if TYPE_CHECKING:
-    from envbuild.lock.verification import Verified
+    from envbuild.lock.verification import VerifiedLock
 
 
-def print_lock(session: Session, result: LockResult, verified: Verified | None) -> None:
+def print_lock(session: Session, result: LockResult, verified: VerifiedLock | None) -> None:
     """Print a lock that was made or found, and what its verification showed."""
     lock, path = result.directory.lock, result.directory.path
     count = sum(phase.packages for phase in lock.phases.values())
@@ -80,7 +80,7 @@ def _warnings(warnings: tuple[str, ...]) -> list[str]:
     return [*lines, f"  {more} more warnings in {RECORD_FILE}"] if more else lines
 
 
-def _verified(verified: Verified) -> list[str]:
+def _verified(verified: VerifiedLock) -> list[str]:
     """For people: what `--verify` found."""
     return [
         f"verified in: {verified.where}",
@@ -91,7 +91,7 @@ def _verified(verified: Verified) -> list[str]:
     ]
 
 
-def _verified_json(verified: Verified) -> dict[str, Json]:
+def _verified_json(verified: VerifiedLock) -> dict[str, Json]:
     return {
         "where": verified.where,
         "imported": list(verified.imported),

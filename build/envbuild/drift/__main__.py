@@ -16,7 +16,7 @@ from typing import Any
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.drift.check import find_drift
-from envbuild.drift.reach import Outlines, Part, Reach
+from envbuild.drift.reach import Outlines, Reach, StackPart
 from envbuild.drift.sources import SourceTree
 
 
@@ -31,8 +31,8 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
         return {"refused": {"what": error.what, "why": error.why, "fix": error.fix}}
     modules, users, outlines = request["modules"], request["users"], Outlines()
 
-    def part(name: str) -> Part:
-        return Part(trees[name], tuple(modules.get(name, ())), is_used=bool(users.get(name)))
+    def part(name: str) -> StackPart:
+        return StackPart(trees[name], tuple(modules.get(name, ())), is_used=bool(users.get(name)))
 
     reaches = {name: Reach([part(name), *map(part, users.get(name, ()))], outlines) for name, _ in request["pairs"]}
     found = [

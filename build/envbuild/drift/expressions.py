@@ -12,7 +12,7 @@ from envbuild.drift.conditions import ATTRIBUTE_ERRORS, CALL_ERRORS, BranchOutco
 from envbuild.drift.findings import Finding, FindingKind, Moment, Severity
 from envbuild.drift.module_index import ModuleTable
 from envbuild.drift.optional import NONE, Modules, OptionalImports
-from envbuild.drift.signatures import Arguments, Misfit, arguments_of, misfits
+from envbuild.drift.signatures import CallArguments, Misfit, arguments_of, misfits
 from envbuild.drift.symbols import (
     ClassSymbol,
     ExternalSymbol,
@@ -179,7 +179,7 @@ class ExpressionWalker:
                 return (MemberSymbol(owner, name, through_super=True),)
         return self.reader.evaluate(function, place.scope)
 
-    def _problems(self, target: Symbol, given: Arguments) -> list[tuple[Callable, Misfit]]:
+    def _problems(self, target: Symbol, given: CallArguments) -> list[tuple[Callable, Misfit]]:
         """Why no signature of the target takes these arguments; empty when one does, or none is known."""
         # functools.partial keeps its arguments: they count in the later call.
         if isinstance(target, PartialSymbol):

@@ -29,7 +29,7 @@ class Outlines:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class StackPart:
     """A component as a part of a stack.
 
     Attributes:
@@ -53,7 +53,7 @@ class Reach:
         parts: the component, and all components that use it.
     """
 
-    def __init__(self, parts: Sequence[Part], outlines: Outlines | None = None) -> None:
+    def __init__(self, parts: Sequence[StackPart], outlines: Outlines | None = None) -> None:
         self._parts = parts
         self._outlines = outlines or Outlines()
         self._modules = {module: part.tree for part in parts for module in part.tree.modules}
@@ -105,7 +105,7 @@ class Reach:
             self._enter(part)
         self._settle()
 
-    def _enter(self, part: Part) -> None:
+    def _enter(self, part: StackPart) -> None:
         whole = not part.is_used and part.tree.roots.issuperset(part.modules)
         for module in part.tree.modules if whole else part.modules:
             self._import(module)

@@ -14,7 +14,7 @@ _BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
-class Arguments:
+class CallArguments:
     """The arguments of a call, as far as they can be read.
 
     Attributes:
@@ -26,10 +26,10 @@ class Arguments:
     keywords: tuple[str, ...]
     complete: bool = True
 
-    def then(self, other: Arguments) -> Arguments:
+    def then(self, other: CallArguments) -> CallArguments:
         """What a partial with these arguments passes on when it is called with the others."""
         own = tuple(name for name in self.keywords if name not in other.keywords)
-        return Arguments(self.positional + other.positional, own + other.keywords, self.complete and other.complete)
+        return CallArguments(self.positional + other.positional, own + other.keywords, self.complete and other.complete)
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Misfit:
     detail: str
 
 
-def arguments_of(call: ast.Call, skip: int = 0) -> Arguments:
+def arguments_of(call: ast.Call, skip: int = 0) -> CallArguments:
     """The arguments of a call, without the first ``skip`` positional ones."""
     starred = any(isinstance(argument, ast.Starred) for argument in call.args)
     named = tuple(keyword.arg for keyword in call.keywords if keyword.arg is not None)
-    return Arguments(
+    return CallArguments(
         positional=max(0, sum(not isinstance(argument, ast.Starred) for argument in call.args) - skip),
         keywords=named,
         complete=not starred and len(named) == len(call.keywords),
@@ -87,7 +87,7 @@ def without_first(whole: Signature) -> Signature:
     return signature(parameters[1:] if parameters and parameters[0].kind in _BY_POSITION else parameters)
 
 
-def misfits(whole: Signature, given: Arguments, optional: frozenset[str] = frozenset()) -> tuple[Misfit, ...]:
+def misfits(whole: Signature, given: CallArguments, optional: frozenset[str] = frozenset()) -> tuple[Misfit, ...]:
     """Everything about a call that the signature refuses; empty when it fits or might fit.
 
     Args:

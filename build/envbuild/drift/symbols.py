@@ -18,7 +18,7 @@ from envbuild.drift.bindings import (
     Value,
 )
 from envbuild.drift.module_index import ModuleTable, Tables
-from envbuild.drift.signatures import Arguments, arguments_of
+from envbuild.drift.signatures import CallArguments, arguments_of
 from envbuild.drift.sources import parents
 
 PARTIALS = frozenset({"functools.partial"})
@@ -58,7 +58,7 @@ class ExternalSymbol:
 @dataclass(frozen=True)
 class PartialSymbol:
     target: Symbol
-    arguments: Arguments
+    arguments: CallArguments
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from envbuild.lock.inputs.request import LockInputs, LockRequest, leaves_open
 from envbuild.lock.lockdir import publish, refuse_to_replace, refuse_what_is_no_lock, tidy
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.lock.models import Lock
-from envbuild.lock.verification import UNVERIFIED, Verified, Verify
+from envbuild.lock.verification import UNVERIFIED, VerifiedLock, Verify
 
 if TYPE_CHECKING:
     from envbuild.lock.search.session import SearchSession
@@ -130,7 +130,7 @@ def lock_made_anew(
     def accept(folder: Path) -> None:
         verified = _verified(read_lock(folder), inputs, options)
         if verified is None and leaves_open(inputs.selection.stack):
-            verified = Verified(where=UNVERIFIED)
+            verified = VerifiedLock(where=UNVERIFIED)
         _note(folder, verified)
 
     session = options.session(options.verify is not None) if options.session is not None else None
@@ -161,7 +161,7 @@ def _is_up_to_date(
     return not moved
 
 
-def _verified(directory: LockDirectory, inputs: LockInputs, options: LockOptions) -> Verified | None:
+def _verified(directory: LockDirectory, inputs: LockInputs, options: LockOptions) -> VerifiedLock | None:
     """What verification shows, with the findings that the request lets pass; None without one."""
     if options.verify is None:
         return None
@@ -169,7 +169,7 @@ def _verified(directory: LockDirectory, inputs: LockInputs, options: LockOptions
     return replace(found, findings=refuse(found.findings, inputs.request.allow, inputs.title))
 
 
-def _note(folder: Path, verified: Verified | None) -> None:
+def _note(folder: Path, verified: VerifiedLock | None) -> None:
     """Write what verification showed into the record of a lock, where it does not have it."""
     if verified is None:
         return

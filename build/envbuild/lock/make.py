@@ -27,7 +27,7 @@ from envbuild.lock.resolve.resolve import ResolvedPlan, resolve_plan
 
 
 @dataclass
-class Steps:
+class LockProgress:
     """How far a lock came that was not made: what its steps found until one of them failed.
 
     Attributes:
@@ -36,7 +36,7 @@ class Steps:
     """
 
     inputs: LockInputs
-    recall: Callable[[Steps], None] | None = None
+    recall: Callable[[LockProgress], None] | None = None
     leading: list[Chosen] = field(default_factory=list)
     decided: Decided | None = None
     plan: LockPlan | None = None
@@ -49,7 +49,7 @@ def new_lock(
     existing: LockDirectory | None,
     repositories: Repositories,
     context: Context,
-    steps: Steps | None = None,
+    steps: LockProgress | None = None,
 ) -> Iterator[Path]:
     """A lock made anew, in a folder that goes at the end.
 
@@ -66,7 +66,7 @@ def new_lock(
     label = f"lock-{selection.stack_name}-{selection.base_name}"
     with work_folder(context, "lock", label) as folder_context:
         work = LockContext(**vars(folder_context), repositories=repositories)
-        steps = steps or Steps(inputs)
+        steps = steps or LockProgress(inputs)
         try:
             _make(inputs, work, steps)
         # A version that was kept can be gone from the index (test_a_dated_lock_whose_release_is_gone_is_resolved_anew).
@@ -78,7 +78,7 @@ def new_lock(
         yield work.folder
 
 
-def _make(inputs: LockInputs, context: LockContext, steps: Steps) -> None:
+def _make(inputs: LockInputs, context: LockContext, steps: LockProgress) -> None:
     """The steps of a lock: its files are written into the context's folder."""
     resolved = _resolved(inputs, context, steps)
     # Only a resolution shows what is asked for, and of which releases there are no wheels.
@@ -92,7 +92,7 @@ def _make(inputs: LockInputs, context: LockContext, steps: Steps) -> None:
     write_lock(resolved, checked, context)
 
 
-def _resolved(inputs: LockInputs, context: LockContext, steps: Steps) -> ResolvedPlan:
+def _resolved(inputs: LockInputs, context: LockContext, steps: LockProgress) -> ResolvedPlan:
     decided = steps.decided = decide_components(inputs, context, steps.leading)
     plan = steps.plan = make_plan(inputs, decided, context)
     if steps.recall is not None:

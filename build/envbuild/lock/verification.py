@@ -15,7 +15,7 @@ UNVERIFIED = "nowhere: not verified"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verified:
+class VerifiedLock:
     """A lock that was installed, and its modules imported.
 
     Attributes:
@@ -38,4 +38,4 @@ class Verified:
 
 
 # Installs a lock somewhere and imports its modules.
-Verify: TypeAlias = Callable[[Selection, LockDirectory], Verified]
+Verify: TypeAlias = Callable[[Selection, LockDirectory], VerifiedLock]

@@ -39,7 +39,7 @@ SPENT = "spent.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class HardwareAccess:
     """How a target's hardware is reached.
 
     Attributes:
@@ -97,7 +97,9 @@ class Certified:
     waiting: Path | None = None
 
 
-def certify_somewhere(request: CertifyRequest, reach: Reach, context: Context, *, again: bool = False) -> Certified:
+def certify_somewhere(
+    request: CertifyRequest, access: HardwareAccess, context: Context, *, again: bool = False
+) -> Certified:
     """Certify here or there, or prepare a plan; results that were brought back are judged.
 
     Args:
@@ -111,15 +113,15 @@ def certify_somewhere(request: CertifyRequest, reach: Reach, context: Context, *
     job = make_job(request, context.store)
     folder = _current(request.out_dir / PLANS / request.name / job.folder.name)
     # Before the command: a certificate that stands is not measured again, wherever its hardware is.
-    if is_certified(job, reach.signer):
-        return Certified(done=_here(request, job, reach, context, again=False))
+    if is_certified(job, access.signer):
+        return Certified(done=_here(request, job, access, context, again=False))
     # Before the hardware is looked for: somebody ran the plan of an earlier night by hand.
     if (folder / PLAN_FILE).is_file() and has_results(folder):
-        return Certified(done=_judged(request, folder, reach, context))
-    if reach.command:
-        return Certified(done=_there(request, folder, reach, context))
+        return Certified(done=_judged(request, folder, access, context))
+    if access.command:
+        return Certified(done=_there(request, folder, access, context))
     try:
-        return Certified(done=_here(request, job, reach, context, again=again))
+        return Certified(done=_here(request, job, access, context, again=again))
     except CertificationCannotRunError as error:
         if not waits_for_hardware(error):
             raise
@@ -146,12 +148,14 @@ def is_certified(job: CertifyJob, signer: Signer | None) -> bool:
     return signer is None or file.keyid == signer.keyid
 
 
-def _here(request: CertifyRequest, job: CertifyJob, reach: Reach, context: Context, *, again: bool) -> Certification:
+def _here(
+    request: CertifyRequest, job: CertifyJob, access: HardwareAccess, context: Context, *, again: bool
+) -> Certification:
     # A rank process that a case left in a bad state cannot fail the next one where each has its own.
     machine = MachineOptions(isolation="process" if again else None)
     # What a killed night measured counts; what a failed attempt did must not.
     resume = not again and bool(interrupted_cases(job.folder))
-    return certify(request, context, CertifyOptions(machine=machine, resume=resume, signer=reach.signer))
+    return certify(request, context, CertifyOptions(machine=machine, resume=resume, signer=access.signer))
 
 
 def _plan(request: CertifyRequest, folder: Path, context: Context) -> None:
@@ -162,12 +166,12 @@ def _plan(request: CertifyRequest, folder: Path, context: Context) -> None:
         write_plan(request, folder, context.store)
 
 
-def _there(request: CertifyRequest, folder: Path, reach: Reach, context: Context) -> Certification:
+def _there(request: CertifyRequest, folder: Path, access: HardwareAccess, context: Context) -> Certification:
     _plan(request, folder, context)
     image = request.image.path / SQSH_FILE if request.image else Path()
     # Whole paths: the command may use them in another folder, or on another machine.
     values = {"plan": folder.resolve(), "results": (folder / RESULTS_DIR).resolve(), "image": image.resolve()}
-    words = [_filled(word, values) for word in shlex.split(reach.command)]
+    words = [_filled(word, values) for word in shlex.split(access.command)]
     target = request.selection.target_name
     with context.reporter.step(f"run the plan for {target}: {shlex.join(words)}"):
         finished = run(
@@ -188,7 +192,7 @@ def _there(request: CertifyRequest, folder: Path, reach: Reach, context: Context
             log=folder / LOG_FILE,
             reason="no-results",
         )
-    return _judged(request, folder, reach, context)
+    return _judged(request, folder, access, context)
 
 
 def _filled(word: str, values: Mapping[str, Path]) -> str:
@@ -198,9 +202,9 @@ def _filled(word: str, values: Mapping[str, Path]) -> str:
     return word
 
 
-def _judged(request: CertifyRequest, folder: Path, reach: Reach, context: Context) -> Certification:
+def _judged(request: CertifyRequest, folder: Path, access: HardwareAccess, context: Context) -> Certification:
     try:
-        return judge_folder(request, folder, context, reach.signer, ExplicitOptions())
+        return judge_folder(request, folder, context, access.signer, ExplicitOptions())
     except (CertificationFailedError, ResultsRefusedError) as error:
         # A plan is run and judged once: the next attempt gets another one.
         write_atomic(folder / SPENT, f"{error.what}\n{error.why}\n")

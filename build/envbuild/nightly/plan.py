@@ -20,7 +20,7 @@ from envbuild.lock.lockfile import RECORD_FILE, LockDirectory, read_lock
 from envbuild.nightly.hardware import command_for, is_certified
 from envbuild.nightly.models import Job, NightRequest
 from envbuild.nightly.published import PublishStep
-from envbuild.nightly.steps import Steps
+from envbuild.nightly.steps import NightSteps
 from envbuild.publish.index import read_index
 from envbuild.publish.repository import open_repository
 
@@ -87,7 +87,7 @@ def _of_target(job: Job, request: NightRequest, publish: PublishStep | None, con
         yield from (PlannedStep(target=target, step=step, to_do=True, text="of the new image") for step in later)
         return
     job = Job(selection=job.selection, lock=job.lock, image=image)
-    certify = make_job(Steps(request=request, context=context).certify_request(job), context.store)
+    certify = make_job(NightSteps(request=request, context=context).certify_request(job), context.store)
     text = f"{len(certify.cases)} cases, {_where(certify, request)}"
     yield PlannedStep(target=target, step="certify", to_do=not is_certified(certify, request.signer), text=text)
     if publish is not None:

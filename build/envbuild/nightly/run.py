@@ -18,7 +18,7 @@ from envbuild.nightly.models import NightRequest
 from envbuild.nightly.nightly import Night
 from envbuild.nightly.published import PublishStep, published_rows
 from envbuild.nightly.state import TargetState, states
-from envbuild.nightly.steps import Steps
+from envbuild.nightly.steps import NightSteps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def run_night(
         MachineError: another night of the stack is running.
         NetworkError: the shared ledger cannot be reached.
     """
-    steps = Steps(request=request, context=context, publishing=publishing).all()
+    steps = NightSteps(request=request, context=context, publishing=publishing).all()
     with only_night(request.stack, places.locks, context), Ledger.open(places.ledger) as ledger:
         with _shared(places.shared, request.stack, ledger, context) as renew:
             night = Night(request, steps, ledger, context, renew)

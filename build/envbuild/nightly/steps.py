@@ -20,7 +20,7 @@ from envbuild.lock.inputs.request import LockRequest
 from envbuild.lock.lock import LockOptions, LockResult
 from envbuild.lock.lockdir import lock_path
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.nightly.hardware import Reach, certify_somewhere, command_for
+from envbuild.nightly.hardware import HardwareAccess, certify_somewhere, command_for
 from envbuild.nightly.models import Job, NamedStep, NightRequest, Outcome
 from envbuild.nightly.published import PublishStep
 from envbuild.nightly.records import certificate_rows, image_row, wheel_rows
@@ -83,7 +83,7 @@ def _sources(selection: Selection, context: Context) -> WheelSources:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class NightSteps:
     """The steps of a night's targets, in their order.
 
     Attributes:
@@ -149,8 +149,8 @@ class Steps:
     def certify(self, job: Job, attempt: int) -> Outcome:
         """The certificate of the image, or the plan of one that waits for hardware."""
         command = command_for(self.request.run_with, job.target, job.selection.target.device)
-        reach = Reach(command=command, signer=self.request.signer)
-        found = certify_somewhere(self.certify_request(job), reach, self.context, again=attempt > 1)
+        access = HardwareAccess(command=command, signer=self.request.signer)
+        found = certify_somewhere(self.certify_request(job), access, self.context, again=attempt > 1)
         if found.done is None:
             return Outcome(job=job, state="waiting", note="its plan waits for hardware", plan=str(found.waiting))
         rows = tuple(certificate_rows(found.done.certificate))

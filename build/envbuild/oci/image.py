@@ -49,7 +49,7 @@ class ImageLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class AttachedReport:
     """A report that is attached to an image: its kind, and the digests of its manifest and of its files."""
 
     artifact_type: str
@@ -69,7 +69,7 @@ class Image:
     digest: str
     config: Configuration
     layers: tuple[ImageLayer, ...]
-    reports: tuple[Report, ...] = ()
+    reports: tuple[AttachedReport, ...] = ()
 
     @property
     def variables(self) -> dict[str, str]:

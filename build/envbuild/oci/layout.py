@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, RootModel
 
 from envbuild.core.digests import sha256_file
 from envbuild.oci.files import ImageFiles, blob_path
-from envbuild.oci.image import Image, ImageLayer, Report
+from envbuild.oci.image import AttachedReport, Image, ImageLayer
 from envbuild.oci.index import IndexEntry, find_tagged
 from envbuild.oci.models import Configuration
 from envbuild.rootfs.blobs import LayerBlob
@@ -48,12 +48,14 @@ def open_layout(files: ImageFiles, tag: str) -> Image:
     return Image(digest=found.digest, config=config, layers=tuple(layers), reports=reports)
 
 
-def _read_report(files: ImageFiles, entry: IndexEntry) -> Report:
+def _read_report(files: ImageFiles, entry: IndexEntry) -> AttachedReport:
     """A report, whose every blob has the digest by which it is named, also the empty one that they share."""
     layers = entry.manifest.layers if entry.manifest else ()
     for descriptor in (*([entry.manifest.config] if entry.manifest else []), *layers):
         files.check(descriptor)
-    return Report(artifact_type=entry.artifact_type, digest=entry.digest, files=tuple(item.digest for item in layers))
+    return AttachedReport(
+        artifact_type=entry.artifact_type, digest=entry.digest, files=tuple(item.digest for item in layers)
+    )
 
 
 def open_docker_archive(files: ImageFiles) -> Image:

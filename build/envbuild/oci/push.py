@@ -59,7 +59,7 @@ class Sent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class RegistryManifest:
     """A manifest or an index as a registry has it."""
 
     content: bytes
@@ -118,7 +118,7 @@ def _bring(registry: Registry, blob: Blob, mount_from: Sequence[str]) -> Sent:
     return Sent(sent=1, bytes_sent=upload_blob(registry, blob.file, blob.digest, blob.size_bytes))
 
 
-def read_manifest(registry: Registry, reference: str) -> Manifest | None:
+def read_manifest(registry: Registry, reference: str) -> RegistryManifest | None:
     """The manifest or index of a tag or digest; None when there is none.
 
     Raises:
@@ -127,7 +127,7 @@ def read_manifest(registry: Registry, reference: str) -> Manifest | None:
     answer = registry.ask("GET", f"manifests/{reference}", accept=(200, 404), headers={"Accept": ACCEPT})
     if answer.status == 404:
         return None
-    found = Manifest(content=answer.body, media_type=answer.headers.get("Content-Type", "").partition(";")[0])
+    found = RegistryManifest(content=answer.body, media_type=answer.headers.get("Content-Type", "").partition(";")[0])
     # A digest has a colon, and a tag cannot (distribution-spec 1.1, "Pulling manifests").
     stated = reference if ":" in reference else answer.headers.get("Docker-Content-Digest", found.digest)
     if stated != found.digest:
@@ -154,7 +154,7 @@ def digest_of_tag(registry: Registry, tag: str) -> str | None:
 def put_manifest(
     registry: Registry,
     reference: str,
-    manifest: Manifest,
+    manifest: RegistryManifest,
     *,
     accept: tuple[int, ...] = (201,),
     headers: Mapping[str, str] | None = None,
@@ -181,6 +181,6 @@ def put_manifest(
     return answer
 
 
-def if_unchanged(before: Manifest | None) -> dict[str, str]:
+def if_unchanged(before: RegistryManifest | None) -> dict[str, str]:
     """The condition that a tag names what it named; registries that do not know the header ignore it."""
     return {"If-Match": f'"{before.digest}"'} if before else {"If-None-Match": "*"}

@@ -15,7 +15,15 @@ from envbuild.core.errors import NetworkError
 from envbuild.oci.artifact import artifact_entry
 from envbuild.oci.models import INDEX_TYPES, MANIFEST_TYPE, Index, not_an_image, read
 from envbuild.oci.models import Descriptor as Referrer
-from envbuild.oci.push import CONFLICT, NOT_THERE, Manifest, digest_of_tag, if_unchanged, put_manifest, read_manifest
+from envbuild.oci.push import (
+    CONFLICT,
+    NOT_THERE,
+    RegistryManifest,
+    digest_of_tag,
+    if_unchanged,
+    put_manifest,
+    read_manifest,
+)
 from envbuild.store.registry import Answer, Registry
 from envbuild.store.tags import NEXT_PAGE
 
@@ -77,7 +85,7 @@ def attach(registry: Registry, manifests: Mapping[str, Sequence[bytes]], subject
     sent, unlisted = 0, []
     for artifact_type, contents in manifests.items():
         for content in contents:
-            manifest = Manifest(content=content, media_type=MANIFEST_TYPE)
+            manifest = RegistryManifest(content=content, media_type=MANIFEST_TYPE)
             answer = put_manifest(registry, manifest.digest, manifest)
             sent += len(content)
             # distribution-spec 1.1, "Pushing Manifests with Subject": a registry with the API says so here.
@@ -98,7 +106,7 @@ def _add_to_tag(registry: Registry, tag: str, entries: Sequence[dict[str, Json]]
         if not missing:
             return sent
         index = canonical_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*listed, *missing]})
-        manifest = Manifest(content=index, media_type=INDEX_TYPE)
+        manifest = RegistryManifest(content=index, media_type=INDEX_TYPE)
         accept = (201, *CONFLICT) if gone else (201, *CONFLICT, *NOT_THERE)
         answer = put_manifest(registry, tag, manifest, accept=accept, headers=if_unchanged(before))
         sent += len(index)

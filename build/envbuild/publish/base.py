@@ -11,7 +11,7 @@ from envbuild.image.base import make_base
 from envbuild.image.base.as_image import base_image, base_tag
 from envbuild.oci.files import FolderFiles, blob_path
 from envbuild.oci.models import MANIFEST_TYPE
-from envbuild.oci.push import Blob, Manifest, Sent, digest_of_tag, push_blobs, put_manifest
+from envbuild.oci.push import Blob, RegistryManifest, Sent, digest_of_tag, push_blobs, put_manifest
 from envbuild.oci.referrers import attach
 from envbuild.oci.write import write_layout
 from envbuild.publish.artifacts import base_artifact, empty_blob
@@ -61,7 +61,7 @@ def publish_base(selection: Selection, to: str, context: Context) -> PublishedBa
         record = base_artifact(image.manifest, base.record, folder)
         with context.reporter.step(f"push base {selection.base_name} to {registry.address}"):
             sent = push_blobs(registry, [*blobs, empty_blob(folder), record.blob])
-            manifest = Manifest(content=image.manifest, media_type=MANIFEST_TYPE)
+            manifest = RegistryManifest(content=image.manifest, media_type=MANIFEST_TYPE)
             put_manifest(registry, image.digest, manifest)
             attached = attach(registry, {record.artifact_type: [record.manifest]}, sha256_bytes(image.manifest))
             put_manifest(registry, tag, manifest)

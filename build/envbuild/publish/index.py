@@ -16,9 +16,16 @@ from pydantic import Field
 from envbuild.core.digests import Json, canonical_json
 from envbuild.core.errors import CheckRefusedError, NetworkError, PublicationRefusedError
 from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
-from envbuild.oci.models import MANIFEST_TYPE, Index, not_an_image, read
-from envbuild.oci.models import Manifest as OciManifest
-from envbuild.oci.push import CONFLICT, NOT_THERE, Manifest, digest_of_tag, if_unchanged, put_manifest, read_manifest
+from envbuild.oci.models import MANIFEST_TYPE, Index, Manifest, not_an_image, read
+from envbuild.oci.push import (
+    CONFLICT,
+    NOT_THERE,
+    RegistryManifest,
+    digest_of_tag,
+    if_unchanged,
+    put_manifest,
+    read_manifest,
+)
 from envbuild.oci.referrers import INDEX_TYPE, MOST_WRITES, not_kept
 from envbuild.publish.models import Publication, read_publication
 from envbuild.publish.tags import PUBLICATION_SUFFIX, REVOKED_SUFFIX, TAG_TAKEN
@@ -39,7 +46,7 @@ _MADE_ANEW = (
 MOST_BYTES = 3 << 20
 
 
-class _Entry(OciManifest):
+class _Entry(Manifest):
     """The manifest under a publication's own tag."""
 
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -57,7 +64,7 @@ class RepositoryIndex:
     publications: tuple[Publication, ...] = ()
     left_out: frozenset[str] = frozenset()
     sizes: Mapping[str, int]
-    before: Manifest | None = None
+    before: RegistryManifest | None = None
 
 
 def read_index(registry: Registry) -> tuple[Publication, ...]:
@@ -191,7 +198,7 @@ def _write(
     gone, looked = frozenset[str](), False
     while True:
         kept = tuple(item for item in publications if item.tag not in gone)
-        manifest = Manifest(content=_rendered(kept, sizes, index.left_out | gone), media_type=INDEX_TYPE)
+        manifest = RegistryManifest(content=_rendered(kept, sizes, index.left_out | gone), media_type=INDEX_TYPE)
         headers = if_unchanged(index.before)
         # Refused again after it was looked at, it is refused for good.
         accepted = (201, *CONFLICT) if looked else (201, *CONFLICT, *NOT_THERE)
@@ -249,7 +256,7 @@ def _unknown_tags(tags: Iterable[str], known: Iterable[Publication], left_out: f
     ]
 
 
-def _entry_manifest(publication: Publication, manifest_bytes: int) -> Manifest:
+def _entry_manifest(publication: Publication, manifest_bytes: int) -> RegistryManifest:
     subject: dict[str, Json] = {
         "mediaType": MANIFEST_TYPE,
         "digest": publication.oci_digest,
@@ -259,7 +266,7 @@ def _entry_manifest(publication: Publication, manifest_bytes: int) -> Manifest:
     content = artifact_manifest(
         PUBLICATION_TYPE, EMPTY_DESCRIPTOR, subject, {PUBLICATION: publication.canonical().decode()}
     )
-    return Manifest(content=content, media_type=MANIFEST_TYPE)
+    return RegistryManifest(content=content, media_type=MANIFEST_TYPE)
 
 
 def read_entry(registry: Registry, tag: str) -> tuple[Publication, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from envbuild.core.errors import PublicationRefusedError
 from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
 from envbuild.oci.models import MANIFEST_TYPE
-from envbuild.oci.push import CONFLICT, Manifest, digest_of_tag, put_manifest, read_manifest
+from envbuild.oci.push import CONFLICT, RegistryManifest, digest_of_tag, put_manifest, read_manifest
 from envbuild.oci.referrers import MOST_WRITES, not_kept
 from envbuild.publish.index import head_of, read_index, removed
 from envbuild.publish.models import Publication
@@ -14,7 +14,7 @@ from envbuild.store.registry import Registry
 
 # What a moving tag names when everything under it was revoked: no image, so that no client runs it.
 NOTHING_TYPE = "application/vnd.envbuild.nothing.v1+json"
-NOTHING = Manifest(
+NOTHING = RegistryManifest(
     content=artifact_manifest(
         NOTHING_TYPE,
         EMPTY_DESCRIPTOR,
@@ -75,7 +75,7 @@ def _let_name(registry: Registry, tag: str, digest: str, publications: tuple[Pub
     return False
 
 
-def _manifest(registry: Registry, digest: str) -> Manifest:
+def _manifest(registry: Registry, digest: str) -> RegistryManifest:
     found = NOTHING if digest == NOTHING.digest else read_manifest(registry, digest)
     if found is None:
         raise removed(registry, digest)

@@ -18,7 +18,7 @@ from envbuild.core.errors import CheckRefusedError, PublicationRefusedError
 from envbuild.image.output import PlacedImage
 from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.models import DOCKER_MANIFEST_TYPE, MANIFEST_TYPE
-from envbuild.oci.push import Blob, Manifest, Sent, digest_of_tag, push_blobs, put_manifest
+from envbuild.oci.push import Blob, RegistryManifest, Sent, digest_of_tag, push_blobs, put_manifest
 from envbuild.oci.referrers import attach, list_referrers
 from envbuild.publish import artifacts, index
 from envbuild.publish.artifacts import Artifact
@@ -163,11 +163,11 @@ def _admit(request: PublishRequest, context: Context) -> Admitted:
     return admit(request.image, request.certificate, rules)
 
 
-def _manifests(manifest: bytes, draft: Publication) -> dict[str, Manifest]:
+def _manifests(manifest: bytes, draft: Publication) -> dict[str, RegistryManifest]:
     """The image's manifests by their immutable tags; docker's has one of its own."""
-    found = {draft.tag: Manifest(content=manifest, media_type=MANIFEST_TYPE)}
+    found = {draft.tag: RegistryManifest(content=manifest, media_type=MANIFEST_TYPE)}
     if draft.docker_digest is not None:
-        docker = Manifest(content=docker_manifest(manifest), media_type=DOCKER_MANIFEST_TYPE)
+        docker = RegistryManifest(content=docker_manifest(manifest), media_type=DOCKER_MANIFEST_TYPE)
         found[draft.tag + DOCKER_SUFFIX] = docker
     return found
 
@@ -191,7 +191,7 @@ def _attach(request: PublishRequest, registry: Registry, attached: Sequence[Arti
     return sent + Sent(bytes_sent=attach(registry, by_type, draft.oci_digest))
 
 
-def _tag(registry: Registry, wanted: Mapping[str, Manifest]) -> None:
+def _tag(registry: Registry, wanted: Mapping[str, RegistryManifest]) -> None:
     """Give the image's manifests their immutable tags."""
     for tag, content in wanted.items():
         if digest_of_tag(registry, tag) != content.digest:

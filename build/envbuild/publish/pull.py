@@ -12,7 +12,7 @@ from pathlib import Path
 from envbuild.catalog.context import Context
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE, Certificate
 from envbuild.certify.certificate.trust import Trust, require_trust
-from envbuild.certify.certificate.verify import About, Verified, oldest_measurement, verify
+from envbuild.certify.certificate.verify import About, VerifiedCertificate, oldest_measurement, verify
 from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.errors import (
     CertificateRefusedError,
@@ -80,7 +80,7 @@ class Taken:
         place: puts it where it is asked for, and says where that is.
     """
 
-    verified: Verified | None
+    verified: VerifiedCertificate | None
     fetched: bool
     place: Callable[[], Path]
 
@@ -161,7 +161,7 @@ def _known_tags(source: Source) -> str:
 
 def admit(
     publication: Publication, digest: str, request: PullRequest, source: Source, context: Context
-) -> Verified | None:
+) -> VerifiedCertificate | None:
     """Verify the certificate of a publication, and that both are about the same image; None: it needs none.
 
     Args:
@@ -215,7 +215,7 @@ def _certificate(publication: Publication, source: Source, context: Context) -> 
     return context.store.get_or_build(CERTIFICATE_KIND, digest, fetch).path / CERTIFICATE_FILE
 
 
-def _difference(publication: Publication, verified: Verified) -> str:
+def _difference(publication: Publication, verified: VerifiedCertificate) -> str:
     """Which field of a publication its certificate does not have so; empty when there is none."""
     statement: Certificate = verified.statement
     predicate, digests = statement.predicate, set(statement.digests().values())

@@ -17,7 +17,7 @@ from envbuild.core.errors import BuildError, EnvbuildError, MachineError
 from envbuild.core.files import remove_tree, write_atomic
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
-from envbuild.lock.verification import Verified
+from envbuild.lock.verification import VerifiedLock
 from envbuild.sync import extension_stubs, failure_packages, installed_packages
 from envbuild.sync.extension_stubs import write_stubs
 from envbuild.sync.imports import FIX, PROBE, NotImported
@@ -38,7 +38,7 @@ INSTALL_FIX = (
     "The lock resolves, and a package of it does not install: its build fails, or it has no file for this base. Take "
     "another version of it (--pin, or the stack's file), or leave it out under [requirements] of the stack."
 )
-_VERIFIED = TypeAdapter(Verified)
+_VERIFIED = TypeAdapter(VerifiedLock)
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Verifier:
     places_for: Callable[[Selection], Sequence[Place]]
     without: str
     wheels_for: Callable[[LockDirectory, Selection], Mapping[str, Built]] = lambda _lock, _selection: NO_BUILT
-    verified: Verified | None = field(default=None, init=False)
+    verified: VerifiedLock | None = field(default=None, init=False)
     # Why a place cannot be had, by what names it: a place is tried once.
     _refused: dict[str, str] = field(default_factory=dict, init=False)
 
@@ -74,7 +74,7 @@ class Verifier:
             problems.append(f"{place.where}: {problem}")
         raise _no_place(problems, self.without)
 
-    def __call__(self, selection: Selection, lock: LockDirectory) -> Verified:
+    def __call__(self, selection: Selection, lock: LockDirectory) -> VerifiedLock:
         """What became of it: a finding for each module that does not import, and for what does not install.
 
         Raises:
@@ -110,7 +110,7 @@ class Verifier:
         shared = frozenset(lock.shared_builds)
         return Trial(lock=lock, target=selection.target, base=selection.base, phases=PHASES, leave_out=shared)
 
-    def _verified(self, selection: Selection, trial: Trial) -> Verified:
+    def _verified(self, selection: Selection, trial: Trial) -> VerifiedLock:
         places = self.places_for(selection)
         # Before any place is made: a result of another place is worth as much.
         for place in places:
@@ -127,7 +127,7 @@ class Verifier:
             problems.append(f"{place.where}: {problem}")
         raise _no_place(problems, self.without)
 
-    def _tried(self, place: Place, trial: Trial) -> Verified:
+    def _tried(self, place: Place, trial: Trial) -> VerifiedLock:
         """The result of a place; kept in the store if it would be the same another time."""
         store, key = self.context.store, _key(place, trial)
         logs = store.root / "logs" / f"verify-{short(key)}"
@@ -154,14 +154,14 @@ class Verifier:
             return f"{error.what}: {error.why}"
         return ""
 
-    def _try(self, place: Place, trial: Trial, logs: Path) -> tuple[Verified, bool]:
+    def _try(self, place: Place, trial: Trial, logs: Path) -> tuple[VerifiedLock, bool]:
         """The result, and whether it would be the same another time: a build may have failed for this machine."""
         try:
             with place.fill(trial, logs) as filled, self._code(trial) as code:
                 write_stubs(trial.stubs, trial.lock.packages(), filled.site_packages, code)
                 imports = import_modules(trial.lock, trial.import_scope, filled.probe, self.context.reporter)
                 installed = InstalledPackages(filled.site_packages)
-                verified = Verified(
+                verified = VerifiedLock(
                     where=filled.where,
                     imported=imports.imported,
                     not_checked=tuple(
@@ -173,7 +173,7 @@ class Verifier:
                     base_made_at=filled.base_made_at,
                 )
         except BuildError as error:
-            return Verified(where=place.where, imported=(), findings=(_not_installed(error, trial.lock),)), False
+            return VerifiedLock(where=place.where, imported=(), findings=(_not_installed(error, trial.lock),)), False
         return verified, all(item.raised for item in imports.failed)
 
     @contextlib.contextmanager

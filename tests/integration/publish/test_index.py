@@ -12,7 +12,7 @@ from helpers.publish_world import PublishWorld
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError
-from envbuild.oci.push import Manifest, digest_of_tag, put_manifest, read_manifest
+from envbuild.oci.push import RegistryManifest, digest_of_tag, put_manifest, read_manifest
 from envbuild.oci.referrers import INDEX_TYPE, list_referrers
 from envbuild.publish import index
 from envbuild.publish.index import INDEX_TAG, PUBLICATION, read_index, record
@@ -34,7 +34,7 @@ def spoil(registry: Registry, change: Callable[[Any], object]) -> None:
     assert found is not None
     document = json.loads(found.content)
     change(document)
-    put_manifest(registry, INDEX_TAG, Manifest(content=json.dumps(document).encode(), media_type=INDEX_TYPE))
+    put_manifest(registry, INDEX_TAG, RegistryManifest(content=json.dumps(document).encode(), media_type=INDEX_TYPE))
 
 
 def with_publication(**changes: object) -> Callable[[Any], object]:

@@ -20,7 +20,7 @@ from integration.publish.conftest import Secure
 
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.core.errors import PublicationRefusedError
-from envbuild.oci.push import Manifest, digest_of_tag, put_manifest, read_manifest
+from envbuild.oci.push import RegistryManifest, digest_of_tag, put_manifest, read_manifest
 from envbuild.oci.referrers import INDEX_TYPE, list_referrers
 from envbuild.publish.bundle import certificate_in
 from envbuild.publish.index import INDEX_TAG, read_index, record
@@ -181,7 +181,7 @@ def test_a_newer_certificate_takes_the_place_of_an_older_one(
 def test_a_tag_of_somebody_else_is_left_alone(secure: Secure, repository: str, world: PublishWorld) -> None:
     registry, to = secure.registry(repository), f"{secure.host}/{repository}"
     first = world.publish(to)
-    other = Manifest(content=NOTHING.content.replace(b"revoked", b"somebody"), media_type=NOTHING.media_type)
+    other = RegistryManifest(content=NOTHING.content.replace(b"revoked", b"somebody"), media_type=NOTHING.media_type)
     put_manifest(registry, first.moving_tag, other)
     world.renew()
     world.certify()
@@ -253,7 +253,7 @@ def test_a_lost_index_is_made_again(secure: Secure, repository: str, world: Publ
     revoke(to, first.oci_digest, "wrong", world.context)
     known = read_index(registry)
     nothing = json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}).encode()
-    empty = Manifest(content=nothing, media_type=INDEX_TYPE)
+    empty = RegistryManifest(content=nothing, media_type=INDEX_TYPE)
     put_manifest(registry, INDEX_TAG, empty)
     record(registry, second, 1000)
     assert [(item.tag, item.revoked is None) for item in read_index(registry)] == [

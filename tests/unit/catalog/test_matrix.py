@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from envbuild.catalog import toml
 from envbuild.catalog.data import data_root
-from envbuild.catalog.matrix import Band, CaseRow, CaseSpec, Matrix, Precision
+from envbuild.catalog.matrix import Band, CaseSpec, Matrix, MatrixRow, Precision
 from envbuild.core.errors import ConfigurationError
 
 QUICK = (data_root() / "envs/matrices/certify-quick.toml").read_text()
@@ -15,14 +15,14 @@ DEFAULT = {"loss_relative": 1e-3, "grad_norm_relative": 1e-2, "weights_relative"
 
 
 def test_row_with_lists_is_a_case_for_each_combination():
-    row = CaseRow(model="gpt", tensor=(1, 2), precision=(Precision.FP32, Precision.BF16), compare_weights=True)
+    row = MatrixRow(model="gpt", tensor=(1, 2), precision=(Precision.FP32, Precision.BF16), compare_weights=True)
     found = [(spec.precision.value, spec.tensor, spec.compare_weights) for spec in row.specs()]
     assert found == [("fp32", 1, True), ("bf16", 1, True), ("fp32", 2, True), ("bf16", 2, True)]
 
 
 def test_rows_have_all_axes_of_cases():
-    assert set(CaseRow.model_fields) - set(CaseSpec.model_fields) == {"devices", "where_possible"}
-    assert set(CaseSpec.model_fields) <= set(CaseRow.model_fields)
+    assert set(MatrixRow.model_fields) - set(CaseSpec.model_fields) == {"devices", "where_possible"}
+    assert set(CaseSpec.model_fields) <= set(MatrixRow.model_fields)
 
 
 @pytest.mark.parametrize(

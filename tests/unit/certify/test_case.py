@@ -7,7 +7,7 @@ from helpers.matrices import six_layouts
 from helpers.rows import CAPABILITIES
 
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import CaseRow, Matrix
+from envbuild.catalog.matrix import Matrix, MatrixRow
 from envbuild.catalog.model_spec import LayerSpec, Recipe
 from envbuild.certify.cases.case import Capabilities, Case, Layout, same_arithmetic
 from envbuild.certify.cases.expansion import expand, expansion
@@ -19,7 +19,7 @@ BASELINE = {"model": "gpt"}
 
 
 def matrix(*rows: dict, **changes: object) -> Matrix:
-    cases = tuple(CaseRow.model_validate({"model": "gpt"} | row) for row in (BASELINE, *rows))
+    cases = tuple(MatrixRow.model_validate({"model": "gpt"} | row) for row in (BASELINE, *rows))
     return SIX.model_copy(update={"cases": cases, **changes})
 
 
@@ -118,7 +118,7 @@ def test_packed_fine_tuning_is_compared_with_the_unpacked_one():
 
 
 def test_baseline_does_not_compare_its_weights_with_themselves():
-    rows = SIX.model_copy(update={"cases": (CaseRow(model="gpt", tensor=(1, 2), compare_weights=True),)})
+    rows = SIX.model_copy(update={"cases": (MatrixRow(model="gpt", tensor=(1, 2), compare_weights=True),)})
     assert {made.id: made.compare_weights for made in expand(rows, "m", CPU)} == {
         "gpt-fp32-baseline": False,
         "gpt-fp32-tp2": True,

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import CaseRow, Matrix, Precision, Training
+from envbuild.catalog.matrix import Matrix, MatrixRow, Precision, Training
 from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case, Layout, ResolvedRow
@@ -26,18 +26,18 @@ CATALOG = Catalog.open(Path("/nonexistent"))
 GPT = QUICK.models["gpt"]
 CPU = Capabilities(device=Device.CPU)
 BEDS = {Device.CPU: CPU, Device.CUDA: CAPABILITIES[2]}
-BASELINE = CaseRow(model="gpt")
+BASELINE = MatrixRow(model="gpt")
 
 
-def matrix(*cases: CaseRow, **changes: object) -> Matrix:
+def matrix(*cases: MatrixRow, **changes: object) -> Matrix:
     return QUICK.model_copy(update={"cases": (BASELINE, *cases), **changes})
 
 
-def spec(**axes: object) -> CaseRow:
-    return CaseRow(model="gpt", **axes)  # type: ignore[arg-type]
+def spec(**axes: object) -> MatrixRow:
+    return MatrixRow(model="gpt", **axes)  # type: ignore[arg-type]
 
 
-def case_of(row: CaseRow, of: Matrix = QUICK) -> Case:
+def case_of(row: MatrixRow, of: Matrix = QUICK) -> Case:
     (only,) = row.specs()
     models = {**of.models, row.model: of.models.get(row.model, GPT)}  # type: ignore[dict-item]
     return ResolvedRow.of(only, of.model_copy(update={"models": models}), CPU).case
@@ -131,7 +131,7 @@ LONG = "x" * 106
                 "time_limit_seconds": 604_800,
                 "training": QUICK.training.model_copy(update=LARGEST),
                 "models": {LONG: gpt(hidden_size=65536, sequence_length=131072, num_layers=16)},
-                "cases": tuple(CaseRow(model=LONG, data=data) for data in (1, 2)),
+                "cases": tuple(MatrixRow(model=LONG, data=data) for data in (1, 2)),
             }
         ),
     ],
@@ -193,7 +193,7 @@ def test_lora_with_sequence_parallel_gathers_its_input_again_unless_stated():
 
 words = st.sampled_from(["gpt", "fp32", "bf16", "baseline", "tp2", "dp2", "pp2"])
 rows = st.builds(
-    CaseRow,
+    MatrixRow,
     model=st.lists(words, min_size=1, max_size=4).map("-".join),
     precision=st.sampled_from(Precision),
     **dict.fromkeys(("data", "tensor", "pipeline", "virtual_pipeline"), st.integers(1, 3)),
@@ -207,8 +207,8 @@ def test_names_of_models_that_look_like_parts_of_an_id_do_not_make_ids_equal(one
 
 def test_id_is_no_longer_than_smoke_takes():
     name = "x" * 106
-    expand(QUICK.model_copy(update={"models": {name: GPT}, "cases": (CaseRow(model=name),)}), "m", CPU)
-    long = QUICK.model_copy(update={"models": {name + "x": GPT}, "cases": (CaseRow(model=name + "x"),)})
+    expand(QUICK.model_copy(update={"models": {name: GPT}, "cases": (MatrixRow(model=name),)}), "m", CPU)
+    long = QUICK.model_copy(update={"models": {name + "x": GPT}, "cases": (MatrixRow(model=name + "x"),)})
     why = refused(long)
     assert f"{name}x-fp32-baseline has 121 characters; an ID has at most 120: shorten the model's name" in why
 
@@ -219,9 +219,9 @@ def test_case_without_its_baseline():
 
 
 def test_all_problems_are_reported_at_once():
-    rows = (spec(data=2), spec(data=2), spec(pipeline=3), CaseRow(model="bert", data=(1, 2)))
+    rows = (spec(data=2), spec(data=2), spec(pipeline=3), MatrixRow(model="bert", data=(1, 2)))
     unknown = "cases[1]: no model 'bert' is defined; defined: gpt"
-    assert refused(matrix(CaseRow(model="bert", data=(1, 2)))) == unknown
+    assert refused(matrix(MatrixRow(model="bert", data=(1, 2)))) == unknown
     assert refused(matrix(tolerance={})) == "cases[0]: there is no [tolerance.fp32]"
     assert len(refused(matrix(*rows)).splitlines()) == 3
 

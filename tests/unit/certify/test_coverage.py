@@ -6,7 +6,7 @@ import pytest
 from helpers.matrices import six_layouts
 from helpers.rows import CAPABILITIES
 
-from envbuild.catalog.matrix import CaseRow
+from envbuild.catalog.matrix import MatrixRow
 from envbuild.catalog.model_spec import ModelSpec
 from envbuild.certify.cases.coverage import AXES, Pair, coverage, lines_of
 from envbuild.certify.cases.expansion import expand
@@ -16,7 +16,7 @@ SIX = six_layouts()
 
 
 def pairs_of(*rows: dict, capabilities=CPU) -> dict[tuple[str, str], Pair]:
-    cases = tuple(CaseRow.model_validate({"model": "gpt"} | row) for row in ({}, *rows))
+    cases = tuple(MatrixRow.model_validate({"model": "gpt"} | row) for row in ({}, *rows))
     matrix = SIX.model_copy(update={"cases": cases})
     return {pair.axes: pair for pair in coverage(matrix, expand(matrix, "m", capabilities), capabilities)}
 
@@ -61,7 +61,7 @@ def test_kinds_of_recompute_and_of_router_losses_are_axes_of_their_own():
     model = ModelSpec.model_validate({**SIX.models["gpt"].model_dump(mode="json"), "moe": experts})
     matrix = SIX.model_copy(update={"models": {"gpt": model}})
     rows = ({"model": "gpt"}, {"model": "gpt", "context": 2, "recompute": "full"})
-    matrix = matrix.model_copy(update={"cases": tuple(CaseRow.model_validate(row) for row in rows)})
+    matrix = matrix.model_copy(update={"cases": tuple(MatrixRow.model_validate(row) for row in rows)})
     pairs = {pair.axes: pair for pair in coverage(matrix, expand(matrix, "m", CPU), CPU)}
     assert pairs["context", "seq_aux_loss"].state == pairs["context", "recompute_full"].state == "covered"
     assert pairs["context", "aux_loss"].state == pairs["context", "recompute_selective"].state == "not covered"

@@ -11,7 +11,7 @@ from unit.certify.plans import CASES, CPU, MATRIX, SUBJECT
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import BandwidthSweep, CaseRow, Precision
+from envbuild.catalog.matrix import BandwidthSweep, MatrixRow, Precision
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities
 from envbuild.certify.cases.expansion import expand
@@ -177,7 +177,7 @@ def test_key_changes_with_the_tolerance(name):
 
 
 def test_planned_case_has_all_settings_of_its_row():
-    row = CaseRow.model_validate(
+    row = MatrixRow.model_validate(
         {
             "model": "gpt",
             "data": 2,
@@ -189,7 +189,7 @@ def test_planned_case_has_all_settings_of_its_row():
             "compare_weights": True,
         }
     )
-    baseline = CaseRow(model="gpt", global_batch_size=4)
+    baseline = MatrixRow(model="gpt", global_batch_size=4)
     wider = matrix(cases=(baseline, row))
     (_, case) = plan(matrix=wider, cases=expand(wider, "m", CPU))["cases"]
     assert case["id"] == "gpt-fp32-dp2-gb4-mb1-do-rc-full-resume2"

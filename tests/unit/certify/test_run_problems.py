@@ -5,7 +5,7 @@ from helpers.fake_runner import bandwidth_line
 from unit.certify.plans import lines_of, plan_of, read
 
 from envbuild.certify.judge.judge import run_problems
-from envbuild.certify.models import Finding
+from envbuild.certify.models import EnvironmentFinding
 
 SWEEP = {"ranks": 2, "sizes_bytes": [1 << 20, 1 << 30], "floor_gigabytes_per_second": 250.0}
 
@@ -137,6 +137,6 @@ def test_module_outside_the_lock_is_a_problem_of_the_run(tmp_path):
         if line["type"] == "case":
             line["observed"]["unlisted"] = [stranger]
     results = read(tmp_path / "results.jsonl", plan, lines)
-    assert results.environment_findings == (Finding(**stranger),)
+    assert results.environment_findings == (EnvironmentFinding(**stranger),)
     message = "imported-unlisted: apex: expected none, found /x/apex.py"
     assert [(item.check, item.text) for item in run_problems(plan, results)] == [("environment", message)]

@@ -7,7 +7,7 @@ from unit.drift.test_drift import drift, provider, tree
 
 from envbuild.drift import Finding, Weight
 from envbuild.drift.check import find_drift
-from envbuild.drift.reach import Part, Reach
+from envbuild.drift.reach import Reach, StackPart
 
 OPS = {"lib/core/ops.py": "def f(): ..."}
 BAD = "from lib.core.ops import f\n\ndef used():\n    f(x=1)\n"
@@ -102,7 +102,7 @@ FAMILIES = {
 
 def reached(files: dict[str, str], *modules: str) -> dict[str, bool]:
     app = tree("app", "1", {**FAMILIES, **files})
-    found = find_drift(app, provider(OPS), Reach([Part(app, modules)]))
+    found = find_drift(app, provider(OPS), Reach([StackPart(app, modules)]))
     return {finding.within or finding.file: finding.weight is Weight.REFUSES for finding in found}
 
 
@@ -142,7 +142,7 @@ def test_module_that_only_unused_code_imports_is_not_reached():
 def findings_of_used(user: str) -> list[Finding]:
     app = tree("app", "1", {"app/__init__.py": "", "app/main.py": BAD, "app/other.py": BAD.replace("used", "rest")})
     users = tree("user", "1", {"user/__init__.py": user})
-    return find_drift(app, provider(OPS), Reach([Part(app, ("app",), is_used=True), Part(users, ("user",))]))
+    return find_drift(app, provider(OPS), Reach([StackPart(app, ("app",), is_used=True), StackPart(users, ("user",))]))
 
 
 def test_component_that_others_use_is_entered_through_them():
@@ -209,7 +209,7 @@ LIBRARY = {
 )
 def test_drift_in_one_model_family_warns(files: dict[str, str], modules: tuple[str, ...], refused: bool):
     app = tree("app", "1", {**LIBRARY, **files})
-    (finding,) = find_drift(app, provider(OPS), Reach([Part(app, modules)]))
+    (finding,) = find_drift(app, provider(OPS), Reach([StackPart(app, modules)]))
     assert (finding.weight is Weight.REFUSES) is refused
     if not refused:
         assert finding.reason == "only models of app.models.gemma run into it, which the stack does not name"

@@ -20,7 +20,7 @@ from envbuild.lock import lock as locking
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.models import Inputs
-from envbuild.lock.verification import Verified
+from envbuild.lock.verification import VerifiedLock
 from envbuild.store.local import LocalStore
 
 
@@ -163,7 +163,7 @@ def test_everything_that_the_command_line_adds_is_an_input(tmp_path, request_):
 
 
 def test_a_verified_lock_names_the_image_of_its_base(project):
-    verified = Verified(
+    verified = VerifiedLock(
         where=f"base {BASE}", imported=("torch",), base_image=DIGEST, base_made_at="2026-01-02T03:04:05Z"
     )
     for folder in (project / "store", project / "lockfiles/s", project / "lockfiles/s" / BASE):

@@ -136,7 +136,7 @@ def test_torch_of_an_image(monkeypatch, specifier, released, version):
         return {"torch": {"version": fitting[0 if settings.get("resolution") == "lowest" else -1]}}
 
     monkeypatch.setattr(preferences, "look_up", look_up)
-    image = preferences.Image(release="25.06", because="manifest of nemo")
+    image = preferences.NgcImage(release="25.06", because="manifest of nemo")
     selection = SimpleNamespace(catalog=CATALOG, base=BASE)
     found = torch_preference(SimpleNamespace(specifier=specifier), image, selection, {}, None)
     assert (found.version if found else None) == version
@@ -145,9 +145,9 @@ def test_torch_of_an_image(monkeypatch, specifier, released, version):
 
 
 def test_image_that_the_table_does_not_have_says_nothing():
-    from envbuild.lock.components.preferences import Image
+    from envbuild.lock.components.preferences import NgcImage
 
-    image = Image(release="19.01", because="")
+    image = NgcImage(release="19.01", because="")
     assert torch_preference(None, image, SimpleNamespace(catalog=CATALOG), {}, None) is None
 
 

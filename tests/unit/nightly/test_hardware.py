@@ -24,7 +24,7 @@ from envbuild.core.errors import (
     UsageError,
 )
 from envbuild.nightly import plan
-from envbuild.nightly.hardware import SPENT, Reach, certify_somewhere, command_for, parse_run_with
+from envbuild.nightly.hardware import SPENT, HardwareAccess, certify_somewhere, command_for, parse_run_with
 from envbuild.nightly.models import NightRequest
 
 TESTS = Path(__file__).parents[2]
@@ -55,10 +55,10 @@ def no_gpus(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certify, "open_executor", refuse)
 
 
-def runner(folder: Path, *, status: int = 0, **facts: object) -> Reach:
+def runner(folder: Path, *, status: int = 0, **facts: object) -> HardwareAccess:
     script = folder / "runner.py"
     script.write_text(RUNNER.format(tests=str(TESTS), facts=facts, status=status))
-    return Reach(command=shlex.join([sys.executable, str(script), "{plan}", "{results}"]))
+    return HardwareAccess(command=shlex.join([sys.executable, str(script), "{plan}", "{results}"]))
 
 
 def bring_results(plan: Path, **facts: object) -> None:
@@ -67,10 +67,10 @@ def bring_results(plan: Path, **facts: object) -> None:
 
 
 def test_what_can_run_here_runs_here(world: World) -> None:
-    found = certify_somewhere(world.request(), Reach(), world.context)
+    found = certify_somewhere(world.request(), HardwareAccess(), world.context)
     assert found.done is not None
     assert found.done.ran
-    assert certify_somewhere(world.request(), Reach(), world.context).done.written is False
+    assert certify_somewhere(world.request(), HardwareAccess(), world.context).done.written is False
 
 
 def test_the_plan_of_a_night_has_what_the_night_does(
@@ -89,45 +89,45 @@ def test_the_plan_of_a_night_has_what_the_night_does(
 
     certified = world.request(only=())
     assert to_do(None)
-    certify_somewhere(certified, Reach(), world.context)
+    certify_somewhere(certified, HardwareAccess(), world.context)
     assert not to_do(None)
     assert to_do(signer)
-    certify_somewhere(certified, Reach(signer=signer), world.context)
+    certify_somewhere(certified, HardwareAccess(signer=signer), world.context)
     assert not to_do(signer)
 
 
 def test_a_second_attempt_has_new_processes_for_every_case(world: World) -> None:
-    certify_somewhere(world.request(), Reach(), world.context, again=True)
+    certify_somewhere(world.request(), HardwareAccess(), world.context, again=True)
     assert "--isolation" in world.calls[0]["arguments"]
 
 
 @pytest.mark.usefixtures("no_gpus")
 def test_without_the_hardware_a_plan_waits_and_its_results_are_picked_up(world: World) -> None:
-    first = certify_somewhere(world.request(), Reach(), world.context)
+    first = certify_somewhere(world.request(), HardwareAccess(), world.context)
     assert first.done is None
     assert first.waiting is not None
     plan = (first.waiting / "plan.json").read_bytes()
     # The same plan waits in the next night: somebody may be running it.
-    assert certify_somewhere(world.request(), Reach(), world.context).waiting == first.waiting
+    assert certify_somewhere(world.request(), HardwareAccess(), world.context).waiting == first.waiting
     assert (first.waiting / "plan.json").read_bytes() == plan
     bring_results(first.waiting)
-    found = certify_somewhere(world.request(), Reach(), world.context)
+    found = certify_somewhere(world.request(), HardwareAccess(), world.context)
     assert found.done is not None
     assert found.done.statement.predicate.runtime == "by hand"
-    assert certify_somewhere(world.request(), Reach(), world.context).done is not None
+    assert certify_somewhere(world.request(), HardwareAccess(), world.context).done is not None
 
 
 @pytest.mark.usefixtures("no_gpus")
 def test_results_that_do_not_count_are_refused_once_and_another_plan_waits(world: World) -> None:
-    first = certify_somewhere(world.request(), Reach(), world.context).waiting
+    first = certify_somewhere(world.request(), HardwareAccess(), world.context).waiting
     assert first is not None
     bring_results(first)
     results = first / "results/results.jsonl"
     results.write_bytes(results.read_bytes()[:-30])
     with pytest.raises(ResultsRefusedError):
-        certify_somewhere(world.request(), Reach(), world.context)
+        certify_somewhere(world.request(), HardwareAccess(), world.context)
     assert (first / SPENT).is_file()
-    second = certify_somewhere(world.request(), Reach(), world.context).waiting
+    second = certify_somewhere(world.request(), HardwareAccess(), world.context).waiting
     assert second is not None
     assert second != first
     assert (second / "plan.json").read_bytes() != (first / "plan.json").read_bytes()
@@ -135,32 +135,32 @@ def test_results_that_do_not_count_are_refused_once_and_another_plan_waits(world
 
 @pytest.mark.usefixtures("no_gpus")
 def test_a_plan_that_a_kill_left_half_written_is_written_again(world: World) -> None:
-    first = certify_somewhere(world.request(), Reach(), world.context).waiting
+    first = certify_somewhere(world.request(), HardwareAccess(), world.context).waiting
     assert first is not None
     (first / "plan.json").unlink()
-    assert certify_somewhere(world.request(), Reach(), world.context).waiting == first
+    assert certify_somewhere(world.request(), HardwareAccess(), world.context).waiting == first
     assert (first / "plan.json").is_file()
 
 
 @pytest.mark.usefixtures("no_gpus")
 @pytest.mark.parametrize("status", [0, 1, 3])
 def test_a_command_runs_the_plan_and_its_status_is_no_verdict(world: World, tmp_path: Path, status: int) -> None:
-    reach = runner(tmp_path, status=status)
-    found = certify_somewhere(world.request(), reach, world.context)
+    access = runner(tmp_path, status=status)
+    found = certify_somewhere(world.request(), access, world.context)
     assert found.done is not None
     # A certificate that stands is not measured again.
-    assert certify_somewhere(world.request(), reach, world.context).done is not None
+    assert certify_somewhere(world.request(), access, world.context).done is not None
     (called,) = (world.project / "out/plans").rglob("called")
     assert called.read_text() == "x"
 
 
 @pytest.mark.usefixtures("no_gpus")
 def test_a_command_whose_cases_fail_gets_a_new_plan_for_the_second_attempt(world: World, tmp_path: Path) -> None:
-    reach = runner(tmp_path, scale={"gpt-fp32-tp2": 1.01})
+    access = runner(tmp_path, scale={"gpt-fp32-tp2": 1.01})
     plans = set()
     for number in (1, 2):
         with pytest.raises(CertificationFailedError):
-            certify_somewhere(world.request(), reach, world.context, again=number > 1)
+            certify_somewhere(world.request(), access, world.context, again=number > 1)
         plans |= {path.read_bytes() for path in (world.project / "out/plans").rglob("plan.json")}
         assert len(plans) == number
 
@@ -168,7 +168,7 @@ def test_a_command_whose_cases_fail_gets_a_new_plan_for_the_second_attempt(world
 @pytest.mark.usefixtures("no_gpus")
 def test_a_command_that_brings_nothing_is_a_fault_of_the_machine(world: World) -> None:
     with pytest.raises(MachineError, match="brought no results") as caught:
-        certify_somewhere(world.request(), Reach(command="false {plan}"), world.context)
+        certify_somewhere(world.request(), HardwareAccess(command="false {plan}"), world.context)
     assert "status 1" in caught.value.why
     assert caught.value.log is not None
 
@@ -179,7 +179,7 @@ def test_another_reason_than_hardware_is_not_waited_for(world: World, monkeypatc
 
     monkeypatch.setattr(certify, "open_executor", refuse)
     with pytest.raises(CertificationCannotRunError):
-        certify_somewhere(world.request(), Reach(), world.context)
+        certify_somewhere(world.request(), HardwareAccess(), world.context)
     assert not (world.project / "out/plans").exists()
 
 

@@ -37,7 +37,7 @@ from envbuild.oci.models import INDEX_FILE
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedCertificate:
     """A certificate that counts.
 
     Attributes:
@@ -61,7 +61,9 @@ class About:
     lock: Path | None = None
 
 
-def verify(path: Path, trust: Trust, about: About, *, at: datetime, max_age: timedelta | None = None) -> Verified:
+def verify(
+    path: Path, trust: Trust, about: About, *, at: datetime, max_age: timedelta | None = None
+) -> VerifiedCertificate:
     """Verify a certificate.
 
     Args:
@@ -78,7 +80,7 @@ def verify(path: Path, trust: Trust, about: About, *, at: datetime, max_age: tim
     statement = file.statement()
     _check_times(file, statement, key, at, max_age)
     _check_limits(file, statement, key)
-    return Verified(statement, key, _check_subject(file, statement, about), file.content)
+    return VerifiedCertificate(statement, key, _check_subject(file, statement, about), file.content)
 
 
 def _signed_by(file: CertificateFile, trust: Trust) -> TrustedKey:

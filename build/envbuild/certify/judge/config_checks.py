@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.certify.judge.bands import FACTOR, FLOOR
 from envbuild.certify.judge.results import Results
-from envbuild.certify.models import Finding, Problem
+from envbuild.certify.models import EnvironmentFinding, Problem
 
 # What parameters are kept in, by the precision of a case.
 # Under fp8 parameters stay in bf16: Transformer Engine casts them for each product.
@@ -166,11 +166,13 @@ def environment_problems(plan: Mapping[str, Any], results: Results) -> list[Prob
     return [Problem(check="environment", text=text) for text in dict.fromkeys(texts)]
 
 
-def _other_versions(plan: Mapping[str, Any], results: Results) -> list[Finding]:
+def _other_versions(plan: Mapping[str, Any], results: Results) -> list[EnvironmentFinding]:
     """Recorded versions that are not the plan's, whatever the runner found."""
     seen = results.environment["versions"]
     return [
-        Finding(code="version-mismatch" if found else "package-missing", package=name, expected=wanted, found=found)
+        EnvironmentFinding(
+            code="version-mismatch" if found else "package-missing", package=name, expected=wanted, found=found
+        )
         for name, wanted in plan["expected_versions"].items()
         # Names of one package differ in case and separators (PEP 503).
         if (found := seen.get(canonicalize_name(name))) != wanted

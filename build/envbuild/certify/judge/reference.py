@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from envbuild.certify.judge.numbers import off_by, relative_difference
-from envbuild.certify.judge.results import CaseResult, Reference, TensorDifference
+from envbuild.certify.judge.results import CaseResult, ReferenceComparison, TensorDifference
 from envbuild.certify.models import Problem, ReferenceNumbers, ReferenceVerdict
 
 _FP32 = ReferenceNumbers(loss=1e-6, grad_norm=1e-4, activations=1e-5, gradients=1e-5, weights=2e-5)
@@ -135,7 +135,9 @@ def _tensors(kind: str, tensors: Sequence[TensorDifference], band: ReferenceNumb
     return [Problem(check="reference", text=text)]
 
 
-def _steps(result: CaseResult, found: Reference, band: ReferenceNumbers) -> tuple[list[Problem], list[Problem]]:
+def _steps(
+    result: CaseResult, found: ReferenceComparison, band: ReferenceNumbers
+) -> tuple[list[Problem], list[Problem]]:
     """What is off in the loss of the first step, which comes before all gradients, and what is first after that."""
     first: list[Problem] = []
     later: list[Problem] = []

@@ -16,7 +16,7 @@ from typing import Any
 from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import TomlModel, moment_of
 from envbuild.certify.certificate.statement import is_after
-from envbuild.certify.models import Finding, Step
+from envbuild.certify.models import EnvironmentFinding, Step
 from envbuild.core import jsonread
 from envbuild.core.digests import Json
 from envbuild.core.errors import ResultsRefusedError
@@ -56,7 +56,7 @@ class ReferenceStep(TomlModel):
     grad_norm: float | None
 
 
-class Reference(TomlModel):
+class ReferenceComparison(TomlModel):
     """How a baseline compares with the reference; tensors are in the order of computation."""
 
     reason: str | None
@@ -99,7 +99,7 @@ class CaseResult(TomlModel):
     devices: tuple[str | int, ...] = ()
     weights: Weights | None = None
     observed: Mapping[str, Any] | None = None
-    reference: Reference | None = None
+    reference: ReferenceComparison | None = None
     gradients: tuple[Gradient, ...] | None = None
     perturbed: tuple[Perturbed, ...] | None = None
 
@@ -117,7 +117,7 @@ class Results:
     """
 
     environment: Mapping[str, Any]
-    environment_findings: tuple[Finding, ...]
+    environment_findings: tuple[EnvironmentFinding, ...]
     smoke_version: str
     started_at: str
     finished_at: str
@@ -209,13 +209,13 @@ def _read(path: Path, plan: Mapping[str, Any], plan_digest: str, smoke_digest: s
     )
 
 
-def _findings(run: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> tuple[Finding, ...]:
+def _findings(run: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> tuple[EnvironmentFinding, ...]:
     """Differences from the lock: found before the cases, and in the ranks of any of them; each once."""
     found = list(run["environment_findings"])
     for record in records:
         if record["type"] == "case":
             found += (record["observed"] or {}).get("unlisted", [])
-    return tuple(dict.fromkeys(Finding.model_validate(item) for item in found))
+    return tuple(dict.fromkeys(EnvironmentFinding.model_validate(item) for item in found))
 
 
 def _records(path: Path) -> list[dict[str, Any]]:

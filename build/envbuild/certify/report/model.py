@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, JsonValue
 from envbuild.catalog.fields import TomlModel
 from envbuild.certify.cases.coverage import Pair
 from envbuild.certify.certificate.statement import Certificate, Measured
-from envbuild.certify.models import CaseVerdict, Finding, NotVouched, Problem
+from envbuild.certify.models import CaseVerdict, EnvironmentFinding, NotVouched, Problem
 
 
 class Report(TomlModel):
@@ -35,7 +35,7 @@ class Report(TomlModel):
     not_vouched: tuple[NotVouched, ...] = ()
     problems: tuple[Problem, ...] = Field(default=(), description="of the run as a whole")
     pairs: tuple[Pair, ...] = Field(default=(), description="of axes, and the cases that use both")
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[EnvironmentFinding, ...] = ()
     measured: Measured
     plan_digest: str
     nonce: str

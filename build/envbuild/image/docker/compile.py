@@ -14,7 +14,7 @@ from envbuild.catalog.base import Base, Mmdebstrap
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.fields import Device
 from envbuild.core.errors import CheckRefusedError
-from envbuild.image.docker.dockerfile import BUILD, INDEX_OPTION, Compile, Source, copy_lock, install
+from envbuild.image.docker.dockerfile import BUILD, INDEX_OPTION, Compile, SourceArchive, copy_lock, install
 from envbuild.image.layers.sandbox import VENV
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.rootfs.layer_writer import LayerWriter, plain_rights
@@ -45,10 +45,10 @@ class SourceWriter:
     folder: Path
     work: Path
 
-    def tree(self, origin: SourceOrigin) -> Source:
+    def tree(self, origin: SourceOrigin) -> SourceArchive:
         """A package from git that phase git builds; sources without a history take their version from a variable."""
         tree = self._write(origin, None) / origin.subdirectory
-        return Source(
+        return SourceArchive(
             name=origin.package,
             folder=_folder(origin),
             variables=version_variables(origin.package, origin.version, tree),
@@ -75,7 +75,7 @@ class SourceWriter:
             plan = plans.get(name)
             self._write(origin, plan)
             found.append(
-                Source(name=name, folder=_folder(origin), variables=self._variables(origin, plan, home)),
+                SourceArchive(name=name, folder=_folder(origin), variables=self._variables(origin, plan, home)),
             )
         return Compile(toolchain=toolchain, sources=found)
 

@@ -36,7 +36,7 @@ _UV_SETTINGS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class SourceArchive:
     """A package that is built from the archive `sources/NAME.tar.gz` of the context.
 
     Attributes:
@@ -63,11 +63,11 @@ class Compile:
     """
 
     toolchain: Sequence[str]
-    sources: Sequence[Source]
+    sources: Sequence[SourceArchive]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class DockerfileSpec:
     """What a Dockerfile states.
 
     Attributes:
@@ -97,17 +97,17 @@ class Recipe:
     again: Sequence[str] = ()
     wheels: Sequence[str] = ()
     compiled: Compile | None = None
-    trees: Sequence[Source] = ()
+    trees: Sequence[SourceArchive] = ()
     builds: str = ""
     shared: Sequence[str] = ()
     unset: Sequence[str] = ()
 
 
-def render(recipe: Recipe) -> str:
-    stages = [_head(recipe), _base(recipe), _main(recipe)]
-    if recipe.compiled is not None:
-        stages.append(_wheels(recipe.compiled))
-    stages += [_environment(recipe), _image(recipe)]
+def render(spec: DockerfileSpec) -> str:
+    stages = [_head(spec), _base(spec), _main(spec)]
+    if spec.compiled is not None:
+        stages.append(_wheels(spec.compiled))
+    stages += [_environment(spec), _image(spec)]
     return "\n\n".join("\n".join(stage) for stage in stages) + "\n"
 
 
@@ -116,15 +116,15 @@ def install(*words: str) -> str:
     return " ".join(["uv pip install --no-deps", *words])
 
 
-def _from_index(recipe: Recipe, file: str, *words: str) -> str:
+def _from_index(spec: DockerfileSpec, file: str, *words: str) -> str:
     """The instruction that installs a requirements file from the package index."""
-    return f"RUN {install(*words)}{_CONTINUED}{_indexes(recipe)} --requirements {BUILD}/lock/{file}"
+    return f"RUN {install(*words)}{_CONTINUED}{_indexes(spec)} --requirements {BUILD}/lock/{file}"
 
 
-def _indexes(recipe: Recipe) -> str:
+def _indexes(spec: DockerfileSpec) -> str:
     """The options of uv that name the package indexes."""
     options = [INDEX_OPTION]
-    if recipe.torch_build:
+    if spec.torch_build:
         # Every file is pinned by its hash: searching both indexes cannot choose another one.
         options.append('${TORCH_INDEX_URL:+--index "$TORCH_INDEX_URL" --index-strategy unsafe-best-match}')
     return " ".join(options)
@@ -135,49 +135,49 @@ def copy_lock(name: str) -> str:
     return f"COPY lock/{name} {BUILD}/lock/"
 
 
-def _head(recipe: Recipe) -> list[str]:
+def _head(spec: DockerfileSpec) -> list[str]:
     lines = [
-        f"{WRITTEN_BY}: {recipe.title}.",
-        f"#   docker build --tag {recipe.tag} .      (or docker buildx build, podman build, kaniko)",
+        f"{WRITTEN_BY}: {spec.title}.",
+        f"#   docker build --tag {spec.tag} .      (or docker buildx build, podman build, kaniko)",
         "#   --build-arg INDEX_URL=https://...   the package index; without it, uv's default",
     ]
-    if recipe.torch_build:
+    if spec.torch_build:
         lines.append(
-            f"#   --build-arg TORCH_INDEX_URL=https://...   an index with torch's build {recipe.torch_build}, "
+            f"#   --build-arg TORCH_INDEX_URL=https://...   an index with torch's build {spec.torch_build}, "
             "where the package index lacks it"
         )
     return lines
 
 
-def _base(recipe: Recipe) -> list[str]:
-    if recipe.base:
-        return ["# The base, by its digest.", f"FROM {recipe.base} AS base"]
+def _base(spec: DockerfileSpec) -> list[str]:
+    if spec.base:
+        return ["# The base, by its digest.", f"FROM {spec.base} AS base"]
     return ["# The base, a root file system.", "FROM scratch AS base", f"ADD {BASE_FILE} /"]
 
 
-def _index_arguments(recipe: Recipe) -> list[str]:
+def _index_arguments(spec: DockerfileSpec) -> list[str]:
     # In each stage again: an ARG ends with the stage that has it (Dockerfile reference, "ARG", "Scope").
-    return ["ARG INDEX_URL", *(["ARG TORCH_INDEX_URL"] if recipe.torch_build else [])]
+    return ["ARG INDEX_URL", *(["ARG TORCH_INDEX_URL"] if spec.torch_build else [])]
 
 
-def _main(recipe: Recipe) -> list[str]:
-    seen = " --system-site-packages" if recipe.sees_base else ""
+def _main(spec: DockerfileSpec) -> list[str]:
+    seen = " --system-site-packages" if spec.sees_base else ""
     lines = [
         "# Phase main: an empty environment, and what installs without the packages before it.",
         "FROM base AS main",
         # A base may set another user, who may not write below /opt.
         "USER 0",
-        *_index_arguments(recipe),
+        *_index_arguments(spec),
         f"ENV {_CONTINUED.join(_UV_SETTINGS)}",
         "COPY tools/uv /usr/local/bin/uv",
-        f"RUN uv venv --python {recipe.python} --no-project{seen} {VENV}",
+        f"RUN uv venv --python {spec.python} --no-project{seen} {VENV}",
     ]
-    if "main" in recipe.phases:
+    if "main" in spec.phases:
         lines.append(copy_lock("main.txt"))
-        lines.append(_from_index(recipe, "main.txt", "--require-hashes"))
+        lines.append(_from_index(spec, "main.txt", "--require-hashes"))
         # Over the others' files of the same names, of which any may have stayed (sync.install, LATER).
         lines += [
-            _from_index(recipe, "main.txt", "--require-hashes", f"--reinstall-package {name}") for name in recipe.again
+            _from_index(spec, "main.txt", "--require-hashes", f"--reinstall-package {name}") for name in spec.again
         ]
     return lines
 
@@ -194,39 +194,39 @@ def _wheels(compiled: Compile) -> list[str]:
     return lines
 
 
-def _build(source: Source, folder: str, options: str = "--no-build-isolation --no-config --offline") -> str:
+def _build(source: SourceArchive, folder: str, options: str = "--no-build-isolation --no-config --offline") -> str:
     """The command that builds a wheel; by itself with the packages of the environment."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(source.variables.items())]
     return _CONTINUED.join([*variables, f"uv build --wheel {options} --out-dir {folder} {source.place}"])
 
 
-def _environment(recipe: Recipe) -> list[str]:
+def _environment(spec: DockerfileSpec) -> list[str]:
     """Phases compile and git; what has a wheel is installed from it."""
-    lines = ["# Phases compile and git.", "FROM main AS environment", *_index_arguments(recipe)]
-    if recipe.wheels:
+    lines = ["# Phases compile and git.", "FROM main AS environment", *_index_arguments(spec)]
+    if spec.wheels:
         lines.append(f"COPY wheels/ {BUILD}/wheels/")
-    compiled = recipe.compiled.sources if recipe.compiled is not None else ()
+    compiled = spec.compiled.sources if spec.compiled is not None else ()
     if compiled:
         lines.append(f"COPY --from=wheels /wheels/ {BUILD}/wheels/")
-    if names := [*recipe.wheels, *(source.name for source in compiled)]:
+    if names := [*spec.wheels, *(source.name for source in compiled)]:
         lines.append(f"RUN {_from_wheels(names)}")
-    if "compile" in recipe.phases:
+    if "compile" in spec.phases:
         lines.append(copy_lock("compile.txt"))
-        lines.append(_from_index(recipe, "compile.txt", "--require-hashes", "--no-build-isolation"))
-    builds = f"{BUILD}/lock/{recipe.builds}" if recipe.builds else ""
-    if builds and (recipe.trees or "git" in recipe.phases):
-        lines.append(copy_lock(recipe.builds))
-    for source in recipe.trees:
+        lines.append(_from_index(spec, "compile.txt", "--require-hashes", "--no-build-isolation"))
+    builds = f"{BUILD}/lock/{spec.builds}" if spec.builds else ""
+    if builds and (spec.trees or "git" in spec.phases):
+        lines.append(copy_lock(spec.builds))
+    for source in spec.trees:
         lines.append(f"ADD sources/{source.name}.tar.gz {BUILD}/sources/")
-        words = [f"--build-constraints {builds} --no-config {_indexes(recipe)}"] if builds else []
+        words = [f"--build-constraints {builds} --no-config {_indexes(spec)}"] if builds else []
         lines.append(f"RUN {_build(source, f'{BUILD}/wheels', *words)}")
         lines.append(f"RUN {_from_wheels([source.name])}")
-    if "git" in recipe.phases:
+    if "git" in spec.phases:
         lines.append(copy_lock("git.txt"))
-        options = [*git_build_options(builds, recipe.shared), *([_indexes(recipe)] if builds else [])]
+        options = [*git_build_options(builds, spec.shared), *([_indexes(spec)] if builds else [])]
         lines.append(f"RUN {install(*options, f'--requirements {BUILD}/lock/git.txt')}")
     # Where it sees the base's packages, uv lists those too.
-    if not recipe.sees_base:
+    if not spec.sees_base:
         lines.append("# The environment has the locked packages and no others.")
         lines.append(copy_lock("packages.txt"))
         lines.append(f"RUN uv pip list --format freeze | diff {BUILD}/lock/packages.txt -")
@@ -238,19 +238,19 @@ def _from_wheels(names: Sequence[str]) -> str:
     return install(f"--no-index --find-links {BUILD}/wheels", *names)
 
 
-def _image(recipe: Recipe) -> list[str]:
+def _image(spec: DockerfileSpec) -> list[str]:
     """How containers start; what a base on a registry states of it, and images do not carry on, is taken back."""
-    config = recipe.config
+    config = spec.config
     lines = ["# The image: the base, the environment, and envbuild's own files.", "FROM base"]
     # ADD unpacks a tar of the context; COPY would put the tar itself there.
     lines += [f"COPY --from=environment {PREFIX}/ {PREFIX}/", f"ADD {CONFIGURATION_FILE} /"]
     # A Dockerfile cannot take a variable of the base away, only empty it.
-    variables = {**dict.fromkeys(recipe.unset, ""), **config.variables}
+    variables = {**dict.fromkeys(spec.unset, ""), **config.variables}
     lines += [f"ENV {_CONTINUED.join(f'{name}={quoted(value)}' for name, value in variables.items())}"]
     labels = [f"{quoted(name)}={quoted(value)}" for name, value in sorted(config.labels)]
     lines += [f"LABEL {_CONTINUED.join(labels)}"] if labels else []
     # They come with the base, and the native image does not have them.
-    lines += ["ENTRYPOINT []", "HEALTHCHECK NONE"] if recipe.base else []
+    lines += ["ENTRYPOINT []", "HEALTHCHECK NONE"] if spec.base else []
     lines += [f"VOLUME {json.dumps(list(config.volumes))}"] if config.volumes else []
     lines += [f"EXPOSE {' '.join(config.ports)}"] if config.ports else []
     lines += [f"STOPSIGNAL {config.stop_signal}"] if config.stop_signal else []

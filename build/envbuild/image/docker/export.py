@@ -22,7 +22,7 @@ from envbuild.image.base import StoredBase
 from envbuild.image.build import hold_base
 from envbuild.image.configuration import run_config, write_configuration
 from envbuild.image.docker.compile import TOOLKIT_SCRIPT, SourceWriter
-from envbuild.image.docker.dockerfile import BASE_FILE, CONFIGURATION_FILE, WRITTEN_BY, Recipe, render
+from envbuild.image.docker.dockerfile import BASE_FILE, CONFIGURATION_FILE, WRITTEN_BY, DockerfileSpec, render
 from envbuild.image.inputs import ImageInputs, ImageParts, check_inputs
 from envbuild.image.layers.environment import StoredEnvironment
 from envbuild.image.output import image_tag
@@ -71,8 +71,8 @@ def export_dockerfile(inputs: ImageInputs, context: Context, folder: Path) -> No
             frozen = replace(inputs, lock=snapshot(inputs.lock, work / "lock"))
             export = _Export(context=context, inputs=frozen, base=base, staged=staged)
             with context.reporter.step("write the Dockerfile and its context"):
-                # The recipe first: it writes the sources, and toolkit.txt where one is needed.
-                (staged / DOCKERFILE).write_text(render(export.recipe(work)))
+                # The specification first: it writes the sources, and toolkit.txt where one is needed.
+                (staged / DOCKERFILE).write_text(render(export.spec(work)))
                 export.write_files()
             replace_tree(staged, folder)
         finally:
@@ -106,7 +106,7 @@ class _Export:
     base: StoredBase
     staged: Path
 
-    def recipe(self, work: Path) -> Recipe:
+    def spec(self, work: Path) -> DockerfileSpec:
         """What the Dockerfile states; writes the sources of packages into the context."""
         directory, selection, wheels = self.inputs.lock, self.inputs.selection, self.inputs.wheels
         lock = directory.lock
@@ -122,7 +122,7 @@ class _Export:
         done = {*ready, *origins, *(tree.name for tree in trees)}
         config, carried = run_config(self.parts), self.base.record.config.environment
         main = locked_content(directory, ("main",))
-        return Recipe(
+        return DockerfileSpec(
             title=f"{lock.stack} on {selection.base_name} for {node_requirements.hardware_of(selection.target)}",
             tag=image_tag(lock.stack, selection.base_name, selection.target_name),
             config=config,

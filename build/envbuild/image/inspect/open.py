@@ -18,7 +18,7 @@ from envbuild.image.record import ImageRecord
 from envbuild.image.sbom.cyclonedx import MEDIA_TYPE as CYCLONEDX
 from envbuild.image.squashfs.read import MAGIC
 from envbuild.oci.files import ArchiveFiles, FolderFiles, ImageFiles, blob_path
-from envbuild.oci.image import Report
+from envbuild.oci.image import AttachedReport
 from envbuild.oci.layout import open_docker_archive, open_layout
 from envbuild.oci.models import INDEX_FILE, not_an_image
 from envbuild.store.record import RECORD_FILE, load
@@ -104,7 +104,7 @@ def _layout(files: ImageFiles, tag: str, kind: str) -> OpenedImage:
     return OpenedImage(**vars(image), source=files.name, kind=kind, components=components)
 
 
-def _components(files: ImageFiles, reports: Iterable[Report]) -> tuple[str, ...]:
+def _components(files: ImageFiles, reports: Iterable[AttachedReport]) -> tuple[str, ...]:
     """The stack's components, as the attached SBOM has them."""
     for report in reports:
         if report.artifact_type == CYCLONEDX and report.files:

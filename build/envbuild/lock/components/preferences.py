@@ -158,7 +158,7 @@ def script_companions(repository: GitRepository, commit: Commit, base: Base) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image:
+class NgcImage:
     """The NGC image that upstream's CI runs in.
 
     Attributes:
@@ -170,14 +170,14 @@ class Image:
     because: str
 
 
-def upstream_image(leads: Sequence[Lead], base: Base, context: LockContext) -> Image | None:
+def upstream_image(leads: Sequence[Lead], base: Base, context: LockContext) -> NgcImage | None:
     """The image of the first lead that names one: in requirements/manifest.json, else in a Dockerfile."""
     for chosen, repository, commit in trees_of((lead.chosen for lead in leads), context.repositories):
         manifest = repository.read_file(commit, MANIFEST) or ""
         scripts = ((file, installs.image) for file, installs in _scripts(repository, commit, base))
         for where, image in ((MANIFEST, _of_manifest(manifest)), *scripts):
             if match := NGC_IMAGE.match(image):
-                return Image(release=match["release"], because=f"{where} of {chosen.at()}")
+                return NgcImage(release=match["release"], because=f"{where} of {chosen.at()}")
     return None
 
 
@@ -189,7 +189,7 @@ def _of_manifest(text: str) -> str:
 
 
 def torch_preference(
-    torch: Chosen, image: Image, selection: Selection, settings: Mapping[str, object], context: LockContext
+    torch: Chosen, image: NgcImage, selection: Selection, settings: Mapping[str, object], context: LockContext
 ) -> Preference | None:
     """The release of torch that is nearest to the one of upstream's image; None: nothing says which torch it has.
 

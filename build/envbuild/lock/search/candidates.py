@@ -33,7 +33,7 @@ from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import WorkContext
 from envbuild.lock.inputs.as_of import timestamp
 from envbuild.lock.inputs.deviation import Deviation
-from envbuild.lock.make import Steps
+from envbuild.lock.make import LockProgress
 from envbuild.lock.search.clashes import Clash
 from envbuild.lock.search.state import Move
 from envbuild.lock.uv.resolution import Resolution, look_up, upload_seconds
@@ -65,7 +65,7 @@ class Candidates:
         without: a package that uv cannot build: releases that ask for it are passed over. Empty: none.
     """
 
-    steps: Steps
+    steps: LockProgress
     why: str
     context: WorkContext
     without: str = ""

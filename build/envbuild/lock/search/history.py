@@ -11,7 +11,7 @@ from envbuild.lock.components.install_scripts import SCRIPTS
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.project_metadata import PYPROJECT
 from envbuild.lock.components.upstream import MANIFEST, SUBMODULE
-from envbuild.lock.make import Steps
+from envbuild.lock.make import LockProgress
 
 # What decides what belongs to a commit: changes of anything else leave a lock as it is.
 DECIDING_PATHS = (
@@ -32,7 +32,7 @@ MOST_CHANGES = 40
 MOST_OF_FILES = 2
 
 
-def leading(steps: Steps, error: EnvbuildError) -> Chosen | None:
+def leading(steps: LockProgress, error: EnvbuildError) -> Chosen | None:
     """The component whose branch leads, where its tip is followed; None: nothing to go back on.
 
     Of several that one whose upstream a failure is about, else the first.

@@ -17,7 +17,7 @@ from envbuild.lock.context import Repositories, WorkContext, work_folder
 from envbuild.lock.inputs.deviation import texts
 from envbuild.lock.inputs.request import LockInputs, is_curable, is_of_another_cuda, may_deviate
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.lock.make import Steps, new_lock
+from envbuild.lock.make import LockProgress, new_lock
 from envbuild.lock.search.blame import blame_of
 from envbuild.lock.search.candidates import Candidates
 from envbuild.lock.search.clashes import in_plain_ranges
@@ -72,7 +72,7 @@ def searched_lock(
         search = Search(inputs, repositories, work, older=options.older)
         state = State()
         while True:
-            steps = Steps(state.of(inputs), recall=session.recall if session is not None else None)
+            steps = LockProgress(state.of(inputs), recall=session.recall if session is not None else None)
             with contextlib.ExitStack() as attempt:
                 try:
                     folder = attempt.enter_context(new_lock(steps.inputs, existing, repositories, context, steps))
@@ -133,7 +133,7 @@ class Search:
         self._attempts = 0
         self._shallow = ""
 
-    def after(self, state: State, steps: Steps, error: EnvbuildError) -> State:
+    def after(self, state: State, steps: LockProgress, error: EnvbuildError) -> State:
         """The state to try after one that failed.
 
         Raises:
@@ -159,7 +159,7 @@ class Search:
             self._frames.append(_Frame(state, blame, self._moves(blame, steps), locked))
         return self._next(steps, error)
 
-    def _next(self, steps: Steps, error: EnvbuildError) -> State:
+    def _next(self, steps: LockProgress, error: EnvbuildError) -> State:
         while self._frames and self._attempts < MOST_ATTEMPTS:
             frame = self._frames[-1]
             move = next(frame.moves, None)
@@ -173,7 +173,7 @@ class Search:
                 return state
         return self._at_an_older_commit(steps, error)
 
-    def _moves(self, blame: Blame, steps: Steps) -> Iterator[Move]:
+    def _moves(self, blame: Blame, steps: LockProgress) -> Iterator[Move]:
         if steps.decided is None:
             return
         candidates = Candidates(steps, summary(blame.error), self._context, without=blame.unbuilt)
@@ -184,7 +184,7 @@ class Search:
         yield from itertools.chain.from_iterable(map(candidates.relaxed, blame.clashes[:MOST_CANDIDATES]))
         yield from _in_turn(candidates.earlier, blame.packages)
 
-    def _at_an_older_commit(self, steps: Steps, error: EnvbuildError) -> State:
+    def _at_an_older_commit(self, steps: LockProgress, error: EnvbuildError) -> State:
         if self._commits is None:
             self._commits = itertools.islice(self._older_states(steps, error), MOST_COMMITS)
         self._frames, self._attempts = [], 0
@@ -194,7 +194,7 @@ class Search:
         self._context.reporter.note(f"nothing works at the tip; trying {'; '.join(state.behind)}")
         return state
 
-    def _older_states(self, steps: Steps, error: EnvbuildError) -> Iterator[State]:
+    def _older_states(self, steps: LockProgress, error: EnvbuildError) -> Iterator[State]:
         lead = leading(steps, error) if self._older else None
         if lead is None:
             return
@@ -225,7 +225,7 @@ def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str
         yield from (move for move in moves if move is not None)
 
 
-def _direct(steps: Steps) -> Iterable[str]:
+def _direct(steps: LockProgress) -> Iterable[str]:
     """The packages that the lock's project names itself."""
     if steps.decided is None:
         return ()

@@ -27,7 +27,7 @@ from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.inputs.as_of import timestamp
 from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs, LockRequest
-from envbuild.lock.make import Steps
+from envbuild.lock.make import LockProgress
 from envbuild.lock.resolve.resolve import ResolvedPlan
 from envbuild.lock.uv.program import uv_version
 from envbuild.lock.uv.resolution import Resolution, upload_seconds
@@ -98,7 +98,7 @@ class SearchSession:
             write_atomic(file, json.dumps({"moment": now.astimezone(timezone.utc).isoformat()}))
         return now
 
-    def recall(self, steps: Steps) -> None:
+    def recall(self, steps: LockProgress) -> None:
         """Raise the failure that the same attempt ended with before; its steps get what it found."""
         try:
             kept: dict[str, Any] = json.loads(self._file(steps).read_text())
@@ -111,7 +111,7 @@ class SearchSession:
             raise LockRefusedError(kept["what"], findings=_FINDINGS.validate_python(kept["findings"]), **texts)
         raise ResolutionError(kept["what"], **texts).about(*kept["about"])
 
-    def keep(self, steps: Steps, error: EnvbuildError) -> None:
+    def keep(self, steps: LockProgress, error: EnvbuildError) -> None:
         """Keep the failure of an attempt, unless another time it might not fail."""
         findings: Sequence[CheckFinding] = error.findings if isinstance(error, LockRefusedError) else ()
         lasting = bool(findings) or isinstance(error, ResolutionError)
@@ -140,7 +140,7 @@ class SearchSession:
         # Two projects may lock the same stack at once, and have one store.
         return locks.exclusive(self.context.store.root / "locks" / f"search-{self.folder.name}.lock")
 
-    def _file(self, steps: Steps) -> Path:
+    def _file(self, steps: LockProgress) -> Path:
         plan = steps.plan
         assert plan is not None  # noqa: S101 - for the type checker: an attempt has a plan by then
         key = digest_of(

@@ -66,7 +66,7 @@ class TargetNight:
 
 
 @dataclass(frozen=True)
-class Site:
+class LedgerPages:
     """The pages of a ledger at a moment.
 
     Attributes:

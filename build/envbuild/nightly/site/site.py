@@ -11,7 +11,7 @@ from envbuild.core import jsonread
 from envbuild.core.errors import UsageError
 from envbuild.core.files import machine_errors, refuse_unwritable, remove_tree, replace_tree
 from envbuild.ledger.ledger import Ledger
-from envbuild.nightly.site.pages import INDEX, RECORD, RECORD_SCHEMA, Site
+from envbuild.nightly.site.pages import INDEX, RECORD, RECORD_SCHEMA, LedgerPages
 from envbuild.nightly.site.snapshot import LedgerSnapshot
 from envbuild.nightly.state import states
 
@@ -40,7 +40,7 @@ def write_site(ledger: Ledger, into: Path, at: datetime, max_age_days: float) ->
     _refuse_other(into)
     refuse_unwritable(into)
     snapshot = LedgerSnapshot.of(ledger)
-    site = Site(snapshot, states(ledger, at, max_age_days), at)
+    site = LedgerPages(snapshot, states(ledger, at, max_age_days), at)
     with machine_errors(into):
         into.parent.mkdir(parents=True, exist_ok=True)
         # Next to it: a rename does not lead from one disk to another.

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.image.docker.dockerfile import Compile, Recipe, Source, quoted, render
+from envbuild.image.docker.dockerfile import Compile, DockerfileSpec, SourceArchive, quoted, render
 from envbuild.oci.models import RunConfig
 
 GOLDEN = Path(__file__).parent / "golden"
-CPU = Recipe(
+CPU = DockerfileSpec(
     title="mini on debian12 for CPUs",
     tag="mini:debian12-cpu",
     config=RunConfig(
@@ -22,7 +22,7 @@ CPU = Recipe(
     python="/usr/bin/python3.11",
     torch_build="cpu",
 )
-CUDA = Recipe(
+CUDA = DockerfileSpec(
     title="nemo on ngc for sm_90",
     tag="nemo:ngc-h200",
     config=RunConfig(
@@ -43,16 +43,20 @@ CUDA = Recipe(
     wheels=("flash-attn",),
     compiled=Compile(
         toolchain=["RUN apt-get -q install gcc", "ENV CC=gcc"],
-        sources=[Source(name="te", folder="te/pytorch", variables={"TORCH_CUDA_ARCH_LIST": "9.0", "FLAGS": "a 'b'"})],
+        sources=[
+            SourceArchive(name="te", folder="te/pytorch", variables={"TORCH_CUDA_ARCH_LIST": "9.0", "FLAGS": "a 'b'"})
+        ],
     ),
-    trees=[Source(name="megatron-core", folder="megatron-core", variables={"SETUPTOOLS_SCM_PRETEND_VERSION": "1.0"})],
+    trees=[
+        SourceArchive(name="megatron-core", folder="megatron-core", variables={"SETUPTOOLS_SCM_PRETEND_VERSION": "1.0"})
+    ],
     unset=("PYTHONPATH",),
 )
 
 
-@pytest.mark.parametrize(("name", "recipe"), [("cpu", CPU), ("cuda", CUDA)])
-def test_dockerfile(name, recipe):
-    assert render(recipe) == (GOLDEN / f"{name}.Dockerfile").read_text()
+@pytest.mark.parametrize(("name", "spec"), [("cpu", CPU), ("cuda", CUDA)])
+def test_dockerfile(name, spec):
+    assert render(spec) == (GOLDEN / f"{name}.Dockerfile").read_text()
 
 
 @pytest.mark.parametrize(
@@ -95,8 +99,8 @@ def test_value_with_several_lines_is_refused():
 
 
 def test_isolated_builds_are_held_to_the_locks_releases():
-    source = Source(name="x", folder="x")
-    text = render(Recipe(**{**vars(CPU), "trees": [source], "builds": "git-build.txt"}))
+    source = SourceArchive(name="x", folder="x")
+    text = render(DockerfileSpec(**{**vars(CPU), "trees": [source], "builds": "git-build.txt"}))
     assert "COPY lock/git-build.txt /build/lock/\n" in text
     (line,) = [part for part in text.replace("\\\n", "").split("RUN ") if "uv build" in part]
     words = shlex.split(line.partition("uv build")[2].partition("\nRUN")[0])
@@ -108,9 +112,11 @@ def test_isolated_builds_are_held_to_the_locks_releases():
 @pytest.mark.parametrize("value", ["plain", "it's", "$(echo no)", "`echo no`", 'a "b" \\c', "a;b&c"])
 def test_variable_of_a_build_reaches_it_unchanged(value):
     """The shell of a RUN instruction reads it."""
-    source = Source(name="x", folder="x", variables={"VALUE": value})
+    source = SourceArchive(name="x", folder="x", variables={"VALUE": value})
     (line,) = [
-        part for part in render(Recipe(**{**vars(CPU), "trees": [source]})).split("RUN ") if part.startswith("VALUE=")
+        part
+        for part in render(DockerfileSpec(**{**vars(CPU), "trees": [source]})).split("RUN ")
+        if part.startswith("VALUE=")
     ]
     command = line.partition("uv build")[0] + "printenv VALUE"
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=True)
