@@ -10,7 +10,7 @@ out. The mixes:
   (10 to 16 s until the first step, then 0.07 to 0.23 s a step), and the same with ranks that stay alive (a start of
   0.6 to 1.5 s is assumed there, for want of a record).
 
-Then each without estimates, as in the first run on a machine: told and not judged.
+Then each without estimates, as in the first run on a machine: told, and judged where the durations are those of GPUs.
 
 Exits 1 when a makespan is more than 1.15 times the reachable; where it is more than 1.15 times the simpler bound, the
 row is marked.
@@ -39,6 +39,7 @@ from envbuild_smoke.run.scheduler import Job, Scheduler
 LIMIT = 1.15
 DEVICES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 DATA = Path(__file__).parent / "data"
+ON_GPUS = "packing-certify-full-4xh100.json"
 # Seconds until the first step, and of a step, of the axis that costs most: measured on two H200s.
 START_SECONDS = {"plain": 10.0, "sequence": 12.0, "context": 15.0}
 STEP_SECONDS = {"plain": 0.14, "data": 0.07, "tensor": 0.15, "pipeline": 0.09, "sequence": 0.23, "context": 0.20}
@@ -241,7 +242,8 @@ def main() -> int:
     mixes.append(("certify-full, ranks that stay alive", lambda: certify_full(LIVE_SHARE)))
     worst = max(show(name, make()) for name, make in mixes)
     for name, make in mixes:
-        show(f"{name}, without estimates", unknown(make()))
+        ratio = show(f"{name}, without estimates", unknown(make()))
+        worst = max(worst, ratio if name == ON_GPUS else 0.0)
     print(f"largest ratio to the reachable {worst:.3f} (at most {LIMIT:g}); * more than that to the simpler bound")
     return int(worst > LIMIT)
 
