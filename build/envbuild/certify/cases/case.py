@@ -181,6 +181,10 @@ def same_arithmetic(case: Case) -> bool:
     return plain and case.micro_batches == 1 and case.precision is not Precision.FP8
 
 
+# What a row may have in the place of the matrix's training.
+_OWN_TRAINING = tuple(name for name in Training.model_fields if name in CaseSpec.model_fields)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRow:
     """All that decides a case: its row of the matrix, and what it runs on."""
@@ -198,8 +202,7 @@ class ResolvedRow:
     @cached_property
     def training(self) -> Training:
         """How it trains: as the matrix, but for what the row has in its place."""
-        names = [name for name in Training.model_fields if name in CaseSpec.model_fields]
-        own = {name: value for name in names if (value := getattr(self.spec, name)) is not None}
+        own = {name: value for name in _OWN_TRAINING if (value := getattr(self.spec, name)) is not None}
         return self.matrix_training.model_copy(update=own)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from envbuild.catalog.matrix import CaseSpec, LayoutSpec, LossMask, Matrix, Precision, Training
@@ -141,6 +142,7 @@ def coverage(matrix: Matrix, cases: Sequence[Case], capabilities: Capabilities) 
     return tuple(pairs)
 
 
+@cache
 def _forbidden(pair: tuple[str, str], capabilities: Capabilities) -> str:
     """The rules that every row with both axes breaks, of the one that breaks the fewest; empty if one can run."""
     if {"moe", *_ROUTER_LOSSES, *_OF_EXPERTS} & set(pair) and "mamba" in pair:
