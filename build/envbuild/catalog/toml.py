@@ -9,6 +9,7 @@ import difflib
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,6 +89,13 @@ def parse(text: str, model: type[M], name: str) -> M:
     Raises:
         ConfigurationError: no TOML, or not what the model allows.
     """
+    parsed: M = _parsed(text, model, name)
+    return parsed
+
+
+# A command reads the same files of envs/ several times over, and models are frozen.
+@lru_cache(maxsize=256)
+def _parsed(text: str, model: type[BaseModel], name: str) -> Any:
     try:
         values = tomlread.loads(text)
     except tomlread.TOMLDecodeError as error:
