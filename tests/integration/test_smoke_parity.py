@@ -65,7 +65,10 @@ SAME_DIGITS = ("gpt-fp32-resume2", "gpt-fp32-rc-full", "gpt-fp32-rc-selective", 
 # The same training once more, to compare two runs digit by digit.
 AGAIN = case("gpt-fp32-again", baseline=None)
 BASELINES = [
-    *(case(f"{model}-fp32-baseline", baseline=None, compare_reference=True) for model in MODELS),
+    *(
+        {**case(f"{model}-fp32-baseline", baseline=None, compare_reference=True), "perturbed_runs": 1}
+        for model in MODELS
+    ),
     AGAIN,
     case("gpt-fp32-again-mb4", baseline=None, micro_batch_size=4),
 ]
@@ -260,6 +263,17 @@ def test_baseline_trains(parity: Run) -> None:
     assert losses[0] == pytest.approx(5.55, abs=0.1)
     assert losses == sorted(losses, reverse=True)
     assert losses[0] - losses[-1] > 0.02
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_baseline_trains_again_from_weights_moved_by_one_unit(parity: Run, model: str) -> None:
+    """From any others the bands would be wide, and hide what they are to find."""
+    baseline = f"{model}-fp32-baseline"
+    (again,) = parity.cases[baseline]["perturbed"]
+    moved, losses = [step["loss"] for step in again["steps"]], parity.numbers(baseline, "loss")
+    assert moved != losses
+    assert moved == pytest.approx(losses, rel=LOSS_RELATIVE)
+    assert again["weights"] < WEIGHTS_RELATIVE
 
 
 def test_wrong_interleaving_differs_from_the_baseline(parity: Run) -> None:
