@@ -133,7 +133,7 @@ class Catalog:
     def stack(self, name: str) -> Stack:
         """The stack ``name``; the matrix, targets and bases that it names are there."""
         stack = self._load("stacks", name, Stack)
-        named: list[_Named] = [("matrices", stack.matrix, ("matrix",))]
+        named: list[_Named] = [("matrices", stack.matrix, ("matrix",))] if stack.matrix else []
         for position, entry in enumerate(stack.builds):
             named.append(("targets", entry.target, ("builds", position, "target")))
             named += [("bases", base, ("builds", position, "bases")) for base in entry.bases]

@@ -45,6 +45,10 @@ class Driver(str, Enum):
     BRIDGE = "bridge"
 
 
+# The shipped matrix that certifies what each driver trains.
+MATRICES = {Driver.MCORE: "certify-quick", Driver.NEMO: "nemo-recipes", Driver.BRIDGE: "bridge-recipes"}
+
+
 class Component(TomlModel):
     """A part of a stack that people name: where it comes from, its phase and the modules it must import.
 
@@ -239,7 +243,9 @@ class Stack(TomlModel):
 
     summary: str
     driver: Driver
-    matrix: Name = Field(description="the matrix that certifies it without --matrix")
+    matrix: Name | None = Field(
+        default=None, description="what certifies it without --matrix; default: the shipped one of its driver"
+    )
     builds: tuple[Builds, ...] = Field(min_length=1)
     anchor: PackageName | None = Field(
         default=None, description="the component whose ref and date lead: its upstream's pins decide the companions"
@@ -315,6 +321,10 @@ class Stack(TomlModel):
                     text = f"{', '.join(map(repr, unknown))}: no component of the stack; components: {', '.join(known)}"
                     raise MisplacedError((*place, name, "uses"), text)
         return self
+
+    def matrix_for(self, driver: Driver | None = None) -> str:
+        """The matrix that certifies it without --matrix; ``driver``: the lock's, where it is not the stack's."""
+        return self.matrix or MATRICES[driver or self.driver]
 
     def every_component(self) -> dict[str, Component]:
         """The components, and those that only a takeover brings."""

@@ -54,7 +54,7 @@ def command(
     request = BisectRequest(
         good=locks[0],
         bad=locks[1],
-        trial=_trial(session, selection, case, matrix),
+        trial=_trial(session, selection, case, matrix or selection.stack.matrix_for(record.driver)),
         budget_seconds=None if budget is None else budget * 60,
     )
     result = bisect(request, Repositories(session.store, session.reporter), session.context)
@@ -75,12 +75,12 @@ def _path(session: Session, text: str) -> Path:
     return kept
 
 
-def _trial(session: Session, selection: Selection, case: str | None, matrix: str | None) -> LockTrial:
+def _trial(session: Session, selection: Selection, case: str | None, matrix: str) -> LockTrial:
     if case is not None:
         return CaseTrial(
             selection=selection,
             case=case,
-            matrix=matrix or selection.stack.matrix,
+            matrix=matrix,
             wheels_for=session.built_wheels,
             context=session.context,
         )

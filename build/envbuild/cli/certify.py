@@ -97,9 +97,10 @@ def command(session: Session, **values: Any) -> None:
     arguments = Arguments(**values)
     _refuse_conflicts(context)
     selection = session.select_locked(arguments.stack, arguments.target, arguments.base, arguments.name)
-    matrix = arguments.matrix or selection.stack.matrix
     if arguments.print_cases:
-        wanted = PrintedCases(matrix, arguments.wanted, arguments.name, run_known_wrong=arguments.run_known_wrong)
+        wanted = PrintedCases(
+            arguments.matrix, arguments.wanted, arguments.name, run_known_wrong=arguments.run_known_wrong
+        )
         show_cases(session, selection, wanted)
         return
     options = _options(session, selection, arguments)
@@ -164,7 +165,7 @@ def _options(session: Session, selection: Selection, arguments: Arguments) -> Ce
             fix="Leave it out, or name a target with GPUs (`envbuild list targets`).",
         )
     # Refuses a stack for which there are no cases before keys are read or a lock is looked for.
-    driver_of(selection, arguments.matrix or selection.stack.matrix)
+    driver_of(selection, arguments.matrix or selection.stack.matrix_for())
     signer = signer_of(session, arguments.key, arguments.key_password)
     if arguments.key_password is not None and signer is None:
         raise UsageError(
@@ -179,11 +180,12 @@ def _options(session: Session, selection: Selection, arguments: Arguments) -> Ce
 def _request(session: Session, selection: Selection, arguments: Arguments) -> CertifyRequest:
     lock = find_lock(session.project, selection, arguments.name)
     # Again, with the lock: its record has the driver of the commit that was locked.
-    driver_of(selection, arguments.matrix or selection.stack.matrix, lock.lock)
+    matrix_name = arguments.matrix or selection.stack.matrix_for(lock.lock.driver)
+    driver_of(selection, matrix_name, lock.lock)
     return CertifyRequest(
         selection=selection,
         lock=lock,
-        matrix_name=arguments.matrix or selection.stack.matrix,
+        matrix_name=matrix_name,
         out_dir=arguments.out_dir,
         wanted=arguments.wanted,
         place=arguments.place,

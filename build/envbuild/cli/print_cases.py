@@ -23,11 +23,12 @@ class PrintedCases:
     """Which cases of which matrix.
 
     Attributes:
+        matrix: its name; None: the default of the stack and its lock.
         lock_name: of the lock, where it is not the stack's own.
         run_known_wrong: also cases that the locked versions are known to train wrongly.
     """
 
-    matrix: str
+    matrix: str | None
     cases: WantedCases = ALL
     lock_name: str | None = None
     run_known_wrong: bool = False
@@ -39,9 +40,9 @@ def print_cases(session: Session, selection: Selection, wanted: PrintedCases) ->
     Raises:
         CertificationCannotRunError: there are no cases for what trains the stack.
     """
-    matrix_name = wanted.matrix
-    matrix = selection.catalog.matrix(matrix_name)
     lock = _lock(session, selection, wanted.lock_name)
+    matrix_name = wanted.matrix or selection.stack.matrix_for(lock.lock.driver if lock else None)
+    matrix = selection.catalog.matrix(matrix_name)
     # For its error: a stack without cases in the matrix is refused as its run is.
     driver_of(selection, matrix_name, lock.lock if lock else None)
     packages = lock.packages() if lock else ()

@@ -249,11 +249,13 @@ def open_bucket(
             account = environ.get("GOOGLE_APPLICATION_CREDENTIALS", "Google's default credentials")
             options |= {"base_url": url} if url else {}
             store = GCSStore(address.host, **options)
-        else:
+        elif address.scheme == "s3":
             found, account = aws_settings(environ)
             found |= {"endpoint": url} if url else {}
             # Sent along with each put and each part, so that the server compares what came.
             store = S3Store(address.host, checksum_algorithm="SHA256", **options, **found)
+        else:
+            raise NotImplementedError(f"{address.scheme}:// has no client here")
     except Exception as error:
         raise NetworkError(
             f"the store {address} cannot be opened",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,8 +170,14 @@ def local_probe(lock: LockDirectory, place: InstallTarget, target: Target) -> It
 
 
 def _make_room(into: Path) -> None:
-    """Remove the environment that is there; anything else stays and is refused."""
+    """Remove the environment that is there; anything else, and the one that runs envbuild, stays and is refused."""
     with machine_errors(into):
+        if into.resolve() == Path(sys.prefix).resolve():
+            raise UsageError(
+                f"{into} is the environment that envbuild runs from",
+                why="An environment is made anew, and envbuild and its uv would be removed first.",
+                fix="Name another folder.",
+            )
         # pyvenv.cfg makes a folder an environment (PEP 405).
         if (into / "pyvenv.cfg").is_file():
             remove_tree(into)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,6 +187,17 @@ def test_an_environment_is_made_anew_and_nothing_else_is_touched(lock, tmp_path,
         with pytest.raises(UsageError, match="exists and is not an environment"):
             run(lock, tmp_path, into=name)
     assert (calls, os.listdir(tmp_path / "mine")) == ({}, ["thesis"])
+
+
+def test_the_environment_that_envbuild_runs_from_is_kept(lock, tmp_path, calls, monkeypatch):
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv/pyvenv.cfg").write_text("")
+    (tmp_path / "linked").symlink_to("venv")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    for name in ("venv", "linked"):
+        with pytest.raises(UsageError, match="is the environment that envbuild runs from"):
+            run(lock, tmp_path, into=name)
+    assert (calls, os.listdir(tmp_path / "venv")) == ({}, ["pyvenv.cfg"])
 
 
 def test_a_stack_without_torch_and_a_base_that_brings_it_look_for_none(lock, monkeypatch):

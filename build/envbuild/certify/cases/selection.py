@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.model_spec import Recipe
-from envbuild.catalog.stack import Driver
+from envbuild.catalog.stack import MATRICES, Driver
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.expansion import LeftOut, expand
 from envbuild.core.errors import CertificationCannotRunError, ConfigurationError, UsageError
@@ -32,8 +32,6 @@ class WantedCases:
 
 
 ALL = WantedCases()
-# The shipped matrix of each driver.
-MATRICES = {Driver.MCORE: "certify-quick", Driver.NEMO: "nemo-recipes", Driver.BRIDGE: "bridge-recipes"}
 
 
 def chosen_cases(
