@@ -106,6 +106,7 @@ def _known(error: EnvbuildError) -> list[Signature]:
         with error.log.open("rb") as stream:
             # The log of a build may have gigabytes; what failed is at its end.
             stream.seek(max(0, error.log.stat().st_size - LOG_TAIL_BYTES))
-            text += "\n" + stream.read().decode(errors="replace")
+            # Commands append to one log, each below its own words (core.process.run): the last one failed.
+            text += "\n" + ("\n" + stream.read().decode(errors="replace")).rpartition("\n$ ")[2]
     ran = isinstance(error, CertificationFailedError | CertificationCannotRunError)
     return match_text(text, BEFORE_ANYTHING_RUNS if ran else ())[:3]

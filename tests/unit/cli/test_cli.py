@@ -21,6 +21,7 @@ from envbuild.cli.commands import COMMANDS, help_text
 from envbuild.cli.main import run
 from envbuild.cli.report import as_json
 from envbuild.cli.schema import ALL
+from envbuild.core import process
 from envbuild.core.errors import ERROR_CLASSES, BuildError, CertificationFailedError
 from envbuild.core.progress import SilentReporter
 from envbuild.store.local import LocalStore
@@ -200,6 +201,16 @@ def test_known_failure_is_named_with_its_cure(project, capsys):
     shown, message = capsys.readouterr()
     assert [known["id"] for known in json.loads(shown)["error"]["known"]] == ["BI01"]
     assert "known failure BI01" in message
+
+
+@pytest.mark.parametrize(("order", "known"), [("21", []), ("12", ["BI01"]), ("2", ["BI01"])])
+def test_commands_before_in_the_same_log_do_not_explain_a_failure(tmp_path, order, known):
+    """Found so: uv met another hash, and the glibc of the run before was named, whose command had succeeded since."""
+    log = tmp_path / "install-main.log"
+    text = {"1": "echo no hash was computed", "2": "echo \"ModuleNotFoundError: No module named 'torch'\""}
+    for name in order:
+        process.run(["sh", "-c", f"{text[name]}; false"], what="install", log=log, check=False)
+    assert [item["id"] for item in as_json(BuildError("it", why="", log=log))["known"]] == known
 
 
 def test_failures_of_earlier_stages_do_not_explain_a_failed_certification():
