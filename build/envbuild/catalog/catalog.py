@@ -142,7 +142,7 @@ class Catalog:
         return stack
 
     def _refuse_unknown_names(self, named: list[_Named], path: Path) -> None:
-        known = {kind: self.names(kind) for kind, _, _ in named}
+        known = {kind: self.names(kind) for kind in {kind for kind, _, _ in named}}
         for kind, name, location in named:
             if name not in known[kind]:
                 raise ConfigurationError(

@@ -85,6 +85,7 @@ class _Reading:
         self.problems: list[str] = []
         self.left_out: list[LeftOut] = []
         self._matrix = matrix
+        self._by_id: dict[str, Case] = {}
         for position, written in enumerate(matrix.cases):
             for spec in written.specs():
                 if spec.model not in matrix.models:
@@ -108,13 +109,14 @@ class _Reading:
             self.problems.append(f"cases[{position}] ({row.case.id}): {'; '.join(rules)}")
         self.problems += [f"cases[{position}]: {problem}" for problem in self._problems(row)]
         self.rows.append(row)
+        self._by_id.setdefault(row.case.id, row.case)
 
     def _problems(self, row: ResolvedRow) -> list[str]:
         case, found = row.case, []
         if len(case.id) > CASE_ID_LENGTH:
             text = f"{case.id} has {len(case.id)} characters; an ID has at most {CASE_ID_LENGTH}"
             found.append(f"{text}: shorten the model's name")
-        if other := next((other.case for other in self.rows if other.case.id == case.id), None):
+        if other := self._by_id.get(case.id):
             differing = [name for name, value in _values(case).items() if value != _values(other)[name]]
             names = ", ".join(differing)
             found.append(
