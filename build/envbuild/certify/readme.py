@@ -70,7 +70,8 @@ and 1 when some did not; both leave results, and the judge decides whether they 
 wrong. 3: the environment cannot run it. 4: the GPUs are not as the plan wants. 5: the results cannot be written. 130:
 interrupted.
 
-Bring back the whole folder, or at least `plan.json` and `results/results.jsonl`, as they are. Then, anywhere:
+Bring back `plan.json`, `results/results.jsonl` and, for the logs, `results/cases/`, as they are: `results/checkpoints/`
+and `results/caches/` are large and of no more use. Then, anywhere:
 
 ```sh
 {judge}
