@@ -22,7 +22,7 @@ def _loopback_without_proxy(monkeypatch):
 
 @pytest.fixture(scope="session")
 def tmp_path_factory(tmp_path_factory, request):
-    """In memory: these tests make 48,000 folders, which took a sixth of their time on a disk.
+    """In memory: these tests make 48,000 folders, and took 67 s for 58 on a disk.
 
     Without xdist they are there, and those of failed tests stay.
     """

@@ -70,15 +70,15 @@ class CulpritSearch:
             return None
         # The lock may be on the stack's next base, and the step says on which.
         selection = next(item for item in self.request.selections if item.target_name == step.target)
-        trial = self._trial(step, step.error.fault, replace(selection, base_name=step.base))
         certified = self.ledger.rows(CertificateRow, stack=step.stack, target=step.target)
         last = next((row.lock_digest for row in reversed(certified) if row.base == step.base), step.lock_digest)
         # Without a certificate on this base `last` is the lock itself: there is nothing to compare with.
-        if trial is None or last == step.lock_digest:
+        if last == step.lock_digest:
             return None
         if self.ledger.get(BisectRow, f"{last}/{step.lock_digest}/{step.target}") is not None:
             return None
-        return self._bisected(step, last, trial, seconds)
+        trial = self._trial(step, step.error.fault, replace(selection, base_name=step.base))
+        return None if trial is None else self._bisected(step, last, trial, seconds)
 
     def _bisected(self, step: StepRow, last: str, trial: LockTrial, seconds: float) -> StepRow:
         """Bisect from the last certified lock, named by its digest."""

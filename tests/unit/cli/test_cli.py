@@ -17,13 +17,16 @@ from unit.wheels.test_key import PARTS
 
 from envbuild import __version__
 from envbuild.catalog.models import KINDS
+from envbuild.catalog.stack import Driver
+from envbuild.cli import bisect as bisect_command
 from envbuild.cli.commands import COMMANDS, help_text
 from envbuild.cli.main import run
 from envbuild.cli.report import as_json
 from envbuild.cli.schema import ALL
 from envbuild.core import process
-from envbuild.core.errors import ERROR_CLASSES, BuildError, CertificationFailedError
+from envbuild.core.errors import ERROR_CLASSES, BuildError, CertificationFailedError, UsageError
 from envbuild.core.progress import SilentReporter
+from envbuild.nightly.bisect.bisect import BisectRequest
 from envbuild.store.local import LocalStore
 
 ENVBUILD = [sys.executable, "-m", "envbuild"]
@@ -340,6 +343,36 @@ def test_print_cases_of_a_matrix_without_a_case_of_the_stack_is_refused_as_its_r
         assert run([*words, *more, "--json"]) == 8
         error = json.loads(capsys.readouterr().out)["error"]
         assert (error["reason"], "driver nemo" in error["what"]) == ("no-cases", True)
+
+
+@pytest.mark.parametrize("driver", [None, Driver.NEMO, Driver.BRIDGE])
+def test_default_matrix_is_that_of_the_driver_that_the_lock_names(project, capsys, driver):
+    """Stack nemo trains with NeMo or, at commits since 3.0, with Megatron-Bridge."""
+    words = ["certify", "--stack", "nemo", "--target", "h200", "--base", "debian13-cu130"]
+    matrix = f"{driver.value if driver else 'nemo'}-recipes"
+    if driver:
+        make_lock(project / "lockfiles/nemo/debian13-cu130", stack="nemo", driver=driver)
+    assert run([*words, "--print-cases", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["matrix"] == matrix
+    if driver:
+        assert run([*words, "--in", "venv", "--plan-out", str(project / "plan")]) == 0
+        assert f"--matrix {matrix} " in (project / "plan/README.md").read_text()
+
+
+def test_a_bisection_of_a_case_is_by_the_matrix_of_the_driver_that_the_lock_names(project, monkeypatch):
+    asked: list[BisectRequest] = []
+
+    def stop(request: BisectRequest, *_: object) -> None:
+        asked.append(request)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(bisect_command, "bisect", stop)
+    base = make_lock(project / "good", stack="nemo", driver=Driver.NEMO).base
+    place = base.model_copy(update={"name": "debian13-cu130"})
+    for name, driver in (("good", Driver.NEMO), ("bad", Driver.BRIDGE)):
+        make_lock(project / name, stack="nemo", driver=driver, base=place)
+    assert run(["bisect", "good", "bad", "--case", "a-case"]) == 2
+    assert asked[0].trial.text == "case a-case of matrix bridge-recipes"
 
 
 def test_print_cases_of_a_named_lock_that_is_not_there_is_refused(project, capsys):

@@ -3,13 +3,32 @@
 from pathlib import Path
 
 from helpers.image_inputs import SELECTION
+from helpers.locks import make_lock
+from unit.image.test_record import RECORD
 
+from envbuild.catalog.catalog import HostDistribution, select
 from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
+from envbuild.catalog.stack import Driver
 from envbuild.core.progress import SilentReporter
+from envbuild.image.output import PlacedImage
+from envbuild.lock.lockfile import read_lock
 from envbuild.nightly import steps
-from envbuild.nightly.models import NightRequest
+from envbuild.nightly.models import Job, NightRequest
 from envbuild.store.local import LocalStore
+
+
+def test_a_night_certifies_by_the_matrix_of_the_driver_that_the_lock_names(tmp_path: Path) -> None:
+    reporter = SilentReporter()
+    context = Context(store=LocalStore(tmp_path / "store", reporter), site=load_site(), reporter=reporter)
+    selection = select(SELECTION.catalog, "nemo", "h200", None, HostDistribution("debian", "12"))
+    night = steps.NightSteps(request=NightRequest(selections=(selection,), project=tmp_path), context=context)
+    for driver in (Driver.NEMO, Driver.BRIDGE):
+        make_lock(tmp_path / driver.value, stack="nemo", driver=driver)
+        job = Job(
+            selection=selection, lock=read_lock(tmp_path / driver.value), image=PlacedImage(tmp_path, RECORD, "nemo")
+        )
+        assert night.certify_request(job).matrix_name == f"{driver.value}-recipes"
 
 
 def test_the_lock_of_a_pinned_stack_is_verified_too(tmp_path: Path, monkeypatch) -> None:
