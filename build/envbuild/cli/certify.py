@@ -19,7 +19,7 @@ from envbuild.certify.certify import CertifyOptions, certify
 from envbuild.certify.issue import Certification
 from envbuild.certify.offline import ExplicitOptions, judge_folder, write_plan
 from envbuild.certify.readme import judge_command
-from envbuild.certify.report.describe import describe_matrix
+from envbuild.certify.report.describe import describe_matrix, describe_not_vouched
 from envbuild.certify.run.executors import DEFAULT_VENV, MachineOptions, parse_gpus
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest
 from envbuild.cli.command import Command, command_line, given_options
@@ -276,7 +276,7 @@ def _print(session: Session, result: Certification) -> None:
         *([] if predicate.whole_matrix else [f"a part of matrix {predicate.matrix}, which publishing wants whole"]),
         *([] if predicate.matrix_is_shipped else [f"the cases are those of {describe_matrix(predicate)}"]),
         *([_reused(reused, len(predicate.cases))] if reused else []),
-        *[f"not vouched for: {item.what}" for item in predicate.not_vouched],
+        *[f"not vouched for: {describe_not_vouched(item)}" for item in predicate.not_vouched],
         f"signed by key {result.keyid}" if result.keyid else UNSIGNED,
         shown(result.certificate),
         shown(result.reports.page),

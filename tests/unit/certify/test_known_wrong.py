@@ -23,6 +23,8 @@ ENTRIES = [
     *("masked-loss-in-contexts", "optimizer-state-in-buckets", "overlap-of-instances", "router-losses-per-token"),
     *("sequence-loss-per-token", "whole-experts"),
 ]
+WHY = "the loss of gathered logits is that of logits that are split"
+CURE = "Leave the logits split (parallel_output = true)."
 CASES = """
 [[cases]]
 model = "gpt"
@@ -64,8 +66,8 @@ def test_affected_case_is_left_out_and_not_vouched_for(mixed):
     item = predicate.not_vouched[0]
     assert (item.versions, item.what) == ("megatron-core 0.16.1", "tensor > 1, parallel_output = false")
     assert (item.why, item.fix, item.evidence.split(";")[0]) == (
-        "the loss of gathered logits is that of logits that are split",
-        "Leave the logits split (parallel_output = true).",
+        WHY,
+        CURE,
         "https://github.com/NVIDIA/Megatron-LM/issues/7452",
     )
     assert not certify(mixed).written
@@ -86,6 +88,9 @@ def test_known_wrong_case_that_runs_fails_no_certificate(mixed, scale, cases, re
         .problem.startswith("parity-loss: step 1: " if result == "failed" else "")
     )
     assert any(f"wrong, as known {GATHERED}: " in note for note in mixed.reporter.lines) is (result == "failed")
+    assert any(f"known     gathered-logits: {WHY}. {CURE}" in note for note in mixed.reporter.lines) is (
+        result == "failed"
+    )
     assert not certify(mixed, run_known_wrong=True).written
     # What passed is reused without it, and the plan is another one.
     assert certify(mixed).cases_run == 0
@@ -107,6 +112,7 @@ def test_another_case_that_fails_still_fails(mixed):
     with pytest.raises(CertificationFailedError) as caught:
         certify(mixed, run_known_wrong=True)
     assert caught.value.what == "2 of 3 cases failed, 1 of them known to train wrongly"
+    assert caught.value.why.splitlines()[-1] == f"gathered-logits: {WHY}. {CURE}"
     assert mixed.certificates() == []
 
 
@@ -130,7 +136,7 @@ def test_nothing_that_is_right_is_left(mixed):
     error = caught.value
     assert (error.reason, mixed.calls) == ("known-wrong", [])
     assert "--run-known-wrong" in error.fix
-    why = "known to train wrongly: the loss of gathered logits is that of logits that are split (gathered-logits)"
+    why = f"known to train wrongly: {WHY} (gathered-logits). {CURE}"
     assert f"{GATHERED}: {why}" in error.why.splitlines()
     with pytest.raises(CertificationCannotRunError, match=f"{GATHERED} is left out") as caught:
         mixed.certify(matrix_name="mixed", only=(TP2, GATHERED))
@@ -171,7 +177,11 @@ def test_case_is_vouched_for_if_it_and_its_baseline_passed_in_every_repeat(chang
 def test_reports_and_commands_show_what_is_not_vouched_for(mixed, answer, command, capsys, tmp_path):
     keys = make_keys(tmp_path, "own", None)
     assert command("--matrix", "mixed", "--key", keys.private) == 0
-    assert "not vouched for: tensor > 1, parallel_output = false" in capsys.readouterr().out.splitlines()
+    line = (
+        f"not vouched for: tensor > 1, parallel_output = false: {WHY} (megatron-core 0.16.1). {CURE} "
+        f"Cases: {GATHERED} not run"
+    )
+    assert line in capsys.readouterr().out.splitlines()
     _, done = answer("--matrix", "mixed")
     assert [item["name"] for item in done["not_vouched"]] == ENTRIES
     page, junit = mixed.certificates()[0].with_name("report.html"), mixed.certificates()[0].with_name("junit.xml")
@@ -180,10 +190,6 @@ def test_reports_and_commands_show_what_is_not_vouched_for(mixed, answer, comman
     assert 'skipped="1"' in junit.read_text()
     assert 'message="known to train wrongly, not run: the loss of gathered' in junit.read_text()
     (tmp_path / "trust.toml").write_text(f'[keys.own]\nfile = "{keys.public}"\n')
-    line = (
-        "not vouched for: tensor > 1, parallel_output = false: the loss of gathered logits is that of logits that are "
-        f"split (megatron-core 0.16.1); {GATHERED} not run"
-    )
     for words in (("show",), ("verify", "--trust", str(tmp_path / "trust.toml"))):
         assert run(["certificate", words[0], str(mixed.certificates()[0]), *words[1:]]) == 0
         assert line in capsys.readouterr().out.splitlines()
@@ -192,7 +198,7 @@ def test_reports_and_commands_show_what_is_not_vouched_for(mixed, answer, comman
 def test_print_cases_lists_what_is_left_out_and_why(mixed, answer):
     _, shown = answer("--matrix", "mixed", "--print-cases")
     assert [case["id"] for case in shown["cases"]] == [BASELINE, TP2]
-    why = "known to train wrongly: the loss of gathered logits is that of logits that are split (gathered-logits)"
+    why = f"known to train wrongly: {WHY} (gathered-logits). {CURE}"
     assert shown["left_out"] == [{"id": GATHERED, "why": why}]
     _, shown = answer("--matrix", "mixed", "--print-cases", "--run-known-wrong")
     assert [case["id"] for case in shown["cases"]] == [BASELINE, TP2, GATHERED]

@@ -35,8 +35,8 @@ def _values(case: Case, matrix: Matrix) -> Iterator[dict[str, object]]:
 
 def left_out(affected: Mapping[str, tuple[str, ...]], entries: Mapping[str, Conflict]) -> tuple[LeftOut, ...]:
     """The affected cases as cases of a matrix that do not run."""
-    reasons = {name: f"{entry.summary} ({name})" for name, entry in entries.items()}
+    reasons = {name: f"{entry.summary} ({name}). {entry.fix}" for name, entry in entries.items()}
     return tuple(
-        LeftOut(id=case, why=f"known to train wrongly: {'; '.join(reasons[name] for name in names)}")
+        LeftOut(id=case, why=f"known to train wrongly: {' '.join(reasons[name] for name in names)}")
         for case, names in affected.items()
     )

@@ -113,9 +113,9 @@ def describe_reference(reference: ReferenceVerdict | None) -> str:
 
 
 def describe_not_vouched(item: NotVouched) -> str:
-    """What trains wrongly and with which versions, and how the matrix's cases of it ended."""
-    cases = (f"{case.id} {case.result}" for case in item.cases)
-    return f"{item.what}: {item.why} ({item.versions})" + "".join(f"; {case}" for case in cases)
+    """What trains wrongly, with which versions and what to do, and how the matrix's cases of it ended."""
+    cases = "; ".join(f"{case.id} {case.result}" for case in item.cases)
+    return f"{item.what}: {item.why} ({item.versions}). {item.fix}" + (f" Cases: {cases}" if cases else "")
 
 
 def difference(found: TomlModel, allowed: TomlModel, name: str) -> str:
