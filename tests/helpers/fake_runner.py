@@ -75,7 +75,7 @@ def gradients_of(factor=1.0):
     """The gradients of two tensors; ``factor`` multiplies them."""
     names = ("decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.mlp.linear_fc2.weight")
     return [
-        {"name": name, "norm": factor * norm, "projections": [factor * norm, -factor * norm]}
+        {"name": name, "norm": factor * norm, "projections": [factor * norm, -factor * norm] * 2}
         for norm, name in enumerate(names, 1)
     ]
 

@@ -61,7 +61,7 @@ def test_spread_of_a_step_is_the_largest_up_to_it(lines, tmp_path):
     runs[0]["steps"][1]["loss"] *= 1 + 1e-4
     plan = {**plan_of(), "nonce": lines[0]["nonce"]}
     lines[0] |= {"plan_digest": lines_of(plan)[0]["plan_digest"]}
-    spread = spread_of(read(tmp_path / "results.jsonl", plan, lines).of(BASELINE))
+    spread = spread_of(read(tmp_path / "results.jsonl", plan, lines).of(BASELINE), 4)
     assert spread.loss == pytest.approx((1e-6, *[1e-4] * 4), rel=0.02)
     assert spread.grad_norm == pytest.approx((1e-6,) * 5, rel=0.02)
     assert (spread.runs, spread.weights) == (4, 1e-6)
@@ -80,7 +80,7 @@ def test_step_within_its_band(verdict, lines, name, check, share, passed):
     ("change", "text"),
     [
         ({"norm": 1.001}, f"the gradient of {FC1} in the first step has another norm: off by 1.00e-03"),
-        ({"projections": [1.0, 1.0]}, f"the gradient of {FC1} in the first step has another direction: off by 1.41"),
+        ({"projections": [1.0, 1.0] * 2}, f"the gradient of {FC1} in the first step has another direction: off by 1.41"),
         ({"name": "other"}, f"its gradients of the first step are not those of its baseline's tensors: {FC1}, other"),
     ],
 )
@@ -129,7 +129,7 @@ def test_gradient_that_is_zero_but_for_rounding_has_a_band_of_its_own(verdict, l
     name = "decoder.layers.0.self_attention.linear_qkv.bias"
 
     def rounding(number):
-        return {"name": name, "norm": 1e-9 * number, "projections": [1e-9 * number, 0.0]}
+        return {"name": name, "norm": 1e-9 * number, "projections": [1e-9 * number, 0.0] * 2}
 
     for case in CASES:
         line(lines, case.id)["gradients"] = [*line(lines, case.id)["gradients"], rounding(3 if case.id == TP2 else 1)]
@@ -141,11 +141,36 @@ def test_gradient_that_is_zero_but_for_rounding_has_a_band_of_its_own(verdict, l
     assert checks(verdict()) == {"parity-gradients"}
 
 
-@pytest.mark.parametrize("perturbed", [None, [], "short"])
+@pytest.mark.parametrize("count", [1, 4], ids=["one", "most"])
+def test_gradient_that_is_there_only_with_moved_weights_is_not_compared(verdict, lines, count):
+    """An expert of a router may get no token in the first step, and one when the weights move."""
+    none = [{"name": f"expert{number}", "norm": 0.0, "projections": [0.0] * 4} for number in range(count)]
+    some = [{**item, "norm": 1e-3, "projections": [1e-3] * 4} for item in none]
+    for case in CASES:
+        line(lines, case.id)["gradients"] = [*line(lines, case.id)["gradients"], *none]
+    for run in line(lines, BASELINE)["perturbed"]:
+        run["gradients"] = [*run["gradients"], *some]
+    for gradients in (none, some):
+        line(lines, TP2)["gradients"] = [*line(lines, TP2)["gradients"][:2], *gradients]
+        found = verdict()
+        assert found.passed
+        assert found.tolerance.gradients == pytest.approx(FACTOR * 1e-6)
+    line(lines, TP2)["gradients"][0] = {**line(lines, TP2)["gradients"][0], "norm": 1.001}
+    assert checks(verdict()) == {"parity-gradients"}
+
+
+def test_gradient_that_is_listed_twice_is_a_problem(verdict, lines):
+    first, *others = line(lines, TP2)["gradients"]
+    line(lines, TP2)["gradients"] = [{**first, "norm": 7.0}, first, *others]
+    assert checks(verdict()) == {"parity-gradients"}
+
+
+@pytest.mark.parametrize("perturbed", [None, [], "short", "few"])
 def test_baseline_whose_moved_trainings_are_missing(verdict, lines, perturbed):
     baseline = line(lines, BASELINE)
     run = baseline["perturbed"][0]
-    baseline["perturbed"] = [{**run, "steps": run["steps"][:-1]}] if perturbed == "short" else perturbed
+    short = [{**run, "steps": run["steps"][:-1]}]
+    baseline["perturbed"] = {"short": short, "few": [run]}.get(perturbed, perturbed) if perturbed else perturbed
     assert checks(verdict(BASELINE)) == checks(verdict()) == {"baseline"}
 
 

@@ -299,13 +299,13 @@ def test_what_was_built_must_be_what_was_planned(failed, case, name, value, plan
     assert text.startswith(f"{name}: the plan asks for ")
 
 
-@pytest.mark.parametrize("name", ["parameters", "samples_digest"])
-def test_what_a_case_was_trained_with_must_be_its_baselines(failed, name, plan, lines):
-    line(lines, TP2)["observed"][name] = "other"
+@pytest.mark.parametrize(("name", "other"), [("parameters", 7), ("samples_digest", "sha256:other")])
+def test_what_a_case_was_trained_with_must_be_its_baselines(failed, name, other, plan, lines):
+    line(lines, TP2)["observed"][name] = other
     ((case, ((check, text),)),) = failed(plan, lines).items()
     assert (case, check) == (TP2, "observed")
-    assert "differ from its baseline's: other, not " in text
-    line(lines, TP2)["observed"][name] = None
+    assert f"differ from its baseline's: {other}, not " in text
+    del line(lines, TP2)["observed"][name]
     assert failed(plan, lines)[TP2][0][1].startswith("the driver reported nothing of its ")
 
 

@@ -28,12 +28,10 @@ FACTOR = 3.0
 FLOOR = 16 * 2.0**-23
 
 
-def spread_of(baseline: CaseResult) -> Spread | None:
-    """What moved weights did to a baseline; None where it was not measured."""
-    if not baseline.perturbed:
-        return None
-    runs = [run for run in baseline.perturbed if len(run.steps) == len(baseline.steps)]
-    if len(runs) < len(baseline.perturbed):
+def spread_of(baseline: CaseResult, runs_asked: int) -> Spread | None:
+    """What moved weights did to a baseline in so many runs; None where it was not measured."""
+    runs = [run for run in baseline.perturbed or () if len(run.steps) == len(baseline.steps)]
+    if not runs or len(runs) != runs_asked:
         return None
     return Spread(
         runs=len(runs),
@@ -107,12 +105,17 @@ class GradientDifference:
 
     @property
     def of_band(self) -> float:
+        if math.isinf(self.allowed):
+            return 0.0
         return self.found / self.allowed if math.isfinite(self.found) else math.inf
 
 
 @dataclass(frozen=True)
 class GradientBands:
-    """The bands of the gradients of the first step, by tensor: of their norms, and of where they point."""
+    """The bands of the gradients of the first step, by tensor: of their norms, and of where they point.
+
+    Infinite where rounding decides whether there is a gradient, as of an expert that gets no token until weights move.
+    """
 
     norms: Mapping[str, float]
     directions: Mapping[str, float]
@@ -127,7 +130,8 @@ class GradientBands:
     @property
     def caught(self) -> float | None:
         """The error that is caught in the norm of the gradient of half of the tensors: the median of the bands."""
-        return statistics.median(self.norms.values()) if self.norms else None
+        usual = statistics.median(self.norms.values()) if self.norms else math.inf
+        return usual if math.isfinite(usual) else None
 
 
 def compare_gradients(
@@ -136,7 +140,7 @@ def compare_gradients(
     """The tensor whose gradient of the first step is farthest out in its band, and the problem if it is outside."""
     own = {gradient.name: gradient for gradient in result.gradients or ()}
     expected = {gradient.name: gradient for gradient in baseline.gradients or ()}
-    if not own or own.keys() != expected.keys():
+    if not own or own.keys() != expected.keys() or len(own) != len(result.gradients or ()):
         names = sorted(own.keys() ^ expected.keys())
         shown = ", ".join(names[:5]) or "none"
         text = f"its gradients of the first step are not those of its baseline's tensors: {shown}"
@@ -174,7 +178,7 @@ def _gradient_bands(baseline: CaseResult, measure: Measure) -> Mapping[str, floa
         )
         for gradient in baseline.gradients or ()
     }
-    usual = statistics.median(spreads.values())
+    usual = statistics.median([spread for spread in spreads.values() if math.isfinite(spread)] or [math.inf])
     return {name: max(FACTOR * max(spread, usual), FLOOR) for name, spread in spreads.items()}
 
 
@@ -185,6 +189,5 @@ def _norm_difference(expected: Gradient, found: Gradient) -> float:
 def _distance(expected: Gradient, found: Gradient) -> float:
     """About the norm of the difference, relative to the norm: see smoke's drivers/mcore/gradients.py."""
     # Projections on random signs are about as far apart as what is projected (Achlioptas, 2003).
-    pairs = zip(expected.projections, found.projections, strict=True)
-    distance = math.sqrt(statistics.fmean((own - other) ** 2 for own, other in pairs))
+    distance = math.dist(expected.projections, found.projections) / math.sqrt(len(expected.projections))
     return 0.0 if distance == 0 else distance / expected.norm if expected.norm else math.inf

@@ -94,7 +94,7 @@ class _Judge:
             planned = self._planned[case.id]
             reference, problems = compare_reference(planned, self._models[planned["model"]], result)
             problems += [*self._configuration(case, result, None), *self._repeated(case, result)]
-            spread = spread_of(result)
+            spread = spread_of(result, planned["perturbed_runs"])
             if spread is not None:
                 spread = spread.model_copy(update={"caught": self._gradient_bands(result).caught})
             else:
@@ -106,7 +106,7 @@ class _Judge:
         if baseline is None or self._incomplete(case, baseline):
             text = f"its baseline {case.baseline_id} did not complete, so there is nothing to compare with"
             return _judged(verdict, [Problem(check="baseline", text=text)])
-        spread = spread_of(baseline)
+        spread = spread_of(baseline, self._planned[case.baseline_id]["perturbed_runs"])
         if spread is None:
             text = f"of its baseline {case.baseline_id} it was not measured what moved weights do to it: no bands"
             return _judged(verdict, [Problem(check="baseline", text=text)])
