@@ -54,6 +54,13 @@ class Finetune(str, Enum):
     LORA = "lora"
 
 
+class RecipeAs(str, Enum):
+    """A framework's recipe as people write it, or with the flags that cure what it is known to train wrongly."""
+
+    PLAIN = "plain"
+    CURED = "cured"
+
+
 class Fp8Recipe(str, Enum):
     """How the scales of fp8 are found: from earlier micro batches, or of the values themselves, a tensor or a block."""
 
@@ -166,6 +173,7 @@ class CaseSpec(LayoutSpec):
     calculate_per_token_loss: bool | None = None
     packed: bool | None = None
     finetune: Finetune | None = None
+    recipe: RecipeAs = RecipeAs.CURED
     fp8_recipe: Fp8Recipe | None = None
     # With its default, megatron-core 0.16.1 trains PP 2 x virtual 2 to other losses than the baseline; with True, and
     # batch_p2p_comm off, to the same digits (CPU, gloo).
@@ -234,6 +242,10 @@ class MatrixRow(TomlModel):
         default=None, description=f"{OWN_BASELINE}, but with finetune: the unpacked one"
     )
     finetune: OneOrMore[Finetune] | None = Field(default=None, description=OWN_BASELINE)
+    recipe: OneOrMore[RecipeAs] = Field(
+        default=RecipeAs.CURED,
+        description="plain: the framework's recipe without the flags that cure what it is known to train wrongly",
+    )
     fp8_recipe: OneOrMore[Fp8Recipe] | None = Field(
         default=None,
         description="without it blockwise or tensorwise, as the GPU can; such cases have their own baseline",

@@ -77,7 +77,7 @@ and `results/caches/` are large and of no more use. Then, anywhere:
 {judge}
 ```
 
-The plan counts for one run: other results with its nonce are refused. For another run write another plan.
+Results of one run of this plan can be certified; others are refused then. For another run write another plan.
 """
 # The image's file is mounted into the image so that the runner can hash it. A home folder, which pyxis may mount, can
 # bring another Python (planted fault another-python-in-the-image).

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from helpers.rows import CAPABILITIES, EXPERTS, MAMBA, TRAINING, rows
 from hypothesis import HealthCheck, given, settings
 
-from envbuild.catalog.matrix import CaseSpec
+from envbuild.catalog.matrix import CaseSpec, RecipeAs
 from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
@@ -329,3 +330,21 @@ def test_package_that_the_environment_must_have(kind, changes, package):
     without = Capabilities(device=H200.device, sm=H200.sm, packages=H200.packages - {package})
     (rule,) = missing_capabilities(row(kind, without, **changes))
     assert rule == f"it needs the package {package}, which the environment does not have"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cures"),
+    [(None, (True, True)), (RecipeAs.CURED, (True, True)), (RecipeAs.PLAIN, (False, False))],
+)
+def test_plain_recipe_is_without_the_flags_that_cure_it(recipe, cures):
+    layout = {"pipeline": 2, "virtual_pipeline": 2, "tensor": 2, "sequence": True}
+    spec = CaseSpec(model="m", finetune="lora", **layout, **({"recipe": recipe} if recipe else {}))
+    made = replace(row("te", H200, **FINETUNED), spec=spec)
+    assert (made.overlap_p2p_comm, made.sequence_parallel_input_regather) == cures
+    assert not any("recipe" in text for text in broken_rules(made))
+
+
+def test_plain_recipe_needs_a_recipe():
+    made = row("gpt")
+    (text,) = broken_rules(replace(made, spec=made.spec.model_copy(update={"recipe": RecipeAs.PLAIN})))
+    assert text == 'recipe = "plain" needs a model with a recipe'

@@ -18,6 +18,7 @@ from envbuild.catalog.matrix import (
     LayoutSpec,
     Matrix,
     Precision,
+    RecipeAs,
     Recompute,
     Training,
 )
@@ -210,13 +211,17 @@ class ResolvedRow:
         # Interleaved stages overlap by default: with two stages megatron-core's own default trains wrongly
         # (envs/conflicts/interleaved-batched-p2p.toml).
         stated = self.spec.overlap_p2p_comm
-        return self.spec.virtual_pipeline > 1 if stated is None else stated
+        return self.spec.virtual_pipeline > 1 and self._cured if stated is None else stated
 
     @property
     def sequence_parallel_input_regather(self) -> bool:
         # Without it a gradient of LoRA is lost (envs/conflicts/lora-gathered-norm.toml).
         stated = self.spec.sequence_parallel_input_regather
-        return self.gathers_for_lora if stated is None else stated
+        return self.gathers_for_lora and self._cured if stated is None else stated
+
+    @property
+    def _cured(self) -> bool:
+        return self.spec.recipe is not RecipeAs.PLAIN
 
     @property
     def gathers_for_lora(self) -> bool:

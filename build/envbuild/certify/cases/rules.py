@@ -17,6 +17,7 @@ from envbuild.catalog.matrix import (
     LayoutSpec,
     LossMask,
     Precision,
+    RecipeAs,
     Recompute,
 )
 from envbuild.catalog.model_spec import Dataset, LayerSpec, LoadBalancing, Normalization
@@ -195,6 +196,8 @@ def _fp8_sizes(row: ResolvedRow) -> Iterator[str]:
 
 def _layout_needs(row: ResolvedRow) -> Iterator[str]:
     spec, model = row.spec, row.model
+    if spec.recipe is RecipeAs.PLAIN and model.recipe is None:
+        yield 'recipe = "plain" needs a model with a recipe'
     local = model.layer_spec is LayerSpec.LOCAL
     interleaved, overlap = spec.virtual_pipeline > 1, row.overlap_p2p_comm
     if interleaved and spec.pipeline == 1:
