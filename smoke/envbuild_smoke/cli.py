@@ -214,6 +214,13 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
             )
     if arguments.gpus and plan.device == "cpu":
         raise _RefusedError("--gpus has no effect: the plan is for device cpu")
+    wanted = plan.subject.get("sqsh_digest" if plan.subject.get("in") == "sqsh" else "oci_digest")
+    # Results without the digest of an image are not judged.
+    if wanted is not None and arguments.image is None:
+        raise _RefusedError(
+            f"the plan is for image {wanted}: name the file that this was started from with --image, as the plan's "
+            "README.md does"
+        )
     chosen: tuple[gpus.Gpu, ...] = ()
     if plan.gpu is not None:
         # The sweep may need more GPUs than any case.
@@ -224,7 +231,6 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
         image = None if arguments.image is None else machine.image(arguments.image)
     except OSError as error:
         raise _RefusedError(f"--image {arguments.image} cannot be read: {error.strerror or error}") from error
-    wanted = plan.subject.get("sqsh_digest" if plan.subject.get("in") == "sqsh" else "oci_digest")
     if image is not None and wanted is not None and image["file_digest"] != wanted:
         raise _RefusedError(
             f"--image {arguments.image} is {image['file_digest']}, and the plan is for {wanted}: run it in that image, "

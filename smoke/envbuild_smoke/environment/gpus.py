@@ -29,6 +29,8 @@ _STATE = {
     "throttle_reasons": "clocks_event_reasons.active",
 }
 DEVICES = Path("/dev")
+# In use on an idle GPU: the driver itself, a desktop. The context of one process that computes takes about 500 MiB.
+_IDLE_MIB = 1024
 # A driver that hangs lets nvidia-smi wait in the kernel, without an end.
 _LIMIT_SECONDS = 60
 
@@ -201,6 +203,18 @@ def _demand_unused(chosen: Sequence[Gpu]) -> None:
         raise CannotRunError(
             "gpus-in-use",
             f"other processes use the GPUs ({described}): end them, wait for them, or choose others with --gpus",
+        )
+    # Processes outside of a container's PID namespace are not listed; their memory counts all the same.
+    full = [
+        f"GPU {state['index']}: {state['used_memory']}"
+        for state in states(chosen)
+        if (memory := re.fullmatch(r"(\d+) MiB", state["used_memory"])) and int(memory[1]) > _IDLE_MIB
+    ]
+    if full:
+        raise CannotRunError(
+            "gpus-in-use",
+            f"memory of the GPUs is in use ({'; '.join(full)}), by processes that nvidia-smi does not list here: end "
+            "them, wait for them, or choose others with --gpus",
         )
 
 

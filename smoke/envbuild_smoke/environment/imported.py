@@ -31,6 +31,7 @@ def describe(modules: Sequence[str]) -> dict[str, Any]:
     absent, more = missing(modules)
     return {
         "cuda_devices": cuda["devices"],
+        "cuda_error": cuda["error"],
         "versions": {"cuda": cuda["cuda"], "nccl": cuda["nccl"]},
         "modules": {name: _module(sys.modules[name]) for name in MODULES if name in sys.modules},
         "missing": absent,
@@ -43,10 +44,13 @@ def describe(modules: Sequence[str]) -> dict[str, Any]:
 
 
 def cuda_state() -> dict[str, Any]:
-    """Return whether CUDA was `started` in this process, and what torch tells of `devices`, `cuda` and `nccl`."""
+    """Return whether CUDA was `started` in this process, and what torch tells of `devices`, `cuda` and `nccl`.
+
+    `error` is why torch cannot use CUDA, else None.
+    """
     torch = sys.modules.get("torch")
     if torch is None:
-        return {"started": False, "devices": 0, "cuda": None, "nccl": None}
+        return {"started": False, "devices": 0, "cuda": None, "nccl": None, "error": None}
     # Counting may start CUDA, which does not survive a fork: so it is done in a fork, as ranks will use it.
     lines = _in_a_fork(lambda: [_cuda(torch)])
     return lines[0] if lines else {"started": True}
@@ -90,8 +94,15 @@ def _cuda(torch: Any) -> dict[str, Any]:
     # A torch without NCCL, for the CPU, has no such function.
     with suppress(Exception):
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    devices = 0 if started else torch.cuda.device_count()
-    return {"started": started, "devices": devices, "cuda": torch.version.cuda, "nccl": nccl}
+    devices, error = 0, None
+    if not started:
+        try:
+            # Counting alone asks NVML, which also counts where the driver is too old for this torch.
+            torch.cuda.init()
+            devices = torch.cuda.device_count()
+        except Exception as problem:  # noqa: BLE001 - a torch for the CPU asserts, others raise what CUDA says
+            error = error_line(problem)
+    return {"started": started, "devices": devices, "cuda": torch.version.cuda, "nccl": nccl, "error": error}
 
 
 def _driver_was_started() -> bool:

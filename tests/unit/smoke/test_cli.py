@@ -106,6 +106,8 @@ def test_another_image_than_the_plans_is_refused_before_anything_trains(
         done = smoke("run", "--plan", plan, "--out", tmp_path / "out", "--image", image)
         assert done.status == status, done.errors
         assert (f"is {right}, and the plan is for sha256:00" in done.errors) is (status == 2)
+    done = smoke("run", "--plan", plan, "--out", tmp_path / "again")
+    assert (done.status, f"the plan is for image {right}: name the file" in done.errors) == (2, True)
 
 
 def test_environment_without_the_stack_exits_3(tmp_path: Path) -> None:

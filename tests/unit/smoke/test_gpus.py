@@ -6,10 +6,12 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from envbuild_smoke.environment import gpus
+from envbuild_smoke.environment.imported import cuda_state
 from envbuild_smoke.plan.models import WantedGpu
 from envbuild_smoke.run.runner import unseen_gpus
 
@@ -40,7 +42,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def answer(**changes: object) -> None:
-        file.write_text(json.dumps({"gpus": H200, "apps": [], "status": 0, **changes}))
+        file.write_text(json.dumps({"gpus": H200, "apps": [], "states": [], "status": 0, **changes}))
 
     answer()
     return answer
@@ -99,6 +101,7 @@ def test_scheduler_s_choice_is_kept(nvidia_smi: Answer, monkeypatch: pytest.Monk
 
 
 L40S = "2, GPU-2, NVIDIA L40S, 46068 MiB, 570.86.10, 8.9"
+FULL = {"states": [f"{n}, 1980 MHz, 3201 MHz, 40, 120.5 W, {m} MiB, 0, 0x0" for n, m in enumerate((4, 80000, 900, 0))]}
 USED = {"apps": ["GPU-2222-abcd, 4711, python, 1024 MiB"]}
 FAILED = {"status": 9, "gpus": ["NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."]}
 
@@ -108,6 +111,7 @@ FAILED = {"status": 9, "gpus": ["NVIDIA-SMI has failed because it couldn't commu
     [
         ({}, HOPPER, 5, "too-few-gpus", "needs 5 GPUs; available: 0 (NVIDIA H200), 1"),
         (USED, HOPPER, 2, "gpus-in-use", "GPU 2: process 4711, python, 1024 MiB"),
+        (FULL, HOPPER, 2, "gpus-in-use", "(GPU 1: 80000 MiB), by processes that nvidia-smi does not list here"),
         ({}, WantedGpu(sm=("100",)), 1, "wrong-gpu", "9.0; the plan's target wants 10.0"),
         ({}, WantedGpu(sm=("90a",), names=("H100",)), 1, "wrong-gpu", "wants 9.0 and a name with H100"),
         ({"gpus": [*H200[:2], L40S]}, HOPPER, 2, "wrong-gpu", "GPU 2 is a NVIDIA L40S of compute capability 8.9"),
@@ -161,7 +165,25 @@ def test_no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices:
 def test_gpus_that_torch_does_not_see_are_explained_with_driver_and_cuda() -> None:
     chosen = [gpus.Gpu(index, f"GPU-{index}", "NVIDIA H200", "143771 MiB", "470.1", "9.0") for index in range(2)]
     assert unseen_gpus(chosen, {"cuda_devices": 2, "versions": {"cuda": "13.0"}}) is None
-    text = unseen_gpus(chosen, {"cuda_devices": 0, "versions": {"cuda": "13.0"}})
+    text = unseen_gpus(chosen, {"cuda_devices": 0, "cuda_error": "too old", "versions": {"cuda": "13.0"}})
     assert text is not None
     assert text.startswith("nvidia-smi lists 2 GPUs for this run; torch sees 0. Driver 470.1 may be too old for ")
     assert "torch's CUDA 13.0" in text
+    assert text.endswith("is not for these GPUs: too old")
+
+
+@pytest.mark.parametrize("too_old", [False, True])
+def test_gpus_that_nvml_counts_and_torch_cannot_use_are_none(monkeypatch: pytest.MonkeyPatch, too_old: bool) -> None:
+    """As of torch 2.11 the count is NVML's, whatever CUDA says of the driver."""
+
+    def init() -> None:
+        if too_old:
+            raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040)")
+
+    nccl = SimpleNamespace(version=lambda: (2, 28, 9))
+    cuda = SimpleNamespace(_is_in_bad_fork=lambda: False, init=init, device_count=lambda: 4, nccl=nccl)
+    torch = SimpleNamespace(cuda=cuda, version=SimpleNamespace(cuda="13.0"))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    found = cuda_state()
+    assert (found["devices"], found["nccl"]) == (0 if too_old else 4, "2.28.9")
+    assert ("too old (found version 12040)" in (found["error"] or "")) is too_old

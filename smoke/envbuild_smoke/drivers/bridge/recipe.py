@@ -92,7 +92,7 @@ def _cut_data(recipe: ConfigContainer, context: RankContext) -> None:
     tokenizer.vocab_size = model.vocabulary_size
     if model.dataset == "text":
         tokenizer.vocab_size = BYTES + 1
-        data.blend = ([str(write_text(folder, lambda text: [*text.encode(), BYTES]))], None)
+        data.blend = ([str(write_text(folder, lambda text: [*text.encode(), BYTES], model.vocabulary_size))], None)
 
 
 def _cut_training(recipe: ConfigContainer, part: Part) -> None:

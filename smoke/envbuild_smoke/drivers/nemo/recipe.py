@@ -156,7 +156,7 @@ def _data(context: RankContext, case: Case, model: Model) -> Any:
     folder, bytes_ = context.out / "cases" / context.case.id / "text", ByteLevelTokenizer()
     return nemo_run.Config(
         RecordedText,
-        paths=[str(write_text(folder, lambda text: [*bytes_.text_to_ids(text), bytes_.eos_id]))],
+        paths=[str(write_text(folder, lambda text: [*bytes_.text_to_ids(text), bytes_.eos_id], model.vocabulary_size))],
         tokenizer=nemo_run.Config(ByteLevelTokenizer, vocab_size=model.vocabulary_size),
         index_mapping_dir=str(folder / "index"),
         # All of it is for training.
