@@ -33,7 +33,8 @@ for suffix, lengths in ((".bin", (0, 1000)), (".idx", (0, 10, 100))):
     for length in lengths:
         file.write_bytes(whole[:length])
         words = refused(demand_whole, prefix)
-        assert str(file) in words and "cut short" in words, words
+        assert str(file) in words, words
+        assert "cut short" in words, words
     file.write_bytes(whole)
 demand_whole(prefix)
 torch.distributed.destroy_process_group()

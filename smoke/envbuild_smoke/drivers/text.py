@@ -13,7 +13,7 @@ def write_text(folder: Path, token_ids: Callable[[str], list[int]], vocabulary_s
     """Write `text.jsonl` as Megatron's indexed dataset, as its tools/preprocess_data.py does.
 
     `token_ids` gives those of a document, with the one that ends it. Rank 0 writes, and all ranks wait for it. Returns
-    the prefix of the files. Raises ValueError when a token is not of the model's vocabulary, or the files are not whole.
+    the prefix of the files. Raises ValueError when a token is not of the vocabulary, or the files are not whole.
     """
     prefix = folder / "text"
     if torch.distributed.get_rank() == 0:

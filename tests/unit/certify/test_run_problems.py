@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.fake_runner import bandwidth_line
-from unit.certify.plans import lines_of, plan_of, read
+from unit.certify.plans import TP2, line, lines_of, plan_of, read
 
 from envbuild.certify.judge.judge import run_problems
 from envbuild.certify.models import EnvironmentFinding
@@ -88,6 +88,51 @@ def test_errors_of_a_gpus_memory_are_a_problem(tmp_path, before, after, found):
     assert [(problem.check, problem.text) for problem in problems] == ([("hardware", text)] if found else [])
 
 
+@pytest.fixture
+def on_gpus(tmp_path):
+    """The problems of a run of the six cases on four H200, with changes of its machine and of its cases."""
+
+    def found(names=("NVIDIA H200",) * 4, link="NV18", capability="9.0", case=None, **sweep):
+        planned = {**SWEEP, "floor_gigabytes_per_second": None, **sweep.pop("planned", {})}
+        plan = plan_of(bandwidth=planned, device="cuda", gpu={"sm": ["90a"]})
+        gpus = [{"index": index, "name": name, "compute_capability": capability} for index, name in enumerate(names)]
+        lines = [item for item in lines_of(plan, gpus=gpus) if item["type"] != "bandwidth"]
+        lines.insert(-1, bandwidth_line(SWEEP, **sweep))
+        head = "\t".join(f"GPU{index}" for index in range(len(names)))
+        rows = ["\t".join([f"GPU{own}", *("X" if own == other else link for other in range(len(names))), "0-63"])
+                for own in range(len(names))]  # fmt: skip
+        lines[0]["machine"]["topology"] = "\n".join([f"\t{head}\tCPU Affinity", *rows, "", "Legend:"])
+        line(lines, TP2).update(case or {})
+        results = read(tmp_path / "results.jsonl", plan, lines)
+        return [(problem.check, problem.text) for problem in run_problems(plan, results)]
+
+    return found
+
+
+def test_run_on_the_gpus_that_the_plan_asks_for(on_gpus):
+    assert on_gpus() == []
+    assert on_gpus(names=["NVIDIA L40S"] * 4, link="PHB") == []
+    assert on_gpus(link="PHB", planned={"floor_gigabytes_per_second": 20.0}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "words"),
+    [
+        ({"capability": "8.0"}, "hardware", "is a NVIDIA H200 of compute capability 8.0; the plan asks for sm_90"),
+        ({"names": ()}, "hardware", "was trained on 1 GPUs, of 0 that were recorded"),
+        ({"case": {"devices": [0]}}, "hardware", f"{TP2} of 2 ranks was trained on 1 GPUs, of 4 that were recorded"),
+        ({"case": {"devices": [1, 1]}}, "hardware", f"{TP2} of 2 ranks was trained on 1 GPUs"),
+        ({"backend": "gloo", "transports": None}, "transport", "GPUs communicated by gloo, not by nccl"),
+        ({"link": "PHB"}, "transport", "GPU0 and GPU1 (NVIDIA H200) are joined by PHB and not by NVLink"),
+        ({"names": ["NVIDIA H100 80GB HBM3"] * 2, "link": "SYS"}, "transport", "are joined by SYS and not by NVLink"),
+    ],
+)
+def test_run_on_other_gpus_than_the_plan_asks_for(on_gpus, changes, check, words):
+    code, text = on_gpus(**changes)[0]
+    assert code == check
+    assert words in text
+
+
 def test_variables_explain_sockets(problems):
     variables = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "IB", "NCCL_CUMEM_DISABLE": "0"}
     ((_, text),) = problems(SWEEP, {"transports": ["NET/Socket"]}, variables=variables)
@@ -133,9 +178,9 @@ def test_module_outside_the_lock_is_a_problem_of_the_run(tmp_path):
     plan = plan_of()
     lines = lines_of(plan)
     stranger = {"code": "imported-unlisted", "package": "apex", "expected": None, "found": "/x/apex.py"}
-    for line in lines:
-        if line["type"] == "case":
-            line["observed"]["unlisted"] = [stranger]
+    for item in lines:
+        if item["type"] == "case":
+            item["observed"]["unlisted"] = [stranger]
     results = read(tmp_path / "results.jsonl", plan, lines)
     assert results.environment_findings == (EnvironmentFinding(**stranger),)
     message = "imported-unlisted: apex: expected none, found /x/apex.py"

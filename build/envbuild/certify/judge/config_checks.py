@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.fields import Device
 from envbuild.certify.judge.bands import FACTOR, FLOOR
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import EnvironmentFinding, Problem
@@ -27,6 +28,8 @@ SOCKET = "NET/Socket"
 # A GPU without ECC has "[N/A]". Results are foreign text: not any digit of Unicode, nor thousands of them.
 _COUNT = re.compile(r"[0-9]{1,18}")
 NCCL = "nccl"
+# GPUs that are on a board with NVLink between them: nvidia-smi calls those with PCIe alone "... PCIe" or "... NVL".
+_WITH_NVLINK = re.compile(r"SXM|HBM3$|NVIDIA G?[BH][23]00$")
 
 
 def observed_problems(
@@ -191,11 +194,34 @@ def bandwidth_problems(plan: Mapping[str, Any], results: Results) -> list[Proble
     # Both, since one says little of the other: on 2 A3 Mega nodes people report 185 to 190 GB/s for all_gather, and 88
     # to 89 GB/s for all_reduce.
     slow = _too_slow(planned, measured, "points") or _too_slow(planned, measured, "all_gather")
-    return [*slow, *_transport(measured, results)]
+    nvlink = [] if planned["floor_gigabytes_per_second"] is not None else _without_nvlink(results.machine)
+    return [*slow, *_transport(measured, plan, results), *nvlink]
 
 
-def hardware_problems(results: Results) -> list[Problem]:
-    """GPUs whose memory had errors that ECC could not correct while the cases ran."""
+def hardware_problems(plan: Mapping[str, Any], results: Results) -> list[Problem]:
+    """GPUs that are not the plan's, and those whose memory had errors that ECC could not correct."""
+    return [*_other_gpus(plan, results), *_memory_errors(results)]
+
+
+def _other_gpus(plan: Mapping[str, Any], results: Results) -> Iterator[Problem]:
+    """Other GPUs than the plan asks for, or another number of them; the runner refuses them before it trains."""
+    if plan["device"] != Device.CUDA.value:
+        return
+    # An SM's suffix is of compiled code; a GPU has none.
+    gpus, wanted = results.machine["gpus"], {re.sub(r"[a-z]+$", "", sm) for sm in plan["gpu"]["sm"]}
+    for gpu in gpus:
+        if gpu["compute_capability"].replace(".", "") not in wanted:
+            text = f"GPU {gpu['index']} is a {gpu['name']} of compute capability {gpu['compute_capability']}; the plan "
+            yield Problem(check="hardware", text=f"{text}asks for sm_{' or sm_'.join(sorted(wanted))}")
+    sizes = {case["id"]: case["world_size"] for case in plan["cases"]}
+    for result in results.cases.values():
+        ranks, used = sizes[result.case], len(set(result.devices))
+        if result.status == "completed" and not ranks == used <= len(gpus):
+            text = f"{result.case} of {ranks} ranks was trained on {used} GPUs, of {len(gpus)} that were recorded"
+            yield Problem(check="hardware", text=text)
+
+
+def _memory_errors(results: Results) -> list[Problem]:
     name = "uncorrected_ecc_errors"
     before = {state.get("index"): state.get(name, "") for state in results.gpu_states_before}
     problems = []
@@ -226,10 +252,13 @@ def _too_slow(planned: Mapping[str, Any], measured: Mapping[str, Any], name: str
     return problems
 
 
-def _transport(measured: Mapping[str, Any], results: Results) -> list[Problem]:
+def _transport(measured: Mapping[str, Any], plan: Mapping[str, Any], results: Results) -> list[Problem]:
     """Sockets between ranks of one node: NVLink, PCIe or shared memory would be there, so something turned them off."""
-    if measured["backend"] != NCCL or measured["ranks"] < 2:
+    on_gpus = plan["device"] == Device.CUDA.value
+    if measured["ranks"] < 2 or not (on_gpus or measured["backend"] == NCCL):
         return []
+    if measured["backend"] != NCCL:
+        return [Problem(check="transport", text=f"GPUs communicated by {measured['backend']}, not by {NCCL}")]
     transports = measured["transports"]
     if not transports:
         return [Problem(check="transport", text="NCCL's log names no transport, so the one that was used is unknown")]
@@ -245,3 +274,20 @@ def _transport(measured: Mapping[str, Any], results: Results) -> list[Problem]:
     if "IB" in (variables.get("NCCL_NET", ""), *variables.get("NCCL_NET_PLUGIN", "").split(",")):
         text += ", and the variables ask for InfiniBand"
     return [Problem(check="transport", text=text)]
+
+
+def _without_nvlink(machine: Mapping[str, Any]) -> list[Problem]:
+    """GPUs on a board with NVLink that are joined by PCIe: the links are down, or a virtual machine hides them."""
+    names = {f"GPU{gpu['index']}": gpu["name"] for gpu in machine["gpus"]}
+    if len(names) < 2 or not all(_WITH_NVLINK.search(name) for name in names.values()):
+        return []
+    # A head that names the columns; in each row its name first.
+    rows = [row for line in (machine["topology"] or "").splitlines() if (row := line.split())]
+    head = next((row for row in rows if row[:1] == ["GPU0"]), [])
+    for name, *cells in rows[1:]:
+        for other, link in zip(head, cells, strict=False):
+            if name in names and other in names and name != other and not link.startswith("NV"):
+                text = f"{name} and {other} ({names[name]}) are joined by {link} and not by NVLink; see nvidia-smi "
+                why = "nvlink --status. Where that is meant, name a cluster with a floor (--cluster)"
+                return [Problem(check="transport", text=text + why)]
+    return []

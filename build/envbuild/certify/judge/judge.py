@@ -48,7 +48,7 @@ def judge(
 
 def run_problems(plan: Mapping[str, Any], results: Results) -> tuple[Problem, ...]:
     """The problems of a run as a whole, whatever its cases measured."""
-    return (*environment_problems(plan, results), *bandwidth_problems(plan, results), *hardware_problems(results))
+    return (*environment_problems(plan, results), *bandwidth_problems(plan, results), *hardware_problems(plan, results))
 
 
 class _Judge:
