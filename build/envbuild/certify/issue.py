@@ -112,8 +112,8 @@ def judge_run(
     judged = judge(tuple(case for case in job.cases if case.id not in kept), job.matrix, results, run.plan)
     problems = run_problems(run.plan, results)
     verdicts = with_known_wrong(job, _in_order(job, judged, kept))
-    known = _shown_wrong(job, verdicts)
-    show(verdicts, problems, context.reporter, known)
+    causes = _causes(job, verdicts)
+    show(verdicts, problems, context.reporter, causes)
     # Asked before the checkpoints go, which may be what filled the disk.
     is_full = space_is_low(run.folder)
     remove_working_files(run)
@@ -125,12 +125,12 @@ def judge_run(
     # left.
     if is_full:
         raise disk_full(run.folder)
-    error = failure(verdicts, problems, results, run.folder, known)
+    error = failure(verdicts, problems, results, run.folder, causes)
     reports = write_reports(job.folder, _failed_report(job, run, evidence, verdicts, problems, error))
     raise error.with_context(fix=f"{error.fix} {reports.page} shows them.")
 
 
-def _shown_wrong(job: CertifyJob, verdicts: Sequence[CaseVerdict]) -> list[str]:
+def _causes(job: CertifyJob, verdicts: Sequence[CaseVerdict]) -> list[str]:
     """What is known to be wrong and failed: its cause and its cure."""
     names = {name for verdict in verdicts if not verdict.passed for name in verdict.known_wrong}
     return [f"{name}: {entry.summary}. {entry.fix}" for name, entry in job.conflicts.items() if name in names]

@@ -19,13 +19,13 @@ MOST_LINES = 60
 
 
 def show(
-    verdicts: Sequence[CaseVerdict], problems: Sequence[Problem], reporter: Reporter, known: Sequence[str] = ()
+    verdicts: Sequence[CaseVerdict], problems: Sequence[Problem], reporter: Reporter, causes: Sequence[str] = ()
 ) -> None:
     """Print one line for each case, and one for each repeat of it that failed.
 
     Args:
         problems: of the run as a whole, printed last.
-        known: cause and cure of what is known to be wrong and failed.
+        causes: cause and cure of what is known to be wrong and failed.
     """
     by_case: dict[str, list[CaseVerdict]] = {}
     for verdict in verdicts:
@@ -43,7 +43,7 @@ def show(
                 )
     for line in _capped(verdicts):
         reporter.note(line)
-    for line in known:
+    for line in causes:
         reporter.note(f"  known     {line}")
     for problem in problems:
         reporter.note(f"  FAILED    {brief(problem)}")
@@ -103,13 +103,13 @@ def failure(
     problems: Sequence[Problem],
     results: Results,
     run_dir: Path,
-    known: Sequence[str] = (),
+    causes: Sequence[str] = (),
 ) -> CertificationFailedError:
     """The error for results that give no certificate, with every case's verdict.
 
     Args:
         problems: of the run as a whole.
-        known: cause and cure of what is known to be wrong and failed.
+        causes: cause and cure of what is known to be wrong and failed.
     """
     failed = [verdict for verdict in verdicts if not verdict.passed]
     lines = [brief(problem) for problem in problems]
@@ -123,7 +123,7 @@ def failure(
             *lines[: MOST_LINES - 1],
             f"... and {len(lines) - MOST_LINES + 1} more; --json and the report have all",
         ]
-    lines += known
+    lines += causes
     checks = {problem.check for problem in problems}
     if failed:
         repeated = any(verdict.repeat > 1 for verdict in verdicts)
