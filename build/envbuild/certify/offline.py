@@ -193,7 +193,9 @@ def _differences(theirs: Any, ours: Any, place: str = "") -> list[str]:
             for name in names
             for line in _differences(theirs.get(name), ours.get(name), f"{place}.{name}" if place else str(name))
         ]
-    if isinstance(theirs, (list, tuple)) and isinstance(ours, (list, tuple)) and len(theirs) == len(ours):
+    if isinstance(theirs, (list, tuple)) and isinstance(ours, (list, tuple)):
+        if len(theirs) != len(ours):
+            return [f"{place}: {len(theirs)} in the folder, {len(ours)} here"]
         pairs = enumerate(zip(theirs, ours, strict=True))
         return [line for index, pair in pairs for line in _differences(*pair, f"{place}[{index}]")]
     # Not ==: to Python 1, 1.0 and True are equal, and in canonical JSON they differ.

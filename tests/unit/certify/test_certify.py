@@ -185,7 +185,7 @@ def results(*cases):
             ["gpt-fp32-dp2: parity-loss: step 1: loss ...", "gpt-fp32-dp2: steps: step 2: ..."],
         ),
         (PASSED, (ELSEWHERE,), "the environment is not what was locked", [str(ELSEWHERE)]),
-        (PASSED, (BROKEN,), "a GPU had errors while the cases ran", [str(BROKEN)]),
+        (PASSED, (BROKEN,), "the GPUs are not what they have to be, or had errors", [str(BROKEN)]),
         (PASSED, (SLOW,), "the network between the GPUs is not what it has to be", [str(SLOW)]),
     ],
 )
@@ -195,7 +195,7 @@ def test_failure_names_cases_checks_and_where_the_logs_are(verdicts, problems, w
     assert error.why.splitlines() == why
     assert "No certificate was written" in error.fix
     assert "/run" in error.fix
-    assert error.log == Path("/run/smoke.log")
+    assert error.log is None
     assert error.as_json()["problems"] == [problem.model_dump() for problem in problems]
     assert [case["passed"] for case in error.as_json()["cases"]] == [verdict.passed for verdict in verdicts]
 
@@ -220,6 +220,8 @@ def test_log_that_is_not_among_those_of_the_run_is_not_shown(tmp_path, named):
     log = str(outside) if named == "/absolute" else named
     named = {"kind": "exception", "rank": 1, "message": "boom", "log": log}
     failed = CaseResult(case=FAILED.id, status="failed", steps=(), seconds=1.0, failure=named)
+    assert failure((FAILED,), (), results(failed), tmp_path / "run").log is None
+    (tmp_path / "run/smoke.log").touch()
     assert failure((FAILED,), (), results(failed), tmp_path / "run").log == tmp_path / "run/smoke.log"
 
 

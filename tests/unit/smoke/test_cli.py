@@ -236,3 +236,11 @@ def test_runner_does_not_import_the_stack() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(SMOKE)}, check=False)
     assert done.returncode == 0
+
+
+def test_a_python_that_is_too_old_exits_3(tmp_path: Path) -> None:
+    """Of the entry alone: what it imports is not parsed by such a Python."""
+    entry = SMOKE / "__main__.py"
+    old = "import sys, runpy; sys.version_info = (3, 9); runpy.run_path(sys.argv[1], run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", old, entry], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.startswith("envbuild-smoke needs Python 3.10 or newer")) == (3, True)

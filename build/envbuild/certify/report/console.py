@@ -136,7 +136,7 @@ def failure(
     elif "environment" in checks:
         what = "the environment is not what was locked"
     elif "hardware" in checks:
-        what = "a GPU had errors while the cases ran"
+        what = "the GPUs are not what they have to be, or had errors"
     else:
         what = "the network between the GPUs is not what it has to be"
     return CertificationFailedError(
@@ -152,8 +152,8 @@ def failure(
     )
 
 
-def _log(failed: Sequence[CaseVerdict], results: Results, run_dir: Path) -> Path:
-    """The log of the first rank that failed; else the runner's."""
+def _log(failed: Sequence[CaseVerdict], results: Results, run_dir: Path) -> Path | None:
+    """The log of the first rank that failed; else the runner's, which is there where envbuild started it."""
     below = (run_dir / "results").resolve()
     for verdict in failed:
         result = results.of(verdict.id, verdict.repeat)
@@ -161,4 +161,4 @@ def _log(failed: Sequence[CaseVerdict], results: Results, run_dir: Path) -> Path
         # Results may name any file of this machine.
         if named and (path := below / str(named)).is_file() and path.resolve().is_relative_to(below):
             return run_dir / "results" / str(named)
-    return run_dir / "smoke.log"
+    return log if (log := run_dir / "smoke.log").is_file() else None
