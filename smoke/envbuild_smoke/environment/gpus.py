@@ -29,8 +29,8 @@ _STATE = {
     "throttle_reasons": "clocks_event_reasons.active",
 }
 DEVICES = Path("/dev")
-# In use on an idle GPU: the driver itself, a desktop. The context of one process that computes takes about 500 MiB.
-_IDLE_MIB = 1024
+# Of a GPU's memory, more than the driver, a monitor or a desktop take. A training takes most of it.
+_IDLE_SHARE = 0.1
 # A driver that hangs lets nvidia-smi wait in the kernel, without an end.
 _LIMIT_SECONDS = 60
 
@@ -205,10 +205,11 @@ def _demand_unused(chosen: Sequence[Gpu]) -> None:
             f"other processes use the GPUs ({described}): end them, wait for them, or choose others with --gpus",
         )
     # Processes outside of a container's PID namespace are not listed; their memory counts all the same.
+    totals = {str(gpu.index): gpu.memory for gpu in chosen}
     full = [
-        f"GPU {state['index']}: {state['used_memory']}"
+        f"GPU {state['index']}: {state['used_memory']} of {totals[state['index']]}"
         for state in states(chosen)
-        if (memory := re.fullmatch(r"(\d+) MiB", state["used_memory"])) and int(memory[1]) > _IDLE_MIB
+        if _mib(state["used_memory"]) > _IDLE_SHARE * _mib(totals[state["index"]])
     ]
     if full:
         raise CannotRunError(
@@ -216,6 +217,12 @@ def _demand_unused(chosen: Sequence[Gpu]) -> None:
             f"memory of the GPUs is in use ({'; '.join(full)}), by processes that nvidia-smi does not list here: end "
             "them, wait for them, or choose others with --gpus",
         )
+
+
+def _mib(text: str) -> int:
+    """Return the number in "81559 MiB"; 0 where the driver has none."""
+    number = text.removesuffix(" MiB")
+    return int(number) if number.isdecimal() else 0
 
 
 def capability(sm: str) -> str:

@@ -101,7 +101,8 @@ def test_scheduler_s_choice_is_kept(nvidia_smi: Answer, monkeypatch: pytest.Monk
 
 
 L40S = "2, GPU-2, NVIDIA L40S, 46068 MiB, 570.86.10, 8.9"
-FULL = {"states": [f"{n}, 1980 MHz, 3201 MHz, 40, 120.5 W, {m} MiB, 0, 0x0" for n, m in enumerate((4, 80000, 900, 0))]}
+MEMORY = ("4 MiB", "80000 MiB", "9000 MiB", "[N/A]")
+FULL = {"states": [f"{n}, 1980 MHz, 3201 MHz, 40, 120.5 W, {used}, 0, 0x0" for n, used in enumerate(MEMORY)]}
 USED = {"apps": ["GPU-2222-abcd, 4711, python, 1024 MiB"]}
 FAILED = {"status": 9, "gpus": ["NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."]}
 
@@ -111,7 +112,7 @@ FAILED = {"status": 9, "gpus": ["NVIDIA-SMI has failed because it couldn't commu
     [
         ({}, HOPPER, 5, "too-few-gpus", "needs 5 GPUs; available: 0 (NVIDIA H200), 1"),
         (USED, HOPPER, 2, "gpus-in-use", "GPU 2: process 4711, python, 1024 MiB"),
-        (FULL, HOPPER, 2, "gpus-in-use", "(GPU 1: 80000 MiB), by processes that nvidia-smi does not list here"),
+        (FULL, HOPPER, 2, "gpus-in-use", "(GPU 1: 80000 MiB of 143771 MiB), by processes that nvidia-smi does not list here"),
         ({}, WantedGpu(sm=("100",)), 1, "wrong-gpu", "9.0; the plan's target wants 10.0"),
         ({}, WantedGpu(sm=("90a",), names=("H100",)), 1, "wrong-gpu", "wants 9.0 and a name with H100"),
         ({"gpus": [*H200[:2], L40S]}, HOPPER, 2, "wrong-gpu", "GPU 2 is a NVIDIA L40S of compute capability 8.9"),
