@@ -112,7 +112,13 @@ FAILED = {"status": 9, "gpus": ["NVIDIA-SMI has failed because it couldn't commu
     [
         ({}, HOPPER, 5, "too-few-gpus", "needs 5 GPUs; available: 0 (NVIDIA H200), 1"),
         (USED, HOPPER, 2, "gpus-in-use", "GPU 2: process 4711, python, 1024 MiB"),
-        (FULL, HOPPER, 2, "gpus-in-use", "(GPU 1: 80000 MiB of 143771 MiB), by processes that nvidia-smi does not list here"),
+        (
+            FULL,
+            HOPPER,
+            2,
+            "gpus-in-use",
+            "(GPU 1: 80000 MiB of 143771 MiB), by processes that nvidia-smi does not list",
+        ),
         ({}, WantedGpu(sm=("100",)), 1, "wrong-gpu", "9.0; the plan's target wants 10.0"),
         ({}, WantedGpu(sm=("90a",), names=("H100",)), 1, "wrong-gpu", "wants 9.0 and a name with H100"),
         ({"gpus": [*H200[:2], L40S]}, HOPPER, 2, "wrong-gpu", "GPU 2 is a NVIDIA L40S of compute capability 8.9"),
