@@ -204,6 +204,28 @@ def test_malformed_results_are_refused(path, old, new, message):
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("gradient_buckets", None),
+        ("trainable_parameters", "all"),
+        ("hugging_face", {"tensors": 1, "differing": 5, "logits": 0.0, "spread": 0.0}),
+        ("hugging_face", {"tensors": 1, "differing": [], "logits": "0", "spread": 0.0}),
+    ],
+)
+def test_observed_values_of_another_type_are_refused(path, name, value):
+    lines = lines_of(PLAN)
+    line(lines, TP2)["observed"][name] = value
+    reason, why = refused(path, text_of(lines))
+    assert (reason, f"observed.{name}" in why or "observed: " in why) == ("schema", True)
+
+
+def test_gradient_with_another_number_of_projections_is_refused(path):
+    lines = lines_of(PLAN)
+    line(lines, TP2)["gradients"][0]["projections"] = [1.0] * 3
+    assert refused(path, text_of(lines))[0] == "schema"
+
+
+@pytest.mark.parametrize(
     ("started", "finished", "message"),
     [
         ("2026-01-01T00:02:00Z", "2026-01-01T00:01:00Z", "began at 2026-01-01T00:02:00Z and ended at"),
