@@ -12,6 +12,7 @@ from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.certify.cases.case import Capabilities
 from envbuild.certify.cases.coverage import Pair, coverage
+from envbuild.certify.cases.known_wrong import cause_and_cure
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.sign import Signer, write_certificate
 from envbuild.certify.certificate.statement import (
@@ -133,7 +134,7 @@ def judge_run(
 def _causes(job: CertifyJob, verdicts: Sequence[CaseVerdict]) -> list[str]:
     """What is known to be wrong and failed: its cause and its cure."""
     names = {name for verdict in verdicts if not verdict.passed for name in verdict.known_wrong}
-    return [f"{name}: {entry.summary}. {entry.fix}" for name, entry in job.conflicts.items() if name in names]
+    return [cause_and_cure(name, entry) for name, entry in job.conflicts.items() if name in names]
 
 
 def with_known_wrong(job: CertifyJob, verdicts: Sequence[CaseVerdict]) -> tuple[CaseVerdict, ...]:

@@ -122,7 +122,7 @@ def unseen_gpus(chosen: Sequence[gpus.Gpu], ready: Mapping[str, Any]) -> str | N
     return (
         f"nvidia-smi lists {len(chosen)} GPUs for this run; torch sees {seen}. Driver {drivers} may be too old for "
         f"torch's CUDA {cuda} (update it, or take a base with an older CUDA), or torch's build is not for these GPUs"
-        + (f": {ready['cuda_error']}" if ready.get("cuda_error") else "")
+        + (f": {ready['cuda_error']}" if ready["cuda_error"] else "")
     )
 
 

@@ -162,15 +162,17 @@ def test_gradient_that_is_there_only_with_moved_weights_is_not_compared(verdict,
 def test_gradient_that_is_listed_twice_is_a_problem(verdict, lines):
     first, *others = line(lines, TP2)["gradients"]
     line(lines, TP2)["gradients"] = [{**first, "norm": 7.0}, first, *others]
-    assert checks(verdict()) == {"parity-gradients"}
+    (problem,) = verdict().problems
+    assert (problem.check, problem.text.rpartition(": ")[2]) == ("parity-gradients", FC1)
 
 
-@pytest.mark.parametrize("perturbed", [None, [], "short", "few"])
+@pytest.mark.parametrize("perturbed", [None, [], "short", "few", "more"])
 def test_baseline_whose_moved_trainings_are_missing(verdict, lines, perturbed):
     baseline = line(lines, BASELINE)
     run = baseline["perturbed"][0]
     short = [{**run, "steps": run["steps"][:-1]}]
-    baseline["perturbed"] = {"short": short, "few": [run]}.get(perturbed, perturbed) if perturbed else perturbed
+    made = {"short": short, "few": [run], "more": [*baseline["perturbed"], *short]}
+    baseline["perturbed"] = made[perturbed] if perturbed else perturbed
     assert checks(verdict(BASELINE)) == checks(verdict()) == {"baseline"}
 
 

@@ -88,7 +88,7 @@ def test_known_wrong_case_that_runs_fails_no_certificate(mixed, scale, cases, re
         .problem.startswith("parity-loss: step 1: " if result == "failed" else "")
     )
     assert any(f"wrong, as known {GATHERED}: " in note for note in mixed.reporter.lines) is (result == "failed")
-    assert any(f"known     gathered-logits: {WHY}. {CURE}" in note for note in mixed.reporter.lines) is (
+    assert any(f"known     {WHY} (gathered-logits). {CURE}" in note for note in mixed.reporter.lines) is (
         result == "failed"
     )
     assert not certify(mixed, run_known_wrong=True).written
@@ -112,7 +112,7 @@ def test_another_case_that_fails_still_fails(mixed):
     with pytest.raises(CertificationFailedError) as caught:
         certify(mixed, run_known_wrong=True)
     assert caught.value.what == "2 of 3 cases failed, 1 of them known to train wrongly"
-    assert caught.value.why.splitlines()[-1] == f"gathered-logits: {WHY}. {CURE}"
+    assert caught.value.why.splitlines()[-1] == f"{WHY} (gathered-logits). {CURE}"
     assert mixed.certificates() == []
 
 

@@ -35,8 +35,13 @@ def _values(case: Case, matrix: Matrix) -> Iterator[dict[str, object]]:
 
 def left_out(affected: Mapping[str, tuple[str, ...]], entries: Mapping[str, Conflict]) -> tuple[LeftOut, ...]:
     """The affected cases as cases of a matrix that do not run."""
-    reasons = {name: f"{entry.summary} ({name}). {entry.fix}" for name, entry in entries.items()}
+    reasons = {name: cause_and_cure(name, entry) for name, entry in entries.items()}
     return tuple(
         LeftOut(id=case, why=f"known to train wrongly: {' '.join(reasons[name] for name in names)}")
         for case, names in affected.items()
     )
+
+
+def cause_and_cure(name: str, entry: Conflict) -> str:
+    """What an entry is about, its name, and what to do."""
+    return f"{entry.summary} ({name}). {entry.fix}"

@@ -196,8 +196,6 @@ def _fp8_sizes(row: ResolvedRow) -> Iterator[str]:
 
 def _layout_needs(row: ResolvedRow) -> Iterator[str]:
     spec, model = row.spec, row.model
-    if spec.recipe is RecipeAs.PLAIN and model.recipe is None:
-        yield 'recipe = "plain" needs a model with a recipe'
     local = model.layer_spec is LayerSpec.LOCAL
     interleaved, overlap = spec.virtual_pipeline > 1, row.overlap_p2p_comm
     if interleaved and spec.pipeline == 1:
@@ -286,6 +284,8 @@ def _setting_needs(row: ResolvedRow) -> Iterator[str]:
     # Transformer Engine splits contexts with flash and fused attention alone.
     if spec.context > 1 and not local and (fp32 or backend is AttentionBackend.UNFUSED):
         yield "context > 1 needs precision bf16 or fp8 and an attention_backend other than unfused"
+    if spec.recipe is RecipeAs.PLAIN and row.model.recipe is None:
+        yield 'recipe = "plain" needs a model with a recipe'
     if spec.fp8_recipe is not None and spec.precision is not Precision.FP8:
         yield f"fp8_recipe = {spec.fp8_recipe.value} needs precision fp8"
     if spec.resume_at is not None and spec.resume_at >= row.training.steps:

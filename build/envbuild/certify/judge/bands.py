@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,8 +31,8 @@ FLOOR = 16 * 2.0**-23
 
 def spread_of(baseline: CaseResult, runs_asked: int) -> Spread | None:
     """What moved weights did to a baseline in so many runs; None where it was not measured."""
-    runs = [run for run in baseline.perturbed or () if len(run.steps) == len(baseline.steps)]
-    if not runs or len(runs) != runs_asked:
+    runs = baseline.perturbed or ()
+    if not runs or len(runs) != runs_asked or any(len(run.steps) != len(baseline.steps) for run in runs):
         return None
     return Spread(
         runs=len(runs),
@@ -140,8 +141,9 @@ def compare_gradients(
     """The tensor whose gradient of the first step is farthest out in its band, and the problem if it is outside."""
     own = {gradient.name: gradient for gradient in result.gradients or ()}
     expected = {gradient.name: gradient for gradient in baseline.gradients or ()}
-    if not own or own.keys() != expected.keys() or len(own) != len(result.gradients or ()):
-        names = sorted(own.keys() ^ expected.keys())
+    counts = Counter(gradient.name for gradient in result.gradients or ())
+    names = sorted(name for name in counts.keys() | expected.keys() if counts[name] != (name in expected))
+    if not own or names:
         shown = ", ".join(names[:5]) or "none"
         text = f"its gradients of the first step are not those of its baseline's tensors: {shown}"
         return None, [Problem(check="parity-gradients", text=text)]

@@ -1,4 +1,4 @@
-"""Compares what was measured with what the plan asks for: the objects that were built, the environment, the network."""
+"""Compares what was measured with what the plan asks for: objects, environment, network, GPUs."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def _other_gpus(plan: Mapping[str, Any], results: Results) -> Iterator[Problem]:
     if plan["device"] != Device.CUDA.value:
         return
     # An SM's suffix is of compiled code; a GPU has none.
-    gpus, wanted = results.machine["gpus"], {re.sub(r"[a-z]+$", "", sm) for sm in plan["gpu"]["sm"]}
+    gpus, wanted = results.machine["gpus"], {sm.rstrip("af") for sm in plan["gpu"]["sm"]}
     for gpu in gpus:
         if gpu["compute_capability"].replace(".", "") not in wanted:
             text = f"GPU {gpu['index']} is a {gpu['name']} of compute capability {gpu['compute_capability']}; the plan "
@@ -254,11 +254,11 @@ def _too_slow(planned: Mapping[str, Any], measured: Mapping[str, Any], name: str
 
 def _transport(measured: Mapping[str, Any], plan: Mapping[str, Any], results: Results) -> list[Problem]:
     """Sockets between ranks of one node: NVLink, PCIe or shared memory would be there, so something turned them off."""
-    on_gpus = plan["device"] == Device.CUDA.value
-    if measured["ranks"] < 2 or not (on_gpus or measured["backend"] == NCCL):
+    if measured["ranks"] < 2:
         return []
     if measured["backend"] != NCCL:
-        return [Problem(check="transport", text=f"GPUs communicated by {measured['backend']}, not by {NCCL}")]
+        text = f"GPUs communicated by {measured['backend']}, not by {NCCL}"
+        return [Problem(check="transport", text=text)] if plan["device"] == Device.CUDA.value else []
     transports = measured["transports"]
     if not transports:
         return [Problem(check="transport", text="NCCL's log names no transport, so the one that was used is unknown")]
