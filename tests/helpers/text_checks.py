@@ -37,4 +37,8 @@ for suffix, lengths in ((".bin", (0, 1000)), (".idx", (0, 10, 100))):
         assert "cut short" in words, words
     file.write_bytes(whole)
 demand_whole(prefix)
+
+# As where another node's ranks read it before all of it is there.
+torch.distributed.barrier = lambda: Path(f"{folder / 'cut/text'}.bin").write_bytes(b"")
+assert "cut short" in refused(write_text, folder / "cut", lambda text: [*text.encode(), 256], 257)
 torch.distributed.destroy_process_group()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from envbuild_smoke.environment import gpus
-from envbuild_smoke.environment.imported import cuda_state
+from envbuild_smoke.environment.imported import describe
 from envbuild_smoke.plan.models import WantedGpu
 from envbuild_smoke.run.runner import unseen_gpus
 
@@ -191,6 +191,6 @@ def test_gpus_that_nvml_counts_and_torch_cannot_use_are_none(monkeypatch: pytest
     cuda = SimpleNamespace(_is_in_bad_fork=lambda: False, init=init, device_count=lambda: 4, nccl=nccl)
     torch = SimpleNamespace(cuda=cuda, version=SimpleNamespace(cuda="13.0"))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    found = cuda_state()
-    assert (found["devices"], found["nccl"]) == (0 if too_old else 4, "2.28.9")
-    assert ("too old (found version 12040)" in (found["error"] or "")) is too_old
+    found = describe([])
+    assert (found["cuda_devices"], found["versions"]["nccl"]) == (0 if too_old else 4, "2.28.9")
+    assert ("too old (found version 12040)" in (found["cuda_error"] or "")) is too_old
