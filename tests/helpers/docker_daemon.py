@@ -120,7 +120,7 @@ class Daemon:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
         self.process = None
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 300
         while any(alive(pid) for pid in self._left()):
             assert time.monotonic() < deadline, "what dockerd started does not end"
             time.sleep(0.05)

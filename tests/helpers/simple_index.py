@@ -118,7 +118,7 @@ class SimpleIndex:
     def answer(self, path: str) -> tuple[str, bytes] | None:
         """The content type and body for a path."""
         self.requested.append(path)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while path in self.after and self.after[path] not in self.requested:
             if time.monotonic() > deadline:
                 return None

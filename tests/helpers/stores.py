@@ -91,7 +91,7 @@ def docker_registry(
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while True:
         with contextlib.suppress(OSError):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)

@@ -579,7 +579,7 @@ def test_a_fetch_of_the_same_command_is_waited_for_in_silence(history, server, s
 
     def fetch(*arguments: Any, **more: Any) -> bool:
         other.start()
-        assert waits.wait(30)
+        assert waits.wait(300)
         return real_fetch(*arguments, **more)
 
     real_flock, real_fetch = fcntl.flock, first._mirror._fetch

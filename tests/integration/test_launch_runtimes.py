@@ -84,7 +84,7 @@ def test_environment_is_the_images_own_and_what_is_given(image: OpenImage, monke
 LOOPBACK = """
 import socket
 server = socket.create_server(("127.0.0.1", 0))
-client = socket.create_connection(("localhost", server.getsockname()[1]), timeout=5)
+client = socket.create_connection(("localhost", server.getsockname()[1]), timeout=300)
 server.accept()[0].sendall(b"hello")
 print(client.recv(9).decode(), [name for _, name in socket.if_nameindex()])
 """

@@ -350,7 +350,7 @@ run_plan(plan, plan.cases, Path("out"), emit=lambda _: None, stop=threading.Even
 @pytest.mark.slow
 def test_time_limit_while_a_checkpoint_is_saved(stack_python: Path, tmp_path: Path) -> None:
     """A rank waits for the process that megatron-core saves through: that one must not die of the signal for stacks."""
-    case = {**case_document(BASELINE), "time_limit_seconds": 5}
+    case = {**case_document(BASELINE), "time_limit_seconds": 20}
     (tmp_path / "plan.json").write_text(json.dumps(plan_document(case)))
     (tmp_path / "manager_wait.py").write_text(MANAGER_WAIT)
     path = os.pathsep.join([str(SMOKE), str(tmp_path)])

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import tarfile
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -217,8 +216,9 @@ def test_a_build_that_was_ended_goes_on_where_it_was(own: Any, index: SimpleInde
     gate = tmp_path / "gate"
     locked(own, index, tmp_path, before=NINJA.format(gate=gate), link="'-Xcompiler', '-fPIC'")
     process = own.start("wheels", *SELECT)
-    wait_until(lambda: [*own.cache.glob("wheel-builds/*/source/*/build/temp.linux/kernel.o")] != [])
-    time.sleep(0.5)  # ninja writes down what it has finished
+    # ninja logs what it has finished.
+    logs = "wheel-builds/*/source/*/build/temp.linux/.ninja_log"
+    wait_until(lambda: any("kernel.o" in log.read_text() for log in own.cache.glob(logs)))
     process.kill()
     process.communicate(timeout=300)
     (folder,) = unfinished(own)

@@ -29,8 +29,14 @@ time.sleep(3600)
 """
 
 
-# Long enough for a Python to start where forty processes share two cores: it has to be at work when its time is over.
-SHORT = ProcessOptions(timeout_seconds=3)
+LIMITED = ProcessOptions(timeout_seconds=1000)
+
+
+@pytest.fixture
+def end_time(monkeypatch):
+    """Ends the time of a ``LIMITED`` program. Called when it is at work, however slowly it started."""
+    monotonic = time.monotonic
+    return lambda: monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 2000)
 
 
 def python(code: str, *arguments: object) -> list[str]:
@@ -91,7 +97,7 @@ def test_run_hands_on_lines_as_they_come(tmp_path):
         ),
         what="try",
         on_line=on_line,
-        options=ProcessOptions(timeout_seconds=20),
+        options=ProcessOptions(timeout_seconds=300),
     )
     assert lines == ["first", "50%", "last"]
 
@@ -182,41 +188,47 @@ def test_run_feeds_stdin_and_else_gives_none():
 
 def test_run_large_input_and_output_do_not_deadlock(tmp_path):
     data = b"0123456789abcde\n" * (10 * 1024 * 1024 // 16)
-    finished = run(["cat"], what="try", log=tmp_path / "log", options=ProcessOptions(stdin=data, timeout_seconds=30))
+    finished = run(["cat"], what="try", log=tmp_path / "log", options=ProcessOptions(stdin=data, timeout_seconds=300))
     assert finished.output.encode() == data
     assert (tmp_path / "log").read_bytes() == b"$ cat\n" + data
 
 
 def test_run_program_that_does_not_read_its_input():
     assert (
-        run(sh("echo done"), what="try", options=ProcessOptions(stdin=b"x" * 1_000_000, timeout_seconds=30)).output
+        run(sh("echo done"), what="try", options=ProcessOptions(stdin=b"x" * 1_000_000, timeout_seconds=300)).output
         == "done\n"
     )
 
 
-def test_run_timeout_kills_grandchildren_too(tmp_path):
+def test_run_timeout_kills_grandchildren_too(tmp_path, end_time):
     seen: list[int] = []
 
-    def watch() -> None:
+    def watch(_line: str) -> None:
         seen.extend(family(tmp_path))
+        end_time()
 
-    with pytest.raises(BuildError, match="ran longer than") as caught:
-        run(
-            python(f"print(flush=True)\n{FAMILY}", tmp_path),
-            what="try",
-            on_line=lambda _: watch(),
-            options=SHORT,
-        )
+    with pytest.raises(BuildError, match="ran longer than 1000 s") as caught:
+        run(python(f"print(flush=True)\n{FAMILY}", tmp_path), what="try", on_line=watch, options=LIMITED)
     assert "import os" in caught.value.why
     assert len(seen) == 2
     wait_until(lambda: not any(map(alive, seen)))
 
 
-def test_run_timeout_kills_a_grandchild_that_ignores_sigterm(tmp_path):
+def test_run_timeout_kills_a_grandchild_that_ignores_sigterm(tmp_path, end_time):
     stubborn = FAMILY.replace("name =", "child or signal.signal(signal.SIGTERM, signal.SIG_IGN)\nname =")
+    pids: list[int] = []
+
+    def watch(_line: str) -> None:
+        pids.extend(family(tmp_path))
+        end_time()
+
     with pytest.raises(BuildError):
-        run(python(f"import signal\n{stubborn}", tmp_path), what="try", options=SHORT)
-    pids = family(tmp_path)
+        run(
+            python(f"import signal\nprint(flush=True)\n{stubborn}", tmp_path),
+            what="try",
+            on_line=watch,
+            options=LIMITED,
+        )
     wait_until(lambda: not any(map(alive, pids)))
 
 
@@ -228,14 +240,22 @@ def ended(*_):
     os.waitpid(child, 0) if child else pathlib.Path(sys.argv[1], "cleaned").touch()
     os._exit(1)
 signal.signal(signal.SIGTERM, ended)
+print("ready", flush=True)
 while True:
     time.sleep(0.05)
 """
 
 
-def test_run_timeout_lets_grandchildren_clean_up(tmp_path):
+def test_run_timeout_lets_grandchildren_clean_up(tmp_path, end_time):
+    ready: list[str] = []
+
+    def watch(line: str) -> None:
+        ready.append(line)
+        if len(ready) == 2:
+            end_time()
+
     with pytest.raises(BuildError):
-        run(python(PEACE, tmp_path), what="try", options=SHORT)
+        run(python(PEACE, tmp_path), what="try", on_line=watch, options=LIMITED)
     assert (tmp_path / "cleaned").exists()
 
 
@@ -341,7 +361,7 @@ def test_run_whole_ends_and_reports_what_holds_its_output(tmp_path, inside, how)
         python(WAITER, *command) if inside else command,
         what="try",
         log=log,
-        options=ProcessOptions(whole=True, timeout_seconds=30),
+        options=ProcessOptions(whole=True, timeout_seconds=300),
     )
     left = int((tmp_path / "pid").read_text())
     wait_until(lambda: not alive(left))
@@ -355,7 +375,9 @@ def test_run_whole_leaves_alone_what_runs_while_its_parent_works(tmp_path):
     pid, seen = tmp_path / "pid", tmp_path / "seen"
     code = f"sleep 3600 & echo $! > {pid}; sleep 0.4; kill -0 $! && touch {seen}"
     done = run(
-        python(WAITER, *sh(f"sh -c '{code}'; true")), what="try", options=ProcessOptions(whole=True, timeout_seconds=30)
+        python(WAITER, *sh(f"sh -c '{code}'; true")),
+        what="try",
+        options=ProcessOptions(whole=True, timeout_seconds=300),
     )
     assert seen.exists()
     assert "sleep 3600" in done.output
@@ -491,7 +513,7 @@ def test_stream_has_limits_for_what_reads_other_peoples_files():
 
 
 def test_stream_ends_what_prints_nothing_for_too_long():
-    pieces = stream(["/bin/sh", "-c", "echo $$; exec sleep 999"], what="read it", limits=StreamLimits(idle_seconds=0.2))
+    pieces = stream(["/bin/sh", "-c", "echo $$; exec sleep 999"], what="read it", limits=StreamLimits(idle_seconds=2))
     pid = int(next(pieces))
     with pytest.raises(BuildError, match="sh does not come to an end"):
         next(pieces)

@@ -227,7 +227,7 @@ def test_on_gpus_the_caches_of_compilers_are_in_the_output(
 
 def test_dependents_run_during_a_baseline_that_saved_its_weights(run_fake: RunFake) -> None:
     """The baseline ends only once its dependent ran: waiting for its end, the run would time out."""
-    baseline = {**case_document("saves-baseline"), "time_limit_seconds": 60, "estimated_seconds": 100}
+    baseline = {**case_document("saves-baseline"), "time_limit_seconds": 600, "estimated_seconds": 100}
     wide = case_document("train-wide", "saves-baseline", data=4)
     # Short enough, as estimated, not to delay the large one, which waits for all four devices.
     opens = two_ranks("opens-case", "saves-baseline", estimated_seconds=0.1)
@@ -289,7 +289,7 @@ def test_isolated_cases_get_new_interpreters(run_fake: RunFake, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_isolated_case_that_hangs_ends_with_its_stacks(run_fake: RunFake, tmp_path: Path) -> None:
-    cases = [two_ranks("hangs-a", time_limit_seconds=6), two_ranks("train-c")]
+    cases = [two_ranks("hangs-a", time_limit_seconds=20), two_ranks("train-c")]
     done = run_fake(BASELINE, *cases, options=Options(isolation="process"))
     assert [line["status"] for line in done.cases.values()] == ["completed", "timed-out", "completed"]
     assert "wait_for_nothing" in (tmp_path / done.cases["hangs-a"]["failure"]["log"]).read_text()

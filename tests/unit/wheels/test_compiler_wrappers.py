@@ -19,15 +19,19 @@ from envbuild.wheels.build.limits import Limits
 from envbuild.wheels.toolchain.toolchain import Toolchain
 
 SAY = '#!/bin/sh\nfor word; do echo "$word"; done\n'
-# Writes down when it begins and ends, and is busy in between.
+# Writes down when it begins and ends. The first {most} wait for each other; the pause lets one begin that must not.
 WORK = """\
 #!{python} -IS
-import os, sys, time
-here = os.path.dirname(os.path.abspath(__file__))
-def tell(word):
-    with open(os.path.join(here, "times"), "a") as stream:
+import os, time
+log = os.path.join(os.path.dirname(os.path.abspath(__file__)), "log")
+def write(word):
+    with open(log, "a") as stream:
         stream.write(f"{{word}}\\n")
-tell("begin"); time.sleep(0.1); tell("end")
+write("begin")
+while open(log).read().count("begin") < {most}:
+    time.sleep(0.01)
+time.sleep(0.1)
+write("end")
 """
 
 
@@ -73,11 +77,11 @@ def test_host_compilers_get_their_arguments_as_they_are(tmp_path):
     ("limits", "most"), [({"jobs": 2}, 2), ({"jobs": 8, "memory": 8, "takes": 4}, 2), ({"jobs": 1}, 1)]
 )
 def test_no_more_compile_at_once_than_cores_and_memory_allow(tmp_path, limits, most):
-    made = wrappers(tmp_path, WORK.format(python=sys.executable), **limits)
+    made = wrappers(tmp_path, WORK.format(python=sys.executable, most=most), **limits)
     running = [subprocess.Popen([made.cxx, "-c", "a.cpp"], env={}) for _ in range(4)]
     assert [process.wait(timeout=300) for process in running] == [0] * 4
     at_once = highest = 0
-    words = (tmp_path / "cuda 13/host/times").read_text().split()
+    words = (tmp_path / "cuda 13/host/log").read_text().split()
     for word in words:
         at_once += 1 if word == "begin" else -1
         highest = max(highest, at_once)
