@@ -12,7 +12,7 @@ from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.catalog.policy import Policy
 from envbuild.certify.certificate.sign import Signer
-from envbuild.certify.certificate.statement import CLOCK_SKEW
+from envbuild.certify.certificate.statement import CLOCK_SKEW, is_after
 from envbuild.certify.certificate.trust import Trust
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import PublicationRefusedError
@@ -26,8 +26,20 @@ from envbuild.publish.index import is_same, read_entry
 from envbuild.publish.models import Publication, PublishedSqsh
 from envbuild.publish.moving import refuse_foreign
 from envbuild.publish.sqsh_stores import SqshStore
-from envbuild.publish.tags import PUBLICATION_SUFFIX, UNCERTIFIED, Tags, tags_of
+from envbuild.publish.signature import sign_publication
+from envbuild.publish.tags import (
+    PUBLICATION_SUFFIX,
+    UNCERTIFIED,
+    Tags,
+    refuse_reserved,
+    tags_of,
+)
 from envbuild.store.registry import Registry
+
+# Of a clock that is wrong, or a publication that somebody dated so: further ahead it is not looked at.
+LONGEST_LEAD = timedelta(days=1)
+# So many images of one lock and target nobody publishes: a registry that has every tag would be asked for ever.
+MOST_REVISIONS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +57,7 @@ class PublishRequest:
         sqsh_to: the .sqsh store that takes it, instead of the registry.
         mount_from: other repositories of the registry, which blobs are taken over from.
         docker_manifest: push docker's manifest, too; it always is where the registry lacks the referrers API.
-        signer: signs the test result.
+        signer: signs the publication and the test result.
     """
 
     image: PlacedImage
@@ -94,6 +106,7 @@ def draft_publication(
     if request.moving_tag is not None:
         front = UNCERTIFIED if admitted is None else ""
         own = Tags(immutable=own.immutable, moving=front + request.moving_tag.removeprefix(front))
+    refuse_reserved(own.moving)
     has_docker = request.docker_manifest or not has_api(registry, record.oci_digest)
     draft = Publication(
         stack=record.stack,
@@ -119,7 +132,8 @@ def draft_publication(
     )
     _refuse_tag_of_another(draft, publications)
     refuse_foreign(registry, draft.moving_tag, publications)
-    return draft.model_copy(update={"tag": _free_tag(own, draft, registry, publications)})
+    draft = draft.model_copy(update={"tag": _free_tag(own, draft, registry, publications)})
+    return draft if request.signer is None or admitted is None else sign_publication(draft, request.signer)
 
 
 def _published_sqsh(
@@ -137,13 +151,15 @@ def _published_sqsh(
 
 def _moment(publications: tuple[Publication, ...], moving_tag: str, now: datetime) -> str:
     """The moment of a publication: after that of the last one under its moving tag, whose order it decides."""
-    last = max((moment_of(item.published_at) for item in publications if item.moving_tag == moving_tag), default=None)
+    moments = [moment_of(item.published_at) for item in publications if item.moving_tag == moving_tag and not item.revoked]
+    # One that is further ahead counts for no reader either (head_of): it holds nobody back.
+    last = max((moment for moment in moments if moment - now <= LONGEST_LEAD), default=None)
     if last is not None and last - now > CLOCK_SKEW:
         raise PublicationRefusedError(
             f"nothing is published under {moving_tag} before its last publication",
             why=f"That was at {last.strftime(MOMENT_FORMAT)}; this machine's clock has {now.strftime(MOMENT_FORMAT)}.",
             fix="Look at the clocks of this machine and of the one that published last. If that one's was wrong, "
-            "revoke that publication and wait until its moment has passed.",
+            "revoke that publication.",
             reason="clock",
         )
     # Moments have whole seconds, and of two of one second their tags would decide which one is newer.
@@ -177,8 +193,7 @@ def _refuse_tag_of_another(draft: Publication, publications: tuple[Publication, 
 def _free_tag(own: Tags, draft: Publication, registry: Registry, publications: tuple[Publication, ...]) -> str:
     """The immutable tag: the first that is this publication's own, or nobody's."""
     by_tag = {item.tag: item for item in publications}
-    number = 1
-    while True:
+    for number in range(1, MOST_REVISIONS):
         tag = own.revision(number).immutable
         entry = by_tag.get(tag)
         # Without an entry: of a publication that was killed before the index had it.
@@ -187,14 +202,26 @@ def _free_tag(own: Tags, draft: Publication, registry: Registry, publications: t
             entry = found[0] if found is not None else draft
         if entry is not None and is_same(entry, draft):
             return tag
-        number += 1
+    raise PublicationRefusedError(
+        f"{registry.address} has no tag that is free for {own.immutable}",
+        why=f"{own.immutable} to {own.revision(MOST_REVISIONS - 1).immutable} are other images there.",
+        fix="Remove those that nobody needs (envbuild gc --from), or publish to another repository.",
+        reason="no-free-tag",
+    )
 
 
-def find_standing(draft: Publication, publications: tuple[Publication, ...]) -> Publication | None:
-    """The same publication in the index, if it lacks nothing that this one would have."""
+def find_standing(draft: Publication, publications: tuple[Publication, ...], at: datetime) -> Publication | None:
+    """The same publication in the index, if it lacks nothing that this one would have, and counts at a moment."""
     found = next((item for item in publications if item.tag == draft.tag), None)
-    # True > False: it has no docker manifest, and this one would have.
-    if found is None or (found.docker_digest is None) > (draft.docker_digest is None):
+    # True > False: it has no docker manifest, or no signature, and this one would have.
+    if found is None or any(
+        (there is None) > (here is None)
+        for there, here in ((found.docker_digest, draft.docker_digest), (found.signature, draft.signature))
+    ):
+        return None
+    # Somebody dated or described it so that no reader takes it: it is written anew.
+    moments = (found.published_at, found.certified_at)
+    if not found.is_of_same_image(draft) or any(is_after(moment, at) for moment in moments if moment):
         return None
     if draft.sqsh is not None and found.sqsh != draft.sqsh:
         return None

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from pydantic import Field
 
+from envbuild.catalog.context import utc_now
+from envbuild.certify.certificate.statement import is_after
 from envbuild.core.digests import Json, canonical_json
 from envbuild.core.errors import CheckRefusedError, NetworkError, PublicationRefusedError
 from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
@@ -27,12 +30,11 @@ from envbuild.oci.push import (
     read_manifest,
 )
 from envbuild.oci.referrers import INDEX_TYPE, MOST_WRITES, not_kept
-from envbuild.publish.models import Publication, read_publication
-from envbuild.publish.tags import PUBLICATION_SUFFIX, REVOKED_SUFFIX, TAG_TAKEN
+from envbuild.publish.models import Publication, Revocation, read_publication, unreadable_revocation
+from envbuild.publish.tags import INDEX_TAG, PUBLICATION_SUFFIX, REVOKED_SUFFIX, TAG_TAKEN, revocation_tags
 from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags
 
-INDEX_TAG = "envbuild-index"
 ARTIFACT_TYPE = "application/vnd.envbuild.index.v1+json"
 PUBLICATION_TYPE = "application/vnd.envbuild.publication.v1+json"
 PUBLICATION = "org.envbuild.publication"
@@ -95,7 +97,8 @@ def load_index(registry: Registry) -> RepositoryIndex:
             )
         publications.append(publication)
     return RepositoryIndex(
-        publications=tuple(publications),
+        # Of two entries of one tag the one that was taken back.
+        publications=_merged((), publications),
         left_out=frozenset(index.annotations.get(LEFT_OUT, "").split()),
         sizes={entry.digest: entry.size_bytes for entry in index.manifests},
         before=found,
@@ -112,10 +115,18 @@ def _from_own_tags(registry: Registry) -> RepositoryIndex:
     return RepositoryIndex(publications=publications, sizes=sizes)
 
 
-def head_of(publications: Iterable[Publication], moving_tag: str) -> Publication | None:
-    """The publication that a moving tag belongs to: the newest that was not revoked; None when there is none."""
+def head_of(
+    publications: Iterable[Publication], moving_tag: str, at: datetime | None = None
+) -> Publication | None:
+    """The publication that a moving tag belongs to: the newest that was not revoked; None when there is none.
+
+    Args:
+        at: now. What was published after it has a wrong clock or a wrong author, and counts where nothing else does.
+    """
+    now = at or utc_now()
     fitting = [item for item in publications if item.moving_tag == moving_tag and item.revoked is None]
-    return max(fitting, key=lambda item: (item.published_at, item.tag), default=None)
+    counted = [item for item in fitting if not is_after(item.published_at, now)] or fitting
+    return max(counted, key=lambda item: (item.published_at, item.tag), default=None)
 
 
 def record(registry: Registry, publication: Publication, manifest_bytes: int) -> tuple[Publication, ...]:
@@ -129,9 +140,11 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
         PublicationRefusedError: another publisher took the immutable tag meanwhile.
         NetworkError: the registry cannot be reached, refuses, or does not keep what is written.
     """
-    suffix = REVOKED_SUFFIX if publication.revoked else PUBLICATION_SUFFIX
     refuse_taken(registry, publication)
-    put_manifest(registry, publication.tag + suffix, _entry_manifest(publication, manifest_bytes))
+    # The last one decides what a writer of the index puts back: it is written last.
+    own_tags = reversed(revocation_tags(publication)) if publication.revoked else [publication.tag + PUBLICATION_SUFFIX]
+    for tag in own_tags:
+        put_manifest(registry, tag, _entry_manifest(publication, manifest_bytes))
     # Put into the list once. Where it is missing in the next round, _write() found that the registry lost the image.
     own = {publication.tag: publication}
     for _ in range(MOST_WRITES):
@@ -146,7 +159,8 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
         sizes = {**index.sizes, publication.oci_digest: manifest_bytes}
         merged, own = _merged(index.publications, own.values()), {}
         for tag in _unknown_tags(list_tags(registry), merged, index.left_out):
-            if (found := read_entry(registry, tag)) is not None:
+            # By the tag of a digest also what was left out would come back.
+            if (found := read_entry(registry, tag)) is not None and found[0].tag not in index.left_out:
                 merged = _merged(merged, [found[0]])
                 sizes[found[0].oci_digest] = found[1]
         # Without an index the same list came from the publications' own tags, and has to be written.
@@ -246,14 +260,12 @@ def _merged(known: Iterable[Publication], more: Iterable[Publication]) -> tuple[
 
 def _unknown_tags(tags: Iterable[str], known: Iterable[Publication], left_out: frozenset[str]) -> list[str]:
     """The tags of publications and revocations that the index lacks."""
+    known = [*known]
     # What was left out counts as revoked: neither of its tags brings it back.
-    revoked = {item.tag: item.revoked is not None for item in known} | dict.fromkeys(left_out, True)
-    return [
-        tag
-        for tag in tags
-        if (tag.endswith(PUBLICATION_SUFFIX) and tag.removesuffix(PUBLICATION_SUFFIX) not in revoked)
-        or (tag.endswith(REVOKED_SUFFIX) and not revoked.get(tag.removesuffix(REVOKED_SUFFIX)))
-    ]
+    seen = {f"{tag}{suffix}" for tag in left_out for suffix in (PUBLICATION_SUFFIX, REVOKED_SUFFIX)}
+    seen |= {item.tag + PUBLICATION_SUFFIX for item in known}
+    seen |= {tag for item in known if item.revoked is not None for tag in revocation_tags(item)}
+    return [tag for tag in tags if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX)) and tag not in seen]
 
 
 def _entry_manifest(publication: Publication, manifest_bytes: int) -> RegistryManifest:
@@ -267,6 +279,26 @@ def _entry_manifest(publication: Publication, manifest_bytes: int) -> RegistryMa
         PUBLICATION_TYPE, EMPTY_DESCRIPTOR, subject, {PUBLICATION: publication.canonical().decode()}
     )
     return RegistryManifest(content=content, media_type=MANIFEST_TYPE)
+
+
+def revocation_of(registry: Registry, publication: Publication) -> Revocation | None:
+    """Why a publication was taken back, by the index or by a tag, whatever the other one has; None where it was not.
+
+    Raises:
+        NetworkError: the registry cannot be reached, or refuses.
+    """
+    if publication.revoked is not None:
+        return publication.revoked
+    for tag in revocation_tags(publication):
+        if digest_of_tag(registry, tag) is None:
+            continue
+        # Whoever may push can write something else there: that it is there is enough.
+        try:
+            entry = read_entry(registry, tag)
+        except CheckRefusedError:
+            entry = None
+        return (entry[0].revoked if entry else None) or unreadable_revocation(publication)
+    return None
 
 
 def read_entry(registry: Registry, tag: str) -> tuple[Publication, int] | None:
