@@ -8,7 +8,8 @@ whose index replaced another's sees that other's tag, and puts its entry back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -32,6 +33,7 @@ from envbuild.oci.push import (
 from envbuild.oci.referrers import INDEX_TYPE, MOST_WRITES, not_kept
 from envbuild.publish.models import Publication, Revocation, read_publication, unreadable_revocation
 from envbuild.publish.tags import INDEX_TAG, PUBLICATION_SUFFIX, REVOKED_SUFFIX, TAG_TAKEN, revocation_tags
+from envbuild.store.limits import MOST_SECONDS
 from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags
 
@@ -107,12 +109,24 @@ def load_index(registry: Registry) -> RepositoryIndex:
 
 def _from_own_tags(registry: Registry) -> RepositoryIndex:
     """What an index that is not there would state: nothing was published, or a retention rule took it."""
-    publications, sizes = tuple[Publication, ...](), dict[str, int]()
-    for tag in list_tags(registry):
-        if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX)) and (found := read_entry(registry, tag)) is not None:
-            publications = _merged(publications, [found[0]])
-            sizes[found[0].oci_digest] = found[1]
-    return RepositoryIndex(publications=publications, sizes=sizes)
+    tags = [tag for tag in list_tags(registry) if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX))]
+    entries = [*_read_entries(registry, tags)]
+    sizes = {publication.oci_digest: size for publication, size in entries}
+    return RepositoryIndex(publications=_merged((), [publication for publication, _ in entries]), sizes=sizes)
+
+
+def _read_entries(registry: Registry, tags: Iterable[str]) -> Iterator[tuple[Publication, int]]:
+    """Publications under their own tags, of which anybody who may push can write many."""
+    started = time.monotonic()
+    for count, tag in enumerate(tags):
+        if time.monotonic() - started > MOST_SECONDS:
+            raise NetworkError(
+                f"{registry.error.name} has too many publications that its index lacks",
+                why=f"{count} were read in {MOST_SECONDS:.0f} s, and there are more.",
+                fix=f"Look who writes tags that end in {PUBLICATION_SUFFIX} there, and remove those that are not yours.",
+            )
+        if (found := read_entry(registry, tag)) is not None:
+            yield found
 
 
 def head_of(
@@ -158,11 +172,11 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
             raise _taken_by(registry, listed)
         sizes = {**index.sizes, publication.oci_digest: manifest_bytes}
         merged, own = _merged(index.publications, own.values()), {}
-        for tag in _unknown_tags(list_tags(registry), merged, index.left_out):
+        for found, size in _read_entries(registry, _unknown_tags(list_tags(registry), merged, index.left_out)):
             # By the tag of a digest also what was left out would come back.
-            if (found := read_entry(registry, tag)) is not None and found[0].tag not in index.left_out:
-                merged = _merged(merged, [found[0]])
-                sizes[found[0].oci_digest] = found[1]
+            if found.tag not in index.left_out:
+                merged = _merged(merged, [found])
+                sizes[found.oci_digest] = size
         # Without an index the same list came from the publications' own tags, and has to be written.
         if merged == index.publications and index.before is not None:
             if publication.tag in {item.tag for item in merged}:

@@ -22,6 +22,7 @@ from envbuild.core.files import machine_errors
 from envbuild.oci.models import Manifest, not_an_image, read
 from envbuild.oci.push import read_manifest
 from envbuild.oci.referrers import list_referrers
+from envbuild.certify.certificate.envelope import LARGEST_BYTES
 from envbuild.publish.bundle import BUNDLE_TYPE, certificate_in
 from envbuild.publish.index import head_of, read_index, revocation_of
 from envbuild.publish.models import TAG_PATTERN, Publication, PublishedSqsh, Revocation
@@ -29,6 +30,7 @@ from envbuild.publish.repository import open_repository
 from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store, store_of
 from envbuild.store.address import BUCKET_PREFIXES
 from envbuild.store.address import FORMS as SCHEMES
+from envbuild.store.limits import Bounded
 from envbuild.store.registry import Registry
 
 FORMS = "REGISTRY/REPO:TAG, s3://BUCKET/PREFIX:TAG, gs://BUCKET/PREFIX:TAG or /DIRECTORY:TAG; or @sha256:... for :TAG"
@@ -183,16 +185,19 @@ class RepositorySource:
 
     def _bundles(self, digest: str) -> Iterator[bytes]:
         """The bundles that are attached to an image, whoever wrote them."""
+        bounded = Bounded(self.registry, f"what is attached to {digest}")
         for referrer in list_referrers(self.registry, digest):
             # A list may lack the types: what has none is looked at.
             if referrer.artifact_type not in ("", None, BUNDLE_TYPE):
                 continue
             found = read_manifest(self.registry, referrer.digest)
+            bounded.count()
             if found is None:
                 continue
             manifest = read(found.content, Manifest, f"an artifact of {self.address}", not_an_image)
             for layer in manifest.layers:
-                if layer.media_type == BUNDLE_TYPE:
+                if layer.media_type == BUNDLE_TYPE and layer.size_bytes <= LARGEST_BYTES * 2:
+                    bounded.count(layer.size_bytes)
                     yield self._blob(layer.digest, layer.size_bytes)
 
     def _blob(self, digest: str, size_bytes: int) -> bytes:

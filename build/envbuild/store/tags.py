@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import urllib.parse
+from collections.abc import Mapping
 from typing import Any
 
 from envbuild.core import jsonread
 from envbuild.core.errors import NetworkError
+from envbuild.store.limits import all_pages
 from envbuild.store.registry import Registry
 
 # RFC 8288, as the spec has it for further pages ("Listing Tags").
+LIST = "tags/list"
 NEXT_PAGE = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
 
 
@@ -20,18 +23,14 @@ def list_tags(registry: Registry) -> list[str]:
     Raises:
         NetworkError: the registry cannot be reached, refuses, or answers with something else.
     """
-    found: list[str] = []
     # Registries may send fewer, and link to the next page.
-    query = "n=1000"
-    seen = set()
-    # A registry whose pages link to one another would be asked for ever.
-    while query and query not in seen:
-        seen.add(query)
-        answer = registry.ask("GET", f"tags/list?{query}", accept=(200, 404))
-        if answer.status == 404:
-            return found
+    first = registry.ask("GET", f"{LIST}?n=1000", accept=(200, 404))
+    if first.status == 404:
+        return []
+    found: list[str] = []
+    for page in all_pages(registry, first, "its list of tags", _next_page):
         try:
-            listed: Any = jsonread.foreign(answer.body)
+            listed: Any = jsonread.foreign(page.body)
             found += [str(tag) for tag in listed.get("tags") or []]
         except (ValueError, AttributeError, TypeError) as error:
             raise NetworkError(
@@ -39,6 +38,15 @@ def list_tags(registry: Registry) -> list[str]:
                 why='Its answer is not a list of tags (OCI distribution-spec, "Listing Tags").',
                 fix=f"Check the address.{registry.error.wording.otherwise}",
             ) from error
-        following = NEXT_PAGE.search(answer.headers.get("Link", ""))
-        query = urllib.parse.urlsplit(following[1]).query if following else ""
     return found
+
+
+def next_query(headers: Mapping[str, str]) -> str:
+    """The query of the page that an answer links to; empty where there is none."""
+    following = NEXT_PAGE.search(headers.get("Link", ""))
+    return urllib.parse.urlsplit(following[1]).query if following else ""
+
+
+def _next_page(headers: Mapping[str, str]) -> str:
+    query = next_query(headers)
+    return f"{LIST}?{query}" if query else ""
