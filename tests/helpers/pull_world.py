@@ -53,7 +53,9 @@ class PullWorld:
         self.store.move_tag(publication.moving_tag, publication, self.context.clock())
         return publication
 
-    def described(self, *, certified: bool = True, signed: bool = True, **changes: Any) -> tuple[Publication, bytes | None]:
+    def described(
+        self, *, certified: bool = True, signed: bool = True, **changes: Any
+    ) -> tuple[Publication, bytes | None]:
         """The publication of the world's image, and the bundle of a new certificate."""
         record = self.world.image.record
         digest = str(record.sqsh_digest)

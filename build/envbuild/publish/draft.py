@@ -27,13 +27,7 @@ from envbuild.publish.models import Publication, PublishedSqsh
 from envbuild.publish.moving import refuse_foreign
 from envbuild.publish.sqsh_stores import SqshStore
 from envbuild.publish.signature import sign_publication
-from envbuild.publish.tags import (
-    PUBLICATION_SUFFIX,
-    UNCERTIFIED,
-    Tags,
-    refuse_reserved,
-    tags_of,
-)
+from envbuild.publish.tags import INDEX_TAG, PUBLICATION_SUFFIX, UNCERTIFIED, Tags, refuse_reserved, tags_of
 from envbuild.store.registry import Registry
 
 # Of a clock that is wrong, or a publication that somebody dated so: further ahead it is not looked at.
@@ -151,7 +145,9 @@ def _published_sqsh(
 
 def _moment(publications: tuple[Publication, ...], moving_tag: str, now: datetime) -> str:
     """The moment of a publication: after that of the last one under its moving tag, whose order it decides."""
-    moments = [moment_of(item.published_at) for item in publications if item.moving_tag == moving_tag and not item.revoked]
+    moments = [
+        moment_of(item.published_at) for item in publications if item.moving_tag == moving_tag and not item.revoked
+    ]
     # One that is further ahead counts for no reader either (head_of): it holds nobody back.
     last = max((moment for moment in moments if moment - now <= LONGEST_LEAD), default=None)
     if last is not None and last - now > CLOCK_SKEW:
@@ -176,6 +172,8 @@ def _refuse_tag_of_another(draft: Publication, publications: tuple[Publication, 
                 fix="Build another image: from a new lock, or with what was wrong put right.",
                 reason="revoked",
             )
+        if item.oci_digest == draft.oci_digest and not item.is_of_same_image(draft):
+            continue  # somebody changed the entry of this very image, which is written anew
         # Empty where it is under another moving tag.
         ours, theirs = (
             (one.stack, one.lock_name, one.base, one.target) if one.moving_tag == draft.moving_tag else ()
@@ -185,7 +183,8 @@ def _refuse_tag_of_another(draft: Publication, publications: tuple[Publication, 
             raise PublicationRefusedError(
                 f"the tag {draft.moving_tag} belongs to other images",
                 why=f"It is of lock {item.lock_name} (stack {item.stack}) on {item.base} for {item.target}.",
-                fix="Publish under another tag (--tag NAME), or to another repository.",
+                fix="Publish under another tag (--tag NAME), or to another repository. If nobody published it so, "
+                f"remove the tag {INDEX_TAG} there: the next publication writes it anew.",
                 reason="tag-of-another",
             )
 

@@ -129,9 +129,7 @@ def _read_entries(registry: Registry, tags: Iterable[str]) -> Iterator[tuple[Pub
             yield found
 
 
-def head_of(
-    publications: Iterable[Publication], moving_tag: str, at: datetime | None = None
-) -> Publication | None:
+def head_of(publications: Iterable[Publication], moving_tag: str, at: datetime | None = None) -> Publication | None:
     """The publication that a moving tag belongs to: the newest that was not revoked; None when there is none.
 
     Args:

@@ -33,9 +33,7 @@ def objection_to_signature(publication: Publication, trust: Trust, policy: Polic
     key = trust.keys.get(signature.keyid)
     if key is None:
         return f"Its entry names key {signature.keyid!r:.80}; {trust.path} has other keys: {trust.names()}."
-    content = SignedBytes(
-        publication.signed_content(), SignatureOf(signature.keyid, base64.b64decode(signature.sig))
-    )
+    content = SignedBytes(publication.signed_content(), SignatureOf(signature.keyid, base64.b64decode(signature.sig)))
     if not verifies(content, key.key):
         return f"The signature of its entry is not key {key.name}'s for this content: the entry was changed, or forged."
     moments = (moment_of(publication.published_at), at)

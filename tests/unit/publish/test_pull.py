@@ -276,7 +276,9 @@ def test_tag_that_moves_meanwhile_is_followed(there, monkeypatch):
     def move(self, sqsh, to, start=0):
         if not moved:
             there.world.rebuild({"torch": CONTENT + b"new"})
-            moved.append(there.publish(tag=f"mcore-debian12-{digests.short(there.world.image.record.lock_digest)}-cpu-r2"))
+            moved.append(
+                there.publish(tag=f"mcore-debian12-{digests.short(there.world.image.record.lock_digest)}-cpu-r2")
+            )
         return download(self, sqsh, to, start)
 
     monkeypatch.setattr(SqshStore, "download", move)
