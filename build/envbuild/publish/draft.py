@@ -25,8 +25,8 @@ from envbuild.publish.gate import Admitted
 from envbuild.publish.index import is_same, read_entry
 from envbuild.publish.models import Publication, PublishedSqsh
 from envbuild.publish.moving import refuse_foreign
-from envbuild.publish.sqsh_stores import SqshStore
 from envbuild.publish.signature import sign_publication
+from envbuild.publish.sqsh_stores import SqshStore
 from envbuild.publish.tags import INDEX_TAG, PUBLICATION_SUFFIX, UNCERTIFIED, Tags, refuse_reserved, tags_of
 from envbuild.store.registry import Registry
 

@@ -123,7 +123,7 @@ def _read_entries(registry: Registry, tags: Iterable[str]) -> Iterator[tuple[Pub
             raise NetworkError(
                 f"{registry.error.name} has too many publications that its index lacks",
                 why=f"{count} were read in {MOST_SECONDS:.0f} s, and there are more.",
-                fix=f"Look who writes tags that end in {PUBLICATION_SUFFIX} there, and remove those that are not yours.",
+                fix=f"Look who writes tags that end in {PUBLICATION_SUFFIX} there, and remove those that nobody needs.",
             )
         if (found := read_entry(registry, tag)) is not None:
             yield found

@@ -1,6 +1,6 @@
 """Signs publications, so that nobody who may only push gives a certified image another tag, another moment or target.
 
-The key of the publisher signs, which readers must trust as those of certificates. What is taken back needs no signature.
+The publisher's key signs, which readers must trust as those of certificates. What is taken back needs no signature.
 """
 
 from __future__ import annotations

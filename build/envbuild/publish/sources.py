@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from envbuild.catalog.site import Site
+from envbuild.certify.certificate.envelope import LARGEST_BYTES
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, UsageError
 from envbuild.core.exit_status import mask
@@ -22,7 +23,6 @@ from envbuild.core.files import machine_errors
 from envbuild.oci.models import Manifest, not_an_image, read
 from envbuild.oci.push import read_manifest
 from envbuild.oci.referrers import list_referrers
-from envbuild.certify.certificate.envelope import LARGEST_BYTES
 from envbuild.publish.bundle import BUNDLE_TYPE, certificate_in
 from envbuild.publish.index import head_of, read_index, revocation_of
 from envbuild.publish.models import TAG_PATTERN, Publication, PublishedSqsh, Revocation

@@ -7,7 +7,7 @@
 | ``publications/TAG/HEX.json`` | the publication of an image, by its immutable tag and the OCI digest |
 | ``names/sha256/HEX.json`` | which publication a .sqsh belongs to |
 | ``tags/TAG.json`` | which publication a tag means |
-| ``revoked/sha256/HEX.json`` | that the image of an OCI digest was taken back: whatever it says, and whatever else does |
+| ``revoked/sha256/HEX.json`` | that the image of an OCI digest was taken back, whatever else is there |
 
 A document is written last, by a conditional write, so that what it names is there, and that two publishers lose none of
 each other's. It is believed by no reader: the certificate is signed, and the .sqsh is held to its digest.
@@ -329,7 +329,7 @@ def document_of(publication: Publication) -> str:
 
 
 def _newer(there: bytes, publication: Publication, at: datetime) -> bytes:
-    """Which publication of an image stays: the one that was taken back, else the newer one that is whole at a moment."""
+    """Which publication of an image stays: the one that was taken back, else the newer one that counts at a moment."""
     try:
         known = read_publication(there, "")
     except CheckRefusedError:

@@ -10,7 +10,7 @@ from typing import Any
 from envbuild.core import jsonread
 from envbuild.core.errors import NetworkError
 from envbuild.store.limits import all_pages
-from envbuild.store.registry import Registry
+from envbuild.store.registry import Answer, Registry
 
 # RFC 8288, as the spec has it for further pages ("Listing Tags").
 LIST = "tags/list"
@@ -27,18 +27,20 @@ def list_tags(registry: Registry) -> list[str]:
     first = registry.ask("GET", f"{LIST}?n=1000", accept=(200, 404))
     if first.status == 404:
         return []
-    found: list[str] = []
-    for page in all_pages(registry, first, "its list of tags", _next_page):
-        try:
-            listed: Any = jsonread.foreign(page.body)
-            found += [str(tag) for tag in listed.get("tags") or []]
-        except (ValueError, AttributeError, TypeError) as error:
-            raise NetworkError(
-                f"{registry.error.name} lists no tags",
-                why='Its answer is not a list of tags (OCI distribution-spec, "Listing Tags").',
-                fix=f"Check the address.{registry.error.wording.otherwise}",
-            ) from error
-    return found
+    pages = all_pages(registry, first, "its list of tags", _next_page)
+    return [tag for page in pages for tag in _tags_of(registry, page)]
+
+
+def _tags_of(registry: Registry, page: Answer) -> list[str]:
+    try:
+        listed: Any = jsonread.foreign(page.body)
+        return [str(tag) for tag in listed.get("tags") or []]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise NetworkError(
+            f"{registry.error.name} lists no tags",
+            why='Its answer is not a list of tags (OCI distribution-spec, "Listing Tags").',
+            fix=f"Check the address.{registry.error.wording.otherwise}",
+        ) from error
 
 
 def next_query(headers: Mapping[str, str]) -> str:

@@ -77,9 +77,11 @@ def without_end(piece: bytes = b"x" * 4096) -> Callable[[str, str, bytes], Reply
 
 
 def test_endless_pages_of_tags():
-    with answering(pages(lambda number: {"tags": [f"t{number}"]})) as (there, asked):
-        with pytest.raises(NetworkError, match="does not end its list of tags") as refused:
-            list_tags(there)
+    with (
+        answering(pages(lambda number: {"tags": [f"t{number}"]})) as (there, asked),
+        pytest.raises(NetworkError, match="does not end its list of tags") as refused,
+    ):
+        list_tags(there)
     assert len(asked) == limits.MOST_ANSWERS
     assert refused.value.why
     assert "envbuild gc" in refused.value.fix
@@ -87,25 +89,31 @@ def test_endless_pages_of_tags():
 
 def test_endless_pages_of_artifacts():
     index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
-    with answering(pages(lambda _: index, INDEX_TYPE)) as (there, asked):
-        with pytest.raises(NetworkError, match="does not end its list of artifacts"):
-            list_referrers(there, DIGEST)
+    with (
+        answering(pages(lambda _: index, INDEX_TYPE)) as (there, asked),
+        pytest.raises(NetworkError, match="does not end its list of artifacts"),
+    ):
+        list_referrers(there, DIGEST)
     assert len(asked) == limits.MOST_ANSWERS
 
 
 def test_pages_of_too_many_bytes(monkeypatch):
     monkeypatch.setattr(limits, "MOST_ANSWER_BYTES", 1000)
-    with answering(pages(lambda number: {"tags": [f"{number}" * 120]})) as (there, asked):
-        with pytest.raises(NetworkError, match="does not end"):
-            list_tags(there)
+    with (
+        answering(pages(lambda number: {"tags": [f"{number}" * 120]})) as (there, asked),
+        pytest.raises(NetworkError, match="does not end"),
+    ):
+        list_tags(there)
     assert len(asked) < limits.MOST_ANSWERS
 
 
 def test_pages_for_too_long(monkeypatch):
     monkeypatch.setattr(limits, "MOST_SECONDS", -1.0)
-    with answering(pages(lambda _: {"tags": []})) as (there, asked):
-        with pytest.raises(NetworkError, match="does not end"):
-            list_tags(there)
+    with (
+        answering(pages(lambda _: {"tags": []})) as (there, asked),
+        pytest.raises(NetworkError, match="does not end"),
+    ):
+        list_tags(there)
     assert len(asked) == 1
 
 
@@ -123,11 +131,9 @@ def test_an_answer_without_end(monkeypatch):
     monkeypatch.setattr(transfer, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(transfer, "MOST_ANSWER_BYTES", 1 << 40)
     monkeypatch.setattr(registry, "HEAD_SECONDS", 0.5)
-    with answering(without_end(b"x")) as (there, _), pytest.raises(NetworkError, match="and not whole"):
-        try:
-            there.ask("GET", "manifests/tag", accept=(200,))
-        except NetworkError as error:
-            raise NetworkError(error.why, why=error.why, fix=error.fix) from error
+    with answering(without_end(b"x")) as (there, _), pytest.raises(NetworkError, match="cannot be reached") as slow:
+        there.ask("GET", "manifests/tag", accept=(200,))
+    assert "and not whole" in slow.value.why
 
 
 def test_a_token_without_end(monkeypatch):
@@ -159,9 +165,11 @@ def test_a_file_that_comes_too_slowly_on_the_whole(monkeypatch, tmp_path):
 
 def test_redirects_without_end():
     numbers = itertools.count()
-    with answering(lambda *_: (307, {"Location": f"/v2/team/images/{next(numbers)}"}, iter([]))) as (there, asked):
-        with pytest.raises(NetworkError, match="cannot be reached"):
-            there.ask("GET", "manifests/tag", accept=(200,))
+    with (
+        answering(lambda *_: (307, {"Location": f"/v2/team/images/{next(numbers)}"}, iter([]))) as (there, asked),
+        pytest.raises(NetworkError, match="cannot be reached"),
+    ):
+        there.ask("GET", "manifests/tag", accept=(200,))
     assert len(asked) <= 10
 
 
