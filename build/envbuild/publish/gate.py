@@ -15,6 +15,7 @@ from envbuild.certify.certificate.trust import Trust, TrustedKey
 from envbuild.certify.certificate.verify import About, oldest_measurement, verify
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, PublicationRefusedError
+from envbuild.core.text import quoted_command
 from envbuild.image.output import OCI_DIR, PlacedImage
 from envbuild.launch.executors import WITHOUT_IMAGE
 from envbuild.oci.docker_manifest import docker_manifest
@@ -24,7 +25,7 @@ CERTIFY = "Certify the image as the policy wants it: {command}"
 BASE_REBUILT = "base-rebuilt"
 LOCKED_BASE = (
     "Verify the lock on the base, or name the repository that has the lock's own (base_repositories), and run image "
-    "again: envbuild lock --stack {stack} --base {base} --verify. Or set locked_base = false in the policy."
+    "again: {command}. Or set locked_base = false in the policy."
 )
 
 
@@ -85,8 +86,10 @@ def admit(image: PlacedImage, certificate: Path | None, rules: Rules) -> Admitte
     policy, rebuilt = rules.policy, image.record.base_rebuilt
     against = objections(found.statement, found.key, policy, sms=rules.target.sm, base_rebuilt=rebuilt)
     for reason, why in (*_about_another(image, found.statement), *against):
-        fix = LOCKED_BASE.format(stack=image.record.stack, base=image.record.base) if reason == BASE_REBUILT else ""
-        raise _refused(image, reason, why, fix)
+        again = quoted_command(
+            "envbuild", "lock", "--stack", image.record.stack, "--base", image.record.base, "--verify"
+        )
+        raise _refused(image, reason, why, LOCKED_BASE.format(command=again) if reason == BASE_REBUILT else "")
     return Admitted(
         certificate=found.statement,
         content=encode(found.content),
@@ -167,8 +170,8 @@ def _wrong_gpus(statement: Certificate, sms: tuple[str, ...]) -> str:
 
 def _refused(image: PlacedImage, reason: str, why: str, fix: str = "") -> PublicationRefusedError:
     record = image.record
-    command = f"envbuild certify --stack {record.stack} --base {record.base} --target {record.target} --key FILE"
-    fix = (fix or CERTIFY.format(command=command)).rstrip(".")
+    selected = ("--stack", record.stack, "--base", record.base, "--target", record.target)
+    fix = (fix or CERTIFY.format(command=quoted_command("envbuild", "certify", *selected, "--key", "FILE"))).rstrip(".")
     return PublicationRefusedError(
         f"the image {image.name} is not published",
         why=why,

@@ -236,8 +236,8 @@ class SqshStore:
                 f"{publication.tag} is another image in the .sqsh store {self.address}",
                 why=f"It is {there.oci_digest}, published {there.published_at}; this one is {publication.oci_digest}. "
                 "An immutable tag stays with its image.",
-                fix=f"Use the image that is there, or take it back: envbuild publish --revoke {there.oci_digest} "
-                "--reason TEXT.",
+                fix="Use the image that is there, or take it back: "
+                f"envbuild publish --to REGISTRY/REPO --revoke {there.oci_digest} --reason TEXT.",
             )
 
     def _revoked_path(self, publication: Publication) -> str:
