@@ -35,7 +35,7 @@ from envbuild.publish.models import Publication, Revocation, read_publication, u
 from envbuild.publish.tags import INDEX_TAG, PUBLICATION_SUFFIX, REVOKED_SUFFIX, TAG_TAKEN, revocation_tags
 from envbuild.store.limits import MOST_SECONDS
 from envbuild.store.registry import Registry
-from envbuild.store.tags import list_tags
+from envbuild.store.tags import list_tags, list_tags_if_allowed
 
 ARTIFACT_TYPE = "application/vnd.envbuild.index.v1+json"
 PUBLICATION_TYPE = "application/vnd.envbuild.publication.v1+json"
@@ -111,11 +111,36 @@ def _from_own_tags(registry: Registry) -> RepositoryIndex:
     """What an index that is not there would state: nothing was published, or a retention rule took it."""
     tags = [tag for tag in list_tags(registry) if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX))]
     entries = [*_read_entries(registry, tags)]
-    sizes = {publication.oci_digest: size for publication, size in entries}
-    return RepositoryIndex(publications=_merged((), [publication for publication, _ in entries]), sizes=sizes)
+    sizes = {publication.oci_digest: size for _, publication, size in entries}
+    return RepositoryIndex(publications=_merged((), [publication for _, publication, _ in entries]), sizes=sizes)
 
 
-def _read_entries(registry: Registry, tags: Iterable[str]) -> Iterator[tuple[Publication, int]]:
+def read_all(registry: Registry) -> tuple[Publication, ...]:
+    """The same as :func:`read_index`, with what has a tag of its own and is not in the index.
+
+    Whoever may push can put an older index back, and cannot take tags away. Where this account may not list them, the
+    index counts alone.
+
+    Raises:
+        CheckRefusedError: what is there is damaged, or a tag was written over.
+        NetworkError: the registry cannot be reached, or refuses.
+    """
+    publications = read_index(registry)
+    listed = {item.tag + PUBLICATION_SUFFIX for item in publications}
+    tags = list_tags_if_allowed(registry) or []
+    missing = [tag for tag in tags if tag.endswith(PUBLICATION_SUFFIX) and tag not in listed]
+    for tag, publication, _ in _read_entries(registry, missing):
+        if publication.tag + PUBLICATION_SUFFIX != tag:
+            raise CheckRefusedError(
+                f"the tag {tag} of {registry.address} is refused",
+                why=f"It has the record of {publication.tag}: somebody wrote it over.",
+                fix="Publish that image again, or remove the tag there.",
+            )
+        publications = _merged(publications, [publication])
+    return publications
+
+
+def _read_entries(registry: Registry, tags: Iterable[str]) -> Iterator[tuple[str, Publication, int]]:
     """Publications under their own tags, of which anybody who may push can write many."""
     started = time.monotonic()
     for count, tag in enumerate(tags):
@@ -126,7 +151,7 @@ def _read_entries(registry: Registry, tags: Iterable[str]) -> Iterator[tuple[Pub
                 fix=f"Look who writes tags that end in {PUBLICATION_SUFFIX} there, and remove those that nobody needs.",
             )
         if (found := read_entry(registry, tag)) is not None:
-            yield found
+            yield tag, *found
 
 
 def head_of(publications: Iterable[Publication], moving_tag: str, at: datetime | None = None) -> Publication | None:
@@ -170,7 +195,7 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
             raise _taken_by(registry, listed)
         sizes = {**index.sizes, publication.oci_digest: manifest_bytes}
         merged, own = _merged(index.publications, own.values()), {}
-        for found, size in _read_entries(registry, _unknown_tags(list_tags(registry), merged, index.left_out)):
+        for _, found, size in _read_entries(registry, _unknown_tags(list_tags(registry), merged, index.left_out)):
             # By the tag of a digest also what was left out would come back.
             if found.tag not in index.left_out:
                 merged = _merged(merged, [found])

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from envbuild.catalog.site import Site
 from envbuild.certify.certificate.envelope import LARGEST_BYTES
-from envbuild.core.digests import sha256_bytes
+from envbuild.core.digests import is_digest, sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, UsageError
 from envbuild.core.exit_status import mask
 from envbuild.core.files import machine_errors
@@ -24,7 +24,7 @@ from envbuild.oci.models import Manifest, not_an_image, read
 from envbuild.oci.push import read_manifest
 from envbuild.oci.referrers import list_referrers
 from envbuild.publish.bundle import BUNDLE_TYPE, certificate_in
-from envbuild.publish.index import head_of, read_index, revocation_of
+from envbuild.publish.index import head_of, read_all, read_index, revocation_of
 from envbuild.publish.models import TAG_PATTERN, Publication, PublishedSqsh, Revocation
 from envbuild.publish.repository import open_repository
 from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store, store_of
@@ -149,7 +149,8 @@ class RepositorySource:
         return read_index(self.registry)
 
     def find(self, name: str, at: datetime) -> Publication | None:
-        publications = self.publications()
+        # Of a digest there is one publication, whatever came after it.
+        publications = self.publications() if is_digest(name) else read_all(self.registry)
         # By its image: it may be listed under another tag, too.
         listed = {item.oci_digest: item.revoked for item in publications if item.revoked}
 

@@ -23,10 +23,19 @@ def list_tags(registry: Registry) -> list[str]:
     Raises:
         NetworkError: the registry cannot be reached, refuses, or answers with something else.
     """
+    return _list_tags(registry, ()) or []
+
+
+def list_tags_if_allowed(registry: Registry) -> list[str] | None:
+    """The same; None where this account may not list them, as the narrowest rights of some registries have it."""
+    return _list_tags(registry, (401, 403, 405))
+
+
+def _list_tags(registry: Registry, refusals: tuple[int, ...]) -> list[str] | None:
     # Registries may send fewer, and link to the next page.
-    first = registry.ask("GET", f"{LIST}?n=1000", accept=(200, 404))
-    if first.status == 404:
-        return []
+    first = registry.ask("GET", f"{LIST}?n=1000", accept=(200, 404, *refusals))
+    if first.status != 200:
+        return [] if first.status == 404 else None
     pages = all_pages(registry, first, "its list of tags", _next_page)
     return [tag for page in pages for tag in _tags_of(registry, page)]
 

@@ -11,13 +11,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from helpers.fault_proxy import FaultProxy
 from helpers.publish_world import PublishWorld
 from integration.publish.conftest import Secure
 from integration.publish.test_pull import check_error, pulled
 
 from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.core.digests import short
-from envbuild.core.errors import CertificateRefusedError, EnvbuildError, PublicationRefusedError
+from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, EnvbuildError, PublicationRefusedError
 from envbuild.oci.push import RegistryManifest, digest_of_tag, put_manifest, read_manifest
 from envbuild.publish.models import Publication
 from envbuild.publish.publish import publish
@@ -242,3 +243,33 @@ def test_an_image_without_a_key_for_its_publication(place: str, world: PublishWo
     # Its tags follow from the certificate; others nobody vouches for.
     attacker.list_also(publication, moving_tag="stable")
     assert refused(world, f"{place}:stable", policy=unsigned).reason == "tag"
+
+
+def test_an_index_from_before_the_newest_image(place: str, attacker: Attacker, world: PublishWorld) -> None:
+    first = world.publish(place)
+    before = attacker.index()
+    world.rebuild(NEWER)
+    second = world.publish(place)
+    attacker.write_back(before)
+    for name in (first.moving_tag, second.tag):
+        assert pulled(world, f"{place}:{name}").publication == second
+    # The new one is said to be left out.
+    document = json.loads(before.content) | {"annotations": {"org.envbuild.left-out": second.tag}}
+    attacker.write_back(replace(before, content=json.dumps(document).encode()))
+    assert pulled(world, f"{place}:{first.moving_tag}").publication == second
+    # Its own record is written over, too, by the older one's.
+    entry = read_manifest(attacker.registry, f"{first.tag}-publication")
+    assert entry is not None
+    put_manifest(attacker.registry, f"{second.tag}-publication", entry)
+    with pytest.raises(CheckRefusedError, match="is refused") as caught:
+        pulled(world, f"{place}:{first.moving_tag}")
+    check_error(caught.value)
+
+
+@pytest.mark.parametrize("status", [401, 403, 405])
+def test_an_account_that_may_not_list_tags(
+    proxy: FaultProxy, repository: str, world: PublishWorld, status: int
+) -> None:
+    publication = world.publish(f"{proxy.host}/{repository}")
+    proxy.add(method="GET", path="tags/list", status=status)
+    assert pulled(world, f"{proxy.host}/{repository}:{publication.moving_tag}").publication == publication
