@@ -27,6 +27,7 @@ from envbuild.publish.admission import objections_to
 from envbuild.publish.kept_files import KeptFile, WantedFile, keep_file
 from envbuild.publish.models import Publication, PublishedSqsh
 from envbuild.publish.sources import Reference, Source, open_source
+from envbuild.publish.tags import UNCERTIFIED
 
 SQSH_KIND, CERTIFICATE_KIND = "sqsh", "certificates"
 # How often a tag may move while what it meant is fetched.
@@ -193,6 +194,7 @@ def admit(
         raise _refused(request, "revoked", why, f"Pull another one. {LOOK}")
     if publication.certificate_digest is None:
         if request.uncertified:
+            _refuse_certified_tag(publication, request)
             return None
         why = "It was published without a certificate: nobody vouches for what it computes."
         raise _refused(request, "uncertified", why, f"Pull a certified one, or add --uncertified. {LOOK}")
@@ -208,6 +210,13 @@ def admit(
             f"{request.reference} is not pulled", why=objection.why, fix=objection.fix, reason=objection.reason
         )
     return verified
+
+
+def _refuse_certified_tag(publication: Publication, request: PullRequest) -> None:
+    """Refuse an image without a certificate under a tag of those that have one: nobody publishes it so."""
+    if not request.reference.is_digest and not publication.moving_tag.startswith(UNCERTIFIED):
+        why = f"It has no certificate, and its tags do not begin with {UNCERTIFIED}: its entry was changed."
+        raise _refused(request, "tag", why, "Have the publication looked at, or name its digest.")
 
 
 def _certificate(publication: Publication, source: Source, context: Context) -> Path:

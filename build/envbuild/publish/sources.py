@@ -154,7 +154,10 @@ class RepositorySource:
         # By its image: it may be listed under another tag, too.
         listed = {item.oci_digest: item.revoked for item in publications if item.revoked}
 
+        bounded = Bounded(self.registry, f"the list of what was revoked under {name}")
+
         def revocation(item: Publication) -> Revocation | None:
+            bounded.count()
             return listed.get(item.oci_digest) or revocation_of(self.registry, item)
 
         if any(item.moving_tag == name for item in publications):

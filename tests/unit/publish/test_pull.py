@@ -149,12 +149,21 @@ def test_revoked_image_is_refused(there):
 
 
 def test_uncertified_image_needs_the_word(there):
-    there.publish(certified=False)
+    moving = "uncertified-mcore-debian12-cpu"
+    there.publish(certified=False, moving_tag=moving)
     with pytest.raises(PublicationRefusedError) as refused:
-        pull(there.request(), there.context)
+        pull(there.request(moving), there.context)
     assert refused.value.reason == "uncertified"
-    found = pull(there.request(uncertified=True, trust=None), there.context)
+    found = pull(there.request(moving, uncertified=True, trust=None), there.context)
     assert (found.key, found.certificate) == (None, None)
+
+
+def test_uncertified_image_under_the_tag_of_certified_ones_is_refused(there):
+    publication = there.publish(certified=False)
+    with pytest.raises(PublicationRefusedError) as refused:
+        pull(there.request(uncertified=True), there.context)
+    assert refused.value.reason == "tag"
+    assert pull(there.request(publication.oci_digest, uncertified=True), there.context).downloaded
 
 
 def test_certified_image_needs_trusted_keys(there):
