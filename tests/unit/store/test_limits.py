@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,12 +13,20 @@ from helpers.loopback import serving
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import NetworkError
 from envbuild.oci.referrers import INDEX_TYPE, list_referrers
-from envbuild.store import limits, registry, transfer
+from envbuild.store import bucket, limits, registry, transfer
 from envbuild.store.address import parse_address
+from envbuild.store.connect import open_object_store
 from envbuild.store.registry import Registry
+from envbuild.store.registry_errors import Wording
 from envbuild.store.tags import list_tags
 from envbuild.store.upload import upload_blob
 
+LISTING = """<?xml version="1.0" encoding="UTF-8"?>
+<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bucket</Name><Prefix>images/tags/</Prefix>
+<KeyCount>1</KeyCount><MaxKeys>1</MaxKeys><IsTruncated>true</IsTruncated>
+<NextContinuationToken>{number}</NextContinuationToken>
+<Contents><Key>images/tags/{number}</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified><Size>1</Size>
+<ETag>&quot;a&quot;</ETag></Contents></ListBucketResult>"""
 DIGEST = sha256_bytes(b"an image")
 Reply = tuple[int, dict[str, str], Iterator[bytes]]
 
@@ -189,3 +198,26 @@ def test_an_upload_that_never_goes_on(monkeypatch, tmp_path, ranges):
     with answering(answer) as (there, asked), pytest.raises(NetworkError, match="cannot be reached"):
         upload_blob(there, file, DIGEST, 5000)
     assert len(asked) < 200
+
+
+@pytest.mark.parametrize("limit", [{"MOST_NAMES": 20}, {"LIST_SECONDS": 0.2}])
+def test_an_endless_list_of_a_bucket(monkeypatch, limit):
+    for name, value in limit.items():
+        monkeypatch.setattr(bucket, name, value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "word")
+    numbers = itertools.count()
+
+    def answer(method: str, path: str, body: bytes) -> Reply:
+        number = next(numbers)
+        page = LISTING.format(number=number)
+        # Without names obstore asks on by itself.
+        page = page if "MOST_NAMES" in limit else re.sub("<Contents>.*</Contents>", "", page, flags=re.DOTALL)
+        return 200, {"Content-Type": "application/xml"}, iter([page.encode()])
+
+    with answering(answer) as (there, asked):
+        address, endpoint = parse_address("s3://bucket/images"), f"http://{there.address.host}"
+        store = open_object_store(address, endpoint=endpoint, ca_bundle=None, wording=Wording(noun="store"))
+        with pytest.raises(NetworkError, match="does not end its list of objects"):
+            store.names("tags")
+    assert asked
