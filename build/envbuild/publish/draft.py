@@ -22,8 +22,8 @@ from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.push import digest_of_tag
 from envbuild.oci.referrers import has_api
 from envbuild.publish.gate import Admitted
-from envbuild.publish.index import is_same, read_entry
-from envbuild.publish.models import Publication, PublishedSqsh
+from envbuild.publish.index import is_same, read_entry, revocation_of
+from envbuild.publish.models import Publication, PublishedSqsh, Revocation
 from envbuild.publish.moving import refuse_foreign
 from envbuild.publish.signature import sign_publication
 from envbuild.publish.sqsh_stores import SqshStore
@@ -127,6 +127,9 @@ def draft_publication(
     _refuse_tag_of_another(draft, publications)
     refuse_foreign(registry, draft.moving_tag, publications)
     draft = draft.model_copy(update={"tag": _free_tag(own, draft, registry, publications)})
+    # Also where the index does not say so: an older one may have been put back.
+    if revocation := revocation_of(registry, draft):
+        raise _revoked(draft, revocation)
     return draft if request.signer is None or admitted is None else sign_publication(draft, request.signer)
 
 
@@ -166,12 +169,7 @@ def _refuse_tag_of_another(draft: Publication, publications: tuple[Publication, 
     """Refuse a moving tag of another lock, base or target, and an image that was revoked."""
     for item in publications:
         if item.oci_digest == draft.oci_digest and item.revoked is not None:
-            raise PublicationRefusedError(
-                f"the image {draft.oci_digest} is not published again",
-                why=f"It was revoked at {item.revoked.at}: {item.revoked.reason}",
-                fix="Build another image: from a new lock, or with what was wrong put right.",
-                reason="revoked",
-            )
+            raise _revoked(draft, item.revoked)
         if item.oci_digest == draft.oci_digest and not item.is_of_same_image(draft):
             continue  # somebody changed the entry of this very image, which is written anew
         # Empty where it is under another moving tag.
@@ -187,6 +185,15 @@ def _refuse_tag_of_another(draft: Publication, publications: tuple[Publication, 
                 f"remove the tag {INDEX_TAG} there: the next publication writes it anew.",
                 reason="tag-of-another",
             )
+
+
+def _revoked(draft: Publication, revocation: Revocation) -> PublicationRefusedError:
+    return PublicationRefusedError(
+        f"the image {draft.oci_digest} is not published again",
+        why=f"It was revoked at {revocation.at}: {revocation.reason}",
+        fix="Build another image: from a new lock, or with what was wrong put right.",
+        reason="revoked",
+    )
 
 
 def _free_tag(own: Tags, draft: Publication, registry: Registry, publications: tuple[Publication, ...]) -> str:

@@ -117,19 +117,19 @@ class Bucket:
 
         with self._errors("list what it has"):
             listing = obstore.list(self._store, prefix)
-            found = list[str]()
+            names = list[str]()
 
             def read() -> list[str]:
                 for page in listing:
-                    found.extend(str(item["path"]) for item in page)
-                    if len(found) > MOST_NAMES:
-                        raise self._endless(len(found))
-                return found
+                    names.extend(str(entry["path"]) for entry in page)
+                    if len(names) > MOST_NAMES:
+                        raise self._endless(len(names))
+                return names
 
             try:
                 return run_in_background(read).result(timeout=LIST_SECONDS)
             except FutureTimeoutError:  # also of pages without a name, of which obstore says nothing
-                raise self._endless(len(found)) from None
+                raise self._endless(len(names)) from None
 
     def size(self, path: str) -> int | None:
         import obstore

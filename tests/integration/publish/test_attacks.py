@@ -21,6 +21,7 @@ from envbuild.core.digests import short
 from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, EnvbuildError, PublicationRefusedError
 from envbuild.oci.push import RegistryManifest, digest_of_tag, put_manifest, read_manifest
 from envbuild.publish.models import Publication
+from envbuild.publish.moving import NOTHING
 from envbuild.publish.publish import publish
 from envbuild.publish.revoke import revoke
 from envbuild.store.registry import Registry
@@ -130,6 +131,11 @@ def test_a_revocation_that_is_rolled_back(place: str, attacker: Attacker, world:
         assert refused(world, place + reference).reason == "revoked"
     assert publication.sqsh is not None
     assert refused(world, f"{place}@{publication.sqsh.digest}").reason == "revoked"
+    # Nor does the next night publish it again, or let the moving tag name it.
+    with pytest.raises(PublicationRefusedError, match="is not published again") as caught:
+        world.publish(place)
+    check_error(caught.value)
+    assert digest_of_tag(attacker.registry, publication.moving_tag) == NOTHING.digest
 
 
 def test_a_revoked_image_under_another_tag(place: str, attacker: Attacker, world: PublishWorld) -> None:
