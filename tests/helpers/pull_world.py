@@ -15,10 +15,11 @@ from envbuild.catalog.site import load_site
 from envbuild.certify.certificate.file import open_certificate
 from envbuild.certify.certificate.statement import PREDICATE_TYPE
 from envbuild.certify.certificate.verify import oldest_measurement
-from envbuild.core.digests import sha256_file
+from envbuild.core.digests import sha256_file, short
 from envbuild.publish.bundle import make_bundle
 from envbuild.publish.models import Publication, PublishedSqsh
 from envbuild.publish.pull import PullRequest
+from envbuild.publish.signature import sign_publication
 from envbuild.publish.sources import Reference
 from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store
 from envbuild.store.local import LocalStore
@@ -45,14 +46,16 @@ class PullWorld:
     def image(self) -> Path:
         return self.world.image.sqsh()
 
-    def publish(self, *, certified: bool = True, **changes: Any) -> Publication:
+    def publish(self, *, certified: bool = True, signed: bool = True, **changes: Any) -> Publication:
         """Put the world's image there; ``changes`` are fields of its publication."""
-        publication, bundle = self.described(certified=certified, **changes)
+        publication, bundle = self.described(certified=certified, signed=signed, **changes)
         self.store.put(self.image, publication, bundle)
         self.store.move_tag(publication.moving_tag, publication, self.context.clock())
         return publication
 
-    def described(self, *, certified: bool = True, **changes: Any) -> tuple[Publication, bytes | None]:
+    def described(
+        self, *, certified: bool = True, signed: bool = True, **changes: Any
+    ) -> tuple[Publication, bytes | None]:
         """The publication of the world's image, and the bundle of a new certificate."""
         record = self.world.image.record
         digest = str(record.sqsh_digest)
@@ -62,7 +65,8 @@ class PullWorld:
             "sqsh": PublishedSqsh(
                 digest=digest, size_bytes=self.image.stat().st_size, place=self.store.place_of(digest)
             ),
-            "tag": "mcore-debian12-0123456789ab-cpu",
+            "tag": f"mcore-debian12-{short(record.lock_digest)}-cpu",
+            "size_bytes": sum(layer.size_bytes for layer in record.layers),
         }
         bundle = None
         if certified:
@@ -79,7 +83,8 @@ class PullWorld:
             }
         else:
             fields |= dict.fromkeys(("certificate_digest", "keyid", "certified_at", "measured_at"))
-        return make_publication(**(fields | changes)), bundle
+        publication = make_publication(**(fields | changes))
+        return sign_publication(publication, self.world.signer) if certified and signed else publication, bundle
 
     def request(self, name: str = "mcore-debian12-cpu", **changes: Any) -> PullRequest:
         """A request for a tag or digest; ``changes`` are its fields."""

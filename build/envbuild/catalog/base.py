@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints
 
 from envbuild.catalog.fields import Device, Name, PackageName, TomlModel
 from envbuild.core.errors import CheckRefusedError, InternalError
+from envbuild.core.text import quoted_command
 from envbuild.core.validation import Digest
 
 NOT_RESOLVED = "digest not resolved"
@@ -163,10 +164,11 @@ class Base(TomlModel):
             CheckRefusedError: it has none; names the command that finds it.
         """
         if not self.is_resolved:
+            resolve = quoted_command("envbuild", "image", "resolve", "--base", name)
             raise CheckRefusedError(
                 f"the digest of base {name} was not resolved",
                 why=f"It is {self.obtain.source}; what has that name may be something else tomorrow, so nothing is "
                 "built on it.",
-                fix=f"Ask for it: envbuild image resolve --base {name}\nIt prints what to write under [obtain]; with "
+                fix=f"Ask for it: {resolve}\nIt prints what to write under [obtain]; with "
                 "--write it does so, in your own envs/.",
             )

@@ -172,10 +172,15 @@ class Catalog:
         self._refuse_unknown_names(named, self.path("policies", name))
         return policy
 
+    @classmethod
+    def shipped(cls) -> Catalog:
+        """What envbuild ships, whatever the project has."""
+        return cls((data_root() / "envs",))
+
     def ships_matrix(self, name: str) -> bool:
         """Whether the matrix ``name`` is what envbuild ships under that name, wherever its file is."""
         # A project's file of the same name comes first in this catalog, and may say the same or something else.
-        shipped = Catalog((data_root() / "envs",))
+        shipped = Catalog.shipped()
         if name not in shipped.names("matrices"):
             return False
         return matrix_digest(self.matrix(name)) == matrix_digest(shipped.matrix(name))

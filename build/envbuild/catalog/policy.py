@@ -1,4 +1,4 @@
-"""A policy: what must hold before an image is published (``envs/policies/*.toml``)."""
+"""A policy: what must hold before an image is published, and again where it is pulled (``envs/policies/*.toml``)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from envbuild.catalog.fields import Name, TomlModel
 
 
 class Policy(TomlModel):
-    """What must hold before an image is published."""
+    """What must hold before an image is published, and again where it is pulled."""
 
     summary: str
     matrices: tuple[Name, ...] = Field(min_length=1, description="the matrices of which one must have passed")
     max_age_days: Annotated[int, Field(gt=0, le=3650)] = Field(
-        description="how old the oldest number in the certificate may be"
+        description="how old the oldest number in the certificate may be when the image is published"
     )
     shipped_matrix: bool = Field(default=True, description="the matrix must be what envbuild ships under its name")
     whole_matrix: bool = Field(default=True, description="every case of it must have passed, not a part")
@@ -25,6 +25,9 @@ class Policy(TomlModel):
         default=False, description="publish although the locked versions are known to train something wrongly"
     )
     locked_base: bool = Field(default=True, description="the base in the image must be the one that the lock names")
+    signed_publication: bool = Field(
+        default=True, description="a trusted key must have signed the publication: its tags, its moment, its target"
+    )
     keys: tuple[Name, ...] | None = Field(
         default=None, min_length=1, description="only these keys of the trust file count; without it all of them"
     )

@@ -31,11 +31,11 @@ def command(context: click.Context, session: Session) -> None:  # noqa: ARG001
 def get_command(session: Session, uri: str) -> None:
     """Print the path of the .sqsh that URI means, from the store, after its certificate was verified.
 
-    URI is what `envbuild pull` takes, or enroot's form of it: docker://REGISTRY#REPO:TAG. ENVBUILD_PULL_TARGET and
-    ENVBUILD_PULL_MAX_AGE stand for --target and --max-age.
+    URI is what `envbuild pull` takes, or enroot's form of it: docker://REGISTRY#REPO:TAG. ENVBUILD_PULL_TARGET,
+    ENVBUILD_PULL_MAX_AGE and ENVBUILD_PULL_POLICY stand for --target, --max-age and --policy.
     """
-    wanted = (os.environ.get("ENVBUILD_PULL_TARGET"), os.environ.get("ENVBUILD_PULL_MAX_AGE"))
-    pulled = pull(request_of(session, uri, *wanted), session.context)
+    target, max_age, policy = (os.environ.get(f"ENVBUILD_PULL_{name}") for name in ("TARGET", "MAX_AGE", "POLICY"))
+    pulled = pull(request_of(session, uri, target, max_age, policy), session.context)
     # For enroot's hook, which lets a step start no image but one that was verified.
     note_step(pulled.path)
     # The first line, and alone: pyxis takes it for the path, whatever it says.

@@ -14,7 +14,7 @@ from envbuild.cli.common import Session, output_options
 from envbuild.cli.report import as_json, print_error
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
-from envbuild.core.text import shown
+from envbuild.core.text import quoted_command, shown
 
 
 @click.command("list", cls=Command)
@@ -64,9 +64,8 @@ def _lines(rows: list[dict[str, Json]]) -> list[str]:
     for row in rows:
         lines.append(f"{row['name']:<{width}}  {row['summary']}  [{shown(Path(str(row['path'])))}]")
         if row.get("resolved") is False:
-            lines.append(
-                f"{'':<{width}}  {row['source']}: {NOT_RESOLVED} (envbuild image resolve --base {row['name']})"
-            )
+            resolve = quoted_command("envbuild", "image", "resolve", "--base", str(row["name"]))
+            lines.append(f"{'':<{width}}  {row['source']}: {NOT_RESOLVED} ({resolve})")
         states = row.get("states")
         if isinstance(states, dict):
             for target, bases in states.items():

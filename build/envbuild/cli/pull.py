@@ -6,6 +6,9 @@ from pathlib import Path
 
 import click
 
+from envbuild.catalog import toml
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.policy import Policy
 from envbuild.cli.arguments import parse_age
 from envbuild.cli.command import Command
 from envbuild.cli.common import PathArgument, Session, output_options
@@ -14,7 +17,7 @@ from envbuild.cli.signing import trust_of
 from envbuild.core.digests import Json
 from envbuild.core.errors import UsageError
 from envbuild.core.text import printable_lines
-from envbuild.publish.pull import Pulled, PullRequest, pull
+from envbuild.publish.pull import DEFAULT_POLICY, Pulled, PullRequest, pull
 from envbuild.publish.pull_layout import pull_layout
 from envbuild.publish.sources import parse_reference
 
@@ -32,6 +35,7 @@ from envbuild.publish.sources import parse_reference
 @click.option(
     "--trust", type=PathArgument(dir_okay=False), help="The keys that you trust; default: the configuration's."
 )
+@click.option("--policy", metavar="NAME", help="What must hold: a policy's name, or its FILE.toml; default: default.")
 @click.option("--max-age", metavar="AGE", help="The oldest numbers in the certificate: 12h, 30d, 4w at most.")
 @click.option("--uncertified", is_flag=True, help="Take an image without a certificate, too.")
 @output_options
@@ -42,6 +46,7 @@ def command(
     form: str,
     output: Path | None,
     trust: Path | None,
+    policy: str | None,
     max_age: str | None,
     uncertified: bool,
 ) -> None:
@@ -57,7 +62,7 @@ def command(
             why="It writes an OCI layout.",
             fix="Name a folder that does not exist yet: --output image/",
         )
-    request = request_of(session, reference, target, max_age, trust=trust, uncertified=uncertified)
+    request = request_of(session, reference, target, max_age, policy, trust=trust, uncertified=uncertified)
     context = session.context
     pulled = pull(request, context) if layout is None else pull_layout(request, layout, context)
     found = result_of(pulled)
@@ -75,6 +80,7 @@ def request_of(
     reference: str,
     target: str | None,
     max_age: str | None,
+    policy: str | None,
     *,
     trust: Path | None = None,
     uncertified: bool = False,
@@ -88,8 +94,18 @@ def request_of(
         # Not by the option's callback, since the importer has it from a variable; click gives callbacks the parameter,
         # which is not read.
         max_age=parse_age(context, context.command.params[0], max_age or None),
+        policy=_policy_of(session, policy or DEFAULT_POLICY),
         uncertified=uncertified,
     )
+
+
+def _policy_of(session: Session, named: str) -> Policy:
+    """A policy by its name or file; what envbuild ships comes before a file of that name in the current directory."""
+    if named.endswith(".toml"):
+        why = "It states what must hold before an image is pulled."
+        return toml.load(Path(named), Policy, toml.Wanted("the policy", why=why, fix="Name a policy, or its file."))
+    shipped = Catalog.shipped()
+    return (shipped if named in shipped.names("policies") else session.catalog).policy(named)
 
 
 def result_of(pulled: Pulled) -> dict[str, Json]:

@@ -1,8 +1,14 @@
-"""Texts that somebody else wrote, as a terminal may get them."""
+"""Texts that somebody else wrote, as a terminal and a shell may get them."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+
+
+def quoted_command(*words: str | Path) -> str:
+    """A command for people to run: what a shell would act on is quoted, wherever the words come from."""
+    return shlex.join(map(str, words))
 
 
 def printable(text: str) -> str:

@@ -17,6 +17,7 @@ from envbuild.core.errors import MachineError, NetworkError
 from envbuild.core.exit_status import mask, tail
 from envbuild.core.process import Finished, ProcessOptions, find_tool, run
 from envbuild.core.progress import Reporter
+from envbuild.core.text import quoted_command
 
 REMOTE = "origin"
 ATTEMPTS = 2
@@ -166,13 +167,14 @@ class GitClient:
             return NetworkError(
                 f"cannot {what}: the repository is a partial clone, and lacks files",
                 why=mask("\n".join(filter(None, (f"The repository is {self.url}", rewritten, cause)))),
-                fix=f"Serve a whole one in its place: git clone --mirror {self.url}",
+                fix=f"Serve a whole one in its place: {quoted_command('git', 'clone', '--mirror', self.url)}",
                 log=self.settings.log,
             )
+        look = quoted_command("git", "ls-remote", self.url)
         error = NetworkError(
             f"cannot {what}",
             why=mask("\n".join(filter(None, (f"The repository is {self.url}", rewritten, cause)))),
-            fix=f"Check whether `git ls-remote {self.url}` works here. git itself has the settings to reach it: "
+            fix=f"Check whether `{look}` works here. git itself has the settings to reach it: "
             "rewriting (url.<base>.insteadOf), http.proxy or https_proxy, http.sslCAInfo, credential.helper (envbuild "
             "asks for no password), an ssh key.",
             log=self.settings.log,

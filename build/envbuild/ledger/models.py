@@ -6,16 +6,34 @@ stays. So ledgers can be merged in any order, any number of times, with the same
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from envbuild.catalog.fields import Moment, TomlModel
 from envbuild.core.digests import canonical_json
+from envbuild.core.errors import ConfigurationError
+from envbuild.store.address import parse_address
 
 StepName = Literal["lock", "wheels", "image", "certify", "publish", "bisect"]
 StepState = Literal["done", "nothing", "failed", "waiting", "skipped"]
 Fault = Literal["infrastructure", "build", "training", "check"]
+
+
+def _repository(text: str) -> str:
+    """Other machines write rows, too: what is a repository's name goes into commands and pages."""
+    if text.startswith("/") or not text:
+        return text
+    try:
+        parse_address(text if "://" in text else f"oci://{text}")
+    except ConfigurationError as error:
+        raise ValueError(f"it is not a repository: {error.why.splitlines()[0]}") from error
+    return text
+
+
+Repository = Annotated[str, AfterValidator(_repository)]
+# OCI distribution-spec 1.1, "Pulling manifests".
+Tag = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$")]
 # Of the digits of a moment: the earlier one becomes the larger text.
 _INVERSE = str.maketrans("0123456789", "9876543210")
 
@@ -213,9 +231,9 @@ class PublicationRow(Row):
 
     table: ClassVar[str] = "publications"
     moment_field: ClassVar[str] = "published_at"
-    repository: str
-    tag: str
-    moving_tag: str
+    repository: Repository
+    tag: Tag
+    moving_tag: Tag
     base: str
     target: str
     lock_name: str
@@ -285,7 +303,7 @@ class NightRow(Row):
     moment_field: ClassVar[str] = "started_at"
     id: str
     targets: tuple[str, ...]
-    repository: str = ""
+    repository: Repository = ""
     host: str = ""
     envbuild: str = ""
     started_at: Moment

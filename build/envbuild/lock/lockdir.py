@@ -12,6 +12,7 @@ from envbuild.catalog.data import data_root
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, UsageError
 from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.core.progress import Reporter
+from envbuild.core.text import quoted_command
 from envbuild.lock import lockfile
 from envbuild.lock.inputs.pins import checked_name
 from envbuild.lock.inputs.request import LockRequest, is_older, request_of, request_options
@@ -110,9 +111,14 @@ def no_lock(path: Path, selection: Selection) -> ConfigurationError:
     return ConfigurationError(
         f"there is no lock of stack {stack} on base {base}{named}",
         why=f"{path} does not exist" + (f"; {path.parent} has it on {', '.join(elsewhere)}." if elsewhere else "."),
-        fix=f"Make it first: envbuild lock --stack {stack} --base {base}"
-        + (f" --name {kept} (and its pins)" if named else ""),
+        fix=f"Make it first: {_make(stack, base, kept if named else '')}",
     )
+
+
+def _make(stack: str, base: str, name: str) -> str:
+    """The command that makes a lock; with a name of its own where it has one."""
+    line = quoted_command("envbuild", "lock", "--stack", stack, "--base", base, *(("--name", name) if name else ()))
+    return f"{line} (and its pins)" if name else line
 
 
 def _of_stack(directory: LockDirectory, selection: Selection) -> LockDirectory:
@@ -123,7 +129,7 @@ def _of_stack(directory: LockDirectory, selection: Selection) -> LockDirectory:
     raise UsageError(
         f"the lock named {name} on base {directory.path.name} is not of stack {selection.stack_name}",
         why=f"{directory.path} was made from stack {stack}.",
-        fix=f"Name its stack: --stack {stack}" + ("" if name == stack else f" --name {name}"),
+        fix=f"Name its stack: {quoted_command('--stack', stack, *(() if name == stack else ('--name', name)))}",
     )
 
 
@@ -142,13 +148,13 @@ def _refuse_foreign(directory: LockDirectory, selection: Selection, own: Path) -
         for kind, name, now, was in definitions
         if definition_digest(now) != was
     ]
-    named = "" if own.parent.name == lock.stack else f" --name {own.parent.name} (and its pins)"
+    named = "" if own.parent.name == lock.stack else own.parent.name
     raise ConfigurationError(
         f"the lock of {own.parent.name} on {own.name} that comes with envbuild is not for the definitions here",
         why=f"{directory.path} was made from another definition than: "
         f"{', '.join(others) or f'the conflicts and companions in {catalog.folders[0]}'}.\n"
         f"This project has no lock of its own: {own} does not exist.",
-        fix=f"Make it: envbuild lock --stack {lock.stack} --base {lock.base.name}{named}",
+        fix=f"Make it: {_make(lock.stack, lock.base.name, named)}",
     )
 
 

@@ -15,6 +15,7 @@ from envbuild.catalog.stack import Phase
 from envbuild.core.digests import digest_of, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import machine_errors
+from envbuild.core.text import quoted_command
 from envbuild.lock.models import SCHEMA, Lock, LockedComponent, LockedPhase, LockedTorch
 
 RECORD_FILE = "stack.lock.toml"
@@ -195,8 +196,8 @@ def read_lock(path: Path) -> LockDirectory:
 def _command_for(path: Path) -> str:
     """The command line that makes a lock there, as far as the place says."""
     if path.absolute().parent.parent.name == LOCKFILES:
-        return f"envbuild lock --stack {path.absolute().parent.name} --base {path.name}"
-    return f"envbuild lock --stack STACK --base BASE --out {path}"
+        return quoted_command("envbuild", "lock", "--stack", path.absolute().parent.name, "--base", path.name)
+    return quoted_command("envbuild", "lock", "--stack", "STACK", "--base", "BASE", "--out", path)
 
 
 def _restore(path: Path) -> str:

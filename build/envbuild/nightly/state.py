@@ -10,6 +10,7 @@ from typing import Literal
 
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.core.digests import Json, short
+from envbuild.core.text import quoted_command
 from envbuild.ledger.ledger import Ledger, grouped
 from envbuild.ledger.models import BisectRow, Blocked, NightRow, PublicationRow, Row, StepRow
 from envbuild.nightly.faults import counts
@@ -49,7 +50,8 @@ class TargetState:
         """The command that gets the image; empty where there is none."""
         if self.image is None:
             return ""
-        return f"envbuild pull {self.image.repository}:{self.image.moving_tag} --target {self.target} --format sqsh"
+        reference = f"{self.image.repository}:{self.image.moving_tag}"
+        return quoted_command("envbuild", "pull", reference, "--target", self.target, "--format", "sqsh")
 
     def line(self) -> str:
         """For people."""

@@ -12,6 +12,7 @@ from envbuild.catalog.context import Context
 from envbuild.certify.run.job import CertifyRequest, make_job
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import InternalError
+from envbuild.core.text import quoted_command
 from envbuild.image.image import make_image
 from envbuild.image.inputs import ImageInputs
 from envbuild.ledger.models import StepState
@@ -46,7 +47,9 @@ def make_lock(selection: Selection, request: NightRequest, context: Context) -> 
 
     def options_for(item: Selection) -> LockOptions:
         # Also of pinned stacks: the lock then names its base, which images are published on.
-        verifier = verifier_of(request, context, without=f"envbuild lock --stack {item.stack_name} --no-verify")
+        verifier = verifier_of(
+            request, context, without=quoted_command("envbuild", "lock", "--stack", item.stack_name, "--no-verify")
+        )
         return LockOptions(
             path=lock_path(request.project, request.name, item.base_name),
             verify=verifier,

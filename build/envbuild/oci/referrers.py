@@ -6,7 +6,6 @@ Registries with the referrers API do so by themselves. For the others the client
 
 from __future__ import annotations
 
-import urllib.parse
 from collections.abc import Mapping, Sequence
 
 from envbuild.core import jsonread
@@ -24,8 +23,9 @@ from envbuild.oci.push import (
     put_manifest,
     read_manifest,
 )
+from envbuild.store.limits import all_pages
 from envbuild.store.registry import Answer, Registry
-from envbuild.store.tags import NEXT_PAGE
+from envbuild.store.tags import next_query
 
 INDEX_TYPE = INDEX_TYPES[0]
 # Whoever writes a tag at the same moment does so once or twice; a hundred times is a registry that keeps nothing.
@@ -63,13 +63,13 @@ def list_referrers(registry: Registry, digest: str) -> tuple[Referrer, ...]:
     if answer is None:
         found = read_manifest(registry, tag_of(digest))
         return _entries(registry, found.content) if found else ()
-    entries, seen = [*_entries(registry, answer.body)], set()
-    # A registry whose pages link to one another would be asked for ever.
-    while (path := _next_page(answer.headers, digest)) and path not in seen:
-        seen.add(path)
-        answer = registry.ask("GET", path, accept=(200,), headers={"Accept": INDEX_TYPE})
-        entries += _entries(registry, answer.body)
-    return tuple(entries)
+
+    def next_page(headers: Mapping[str, str]) -> str:
+        query = next_query(headers)
+        return f"referrers/{digest}?{query}" if query else ""
+
+    pages = all_pages(registry, answer, "its list of artifacts", next_page, Accept=INDEX_TYPE)
+    return tuple(entry for page in pages for entry in _entries(registry, page.body))
 
 
 def attach(registry: Registry, manifests: Mapping[str, Sequence[bytes]], subject: str) -> int:
@@ -129,8 +129,3 @@ def not_kept(registry: Registry, tag: str) -> NetworkError:
 
 def _entries(registry: Registry, content: bytes) -> tuple[Referrer, ...]:
     return read(content, Index, f"a list of artifacts of {registry.address}", not_an_image).manifests
-
-
-def _next_page(headers: Mapping[str, str], digest: str) -> str:
-    following = NEXT_PAGE.search(headers.get("Link", ""))
-    return f"referrers/{digest}?{urllib.parse.urlsplit(following[1]).query}" if following else ""

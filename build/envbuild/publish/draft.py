@@ -12,7 +12,7 @@ from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.catalog.policy import Policy
 from envbuild.certify.certificate.sign import Signer
-from envbuild.certify.certificate.statement import CLOCK_SKEW
+from envbuild.certify.certificate.statement import CLOCK_SKEW, is_after
 from envbuild.certify.certificate.trust import Trust
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import PublicationRefusedError
@@ -22,12 +22,18 @@ from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.push import digest_of_tag
 from envbuild.oci.referrers import has_api
 from envbuild.publish.gate import Admitted
-from envbuild.publish.index import is_same, read_entry
-from envbuild.publish.models import Publication, PublishedSqsh
+from envbuild.publish.index import is_same, read_entry, revocation_of
+from envbuild.publish.models import Publication, PublishedSqsh, Revocation
 from envbuild.publish.moving import refuse_foreign
+from envbuild.publish.signature import sign_publication
 from envbuild.publish.sqsh_stores import SqshStore
-from envbuild.publish.tags import PUBLICATION_SUFFIX, UNCERTIFIED, Tags, tags_of
+from envbuild.publish.tags import INDEX_TAG, PUBLICATION_SUFFIX, UNCERTIFIED, Tags, refuse_reserved, tags_of
 from envbuild.store.registry import Registry
+
+# Of a clock that is wrong, or a publication that somebody dated so: further ahead it is not looked at.
+LONGEST_LEAD = timedelta(days=1)
+# So many images of one lock and target nobody publishes: a registry that has every tag would be asked for ever.
+MOST_REVISIONS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +51,7 @@ class PublishRequest:
         sqsh_to: the .sqsh store that takes it, instead of the registry.
         mount_from: other repositories of the registry, which blobs are taken over from.
         docker_manifest: push docker's manifest, too; it always is where the registry lacks the referrers API.
-        signer: signs the test result.
+        signer: signs the publication and the test result.
     """
 
     image: PlacedImage
@@ -94,6 +100,7 @@ def draft_publication(
     if request.moving_tag is not None:
         front = UNCERTIFIED if admitted is None else ""
         own = Tags(immutable=own.immutable, moving=front + request.moving_tag.removeprefix(front))
+    refuse_reserved(own.moving)
     has_docker = request.docker_manifest or not has_api(registry, record.oci_digest)
     draft = Publication(
         stack=record.stack,
@@ -119,7 +126,11 @@ def draft_publication(
     )
     _refuse_tag_of_another(draft, publications)
     refuse_foreign(registry, draft.moving_tag, publications)
-    return draft.model_copy(update={"tag": _free_tag(own, draft, registry, publications)})
+    draft = draft.model_copy(update={"tag": _free_tag(own, draft, registry, publications)})
+    # Also where the index does not say so: an older one may have been put back.
+    if revocation := revocation_of(registry, draft):
+        raise _revoked(draft, revocation)
+    return draft if request.signer is None or admitted is None else sign_publication(draft, request.signer)
 
 
 def _published_sqsh(
@@ -137,13 +148,17 @@ def _published_sqsh(
 
 def _moment(publications: tuple[Publication, ...], moving_tag: str, now: datetime) -> str:
     """The moment of a publication: after that of the last one under its moving tag, whose order it decides."""
-    last = max((moment_of(item.published_at) for item in publications if item.moving_tag == moving_tag), default=None)
+    moments = [
+        moment_of(item.published_at) for item in publications if item.moving_tag == moving_tag and not item.revoked
+    ]
+    # One that is further ahead counts for no reader either (head_of): it holds nobody back.
+    last = max((moment for moment in moments if moment - now <= LONGEST_LEAD), default=None)
     if last is not None and last - now > CLOCK_SKEW:
         raise PublicationRefusedError(
             f"nothing is published under {moving_tag} before its last publication",
             why=f"That was at {last.strftime(MOMENT_FORMAT)}; this machine's clock has {now.strftime(MOMENT_FORMAT)}.",
             fix="Look at the clocks of this machine and of the one that published last. If that one's was wrong, "
-            "revoke that publication and wait until its moment has passed.",
+            "revoke that publication.",
             reason="clock",
         )
     # Moments have whole seconds, and of two of one second their tags would decide which one is newer.
@@ -154,12 +169,9 @@ def _refuse_tag_of_another(draft: Publication, publications: tuple[Publication, 
     """Refuse a moving tag of another lock, base or target, and an image that was revoked."""
     for item in publications:
         if item.oci_digest == draft.oci_digest and item.revoked is not None:
-            raise PublicationRefusedError(
-                f"the image {draft.oci_digest} is not published again",
-                why=f"It was revoked at {item.revoked.at}: {item.revoked.reason}",
-                fix="Build another image: from a new lock, or with what was wrong put right.",
-                reason="revoked",
-            )
+            raise _revoked(draft, item.revoked)
+        if item.oci_digest == draft.oci_digest and not item.is_of_same_image(draft):
+            continue  # somebody changed the entry of this very image, which is written anew
         # Empty where it is under another moving tag.
         ours, theirs = (
             (one.stack, one.lock_name, one.base, one.target) if one.moving_tag == draft.moving_tag else ()
@@ -169,16 +181,25 @@ def _refuse_tag_of_another(draft: Publication, publications: tuple[Publication, 
             raise PublicationRefusedError(
                 f"the tag {draft.moving_tag} belongs to other images",
                 why=f"It is of lock {item.lock_name} (stack {item.stack}) on {item.base} for {item.target}.",
-                fix="Publish under another tag (--tag NAME), or to another repository.",
+                fix="Publish under another tag (--tag NAME), or to another repository. If nobody published it so, "
+                f"remove the tag {INDEX_TAG} there: the next publication writes it anew.",
                 reason="tag-of-another",
             )
+
+
+def _revoked(draft: Publication, revocation: Revocation) -> PublicationRefusedError:
+    return PublicationRefusedError(
+        f"the image {draft.oci_digest} is not published again",
+        why=f"It was revoked at {revocation.at}: {revocation.reason}",
+        fix="Build another image: from a new lock, or with what was wrong put right.",
+        reason="revoked",
+    )
 
 
 def _free_tag(own: Tags, draft: Publication, registry: Registry, publications: tuple[Publication, ...]) -> str:
     """The immutable tag: the first that is this publication's own, or nobody's."""
     by_tag = {item.tag: item for item in publications}
-    number = 1
-    while True:
+    for number in range(1, MOST_REVISIONS):
         tag = own.revision(number).immutable
         entry = by_tag.get(tag)
         # Without an entry: of a publication that was killed before the index had it.
@@ -187,14 +208,26 @@ def _free_tag(own: Tags, draft: Publication, registry: Registry, publications: t
             entry = found[0] if found is not None else draft
         if entry is not None and is_same(entry, draft):
             return tag
-        number += 1
+    raise PublicationRefusedError(
+        f"{registry.address} has no tag that is free for {own.immutable}",
+        why=f"{own.immutable} to {own.revision(MOST_REVISIONS - 1).immutable} are other images there.",
+        fix="Remove those that nobody needs (envbuild gc --from), or publish to another repository.",
+        reason="no-free-tag",
+    )
 
 
-def find_standing(draft: Publication, publications: tuple[Publication, ...]) -> Publication | None:
-    """The same publication in the index, if it lacks nothing that this one would have."""
+def find_standing(draft: Publication, publications: tuple[Publication, ...], at: datetime) -> Publication | None:
+    """The same publication in the index, if it lacks nothing that this one would have, and counts at a moment."""
     found = next((item for item in publications if item.tag == draft.tag), None)
-    # True > False: it has no docker manifest, and this one would have.
-    if found is None or (found.docker_digest is None) > (draft.docker_digest is None):
+    # True > False: it has no docker manifest, or no signature, and this one would have.
+    if found is None or any(
+        (there is None) > (here is None)
+        for there, here in ((found.docker_digest, draft.docker_digest), (found.signature, draft.signature))
+    ):
+        return None
+    # Somebody dated or described it so that no reader takes it: it is written anew.
+    moments = (found.published_at, found.certified_at)
+    if not found.is_of_same_image(draft) or any(is_after(moment, at) for moment in moments if moment):
         return None
     if draft.sqsh is not None and found.sqsh != draft.sqsh:
         return None

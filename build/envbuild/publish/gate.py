@@ -15,6 +15,7 @@ from envbuild.certify.certificate.trust import Trust, TrustedKey
 from envbuild.certify.certificate.verify import About, oldest_measurement, verify
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, PublicationRefusedError
+from envbuild.core.text import quoted_command
 from envbuild.image.output import OCI_DIR, PlacedImage
 from envbuild.launch.executors import WITHOUT_IMAGE
 from envbuild.oci.docker_manifest import docker_manifest
@@ -24,7 +25,7 @@ CERTIFY = "Certify the image as the policy wants it: {command}"
 BASE_REBUILT = "base-rebuilt"
 LOCKED_BASE = (
     "Verify the lock on the base, or name the repository that has the lock's own (base_repositories), and run image "
-    "again: envbuild lock --stack {stack} --base {base} --verify. Or set locked_base = false in the policy."
+    "again: {command}. Or set locked_base = false in the policy."
 )
 
 
@@ -82,10 +83,13 @@ def admit(image: PlacedImage, certificate: Path | None, rules: Rules) -> Admitte
         found = verify(certificate, rules.trust, About(), at=rules.at, max_age=rules.policy.max_age)
     except CertificateRefusedError as error:
         raise _refused(image, error.reason or "certificate", error.why, error.fix) from error
-    objections = [*_about_another(image, found.statement), *_against(image, found.statement, found.key, rules)]
-    for reason, why in objections:
-        fix = LOCKED_BASE.format(stack=image.record.stack, base=image.record.base) if reason == BASE_REBUILT else ""
-        raise _refused(image, reason, why, fix)
+    policy, rebuilt = rules.policy, image.record.base_rebuilt
+    against = objections(found.statement, found.key, policy, sms=rules.target.sm, base_rebuilt=rebuilt)
+    for reason, why in (*_about_another(image, found.statement), *against):
+        again = quoted_command(
+            "envbuild", "lock", "--stack", image.record.stack, "--base", image.record.base, "--verify"
+        )
+        raise _refused(image, reason, why, LOCKED_BASE.format(command=again) if reason == BASE_REBUILT else "")
     return Admitted(
         certificate=found.statement,
         content=encode(found.content),
@@ -118,9 +122,16 @@ def _about_another(image: PlacedImage, statement: Certificate) -> Iterator[tuple
             yield reason, f"Its certificate is for {what} {certified}; the image is for {wanted}."
 
 
-def _against(image: PlacedImage, statement: Certificate, key: TrustedKey, rules: Rules) -> Iterator[tuple[str, str]]:
-    """What the policy has against the image: the reason's word and the text."""
-    predicate, policy = statement.predicate, rules.policy
+def objections(
+    statement: Certificate, key: TrustedKey, policy: Policy, *, sms: tuple[str, ...], base_rebuilt: bool
+) -> Iterator[tuple[str, str]]:
+    """What a policy has against an image, where it is published and where it is pulled: the reason's word and the text.
+
+    Args:
+        statement: its certificate's, which counts.
+        sms: of its target.
+    """
+    predicate = statement.predicate
     if policy.keys is not None and key.name not in policy.keys:
         yield "key", f"Key {key.name} signed its certificate; the policy counts {', '.join(policy.keys)}."
     if predicate.matrix not in policy.matrices:
@@ -129,19 +140,19 @@ def _against(image: PlacedImage, statement: Certificate, key: TrustedKey, rules:
         yield "own-matrix", f"Matrix {predicate.matrix} was the project's own, not the one that envbuild ships."
     if policy.whole_matrix and not predicate.whole_matrix:
         yield "part-of-matrix", f"It passed a part of matrix {predicate.matrix}, not all of it."
-    if policy.target_gpus and (why := _wrong_gpus(statement, rules.target)):
+    if policy.target_gpus and (why := _wrong_gpus(statement, sms)):
         yield "gpu", why
     if predicate.not_vouched and not policy.allow_not_vouched:
         names = ", ".join(item.name for item in predicate.not_vouched)
         yield "not-vouched", f"The certificate does not vouch for {names}, and the policy does not allow that."
-    if policy.locked_base and image.record.base_rebuilt:
+    if policy.locked_base and base_rebuilt:
         yield BASE_REBUILT, "The lock was verified on another base than the image has, or on none."
 
 
-def _wrong_gpus(statement: Certificate, target: Target) -> str:
+def _wrong_gpus(statement: Certificate, sms: tuple[str, ...]) -> str:
     """Why the GPUs that the cases ran on are not the target's; empty where they are, and for targets without."""
     # 90a and 100f name code for one generation or family; a GPU's compute capability has no letter.
-    wanted = {sm.rstrip("af") for sm in target.sm}
+    wanted = {sm.rstrip("af") for sm in sms}
     if not wanted:
         return ""
     machine = statement.predicate.measured.machine
@@ -154,13 +165,13 @@ def _wrong_gpus(statement: Certificate, target: Target) -> str:
     if not wrong:
         return ""
     found = ", ".join(sorted({f"{gpu.name} (compute capability {gpu.compute_capability})" for gpu in wrong}))
-    return f"Its cases ran on {found}; the target has SM {', '.join(target.sm)}."
+    return f"Its cases ran on {found}; the target has SM {', '.join(sms)}."
 
 
 def _refused(image: PlacedImage, reason: str, why: str, fix: str = "") -> PublicationRefusedError:
     record = image.record
-    command = f"envbuild certify --stack {record.stack} --base {record.base} --target {record.target} --key FILE"
-    fix = (fix or CERTIFY.format(command=command)).rstrip(".")
+    selected = ("--stack", record.stack, "--base", record.base, "--target", record.target)
+    fix = (fix or CERTIFY.format(command=quoted_command("envbuild", "certify", *selected, "--key", "FILE"))).rstrip(".")
     return PublicationRefusedError(
         f"the image {image.name} is not published",
         why=why,

@@ -8,11 +8,15 @@ whose index replaced another's sees that other's tag, and puts its entry back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from pydantic import Field
 
+from envbuild.catalog.context import utc_now
+from envbuild.certify.certificate.statement import is_after
 from envbuild.core.digests import Json, canonical_json
 from envbuild.core.errors import CheckRefusedError, NetworkError, PublicationRefusedError
 from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
@@ -27,12 +31,12 @@ from envbuild.oci.push import (
     read_manifest,
 )
 from envbuild.oci.referrers import INDEX_TYPE, MOST_WRITES, not_kept
-from envbuild.publish.models import Publication, read_publication
-from envbuild.publish.tags import PUBLICATION_SUFFIX, REVOKED_SUFFIX, TAG_TAKEN
+from envbuild.publish.models import Publication, Revocation, read_publication, unreadable_revocation
+from envbuild.publish.tags import INDEX_TAG, PUBLICATION_SUFFIX, REVOKED_SUFFIX, TAG_TAKEN, revocation_tags
+from envbuild.store.limits import MOST_SECONDS
 from envbuild.store.registry import Registry
-from envbuild.store.tags import list_tags
+from envbuild.store.tags import list_tags, list_tags_if_allowed
 
-INDEX_TAG = "envbuild-index"
 ARTIFACT_TYPE = "application/vnd.envbuild.index.v1+json"
 PUBLICATION_TYPE = "application/vnd.envbuild.publication.v1+json"
 PUBLICATION = "org.envbuild.publication"
@@ -95,7 +99,8 @@ def load_index(registry: Registry) -> RepositoryIndex:
             )
         publications.append(publication)
     return RepositoryIndex(
-        publications=tuple(publications),
+        # Of two entries of one tag the one that was taken back.
+        publications=_merged((), publications),
         left_out=frozenset(index.annotations.get(LEFT_OUT, "").split()),
         sizes={entry.digest: entry.size_bytes for entry in index.manifests},
         before=found,
@@ -104,18 +109,61 @@ def load_index(registry: Registry) -> RepositoryIndex:
 
 def _from_own_tags(registry: Registry) -> RepositoryIndex:
     """What an index that is not there would state: nothing was published, or a retention rule took it."""
-    publications, sizes = tuple[Publication, ...](), dict[str, int]()
-    for tag in list_tags(registry):
-        if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX)) and (found := read_entry(registry, tag)) is not None:
-            publications = _merged(publications, [found[0]])
-            sizes[found[0].oci_digest] = found[1]
-    return RepositoryIndex(publications=publications, sizes=sizes)
+    tags = [tag for tag in list_tags(registry) if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX))]
+    entries = [*_read_entries(registry, tags)]
+    sizes = {publication.oci_digest: size for _, publication, size in entries}
+    return RepositoryIndex(publications=_merged((), [publication for _, publication, _ in entries]), sizes=sizes)
 
 
-def head_of(publications: Iterable[Publication], moving_tag: str) -> Publication | None:
-    """The publication that a moving tag belongs to: the newest that was not revoked; None when there is none."""
+def read_all(registry: Registry) -> tuple[Publication, ...]:
+    """The same as :func:`read_index`, with what has a tag of its own and is not in the index.
+
+    Whoever may push can put an older index back, and cannot take tags away. Where this account may not list them, the
+    index counts alone.
+
+    Raises:
+        CheckRefusedError: what is there is damaged, or a tag was written over.
+        NetworkError: the registry cannot be reached, or refuses.
+    """
+    publications = read_index(registry)
+    listed = {item.tag + PUBLICATION_SUFFIX for item in publications}
+    tags = list_tags_if_allowed(registry) or []
+    missing = [tag for tag in tags if tag.endswith(PUBLICATION_SUFFIX) and tag not in listed]
+    for tag, publication, _ in _read_entries(registry, missing):
+        if publication.tag + PUBLICATION_SUFFIX != tag:
+            raise CheckRefusedError(
+                f"the tag {tag} of {registry.address} is refused",
+                why=f"It has the record of {publication.tag}: somebody wrote it over.",
+                fix="Publish that image again, or remove the tag there.",
+            )
+        publications = _merged(publications, [publication])
+    return publications
+
+
+def _read_entries(registry: Registry, tags: Iterable[str]) -> Iterator[tuple[str, Publication, int]]:
+    """Publications under their own tags, of which anybody who may push can write many."""
+    started = time.monotonic()
+    for count, tag in enumerate(tags):
+        if time.monotonic() - started > MOST_SECONDS:
+            raise NetworkError(
+                f"{registry.error.name} has too many publications that its index lacks",
+                why=f"{count} were read in {MOST_SECONDS:.0f} s, and there are more.",
+                fix=f"Look who writes tags that end in {PUBLICATION_SUFFIX} there, and remove those that nobody needs.",
+            )
+        if (found := read_entry(registry, tag)) is not None:
+            yield tag, *found
+
+
+def head_of(publications: Iterable[Publication], moving_tag: str, at: datetime | None = None) -> Publication | None:
+    """The publication that a moving tag belongs to: the newest that was not revoked; None when there is none.
+
+    Args:
+        at: now. What was published after it has a wrong clock or a wrong author, and counts where nothing else does.
+    """
+    now = at or utc_now()
     fitting = [item for item in publications if item.moving_tag == moving_tag and item.revoked is None]
-    return max(fitting, key=lambda item: (item.published_at, item.tag), default=None)
+    counted = [item for item in fitting if not is_after(item.published_at, now)] or fitting
+    return max(counted, key=lambda item: (item.published_at, item.tag), default=None)
 
 
 def record(registry: Registry, publication: Publication, manifest_bytes: int) -> tuple[Publication, ...]:
@@ -129,9 +177,11 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
         PublicationRefusedError: another publisher took the immutable tag meanwhile.
         NetworkError: the registry cannot be reached, refuses, or does not keep what is written.
     """
-    suffix = REVOKED_SUFFIX if publication.revoked else PUBLICATION_SUFFIX
     refuse_taken(registry, publication)
-    put_manifest(registry, publication.tag + suffix, _entry_manifest(publication, manifest_bytes))
+    # The last one decides what a writer of the index puts back: it is written last.
+    own_tags = reversed(revocation_tags(publication)) if publication.revoked else [publication.tag + PUBLICATION_SUFFIX]
+    for tag in own_tags:
+        put_manifest(registry, tag, _entry_manifest(publication, manifest_bytes))
     # Put into the list once. Where it is missing in the next round, _write() found that the registry lost the image.
     own = {publication.tag: publication}
     for _ in range(MOST_WRITES):
@@ -145,10 +195,11 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
             raise _taken_by(registry, listed)
         sizes = {**index.sizes, publication.oci_digest: manifest_bytes}
         merged, own = _merged(index.publications, own.values()), {}
-        for tag in _unknown_tags(list_tags(registry), merged, index.left_out):
-            if (found := read_entry(registry, tag)) is not None:
-                merged = _merged(merged, [found[0]])
-                sizes[found[0].oci_digest] = found[1]
+        for _, found, size in _read_entries(registry, _unknown_tags(list_tags(registry), merged, index.left_out)):
+            # By the tag of a digest also what was left out would come back.
+            if found.tag not in index.left_out:
+                merged = _merged(merged, [found])
+                sizes[found.oci_digest] = size
         # Without an index the same list came from the publications' own tags, and has to be written.
         if merged == index.publications and index.before is not None:
             if publication.tag in {item.tag for item in merged}:
@@ -246,14 +297,12 @@ def _merged(known: Iterable[Publication], more: Iterable[Publication]) -> tuple[
 
 def _unknown_tags(tags: Iterable[str], known: Iterable[Publication], left_out: frozenset[str]) -> list[str]:
     """The tags of publications and revocations that the index lacks."""
+    known = [*known]
     # What was left out counts as revoked: neither of its tags brings it back.
-    revoked = {item.tag: item.revoked is not None for item in known} | dict.fromkeys(left_out, True)
-    return [
-        tag
-        for tag in tags
-        if (tag.endswith(PUBLICATION_SUFFIX) and tag.removesuffix(PUBLICATION_SUFFIX) not in revoked)
-        or (tag.endswith(REVOKED_SUFFIX) and not revoked.get(tag.removesuffix(REVOKED_SUFFIX)))
-    ]
+    seen = {f"{tag}{suffix}" for tag in left_out for suffix in (PUBLICATION_SUFFIX, REVOKED_SUFFIX)}
+    seen |= {item.tag + PUBLICATION_SUFFIX for item in known}
+    seen |= {tag for item in known if item.revoked is not None for tag in revocation_tags(item)}
+    return [tag for tag in tags if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX)) and tag not in seen]
 
 
 def _entry_manifest(publication: Publication, manifest_bytes: int) -> RegistryManifest:
@@ -267,6 +316,26 @@ def _entry_manifest(publication: Publication, manifest_bytes: int) -> RegistryMa
         PUBLICATION_TYPE, EMPTY_DESCRIPTOR, subject, {PUBLICATION: publication.canonical().decode()}
     )
     return RegistryManifest(content=content, media_type=MANIFEST_TYPE)
+
+
+def revocation_of(registry: Registry, publication: Publication) -> Revocation | None:
+    """Why a publication was taken back, by the index or by a tag, whatever the other one has; None where it was not.
+
+    Raises:
+        NetworkError: the registry cannot be reached, or refuses.
+    """
+    if publication.revoked is not None:
+        return publication.revoked
+    for tag in revocation_tags(publication):
+        if digest_of_tag(registry, tag) is None:
+            continue
+        # Whoever may push can write something else there: that it is there is enough.
+        try:
+            entry = read_entry(registry, tag)
+        except CheckRefusedError:
+            entry = None
+        return (entry[0].revoked if entry else None) or unreadable_revocation(publication)
+    return None
 
 
 def read_entry(registry: Registry, tag: str) -> tuple[Publication, int] | None:

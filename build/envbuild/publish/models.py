@@ -6,9 +6,10 @@ not know, so a new key needs a new schema.
 
 from __future__ import annotations
 
-from typing import Literal
+import base64
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from envbuild.catalog.fields import Moment, Name, TomlModel
 from envbuild.core import jsonread
@@ -16,7 +17,9 @@ from envbuild.core.digests import canonical_json
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.validation import Digest, describe_errors
 
-SCHEMA: Literal["envbuild.publication/1"] = "envbuild.publication/1"
+# 1 has no signature.
+Schema = Literal["envbuild.publication/1", "envbuild.publication/2"]
+SCHEMA: Schema = "envbuild.publication/2"
 # OCI distribution-spec 1.1, "Pulling manifests": what a tag may be.
 TAG_PATTERN = r"^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$"
 
@@ -27,6 +30,20 @@ class PublishedSqsh(TomlModel):
     digest: Digest
     size_bytes: int = Field(ge=0, strict=True)
     place: str = Field(default="", description="its address in a .sqsh store; empty: in the registry, as a referrer")
+
+
+def _base64(text: str) -> str:
+    # Another text of the same bytes would be another publication.
+    if base64.b64encode(base64.b64decode(text, validate=True)).decode() != text:
+        raise ValueError("it is not base64 as it is written")
+    return text
+
+
+class PublicationSignature(TomlModel):
+    """Whose signature a publication has."""
+
+    keyid: str
+    sig: Annotated[str, AfterValidator(_base64)] = Field(description="of DSSE, in base64")
 
 
 class Revocation(TomlModel):
@@ -42,7 +59,7 @@ class Publication(TomlModel):
     model_config = ConfigDict(populate_by_name=True)
 
     # `schema` is a method of pydantic's models.
-    schema_: Literal["envbuild.publication/1"] = Field(alias="schema", default=SCHEMA)
+    schema_: Schema = Field(alias="schema", default=SCHEMA)
     stack: Name
     base: Name
     target: Name
@@ -64,6 +81,7 @@ class Publication(TomlModel):
     gpus: tuple[str, ...] = Field(default=(), description="the target's SMs, such as '90'; none for a CPU target")
     envbuild: str = Field(description="the version that published it")
     revoked: Revocation | None = None
+    signature: PublicationSignature | None = Field(default=None, description="of all but itself and the revocation")
 
     @model_validator(mode="after")
     def _certified_as_a_whole(self) -> Publication:
@@ -82,9 +100,23 @@ class Publication(TomlModel):
         """Those that name it: of the OCI image, of docker's manifest, of the .sqsh."""
         return self.oci_digest, self.docker_digest, self.sqsh.digest if self.sqsh else None
 
+    def is_of_same_image(self, other: Publication) -> bool:
+        """Whether all agrees that follows from the image."""
+        names = ("stack", "base", "target", "lock_digest", "oci_digest", "base_digest", "base_rebuilt", "size_bytes")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
     def canonical(self) -> bytes:
         """Its JSON in the one form that is kept."""
         return canonical_json(self.model_dump(mode="json", by_alias=True))
+
+    def signed_content(self) -> bytes:
+        """What its signature covers. Whoever takes it back need not have the key."""
+        return canonical_json(self.model_dump(mode="json", by_alias=True, exclude={"revoked", "signature"}))
+
+
+def unreadable_revocation(publication: Publication) -> Revocation:
+    """The revocation of a publication where something has its place and cannot be read."""
+    return Revocation(reason="What is in the place of its revocation cannot be read.", at=publication.published_at)
 
 
 PUBLISH_AGAIN = "Use the version of envbuild that wrote it, or publish the image again."

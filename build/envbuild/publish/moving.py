@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from envbuild.core.errors import PublicationRefusedError
 from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
 from envbuild.oci.models import MANIFEST_TYPE
@@ -25,8 +27,8 @@ NOTHING = RegistryManifest(
 )
 
 
-def move_tag(registry: Registry, moving_tag: str) -> Publication | None:
-    """Let a moving tag, and docker's next to it, name what the index says; returns that publication.
+def move_tag(registry: Registry, moving_tag: str, at: datetime | None = None) -> Publication | None:
+    """Let a moving tag, and docker's next to it, name what the index says at a moment; returns that publication.
 
     Raises:
         PublicationRefusedError: the tag names an image that is in no index: somebody else's.
@@ -34,7 +36,7 @@ def move_tag(registry: Registry, moving_tag: str) -> Publication | None:
     """
     for _ in range(MOST_WRITES):
         publications = read_index(registry)
-        head = head_of(publications, moving_tag)
+        head = head_of(publications, moving_tag, at)
         done = _let_name(registry, moving_tag, head.oci_digest if head else NOTHING.digest, publications)
         # Where the head has no docker manifest, an older one's must not stay under the tag.
         docker = head.docker_digest if head else NOTHING.digest

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.catalog.context import Context
+from envbuild.certify.certificate.trust import require_trust
 from envbuild.certify.run.integrity import check_unchanged
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, PublicationRefusedError
@@ -27,6 +28,7 @@ from envbuild.publish.gate import Admitted, Rules, admit
 from envbuild.publish.models import Publication
 from envbuild.publish.moving import move_tag
 from envbuild.publish.repository import open_repository
+from envbuild.publish.signature import objection_to_key, objection_to_signature
 from envbuild.publish.sqsh_stores import open_sqsh_store
 from envbuild.publish.tags import DOCKER_SUFFIX
 from envbuild.store.registry import Registry
@@ -76,7 +78,9 @@ def publish(request: PublishRequest, context: Context) -> Published:
     there = Destination(registry=registry, store=store, publications=listed.publications)
     with context.store.staging("publish") as folder:
         draft = draft_publication(request, there, manifest, admitted, context)
-        standing = find_standing(draft, there.publications)
+        standing = find_standing(draft, there.publications, context.clock())
+        if standing is not None and admitted is not None and not _is_trusted(standing, request, context):
+            standing = None
         # A newer certificate than this one stays: only what is no certificate is looked for then.
         newer = standing is not None and standing.certificate_digest != draft.certificate_digest
         attached = _artifacts(request, manifest, None if newer else admitted, draft, folder)
@@ -100,11 +104,20 @@ def publish(request: PublishRequest, context: Context) -> Published:
                 sent += Sent(bytes_sent=len(item.content))
             sent_with_it = _attach(request, registry, attached, draft)
             if store is not None and draft.sqsh is not None and not newer:
-                store.put(request.image.sqsh(), draft, artifacts.bundle_of(admitted).content if admitted else None)
+                bundle = artifacts.bundle_of(admitted).content if admitted else None
+                store.put(request.image.sqsh(), draft, bundle, context.clock())
             _tag(registry, manifests)
             _list(there, draft, len(manifest), context)
             _move(there, draft, context)
     return Published(publication=draft, sent=sent, attached=sent_with_it, seconds=time.monotonic() - started)
+
+
+def _is_trusted(standing: Publication, request: PublishRequest, context: Context) -> bool:
+    """Whether readers under the same policy take a publication that is there."""
+    if not request.policy.signed_publication:
+        return True
+    trust = require_trust(request.trust)
+    return not objection_to_signature(standing, trust, request.policy, context.clock())
 
 
 def _list(there: Destination, draft: Publication, manifest_bytes: int, context: Context) -> None:
@@ -132,7 +145,7 @@ def _is_whole(
 
 def _move(there: Destination, publication: Publication, context: Context) -> None:
     """Let the moving tag name what the index says, last of all; in the .sqsh store, too."""
-    head = move_tag(there.registry, publication.moving_tag)
+    head = move_tag(there.registry, publication.moving_tag, context.clock())
     if there.store is not None and head is not None and head == publication and head.sqsh is not None:
         there.store.move_tag(head.moving_tag, head, context.clock())
 
@@ -160,7 +173,30 @@ def _check_files(image: PlacedImage, context: Context) -> None:
 
 def _admit(request: PublishRequest, context: Context) -> Admitted:
     rules = Rules(policy=request.policy, target=request.selection.target, trust=request.trust, at=context.clock())
-    return admit(request.image, request.certificate, rules)
+    admitted = admit(request.image, request.certificate, rules)
+    if request.policy.signed_publication:
+        _check_signer(request, context)
+    return admitted
+
+
+def _check_signer(request: PublishRequest, context: Context) -> None:
+    """Refuse to publish what readers under the same policy would not take."""
+    signer, record, trust = request.signer, request.image.record, require_trust(request.trust)
+    key = trust.keys.get(signer.keyid) if signer else None
+    if signer is None:
+        why = "There is no key to sign the publication with: whoever may push there could give the image another tag."
+    elif key is None:
+        why = f"Key {signer.keyid:.16} would sign it; {trust.path} has other keys: {trust.names()}."
+    else:
+        why = objection_to_key(key, record.stack, record.target, request.policy, context.clock())
+    if why:
+        raise PublicationRefusedError(
+            f"the image {request.image.name} is not published",
+            why=why,
+            fix="Name a key that readers trust: --key FILE, or signing.key of the configuration. A policy with "
+            "signed_publication = false does without, and then no tag of a name of its own is pulled.",
+            reason="publication-key",
+        )
 
 
 def _manifests(manifest: bytes, draft: Publication) -> dict[str, RegistryManifest]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.context import Context
-from envbuild.certify.certificate.statement import CERTIFICATE_FILE, Certificate
+from envbuild.catalog.policy import Policy
+from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.certify.certificate.trust import Trust, require_trust
-from envbuild.certify.certificate.verify import About, VerifiedCertificate, oldest_measurement, verify
+from envbuild.certify.certificate.verify import About, VerifiedCertificate, verify
 from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.errors import (
     CertificateRefusedError,
@@ -21,15 +23,18 @@ from envbuild.core.errors import (
     PublicationRefusedError,
 )
 from envbuild.core.files import write_atomic
+from envbuild.publish.admission import objections_to
 from envbuild.publish.kept_files import KeptFile, WantedFile, keep_file
 from envbuild.publish.models import Publication, PublishedSqsh
 from envbuild.publish.sources import Reference, Source, open_source
+from envbuild.publish.tags import UNCERTIFIED
 
 SQSH_KIND, CERTIFICATE_KIND = "sqsh", "certificates"
 # How often a tag may move while what it meant is fetched.
 MOST_MOVES = 5
 LOOK = "`envbuild status` lists what the ledger has."
 MOST_TAGS = 10
+DEFAULT_POLICY = "default"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,7 @@ class PullRequest:
         target: it must be for this one; None: any.
         trust: the keys whose certificates count; None where none are named.
         max_age: how old the certificate's numbers may be.
+        policy: what must hold, as it did when the image was published.
         uncertified: an image without a certificate will do.
     """
 
@@ -47,6 +53,7 @@ class PullRequest:
     target: str | None = None
     trust: Trust | None = None
     max_age: timedelta | None = None
+    policy: Policy = field(default_factory=lambda: Catalog.shipped().policy(DEFAULT_POLICY))
     uncertified: bool = False
 
 
@@ -115,12 +122,12 @@ def pull_with(take: Callable[[Publication], Taken], request: PullRequest, source
     """
     for _ in range(MOST_MOVES):
         asked = time.monotonic()
-        publication = find(request, source)
+        publication = find(request, source, context)
         taken = take(publication)
         if taken.fetched:
             # A download takes minutes: the tag may have moved, and what it meant may have been taken back.
             asked = time.monotonic()
-            if find(request, source) != publication:
+            if find(request, source, context) != publication:
                 context.reporter.note(f"{request.reference} was changed meanwhile: fetched again")
                 continue
         return _pulled(publication, taken, context, asked)
@@ -131,22 +138,32 @@ def pull_with(take: Callable[[Publication], Taken], request: PullRequest, source
     )
 
 
-def find(request: PullRequest, source: Source) -> Publication:
+def find(request: PullRequest, source: Source, context: Context) -> Publication:
     """What the reference means; a tag may be without its target.
 
     Raises:
         ConfigurationError: it means nothing there.
         PublicationRefusedError: it is for another target.
+        CertificateRefusedError: it leads to a publication of other tags.
     """
-    reference, target = request.reference, request.target
-    found = source.find(reference.name)
+    reference, target, at = request.reference, request.target, context.clock()
+    name = reference.name
+    found = source.find(name, at)
     if found is None and target is not None and not reference.is_digest:
-        found = source.find(f"{reference.name}-{target}")
+        name = f"{reference.name}-{target}"
+        found = source.find(name, at)
     if found is None:
         raise ConfigurationError(
             f"nothing is published as {reference}",
             why=f"{source.address} has no such {'digest' if reference.is_digest else 'tag'}. {_known_tags(source)}",
             fix="Name a tag or a digest of what is there.",
+        )
+    if name not in (found.tag, found.moving_tag, *found.digests):
+        raise CertificateRefusedError(
+            f"{reference} is not pulled",
+            why=f"It leads to the publication of {found.tag}, whose moving tag is {found.moving_tag}: it was changed.",
+            fix="Have the publication looked at; publish the image again.",
+            reason="entry",
         )
     if target is not None and found.target != target:
         raise _refused(request, "target", f"It is for {found.target}, not for {target}.", f"Name another tag. {LOOK}")
@@ -169,7 +186,7 @@ def admit(
 
     Raises:
         PublicationRefusedError: it was taken back, or has no certificate.
-        CertificateRefusedError: its certificate does not count.
+        CertificateRefusedError: its certificate does not count, or the entry states something else.
         UsageError: no trusted keys are named.
     """
     if publication.revoked is not None:
@@ -177,25 +194,29 @@ def admit(
         raise _refused(request, "revoked", why, f"Pull another one. {LOOK}")
     if publication.certificate_digest is None:
         if request.uncertified:
+            _refuse_certified_tag(publication, request)
             return None
         why = "It was published without a certificate: nobody vouches for what it computes."
         raise _refused(request, "uncertified", why, f"Pull a certified one, or add --uncertified. {LOOK}")
-    trust = require_trust(request.trust)
+    trust, at = require_trust(request.trust), context.clock()
     file = _certificate(publication, source, context)
     try:
-        verified = verify(file, trust, About(digest=digest), at=context.clock(), max_age=request.max_age)
-        if differs := _difference(publication, verified):
-            raise CertificateRefusedError(
-                # What is refused is said below, as for verify().
-                "",
-                why=f"{source.address} states another {differs} than its certificate: its entry was changed.",
-                fix="Have the publication looked at; publish the image again.",
-                reason="entry",
-            )
+        verified = verify(file, trust, About(digest=digest), at=at, max_age=request.max_age)
     except CertificateRefusedError as error:
         what = f"the certificate of {request.reference} is refused"
         raise CertificateRefusedError(what, why=error.why, fix=error.fix, reason=error.reason) from error
+    for objection in objections_to(publication, verified, request.policy, trust, at):
+        raise CertificateRefusedError(
+            f"{request.reference} is not pulled", why=objection.why, fix=objection.fix, reason=objection.reason
+        )
     return verified
+
+
+def _refuse_certified_tag(publication: Publication, request: PullRequest) -> None:
+    """Refuse an image without a certificate under a tag of those that have one: nobody publishes it so."""
+    if not request.reference.is_digest and not publication.moving_tag.startswith(UNCERTIFIED):
+        why = f"It has no certificate, and its tags do not begin with {UNCERTIFIED}: its entry was changed."
+        raise _refused(request, "tag", why, "Have the publication looked at, or name its digest.")
 
 
 def _certificate(publication: Publication, source: Source, context: Context) -> Path:
@@ -213,25 +234,6 @@ def _certificate(publication: Publication, source: Source, context: Context) -> 
         write_atomic(folder / CERTIFICATE_FILE, content)
 
     return context.store.get_or_build(CERTIFICATE_KIND, digest, fetch).path / CERTIFICATE_FILE
-
-
-def _difference(publication: Publication, verified: VerifiedCertificate) -> str:
-    """Which field of a publication its certificate does not have so; empty when there is none."""
-    statement: Certificate = verified.statement
-    predicate, digests = statement.predicate, set(statement.digests().values())
-    stated = {
-        "stack": (publication.stack, predicate.stack),
-        "base": (publication.base, predicate.base),
-        "target": (publication.target, predicate.target),
-        "lock": (publication.lock_digest, predicate.lock_digest),
-        "key": (publication.keyid, verified.key.keyid),
-        "moment of issue": (publication.certified_at, predicate.issued_at),
-        "moment of measurement": (publication.measured_at, oldest_measurement(statement)),
-    }
-    wrong = [name for name, (one, other) in stated.items() if one != other]
-    if publication.oci_digest not in digests:
-        wrong.append("image digest")
-    return wrong[0] if wrong else ""
 
 
 def _fetch(publication: Publication, sqsh: PublishedSqsh, source: Source, context: Context) -> KeptFile:

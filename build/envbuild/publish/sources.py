@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 from envbuild.catalog.site import Site
-from envbuild.core.digests import sha256_bytes
+from envbuild.certify.certificate.envelope import LARGEST_BYTES
+from envbuild.core.digests import is_digest, sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, UsageError
 from envbuild.core.exit_status import mask
 from envbuild.core.files import machine_errors
@@ -22,12 +24,13 @@ from envbuild.oci.models import Manifest, not_an_image, read
 from envbuild.oci.push import read_manifest
 from envbuild.oci.referrers import list_referrers
 from envbuild.publish.bundle import BUNDLE_TYPE, certificate_in
-from envbuild.publish.index import head_of, read_index
-from envbuild.publish.models import TAG_PATTERN, Publication, PublishedSqsh
+from envbuild.publish.index import head_of, read_all, read_index, revocation_of
+from envbuild.publish.models import TAG_PATTERN, Publication, PublishedSqsh, Revocation
 from envbuild.publish.repository import open_repository
 from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store, store_of
 from envbuild.store.address import BUCKET_PREFIXES
 from envbuild.store.address import FORMS as SCHEMES
+from envbuild.store.limits import Bounded
 from envbuild.store.registry import Registry
 
 FORMS = "REGISTRY/REPO:TAG, s3://BUCKET/PREFIX:TAG, gs://BUCKET/PREFIX:TAG or /DIRECTORY:TAG; or @sha256:... for :TAG"
@@ -90,8 +93,8 @@ class Source(Protocol):
     def publications(self) -> tuple[Publication, ...]:
         """Everything that is published there."""
 
-    def find(self, name: str) -> Publication | None:
-        """What a tag or a digest means; None when there is nothing."""
+    def find(self, name: str, at: datetime) -> Publication | None:
+        """What a tag or a digest means at a moment, with its revocation; None when there is nothing."""
 
     def certificate(self, publication: Publication) -> bytes | None:
         """The file of its certificate, unchecked; None when it is not there."""
@@ -113,12 +116,15 @@ class StoreSource:
     def publications(self) -> tuple[Publication, ...]:
         return self.store.publications()
 
-    def find(self, name: str) -> Publication | None:
+    def find(self, name: str, at: datetime) -> Publication | None:
         found = self.store.find(name)
-        if found is None or found.revoked is None or name != found.moving_tag:
+        if found is None:
+            return None
+        found = with_revocation(found, self.store.revocation(found))
+        if found.revoked is None or name != found.moving_tag:
             return found
         # The tag was not moved back yet.
-        return head_of(self.store.publications(), name) or found
+        return newest_of(self.store.publications(), name, at, self.store.revocation) or found
 
     def certificate(self, publication: Publication) -> bytes | None:
         bundle = self.store.bundle(publication)
@@ -142,14 +148,23 @@ class RepositorySource:
     def publications(self) -> tuple[Publication, ...]:
         return read_index(self.registry)
 
-    def find(self, name: str) -> Publication | None:
-        publications = self.publications()
-        moved = [item for item in publications if item.moving_tag == name]
-        if moved:
-            # Where all were taken back, the newest of them says why.
-            return head_of(publications, name) or max(moved, key=lambda item: item.published_at)
+    def find(self, name: str, at: datetime) -> Publication | None:
+        # Of a digest there is one publication, whatever came after it.
+        publications = self.publications() if is_digest(name) else read_all(self.registry)
+        # By its image: it may be listed under another tag, too.
+        listed = {item.oci_digest: item.revoked for item in publications if item.revoked}
+
+        bounded = Bounded(self.registry, f"the list of what was revoked under {name}")
+
+        def revocation(item: Publication) -> Revocation | None:
+            bounded.count()
+            return listed.get(item.oci_digest) or revocation_of(self.registry, item)
+
+        if any(item.moving_tag == name for item in publications):
+            return newest_of(publications, name, at, revocation)
         fitting = [item for item in publications if name == item.tag or name in item.digests]
-        return max(fitting, key=lambda item: item.published_at, default=None)
+        found = max(fitting, key=lambda item: item.published_at, default=None)
+        return None if found is None else with_revocation(found, revocation(found))
 
     def certificate(self, publication: Publication) -> bytes | None:
         refused: CertificateRefusedError | None = None
@@ -174,16 +189,19 @@ class RepositorySource:
 
     def _bundles(self, digest: str) -> Iterator[bytes]:
         """The bundles that are attached to an image, whoever wrote them."""
+        bounded = Bounded(self.registry, f"what is attached to {digest}")
         for referrer in list_referrers(self.registry, digest):
             # A list may lack the types: what has none is looked at.
             if referrer.artifact_type not in ("", None, BUNDLE_TYPE):
                 continue
             found = read_manifest(self.registry, referrer.digest)
+            bounded.count()
             if found is None:
                 continue
             manifest = read(found.content, Manifest, f"an artifact of {self.address}", not_an_image)
             for layer in manifest.layers:
-                if layer.media_type == BUNDLE_TYPE:
+                if layer.media_type == BUNDLE_TYPE and layer.size_bytes <= LARGEST_BYTES * 2:
+                    bounded.count(layer.size_bytes)
                     yield self._blob(layer.digest, layer.size_bytes)
 
     def _blob(self, digest: str, size_bytes: int) -> bytes:
@@ -199,6 +217,26 @@ class RepositorySource:
                 fix="Publish the image again; retention rules must spare what refers to a kept image.",
             )
         return content
+
+
+def with_revocation(publication: Publication, revocation: Revocation | None) -> Publication:
+    """The publication as it is: whoever wrote what it comes from may have left out that it was taken back."""
+    return publication if revocation is None else publication.model_copy(update={"revoked": revocation})
+
+
+def newest_of(
+    publications: Iterable[Publication],
+    moving_tag: str,
+    at: datetime,
+    revocation: Callable[[Publication], Revocation | None],
+) -> Publication | None:
+    """The newest publication of a moving tag that was not taken back; where all were, the newest, which says why."""
+    waiting = {item.tag: item for item in publications if item.moving_tag == moving_tag}
+    while head := head_of(waiting.values(), moving_tag, at):
+        waiting[head.tag] = with_revocation(head, revocation(head))
+        if waiting[head.tag].revoked is None:
+            return head
+    return max(waiting.values(), key=lambda item: item.published_at, default=None)
 
 
 def open_source(place: str, site: Site) -> Source:

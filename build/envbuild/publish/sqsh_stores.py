@@ -7,6 +7,7 @@
 | ``publications/TAG/HEX.json`` | the publication of an image, by its immutable tag and the OCI digest |
 | ``names/sha256/HEX.json`` | which publication a .sqsh belongs to |
 | ``tags/TAG.json`` | which publication a tag means |
+| ``revoked/sha256/HEX.json`` | that the image of an OCI digest was taken back, whatever else is there |
 
 A document is written last, by a conditional write, so that what it names is there, and that two publishers lose none of
 each other's. It is believed by no reader: the certificate is signed, and the .sqsh is held to its digest.
@@ -23,14 +24,22 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 
+from envbuild.catalog.context import utc_now
 from envbuild.catalog.fields import TomlModel, moment_of
 from envbuild.catalog.site import Site
-from envbuild.certify.certificate.statement import CLOCK_SKEW
+from envbuild.certify.certificate.statement import CLOCK_SKEW, is_after
 from envbuild.core.digests import canonical_json, hex_of, is_digest, sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, PublicationRefusedError
 from envbuild.core.files import NotPlainFileError, machine_errors
 from envbuild.core.validation import describe_errors
-from envbuild.publish.models import TAG_PATTERN, Publication, PublishedSqsh, Revocation, read_publication
+from envbuild.publish.models import (
+    TAG_PATTERN,
+    Publication,
+    PublishedSqsh,
+    Revocation,
+    read_publication,
+    unreadable_revocation,
+)
 from envbuild.store.address import parse_address
 from envbuild.store.backend import ObjectStore, StoredObject
 from envbuild.store.conditional import change
@@ -38,7 +47,7 @@ from envbuild.store.connect import open_object_store
 from envbuild.store.registry_errors import Wording
 
 FILES, NAMES, CERTIFICATES = "sqsh/sha256", "names/sha256", "certificates/sha256"
-PUBLICATIONS, TAGS = "publications", "tags"
+PUBLICATIONS, TAGS, REVOKED = "publications", "tags", "revoked/sha256"
 SUFFIX = ".sqsh"
 WORDING = Wording(noun=".sqsh store")
 # A publication has some 2 kB, a bundle some 200 kB.
@@ -71,10 +80,13 @@ class SqshStore:
         """The address of a .sqsh there, which its publication states before it is put."""
         return f"{self.address}/{FILES}/{hex_of(digest)}{SUFFIX}"
 
-    def put(self, file: Path, publication: Publication, bundle: bytes | None) -> str:
+    def put(self, file: Path, publication: Publication, bundle: bytes | None, at: datetime | None = None) -> str:
         """Put an image there under its immutable tag: the .sqsh, the certificate's bundle, the publication.
 
         What is there is not sent again. The address of the .sqsh.
+
+        Args:
+            at: now. A document of the image from after it does not stay.
 
         Raises:
             CheckRefusedError: the file is not the one that the publication states.
@@ -100,7 +112,7 @@ class SqshStore:
             self._change(f"{CERTIFICATES}/{hex_of(certificate)}.json", bundle, lambda _: bundle)
         document = document_of(publication)
         # After its files and before the names that lead to it: a killed publisher leaves no name that leads nowhere.
-        self._change(document, publication.canonical(), lambda there: _newer(there, publication))
+        self._change(document, publication.canonical(), lambda there: _newer(there, publication, at or utc_now()))
         pointer = Pointer(publication=document).canonical()
         self._change(f"{NAMES}/{hex_of(sqsh.digest)}.json", pointer, lambda _: pointer)
         self._change(f"{TAGS}/{publication.tag}.json", pointer, lambda _: pointer)
@@ -116,8 +128,7 @@ class SqshStore:
         except CheckRefusedError:
             return False
         return (
-            found is not None
-            and found.oci_digest == publication.oci_digest
+            found == publication
             and self.objects.size(f"{FILES}/{hex_of(sqsh.digest)}{SUFFIX}") == sqsh.size_bytes
             and (publication.certificate_digest is None or self.bundle(publication) is not None)
         )
@@ -148,6 +159,8 @@ class SqshStore:
         found = self.find(digest)
         if found is None:
             return None
+        # First, and next to the document, which a publisher or somebody else may write anew.
+        self._change(self._revoked_path(found), revocation.model_dump_json().encode(), lambda there: there)
         path = document_of(found)
 
         def revoked(there: bytes) -> bytes:
@@ -155,6 +168,18 @@ class SqshStore:
             return (known if known.revoked else known.model_copy(update={"revoked": revocation})).canonical()
 
         return read_publication(self._change(path, found.canonical(), revoked), self._name(path))
+
+    def revocation(self, publication: Publication) -> Revocation | None:
+        """Why a publication was taken back, by its document or next to it; None where it was not."""
+        if publication.revoked is not None:
+            return publication.revoked
+        there = self._read(self._revoked_path(publication))
+        if there is None:
+            return None
+        try:
+            return Revocation.model_validate_json(there.content, strict=True)
+        except ValidationError:
+            return unreadable_revocation(publication)
 
     def find(self, reference: str) -> Publication | None:
         """What a tag means, or the publication of a digest (of the OCI image or the .sqsh); None when there is none.
@@ -211,9 +236,12 @@ class SqshStore:
                 f"{publication.tag} is another image in the .sqsh store {self.address}",
                 why=f"It is {there.oci_digest}, published {there.published_at}; this one is {publication.oci_digest}. "
                 "An immutable tag stays with its image.",
-                fix=f"Use the image that is there, or take it back: envbuild publish --revoke {there.oci_digest} "
-                "--reason TEXT.",
+                fix="Use the image that is there, or take it back: "
+                f"envbuild publish --to REGISTRY/REPO --revoke {there.oci_digest} --reason TEXT.",
             )
+
+    def _revoked_path(self, publication: Publication) -> str:
+        return f"{REVOKED}/{hex_of(publication.oci_digest)}.json"
 
     def _change(self, path: str, new: bytes, changed: Callable[[bytes], bytes]) -> bytes:
         try:
@@ -300,12 +328,13 @@ def document_of(publication: Publication) -> str:
     return f"{PUBLICATIONS}/{publication.tag}/{hex_of(publication.oci_digest)}.json"
 
 
-def _newer(there: bytes, publication: Publication) -> bytes:
-    """Which publication of an image stays: the one that was taken back, else the newer one."""
+def _newer(there: bytes, publication: Publication, at: datetime) -> bytes:
+    """Which publication of an image stays: the one that was taken back, else the newer one that counts at a moment."""
     try:
         known = read_publication(there, "")
     except CheckRefusedError:
         return publication.canonical()
-    if known.revoked is not None or moment_of(known.published_at) > moment_of(publication.published_at):
-        return there
-    return publication.canonical()
+    newer = moment_of(known.published_at) > moment_of(publication.published_at)
+    moments = [moment for moment in (known.published_at, known.certified_at) if moment]
+    whole = known.is_of_same_image(publication) and not any(is_after(moment, at) for moment in moments)
+    return there if known.revoked is not None or (newer and whole) else publication.canonical()

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from envbuild.catalog.stack import Stack
 from envbuild.core.digests import short
-from envbuild.core.errors import ConfigurationError
+from envbuild.core.errors import ConfigurationError, PublicationRefusedError
 from envbuild.lock.models import Lock
-from envbuild.publish.models import TAG_PATTERN
+from envbuild.publish.models import TAG_PATTERN, Publication
 
+INDEX_TAG = "envbuild-index"
 UNCERTIFIED = "uncertified-"
 # Of the tag of docker's manifest, which lies next to the OCI manifest's own.
 DOCKER_SUFFIX = "-docker"
@@ -25,6 +26,15 @@ REVOKED_SUFFIX = "-revoked"
 TAG_TAKEN = "tag-taken"
 # Another image of the same lock and target (a rebuilt base, another envbuild) has the next number: -r2.
 REVISION = "-r{number}"
+_REVISION = r"(-r[1-9][0-9]*)?"
+# What this program, and the referrers tag schema of the OCI distribution-spec 1.1, write under such tags.
+_RESERVED = {
+    rf".*({DOCKER_SUFFIX}|{PUBLICATION_SUFFIX}|{REVOKED_SUFFIX})": "Tags with this ending belong to other tags.",
+    INDEX_TAG: "It names the index.",
+    r"sha256-.*": "Tags of digests name what refers to an image, or that it was revoked.",
+    r"base-.*-[0-9a-f]{12}": "Such tags name bases.",
+    r".*-[0-9a-f]{12}-[a-z0-9][a-z0-9._-]*": "It has the form of an immutable tag, LOCK-<12 digits>-TARGET.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +73,45 @@ def tags_of(lock: Lock, lock_name: str, stack: Stack, target: str, *, certified:
             fix="Give the lock a shorter name: envbuild lock --name NAME.",
         )
     return tags
+
+
+def refuse_reserved(moving_tag: str) -> None:
+    """Refuse a moving tag that names something else, here or for another publisher.
+
+    Raises:
+        PublicationRefusedError: it is internal, or has the form of an immutable one.
+    """
+    for pattern, why in _RESERVED.items():
+        if re.fullmatch(pattern, moving_tag):
+            raise PublicationRefusedError(
+                f"{moving_tag} cannot be a moving tag",
+                why=why,
+                fix="Name another one: --tag NAME. A lock's own name (--name) is part of its tag.",
+                reason="reserved-tag",
+            )
+
+
+def revocation_tags(publication: Publication) -> tuple[str, str]:
+    """The tags of which each revokes a publication: the immutable one's, and that of the image under whatever tag."""
+    return (publication.tag + REVOKED_SUFFIX, publication.oci_digest.replace(":", "-") + REVOKED_SUFFIX)
+
+
+def wrong_tag(publication: Publication, *, derived: bool) -> str:
+    """Which tag of a certified publication is not one of its lock and target; empty where both are.
+
+    Args:
+        derived: nothing but what the certificate states may be in them: neither a branch, nor a name of its own.
+    """
+    name = publication.stack if derived else publication.lock_name
+    between = f"(-{re.escape(publication.base)})?" if derived else "(-.+)?"
+    digits = f"-{short(publication.lock_digest)}"
+    form = re.fullmatch(
+        rf"({re.escape(name)}{between}){digits}-({re.escape(publication.target)}){_REVISION}", publication.tag
+    )
+    if form is None:
+        return publication.tag
+    moving = f"{form[1]}-{publication.target}"
+    return publication.moving_tag if derived and publication.moving_tag != moving else ""
 
 
 def followed_branch(lock: Lock, stack: Stack) -> str:

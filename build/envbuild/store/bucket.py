@@ -10,6 +10,7 @@ import configparser
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,6 +32,8 @@ T = TypeVar("T")
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 RETRIES = 5
 RETRY_SECONDS = 120
+# Lists come page by page, and a server could send pages for ever.
+MOST_NAMES, LIST_SECONDS = 1_000_000, 600.0
 # The exceptions of obstore (0.12) have no fields: status and kind of a failure are in their text alone.
 _STATUS = re.compile(r"status code: (\d{3})[ A-Za-z-]*")
 _KIND = re.compile(r"kind: (\w+),")
@@ -114,7 +117,19 @@ class Bucket:
 
         with self._errors("list what it has"):
             listing = obstore.list(self._store, prefix)
-            return wait_for(lambda: [str(item["path"]) for page in listing for item in page])
+            names = list[str]()
+
+            def read() -> list[str]:
+                for page in listing:
+                    names.extend(str(entry["path"]) for entry in page)
+                    if len(names) > MOST_NAMES:
+                        raise self._endless(len(names))
+                return names
+
+            try:
+                return run_in_background(read).result(timeout=LIST_SECONDS)
+            except FutureTimeoutError:  # also of pages without a name, of which obstore says nothing
+                raise self._endless(len(names)) from None
 
     def size(self, path: str) -> int | None:
         import obstore
@@ -173,6 +188,14 @@ class Bucket:
             raise self._missing() from error
         except (BaseError, ValueError, OSError) as error:
             raise self._failed(doing, str(error)) from error
+
+    def _endless(self, count: int) -> NetworkError:
+        return NetworkError(
+            f"the {self._wording.noun} {self._address} does not end its list of objects",
+            why=f"It has sent {count} names, and there are more.",
+            fix="Have its administrators look, or use another prefix: a store has far fewer objects."
+            f"{self._wording.otherwise}",
+        )
 
     def _failed(self, doing: str, text: str) -> NetworkError:
         """The error for what obstore says; its own text may quote the request, and is not shown."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from envbuild.core.digests import sha256_file, short
 from envbuild.core.errors import CheckRefusedError, InternalError
+from envbuild.core.text import quoted_command
 from envbuild.core.validation import Digest, describe_errors
 from envbuild.store.backend import EntryFile
 from envbuild.store.entry_index import ENTRY_INDEX_FILE
@@ -75,9 +76,10 @@ def read_document(raw: bytes, kind: str, key: str, where: str) -> Document:
 
 def refused(kind: str, key: str, where: str, why: str) -> CheckRefusedError:
     """The error for an entry of a remote store that is not what it should be."""
+    push = quoted_command("envbuild", kind, "push", short(key), "--store", where, "--replace")
     return CheckRefusedError(
         f"{kind} {short(key)} of the store {where} is refused",
         why=why,
-        fix=f"It was not taken. With a good one here, `envbuild {kind} push {short(key)} --store {where} --replace` "
-        "puts that in its place; otherwise it has to be removed there.",
+        fix=f"It was not taken. With a good one here, `{push}` puts that in its place; otherwise it has to be "
+        "removed there.",
     )

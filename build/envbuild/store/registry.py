@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from envbuild.store.address import Address, is_loopback
 from envbuild.store.docker_config import Credentials, credentials_for
 from envbuild.store.pools import Pools
 from envbuild.store.registry_errors import RETRIES, STORE, TRANSIENT, RegistryErrors, Wording
-from envbuild.store.transfer import is_progress, receive, redirected_to, whole_body
+from envbuild.store.transfer import is_progress, longest_seconds, receive, redirected_to, whole_body
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -103,7 +104,7 @@ class Registry:
         """
         from urllib3.exceptions import HTTPError
 
-        retries, url = self.retries, self.url(path)
+        retries, url, deadline = self.retries, self.url(path), time.monotonic() + HEAD_SECONDS
         with self.errors(method, path):
             while True:
                 response = self.send(method, url, headers or {}, body, self.retries)
@@ -111,6 +112,8 @@ class Registry:
                     answer = Answer(status=response.status, headers=response.headers, body=whole_body(response))
                     break
                 except HTTPError as error:
+                    if time.monotonic() > deadline:
+                        raise
                     retries = retries.increment(method, path, error=error)
                     retries.sleep()
                 finally:
@@ -127,10 +130,14 @@ class Registry:
 
         With ``start``, so many bytes are in the file already, and what follows is appended. Not more than one chunk
         beyond ``size_bytes`` is taken. What came is for the caller to check.
+
+        Raises:
+            NetworkError: there is no answer, another one, or it takes too long.
         """
         from urllib3.exceptions import HTTPError
 
-        retries, url = self.retries, self.url(path)
+        retries, url, limit = self.retries, self.url(path), longest_seconds(size_bytes)
+        deadline = time.monotonic() + limit
         with self.errors("GET", path), machine_errors(to), to.open("ab" if start else "wb") as out:
             while True:
                 start = out.tell()
@@ -142,12 +149,14 @@ class Registry:
                     if response.status == 200 and start:  # it does not know of ranges
                         out.seek(0)
                         out.truncate()
-                    receive(response, out, size_bytes)
+                    receive(response, out, size_bytes, max(0.0, deadline - time.monotonic()))
                     break
                 except HTTPError as error:
                     # A range from the end on is answered with 416 (RFC 9110, 15.5.17).
                     if out.tell() == size_bytes:
                         break
+                    if time.monotonic() >= deadline:
+                        raise self.error.too_slow(f"GET {path}", out.tell(), size_bytes, limit) from error
                     # Each piece that came makes the rest smaller: only tries without one are counted.
                     retries = self.retries if is_progress(out.tell() - start) else retries
                     retries = retries.increment("GET", path, error=error)
@@ -229,12 +238,13 @@ class Registry:
                 decode_content=False,
             )
 
-        if body is not None and not isinstance(body, bytes):
-            return request()  # a file takes its time
+        # A file takes its time.
+        is_file = body is not None and not isinstance(body, bytes)
+        limit = HEAD_SECONDS + (longest_seconds(int(headers.get("Content-Length", 0))) if is_file else 0.0)
         try:
-            return run_in_background(request).result(timeout=HEAD_SECONDS)
+            return run_in_background(request).result(timeout=limit)
         except FutureTimeoutError:
-            raise HTTPError(f"no answer within {HEAD_SECONDS:.0f} s") from None
+            raise HTTPError(f"no answer within {limit:.0f} s") from None
 
     def _is_own(self, url: str) -> bool:
         """Whether credentials may go there: only to the registry itself."""

@@ -67,6 +67,15 @@ class RegistryErrors:
             f"whole is kept.{self.wording.otherwise}",
         )
 
+    def too_slow(self, request: str, count: int, size_bytes: int, seconds: float) -> NetworkError:
+        """That a file is not there after the time that is enough for its size."""
+        return NetworkError(
+            f"{self.name} is too slow",
+            why=f"{request}: {count} of {size_bytes} bytes after {seconds:.0f} s.",
+            fix="Check the network and the proxy. Run the same command again: a .sqsh goes on where it ended."
+            f"{self.wording.otherwise}",
+        )
+
     def without_tls(self, realm: urllib.parse.SplitResult) -> NetworkError:
         """That credentials would be sent in the clear."""
         return NetworkError(

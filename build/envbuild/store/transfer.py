@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import threading
+import time
 import urllib.parse
 from typing import IO, TYPE_CHECKING
 
@@ -17,19 +18,28 @@ CHUNK_BYTES = 1 << 20
 LEAST_BYTES_A_SECOND, SLOW_SECONDS = 1024, 30.0
 # Manifests, lists of tags, errors: what is longer is none.
 MOST_ANSWER_BYTES = 64 << 20
+# For one of them; and of a file, which goes on where it ended, at least so much on the whole.
+ANSWER_SECONDS = 300.0
+LEAST_OF_A_FILE = 256 << 10
 
 
-def receive(response: BaseHTTPResponse, out: IO[bytes], size_bytes: int) -> None:
-    """Write a body to a file, up to one chunk more than ``size_bytes``; ProtocolError where it comes too slowly."""
+def receive(response: BaseHTTPResponse, out: IO[bytes], size_bytes: int, seconds: float) -> None:
+    """Write a body to a file, up to one chunk more than ``size_bytes``.
+
+    Raises:
+        ProtocolError: it comes too slowly, or not whole within ``seconds``.
+    """
     from urllib3.exceptions import HTTPError, ProtocolError
 
     count, over, slow = 0, threading.Event(), threading.Event()
+    deadline = time.monotonic() + seconds
 
     # The read timeout of a socket starts again with each byte. shutdown() ends a read that another thread waits in.
     def watch() -> None:
         seen = 0
-        while not over.wait(SLOW_SECONDS):
-            if count - seen < LEAST_BYTES_A_SECOND * SLOW_SECONDS:
+        while not over.wait(pause := max(0.0, min(SLOW_SECONDS, deadline - time.monotonic()))):
+            late = time.monotonic() >= deadline
+            if late or count - seen < LEAST_BYTES_A_SECOND * pause:
                 slow.set()
                 with contextlib.suppress(ValueError, RuntimeError, OSError):
                     response.shutdown()
@@ -52,7 +62,14 @@ def receive(response: BaseHTTPResponse, out: IO[bytes], size_bytes: int) -> None
         over.set()
         watcher.join()
     if slow.is_set():
+        if time.monotonic() >= deadline:
+            raise ProtocolError(f"{count} bytes in {seconds:.0f} s, and not whole")
         raise ProtocolError(f"less than {LEAST_BYTES_A_SECOND} bytes a second for {SLOW_SECONDS:.0f} s")
+
+
+def longest_seconds(size_bytes: int) -> float:
+    """How long so many bytes may take, all tries together."""
+    return ANSWER_SECONDS + size_bytes / LEAST_OF_A_FILE
 
 
 def is_progress(count: int) -> bool:
@@ -63,7 +80,7 @@ def is_progress(count: int) -> bool:
 def whole_body(response: BaseHTTPResponse) -> bytes:
     """The whole body of an answer that is no file."""
     body = io.BytesIO()
-    receive(response, body, MOST_ANSWER_BYTES)
+    receive(response, body, MOST_ANSWER_BYTES, ANSWER_SECONDS)
     return body.getvalue()
 
 

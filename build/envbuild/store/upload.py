@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # What a cut connection costs at most. Proxies before registries often refuse bodies of more than 100 MB.
 CHUNK_BYTES = 64 << 20
+# How often one upload is begun anew, and how often its bytes are sent: a registry that loses each would have them for
+# ever.
+MOST_OPENED, MOST_TIMES = 20, 10
 UPLOADS = "blobs/uploads/"
 # How registries answer that take a blob only whole ("POST then PUT").
 NO_CHUNKS = frozenset({400, 405, 411, 415, 501})
@@ -104,6 +107,8 @@ class _Upload:
     sent: int = 0
     place: str = ""
     offset: int = 0
+    furthest: int = 0
+    opened: int = 0
     tries: Retry = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,7 +124,10 @@ class _Upload:
                 headers = {"Content-Range": f"{self.offset}-{self.offset + length - 1}"}
                 answer = self.request("PATCH", self.place, headers, length)
                 if answer is not None and answer.status == 202:
+                    before = self.offset
                     self.went_on(answer, self.offset + length)
+                    if self.offset <= before:  # it has taken nothing, and may do so for ever
+                        self.tries = self.tries.increment("PATCH", UPLOADS, response=answer)
                     continue
                 if answer is not None and answer.status in NO_CHUNKS and self.offset == 0:
                     return False
@@ -143,7 +151,8 @@ class _Upload:
 
     def open(self) -> None:
         opened = self.registry.ask("POST", UPLOADS, accept=(202,), headers={"Content-Length": "0"})
-        self.offset = 0
+        self.offset = self.furthest = 0
+        self.opened += 1
         # It may be relative, and may have a query.
         self.place = urllib.parse.urljoin(self.registry.url(UPLOADS), opened.headers.get("Location", ""))
 
@@ -152,8 +161,11 @@ class _Upload:
 
     def went_on(self, answer: BaseHTTPResponse, offset: int) -> None:
         found = _RANGE.fullmatch(answer.headers.get("Range", ""))
-        if (at := int(found[1]) + 1 if found else offset) > self.offset:
-            self.tries = self.registry.retries  # only tries without a chunk are counted
+        at = int(found[1]) + 1 if found else offset
+        # Only tries without a chunk are counted, as long as it does not begin anew each time.
+        if at > self.furthest and self.opened <= MOST_OPENED and self.sent <= MOST_TIMES * self.size_bytes:
+            self.furthest = at
+            self.tries = self.registry.retries
         self.offset = min(at, self.size_bytes)
         self.place = urllib.parse.urljoin(self.place, answer.headers.get("Location", ""))
 

@@ -15,10 +15,11 @@ from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.oci.push import RegistryManifest, digest_of_tag, put_manifest, read_manifest
 from envbuild.oci.referrers import INDEX_TYPE, list_referrers
 from envbuild.publish import index
-from envbuild.publish.index import INDEX_TAG, PUBLICATION, read_index, record
+from envbuild.publish.index import PUBLICATION, read_index, record
 from envbuild.publish.models import Publication
 from envbuild.publish.moving import NOTHING, move_tag
 from envbuild.publish.publish import publish
+from envbuild.publish.tags import INDEX_TAG
 from envbuild.store.registry import Registry
 
 

@@ -23,12 +23,13 @@ from envbuild.core.errors import PublicationRefusedError
 from envbuild.oci.push import RegistryManifest, digest_of_tag, put_manifest, read_manifest
 from envbuild.oci.referrers import INDEX_TYPE, list_referrers
 from envbuild.publish.bundle import certificate_in
-from envbuild.publish.index import INDEX_TAG, read_index, record
+from envbuild.publish.index import read_index, record
 from envbuild.publish.models import Publication
 from envbuild.publish.moving import NOTHING, move_tag
 from envbuild.publish.publish import publish
 from envbuild.publish.revoke import revoke
 from envbuild.publish.sqsh_stores import open_sqsh_store
+from envbuild.publish.tags import INDEX_TAG
 from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags
 

@@ -182,7 +182,7 @@ def test_an_index_that_was_changed_is_refused(proxy: FaultProxy, repository: str
         }
     )
     proxy.add(method="GET", path="manifests/envbuild-index", status=200, body=document.encode())
-    with pytest.raises(CertificateRefusedError, match="is refused") as refused:
+    with pytest.raises(CertificateRefusedError, match="is not pulled") as refused:
         pulled(world, f"{place}:{publication.tag}", target="h200")
     assert "states another target" in refused.value.why
     check_error(refused.value)

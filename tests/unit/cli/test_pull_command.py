@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from helpers.pull_world import PullWorld, make_pull_world
 from envbuild.catalog.data import data_root
 from envbuild.cli.main import run
 from envbuild.core.digests import sha256_file
+from envbuild.core.errors import CertificateRefusedError
 from envbuild.publish.models import Revocation
 
 ENROOT = data_root() / "containers" / "enroot"
@@ -170,7 +172,11 @@ def test_importer_refuses_what_is_not_certified(there, site, slurm, uri):
 
 @pytest.mark.parametrize(
     ("name", "value", "part"),
-    [("ENVBUILD_PULL_TARGET", "h200", "not for h200"), ("ENVBUILD_PULL_MAX_AGE", "12x", "is not an age")],
+    [
+        ("ENVBUILD_PULL_TARGET", "h200", "not for h200"),
+        ("ENVBUILD_PULL_MAX_AGE", "12x", "is not an age"),
+        ("ENVBUILD_PULL_POLICY", "strictest", "there is no policy 'strictest'"),
+    ],
 )
 def test_importer_asks_as_the_sites_variables_want(there, monkeypatch, capsys, name, value, part):
     there.publish()
@@ -180,6 +186,26 @@ def test_importer_asks_as_the_sites_variables_want(there, monkeypatch, capsys, n
     monkeypatch.setenv(name, value)
     assert run(words) != 0
     assert part in capsys.readouterr().err
+
+
+LENIENT = 'summary = "whatever"\nmatrices = ["certify-full"]\nmax_age_days = 30\nwhole_matrix = false\n'
+
+
+def test_policy_holds_where_an_image_is_pulled(there, pull_json, monkeypatch):
+    """The shipped one, whatever the current directory has under its name; another one where it is named."""
+    monkeypatch.setattr(there.world, "certify", partial(there.world.certify, whole_matrix=False), raising=False)
+    there.publish()
+    policies = there.home / "envs/policies"
+    policies.mkdir(parents=True)
+    for name in ("default", "lenient"):
+        (policies / f"{name}.toml").write_text(LENIENT)
+    words = [f"{there.store.address}:mcore-debian12-cpu"]
+    for named in ([], ["--policy", "default"]):
+        refused = pull_json(*words, *named, status=CertificateRefusedError.exit_code)
+        assert refused["error"]["reason"] == "part-of-matrix"
+        assert "--policy" in refused["error"]["fix"]
+    for policy in ("lenient", "envs/policies/lenient.toml"):
+        assert pull_json(*words, "--policy", policy)["tag"]
 
 
 def test_hook_lets_start_what_the_importer_verified(there, site, slurm):

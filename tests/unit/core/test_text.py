@@ -1,8 +1,10 @@
 """What somebody else wrote reaches a terminal as text: no colour, no title, no line that overwrites another."""
 
+from pathlib import Path
+
 import pytest
 
-from envbuild.core.text import printable, printable_lines
+from envbuild.core.text import printable, printable_lines, quoted_command
 
 
 @pytest.mark.parametrize(
@@ -17,3 +19,8 @@ from envbuild.core.text import printable, printable_lines
 )
 def test_what_a_terminal_acts_on_is_written_out(text, one_line, lines):
     assert (printable(text), printable_lines(text)) == (one_line, lines)
+
+
+def test_a_command_is_quoted_where_a_shell_would_act():
+    assert quoted_command("envbuild", "pull", "host/repo:tag") == "envbuild pull host/repo:tag"
+    assert quoted_command("pull", "x;touch p;#", Path("a b")) == "pull 'x;touch p;#' 'a b'"

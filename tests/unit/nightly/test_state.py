@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers.ledger_rows import digest, night_row, publication_row, step_row
+from pydantic import ValidationError
 
 from envbuild.ledger.ledger import Ledger
 from envbuild.ledger.models import BisectRow, Fault, Row, StepError
@@ -40,6 +41,27 @@ def test_the_newest_certified_image_is_the_good_one(ledger: Ledger) -> None:
     assert found.image.oci_digest == digest("15")
     assert found.pull_command == "envbuild pull registry.example/team/envs:mcore-cpu --target cpu --format sqsh"
     assert "good" in found.line()
+
+
+def test_the_pull_command_is_quoted(ledger: Ledger) -> None:
+    """Names are read from ledgers that other machines write."""
+    found = only(ledger, published("10", target="cpu;id", repository="/shared/a;touch b"))
+    assert found.pull_command == "envbuild pull '/shared/a;touch b:mcore-cpu' --target 'cpu;id' --format sqsh"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repository": "x;touch /tmp/p;#"},
+        {"repository": "registry.example/Team"},
+        {"repository": "registry.example/team$(id)"},
+        {"tag": "a;b"},
+        {"moving_tag": "$(id)"},
+    ],
+)
+def test_a_row_of_no_repository_or_tag_is_refused(fields: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(fields))):
+        published("10", **fields)
 
 
 def test_what_was_revoked_or_is_not_certified_is_not_it(ledger: Ledger) -> None:

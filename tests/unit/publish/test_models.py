@@ -24,7 +24,7 @@ def test_the_json_is_one_line_with_sorted_keys():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"schema": "envbuild.publication/2"}, "schema"),
+        ({"schema": "envbuild.publication/3"}, "schema"),
         ({"colour": "red"}, "colour is unknown"),
         ({"oci_digest": "sha256:12"}, "oci_digest"),
         ({"size_bytes": "12"}, "size_bytes"),

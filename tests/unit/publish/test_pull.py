@@ -1,6 +1,7 @@
 """A pull from a .sqsh store: what is refused, what is fetched once, and what goes on where it ended."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from envbuild.core.errors import (
 from envbuild.publish import kept_files
 from envbuild.publish.models import Revocation
 from envbuild.publish.pull import SQSH_KIND, pull
+from envbuild.publish.signature import objection_to_signature
 from envbuild.publish.sources import parse_reference
 from envbuild.publish.sqsh_stores import SqshStore
 from envbuild.store import entry_index
@@ -147,12 +149,21 @@ def test_revoked_image_is_refused(there):
 
 
 def test_uncertified_image_needs_the_word(there):
-    there.publish(certified=False)
+    moving = "uncertified-mcore-debian12-cpu"
+    there.publish(certified=False, moving_tag=moving)
     with pytest.raises(PublicationRefusedError) as refused:
-        pull(there.request(), there.context)
+        pull(there.request(moving), there.context)
     assert refused.value.reason == "uncertified"
-    found = pull(there.request(uncertified=True, trust=None), there.context)
+    found = pull(there.request(moving, uncertified=True, trust=None), there.context)
     assert (found.key, found.certificate) == (None, None)
+
+
+def test_uncertified_image_under_the_tag_of_certified_ones_is_refused(there):
+    publication = there.publish(certified=False)
+    with pytest.raises(PublicationRefusedError) as refused:
+        pull(there.request(uncertified=True), there.context)
+    assert refused.value.reason == "tag"
+    assert pull(there.request(publication.oci_digest, uncertified=True), there.context).downloaded
 
 
 def test_certified_image_needs_trusted_keys(there):
@@ -268,6 +279,90 @@ def test_entry_of_another_sqsh_is_refused(there, tmp_path):
     assert "this is another one" in refused.value.why
 
 
+def test_tag_that_leads_to_another_publication_is_refused(there):
+    """Whoever may write to the store can let a tag mean another image, whose certificate counts."""
+    publication = there.publish()
+    pointer = there.home / f"share/tags/{publication.tag}.json"
+    (pointer.parent / "other-cpu.json").write_bytes(pointer.read_bytes())
+    for changes in ({"name": "other-cpu"}, {"name": "other", "target": "cpu"}):
+        with pytest.raises(CertificateRefusedError) as refused:
+            pull(there.request(**changes), there.context)
+        assert refused.value.reason == "entry"
+
+
+def test_revocation_that_is_written_over_counts(there):
+    publication = there.publish()
+    file = served(there, "publications")
+    before = file.read_bytes()
+    there.store.revoke(publication.oci_digest, BACK)
+    file.write_bytes(before)
+    with pytest.raises(PublicationRefusedError) as refused:
+        pull(there.request(), there.context)
+    assert "wrong numbers" in refused.value.why
+    served(there, "revoked").write_bytes(b"{}")
+    with pytest.raises(PublicationRefusedError) as refused:
+        pull(there.request(publication.tag), there.context)
+    assert refused.value.reason == "revoked"
+
+
+def test_docker_digest_is_no_other_name_of_a_revoked_image(there):
+    """It is in the certificate, too: as the OCI digest it would have no revocation."""
+    record = there.world.image.record
+    docker = "sha256:" + "d" * 64
+    original = there.world.certify
+    there.world.certify = lambda: original(subject={"docker_digest": docker})
+    changed = there.publish(oci_digest=str(record.sqsh_digest))
+    with pytest.raises(CertificateRefusedError) as refused:
+        pull(there.request(changed.tag), there.context)
+    assert "states another image digest" in refused.value.why
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tag": "mcore-debian12-ffffffffffff-cpu"}, "tag"),
+        ({"tag": "other-debian12-{lock}-cpu"}, "tag"),
+        ({"tag": "mcore-debian12-{lock}-h200"}, "tag"),
+        ({"base_rebuilt": True}, "base-rebuilt"),
+        ({"published_at": "2027-06-01T00:00:00Z"}, "too-old"),
+    ],
+)
+def test_what_a_trusted_publisher_may_not_state_either(there, changes, reason):
+    lock = digests.short(there.world.image.record.lock_digest)
+    there.publish(**{name: value.format(lock=lock) if name == "tag" else value for name, value in changes.items()})
+    with pytest.raises(CertificateRefusedError) as refused:
+        pull(there.request(), there.context)
+    assert refused.value.reason == reason
+    assert refused.value.fix
+
+
+def test_key_that_may_not_publish_is_refused(there):
+    there.publish()
+    trust = there.world.trust
+    (key,) = trust.keys.values()
+    for settings, why in (({"revoked": "stolen"}, "was revoked"), ({"stacks": ("nemo",)}, "is trusted for nemo")):
+        limited = replace(key, settings=key.settings.model_copy(update=settings))
+        policy = there.request().policy
+        at = there.context.clock()
+        publication = there.store.find("mcore-debian12-cpu")
+        assert why in objection_to_signature(publication, replace(trust, keys={key.keyid: limited}), policy, at)
+    named = there.request().policy.model_copy(update={"keys": ("other",)})
+    assert "the policy counts other" in objection_to_signature(publication, trust, named, at)
+    short = publication.model_copy(update={"signature": publication.signature.model_copy(update={"sig": "AA=="})})
+    assert "changed, or forged" in objection_to_signature(short, trust, policy, at)
+
+
+def test_document_that_somebody_dated_is_written_anew(there):
+    """Of the image that is published: it would stay for ever."""
+    publication = there.publish()
+    file = served(there, "publications")
+    for changes in ({"published_at": "2099-01-01T00:00:00Z"}, {"stack": "other"}):
+        file.write_bytes(json.dumps({**json.loads(file.read_bytes()), **changes}).encode())
+        assert not there.store.has(publication)
+        there.publish()
+        assert pull(there.request(), there.context).publication == there.store.find("mcore-debian12-cpu")
+
+
 def test_tag_that_moves_meanwhile_is_followed(there, monkeypatch):
     there.publish(published_at="2026-11-20T06:00:00Z")
     download = SqshStore.download
@@ -276,7 +371,9 @@ def test_tag_that_moves_meanwhile_is_followed(there, monkeypatch):
     def move(self, sqsh, to, start=0):
         if not moved:
             there.world.rebuild({"torch": CONTENT + b"new"})
-            moved.append(there.publish(tag="mcore-debian12-ffffffffffff-cpu"))
+            moved.append(
+                there.publish(tag=f"mcore-debian12-{digests.short(there.world.image.record.lock_digest)}-cpu-r2")
+            )
         return download(self, sqsh, to, start)
 
     monkeypatch.setattr(SqshStore, "download", move)

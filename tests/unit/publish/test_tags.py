@@ -2,12 +2,14 @@
 
 import pytest
 from helpers.locks import make_lock
+from helpers.publications import make_publication
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.stack import Phase
-from envbuild.core.errors import ConfigurationError
+from envbuild.core.digests import short
+from envbuild.core.errors import ConfigurationError, PublicationRefusedError
 from envbuild.lock.models import LockedComponent
-from envbuild.publish.tags import tags_of
+from envbuild.publish.tags import refuse_reserved, tags_of, wrong_tag
 
 
 def _stack(name, tmp_path):
@@ -60,3 +62,47 @@ def test_a_tag_that_no_registry_takes_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="no registry takes the tag") as caught:
         tags_of(make_lock(tmp_path / "lock"), "a" * 110, _stack("mcore", tmp_path), "cpu")
     assert "128" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "mcore-0123456789ab-h200", "mcore-0123456789ab-h200-r2", "uncertified-mcore-0123456789ab-cpu", "x-docker",
+        "x-publication", "x-revoked", "envbuild-index", "sha256-" + "a" * 64, "base-debian12-0123456789ab",
+    ],
+)  # fmt: skip
+def test_a_moving_tag_names_nothing_else(tag):
+    with pytest.raises(PublicationRefusedError, match="cannot be a moving tag") as caught:
+        refuse_reserved(tag)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "tag", ["stable", "mcore-main-h200", "base-h200", "docker-h200", "mcore-r2", "envbuild-index2"]
+)
+def test_a_moving_tag_of_an_own_name(tag):
+    refuse_reserved(tag)
+
+
+@pytest.mark.parametrize(
+    ("changes", "derived", "wrong"),
+    [
+        ({}, True, ""),
+        ({"tag": "mcore-{lock}-cpu", "moving_tag": "mcore-cpu"}, True, ""),
+        ({"tag": "mcore-debian12-{lock}-cpu-r12"}, True, ""),
+        ({"moving_tag": "stable"}, False, ""),
+        ({"moving_tag": "stable"}, True, "moving_tag"),
+        ({"tag": "mcore-main-debian12-{lock}-cpu", "moving_tag": "mcore-main-debian12-cpu"}, False, ""),
+        ({"tag": "mcore-main-debian12-{lock}-cpu", "moving_tag": "mcore-main-debian12-cpu"}, True, "tag"),
+        ({"tag": "mcore-debian12-{lock}-cpu-r0"}, False, "tag"),
+        ({"tag": "mcorex-debian12-{lock}-cpu"}, False, "tag"),
+        ({"tag": "mcore-debian12-{lock}-cpux"}, False, "tag"),
+        ({"lock_name": "own", "tag": "own-{lock}-cpu", "moving_tag": "own-cpu"}, False, ""),
+        ({"lock_name": "own", "tag": "own-{lock}-cpu", "moving_tag": "own-cpu"}, True, "tag"),
+    ],
+)
+def test_tags_that_follow_from_the_certificate(changes, derived, wrong):
+    first = make_publication()
+    named = {"tag": "mcore-debian12-{lock}-cpu", **changes}
+    publication = make_publication(**{name: text.format(lock=short(first.lock_digest)) for name, text in named.items()})
+    assert wrong_tag(publication, derived=derived) == (getattr(publication, wrong) if wrong else "")

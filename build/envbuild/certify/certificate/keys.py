@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.files import NotPlainFileError, machine_errors, read_plain
+from envbuild.core.text import quoted_command
 
 KEYGEN = "envbuild certificate keygen --out DIR"
 MAKE, MAKE_FIT = f"Make one: {KEYGEN}", f"Make one that can: {KEYGEN}"
@@ -178,7 +179,7 @@ def _refuse_open_to_others(path: Path) -> None:
         raise ConfigurationError(
             f"others can read the signing key {path}",
             why=f"Its mode is {mode:04o}; whoever can read it can sign as you.",
-            fix=f"chmod 600 {path}",
+            fix=quoted_command("chmod", "600", path),
         )
 
 

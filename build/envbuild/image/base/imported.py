@@ -13,6 +13,7 @@ from envbuild.catalog.context import Context
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, InternalError, UsageError
 from envbuild.core.files import machine_errors
+from envbuild.core.text import quoted_command
 from envbuild.oci.archive import docker_archive, open_base_archive, rootfs
 from envbuild.oci.files import FolderFiles, ImageSource
 from envbuild.oci.index import only_digest
@@ -152,7 +153,8 @@ def _checked(obtain: Tar, name: str, root: Path, digest: str) -> Iterator[Path]:
             raise CheckRefusedError(
                 f"{file} is not what base {name} is made of",
                 why=f"Its digest should be {digest} and is {found}.",
-                fix=f"Put the right file there; or, if it was changed on purpose: envbuild image resolve --base {name}",
+                fix=f"Put the right file there; or, if it was changed on purpose: "
+                f"{quoted_command('envbuild', 'image', 'resolve', '--base', name)}",
             )
 
     compare()

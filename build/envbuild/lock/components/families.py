@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from envbuild.catalog.base import Base
 from envbuild.core.errors import ResolutionError, UsageError
+from envbuild.core.text import quoted_command
 from envbuild.lock.components.models import Chosen, DecidedBy, Preference
 from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
@@ -96,7 +97,7 @@ def _one_version(
         raise UsageError(
             f"{pins} are pinned, and are released together",
             why="They work in one version only, and no release of all of them is in these ranges.",
-            fix=f"Pin one of them: --pin {best.name}={best.asked}",
+            fix=f"Pin one of them: {quoted_command('--pin', f'{best.name}={best.asked}')}",
         )
     # There is no such release: the resolution says so, with what is near.
     return {name: item if item in strong else _follow(item, best) for name, item in members.items()}

@@ -19,6 +19,7 @@ from envbuild.catalog.base import Base
 from envbuild.catalog.stack import Component, Phase
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, NetworkError, ResolutionError
 from envbuild.core.progress import Reporter
+from envbuild.core.text import quoted_command
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.git_metadata import declared_by, metadata_of_commit, pyproject_of
 from envbuild.lock.components.models import (
@@ -176,7 +177,7 @@ class GitSourceReader:
             raise ConfigurationError(
                 f"cannot understand pyproject.toml of {source.text}",
                 why=f"{_where(by)} takes it from there. {error}",
-                fix=f"Say which to take instead: --pin {source.package}=REF",
+                fix=f"Say which to take instead: {quoted_command('--pin', f'{source.package}=REF')}",
             ).at_upstream() from error
         except (CheckRefusedError, ConfigurationError, NetworkError) as error:
             if source.package in self.pins:
@@ -225,7 +226,7 @@ class GitSourceReader:
             raise ConfigurationError(
                 f"{source.package}={item.asked} names a branch, tag or commit, and {source.package} has no repository",
                 why=f"{bare.because} takes it from {source.url}.",
-                fix=f"Pin a version: --pin {source.package}=VERSION",
+                fix=f"Pin a version: {quoted_command('--pin', f'{source.package}=VERSION')}",
             )
         commit = self.repositories.at(source.git).resolve(pin, self.as_of)
         return replace(item, git=source.git, commit=commit, subdirectory=source.subdirectory)
@@ -374,7 +375,8 @@ def _is_outage(error: EnvbuildError) -> bool:
 def _named(error: EnvbuildError, package: str, by: Chosen, place: str) -> EnvbuildError:
     return error.with_context(
         why=f"{_where(by)} takes {package} from {place}.\n{error.why}",
-        fix=f"{error.fix}\nOr say which {package} to take instead: --pin {package}=VERSION --name NAME".lstrip(),
+        fix=f"{error.fix}\nOr say which {package} to take instead: "
+        f"{quoted_command('--pin', f'{package}=VERSION', '--name', 'NAME')}".lstrip(),
     )
 
 

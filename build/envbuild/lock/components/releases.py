@@ -12,6 +12,7 @@ from typing import Any
 from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Catalog
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError, ResolutionError
+from envbuild.core.text import quoted_command
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.downloads import NOT_AN_ARCHIVE, archive_members, fetch_file
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Lead
@@ -71,7 +72,7 @@ def _no_release(
     if tags:
         why += f"\n{chosen.spec.git} has the tag{'s' if len(tags) > 1 else ''} {', '.join(tags)}."
         tag = tags[0] if isinstance(parse_ref(tags[0]), GitRef) else f"{GIT_PREFIX}{tags[0]}"
-        fix = f"Take the tag: --pin {chosen.name}={tag}. Or a release: {fix}"
+        fix = f"Take the tag: {quoted_command('--pin', f'{chosen.name}={tag}')}. Or a release: {fix}"
     missing = ResolutionError(
         f"there is no release {version} of {chosen.name}" + (f" as of {newest}" if newest else ""),
         why=f"{why}\n{error.why}",

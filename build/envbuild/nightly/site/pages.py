@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from envbuild import __version__
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.core.digests import Json, canonical_json, short
+from envbuild.core.text import quoted_command
 from envbuild.ledger.models import LockRow, NightRow, PublicationRow, Row, StepRow
 from envbuild.nightly.site import words
 from envbuild.nightly.site.plots import history, losses
@@ -207,7 +207,7 @@ class LedgerPages:
 
 def docker_command(row: PublicationRow) -> str:
     """What fetches exactly this image."""
-    return f"docker pull {shlex.quote(f'{row.repository}@{row.docker_digest or row.oci_digest}')}"
+    return quoted_command("docker", "pull", f"{row.repository}@{row.docker_digest or row.oci_digest}")
 
 
 def took(night: NightRow) -> str:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import CheckRefusedError, EnvbuildError, MachineError, NetworkError
+from envbuild.core.text import quoted_command
 from envbuild.store.backend import EntryRef
 from envbuild.store.document import Document, refused
 from envbuild.store.local import LocalStore
@@ -197,7 +198,8 @@ def _file(document: Document) -> str:
 
 
 def _not_pushed(item: Built, remote: Remote, error: EnvbuildError) -> str:
+    push = quoted_command("envbuild", "wheels", "push", short(item.record.key), "--store", remote.name)
     return (
         f"warning: {item.record.file} was built and is kept here, but not pushed: {error.what}. {error.why}\n"
-        f"  Push it later: envbuild wheels push {short(item.record.key)} --store {remote.name}"
+        f"  Push it later: {push}"
     )
