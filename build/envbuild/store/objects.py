@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 
 from envbuild.core.digests import hex_of
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import NotPlainFileError
-from envbuild.store.backend import BLOBS, ENTRIES, INDEX, EntryFiles, EntryRef, ObjectStore
+from envbuild.store.backend import (
+    BLOBS,
+    CELLS,
+    ENTRIES,
+    INDEX,
+    Cell,
+    EntryFiles,
+    EntryRef,
+    ObjectStore,
+    StoredObject,
+)
 from envbuild.store.document import MOST_BYTES, refused
 
 
@@ -57,6 +69,43 @@ class Objects:
                 why=f"{error}, under {BLOBS}/.",
                 fix="Remove it there; with a good wheel here `envbuild wheels push` puts the file back.",
             ) from error
+
+    def cell(self, name: str) -> Cell:
+        return ObjectCell(self._store, f"{CELLS}/{name}.json")
+
+
+@dataclass(frozen=True)
+class ObjectCell:
+    """An object; the store compares it when it is replaced."""
+
+    store: ObjectStore
+    path: str
+
+    @property
+    def removal(self) -> str:
+        return f"remove {self.store.address}/{self.path}"
+
+    def read(self) -> StoredObject | None:
+        try:
+            return self.store.read(self.path, MOST_BYTES)
+        except NotPlainFileError as error:
+            raise CheckRefusedError(
+                f"{self.store.address}/{self.path} is refused", why=f"{error}.", fix="Remove it there."
+            ) from error
+
+    def create(self, content: bytes) -> bool:
+        return self.store.create(self.path, content) or self._has(content)
+
+    def replace(self, content: bytes, of: StoredObject) -> bool:
+        return self.store.replace(self.path, content, of) or self._has(content)
+
+    def _has(self, content: bytes) -> bool:
+        """Whether a write that was refused is there: its answer was lost, and it was sent again."""
+        now = self.read()
+        return now is not None and now.content == content
+
+    def now(self) -> datetime:
+        return self.store.now()
 
 
 def _entry(kind: str, key: str) -> str:

@@ -10,12 +10,13 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import MachineError, NetworkError
-from envbuild.core.files import NotPlainFileError, machine_errors, open_plain, read_plain
+from envbuild.core.files import NotPlainFileError, machine_errors, open_plain, read_at_most, read_plain
 from envbuild.core.locks import is_file_at
 from envbuild.core.process import ProcessOptions, run
 from envbuild.store.backend import StoredObject
@@ -47,10 +48,15 @@ class Share:
     def read(self, path: str, at_most_bytes: int) -> StoredObject | None:
         with self._errors("read"):
             try:
-                content = read_plain(self._root / path, at_most_bytes)
+                # Of one open file: the name may lead to another one a moment later.
+                with open_plain(self._root / path) as stream:
+                    content, info = (
+                        read_at_most(stream, path.rpartition("/")[2], at_most_bytes),
+                        os.fstat(stream.fileno()),
+                    )
             except FileNotFoundError:
                 return None
-        return StoredObject(content, {"digest": sha256_bytes(content)})
+        return StoredObject(content, {"digest": sha256_bytes(content)}, _modified(info))
 
     def create(self, path: str, content: bytes) -> bool:
         with self._errors("write"), self._written(content) as temporary:
@@ -113,6 +119,11 @@ class Share:
                     _continue(source, there)
                 # Still held: whoever waited for the name finds that it leads to no file any more.
                 part.replace(self._made(path))
+
+    def now(self) -> datetime:
+        # Of a file server where there is one, which also gives the objects their times.
+        with self._errors("write"), self._written(b"") as temporary:
+            return _modified(temporary.stat())
 
     def download(self, path: str, size_bytes: int, to: Path, start: int = 0) -> bool:
         with self._errors("read"):
@@ -197,6 +208,10 @@ class Share:
                     return
             finally:
                 os.close(descriptor)
+
+
+def _modified(info: os.stat_result) -> datetime:
+    return datetime.fromtimestamp(info.st_mtime, timezone.utc)
 
 
 def _continue(source: BinaryIO, there: BinaryIO) -> None:

@@ -73,7 +73,7 @@ def test_nothing_goes_while_another_runner_has_its_night(
     assert run(["gc", "--state", str(place)]) == 0
     assert not store.path_of("images", KEY).exists()
     # It gave the lease back.
-    Lease(state, "mcore", context).take()
+    Lease(state, "mcore", context).acquire()
 
 
 def test_a_dry_run_says_what_it_looked_at(store: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
