@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,11 +30,15 @@ MIGRATIONS: tuple[str, ...] = (
         f"CREATE INDEX {table}_revision ON {table} (revision);"
         for table in _TABLES
     )
-    # The number of the last write. Rows that came from shared state have revision 0.
+    # The number of the last write.
     + "CREATE TABLE counter (revision INTEGER NOT NULL); INSERT INTO counter VALUES (0);"
-    # What of shared state at an address is in here, and up to which revision it has what is in here.
+    # What of shared state at an address is in here; and up to which revision it had what is in here.
     "CREATE TABLE merged (address TEXT NOT NULL, key TEXT NOT NULL, PRIMARY KEY (address, key)) WITHOUT ROWID;"
     "CREATE TABLE sent (address TEXT PRIMARY KEY, revision INTEGER NOT NULL) WITHOUT ROWID;",
+    # Which rows shared state at an address has, as they were at a revision. Its entries are read again for it.
+    """DROP TABLE sent; DELETE FROM merged;
+    CREATE TABLE known (address TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, revision INTEGER NOT NULL,
+    PRIMARY KEY (address, kind, key)) WITHOUT ROWID;""",
 )
 
 
@@ -45,6 +51,7 @@ def connect(path: Path, migrations: Sequence[str] = MIGRATIONS) -> sqlite3.Conne
     """
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        _close_to_readers(path)
     with database_errors(path):
         # isolation_level=None: the module begins no transactions of its own, transaction() does.
         connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
@@ -84,6 +91,19 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+
+def _close_to_readers(path: Path) -> None:
+    """Make a ledger that accounts which may not write it cannot open: to lock it they need no more than that."""
+    # SQLite gives the same rights to the files next to it.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660))
+    for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        with contextlib.suppress(FileNotFoundError):
+            info = file.stat()
+            mode = stat.S_IMODE(info.st_mode)
+            readers = sum(bits for bits in (0o070, 0o007) if not mode & bits & 0o022)
+            if info.st_uid == os.geteuid() and mode & readers:
+                file.chmod(mode & ~readers)
 
 
 def _set_up(connection: sqlite3.Connection) -> None:
