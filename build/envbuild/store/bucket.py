@@ -41,8 +41,8 @@ _STATUS = re.compile(r"status code: (\d{3})[ A-Za-z-]*")
 _KIND = re.compile(r"kind: (\w+),")
 # The word for an error in S3's answers ("Error responses"); the rest of them may quote the request.
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
-# Of the request that has the parts of an upload put together ("CompleteMultipartUpload").
-_FINISHING = "performing POST"
+# Of the request that sends a part. A failure to put them together may have the text of the one to clean up after it.
+_SENDING = "performing PUT"
 _FIXES = {
     "NoSuchUpload": "It forgot the upload before its end: run the same command again. If a rule of the bucket ends "
     "unfinished uploads, give them a day.",
@@ -164,7 +164,7 @@ class Bucket:
                 raise
             # S3 puts parts together for minutes, and takes the request that is sent again meanwhile for one of an
             # unknown upload.
-            return _FINISHING in text and self._arrives(path, size_bytes, before)
+            return _SENDING not in text and self._arrives(path, size_bytes, before)
         return True
 
     def _arrives(self, path: str, size_bytes: int, before: Any) -> bool:
