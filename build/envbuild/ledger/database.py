@@ -96,7 +96,8 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
 def _close_to_readers(path: Path) -> None:
     """Make a ledger that accounts which may not write it cannot open: to lock it they need no more than that."""
     # SQLite gives the same rights to the files next to it.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660))
+    if not path.exists():
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660))
     for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
         with contextlib.suppress(FileNotFoundError):
             info = file.stat()
