@@ -28,12 +28,17 @@ from envbuild.store.backend import Cell, StoredObject
 
 # So long after its last renewal a lease ends; so long a runner that was killed keeps the others from theirs.
 LEASE = timedelta(minutes=30)
-RENEW_SECONDS, RETRY_SECONDS, LOOK_SECONDS = 300.0, 30.0, 0.1
+RENEW_SECONDS, RETRY_SECONDS = 300.0, 30.0
+# How often the thread that renews looks whether it is due, and whether it is done.
+TICK_SECONDS, LOOK_SECONDS = 2.0, 0.1
+# A lease that was renewed less long ago is only looked at before a step.
+RECENT_SECONDS = 60.0
 # So long before that its own runner stops, so that what it does has ended when another one begins.
 MARGIN_SECONDS = 300.0
 # How often a write is tried that came too late to be sure of.
 ATTEMPTS = 3
 LOST = "lease-lost"
+NO_ANSWER = "there was no answer, or this machine was suspended."
 
 
 def passed_seconds() -> float:
@@ -63,9 +68,9 @@ class Lease:
             MachineError: another runner has it, or it was lost.
             NetworkError: the shared state cannot be reached, or does not do what a lease needs.
         """
-        self.acquire()
         over = threading.Event()
         try:
+            self.acquire()
             with stoppable() as stop:
                 renewing = run_in_background(lambda: self._keep_renewed(over, stop))
                 try:
@@ -73,9 +78,10 @@ class Lease:
                 finally:
                     over.set()
                     renewing.result()
-        except BaseException as error:
+        except BaseException:
             if self._lost is not None:
-                raise self._lost from error
+                # Not with its interruption, which would count as the user's.
+                raise self._lost from None
             raise
         finally:
             self._release()
@@ -102,13 +108,17 @@ class Lease:
             raise self._slow()
 
     def confirm(self) -> None:
-        """Renew the lease; where the state cannot be reached, it is enough that the lease still holds.
+        """Be sure of the lease for a step; where the state cannot be reached, it is enough that it has not ended.
 
         Raises:
             MachineError: it was lost.
         """
         try:
-            self.renew()
+            if self._until - passed_seconds() < LEASE.total_seconds() - RECENT_SECONDS:
+                self.renew()
+            else:
+                with self._one_at_a_time:
+                    self._own()
         except NetworkError as error:
             if self._left_seconds <= 0:
                 raise self._loss(f"It could not be renewed: {error.what}. {error.why}") from error
@@ -122,21 +132,19 @@ class Lease:
         """
         with self._one_at_a_time:
             for _ in range(ATTEMPTS):
-                if self._lost is not None:
-                    raise self._lost
                 began = passed_seconds()
-                there = self._cell.read()
-                if there is None or not self._is_own(there):
-                    raise self._loss(self._new_holder(there))
-                if self._write(there):
+                if self._write(self._own()):
                     self._until = began + LEASE.total_seconds()
                     return
             raise self._slow()
 
     def _keep_renewed(self, over: threading.Event, stop: Callable[[], None]) -> None:
         """Renew it until the end; stop the night where that cannot be done in time."""
-        pause = RENEW_SECONDS
-        while not over.wait(min(pause, max(self._left_seconds, 0))):
+        due = passed_seconds() + RENEW_SECONDS
+        # Waiting does not count the time in which the machine is suspended.
+        while not over.wait(min(TICK_SECONDS, RENEW_SECONDS)):
+            if passed_seconds() < due and self._left_seconds > 0:
+                continue
             # In a thread of its own: a store that does not answer must not hold back what happens at the end.
             renewal = run_in_background(self.renew)
             while not renewal.done() and self._left_seconds > 0:
@@ -144,12 +152,25 @@ class Lease:
                     return
             error = renewal.exception() if renewal.done() else None
             if self._lost is None and self._left_seconds <= 0:
-                cause = f"{error.what}. {error.why}" if isinstance(error, EnvbuildError) else "there was no answer."
+                cause = f"{error.what}. {error.why}" if isinstance(error, EnvbuildError) else NO_ANSWER
                 self._loss(f"It could not be renewed for {LEASE.total_seconds() / 60:.0f} minutes: {cause}")
             if self._lost is not None:
                 stop()
                 return
-            pause = RETRY_SECONDS if error is not None else RENEW_SECONDS
+            due = passed_seconds() + (RENEW_SECONDS if error is None else RETRY_SECONDS)
+
+    def _own(self) -> StoredObject:
+        """The lease as it is there.
+
+        Raises:
+            MachineError: it was lost.
+        """
+        if self._lost is not None:
+            raise self._lost
+        there = self._cell.read()
+        if there is None or not self._is_own(there):
+            raise self._loss(self._new_holder(there))
+        return there
 
     @property
     def _left_seconds(self) -> float:

@@ -185,6 +185,19 @@ def test_a_runner_that_slept_past_its_lease_has_lost_it(
     second.lease.confirm()
 
 
+def test_a_runner_that_wakes_before_anybody_has_its_lease_renews_it(
+    runners: tuple[Runner, Runner], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = runners
+    first.lease.acquire()
+    elsewhere(monkeypatch)
+    age(place, LEASE * 2)
+    later = module.passed_seconds() + LEASE.total_seconds() * 2
+    monkeypatch.setattr(module, "passed_seconds", lambda: later)
+    first.lease.confirm()
+    refused(second.lease)
+
+
 def test_losing_the_lease_ends_what_the_night_does_at_once(
     runners: tuple[Runner, Runner], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
