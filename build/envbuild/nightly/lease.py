@@ -8,6 +8,7 @@ passes, which suspending counts in.
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import threading
 import time
@@ -66,7 +67,7 @@ class Lease:
 
         Raises:
             MachineError: another runner has it, or it was lost.
-            NetworkError: the shared state cannot be reached, or does not do what a lease needs.
+            NetworkError: the shared state cannot be reached.
         """
         over = threading.Event()
         try:
@@ -93,7 +94,7 @@ class Lease:
 
         Raises:
             MachineError: another runner has it.
-            NetworkError: the shared state cannot be reached, or does not do what a lease needs.
+            NetworkError: the shared state cannot be reached.
         """
         with self._one_at_a_time:
             for _ in range(ATTEMPTS):
@@ -102,7 +103,6 @@ class Lease:
                 if there is not None and not self._is_own(there):
                     self._refuse_if_held(there)
                 if self._write(there):
-                    self._check_conditions()
                     self._until = began + LEASE.total_seconds()
                     return
             raise self._slow()
@@ -177,7 +177,7 @@ class Lease:
         """For how long this runner may go on without a renewal."""
         return self._until - MARGIN_SECONDS - passed_seconds()
 
-    @property
+    @functools.cached_property
     def _cell(self) -> Cell:
         return self.state.remote.backend.cell(f"lease-{self.stack}")
 
@@ -201,21 +201,6 @@ class Lease:
         self._writes += 1
         record: dict[str, Json] = {"token": self._token, "write": self._writes, "released": released}
         return canonical_json({**ProcessIdentity.own().as_json(), **record})
-
-    def _check_conditions(self) -> None:
-        """Refuse a store that writes whatever the condition says: of two runners, each would have the lease."""
-        before = self._cell.read()
-        if before is None or not self._is_own(before):
-            raise self._other(before)
-        if not self._write(before):
-            raise self._slow()
-        # Both must be refused. They would give the lease back.
-        if self._write(None, released=True) or self._write(before, released=True):
-            raise NetworkError(
-                f"the shared state {self.state.address} cannot keep two nights apart",
-                why="It wrote an object against the condition of the request: it knows no If-Match or If-None-Match.",
-                fix="Name another place (--state): a bucket with conditional writes, a registry, or a directory.",
-            )
 
     def _refuse_if_held(self, there: StoredObject) -> None:
         record = _read(there)

@@ -105,6 +105,9 @@ class ObjectStore(Protocol):
         is no object.
         """
 
+    def has_conditions(self) -> bool:
+        """Whether it keeps to the conditions of :meth:`create` and :meth:`replace`; some services do not."""
+
     def now(self) -> datetime:
         """The store's own time, with which :attr:`StoredObject.modified` is compared."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import configparser
 import contextlib
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -30,6 +31,8 @@ LEAST_PART_BYTES, PARTS = 8 << 20, 9000
 CHUNK_BYTES = 4 << 20
 # An empty object, whose time is that of its last writing.
 CLOCK = "clock"
+# Objects by which it is seen what the service knows.
+PROBES = "probes"
 T = TypeVar("T")
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 # For so long an upload that its store puts together is waited for: ten minutes.
@@ -137,6 +140,19 @@ class Bucket:
             if state is None:
                 self._check_bucket()
             return None if state is None else int(state["size"])
+
+    def has_conditions(self) -> bool:
+        path = f"{PROBES}/{secrets.token_hex(16)}"
+        self.create(path, b"1")
+        first = self.read(path, 1)
+        kept = (
+            first is not None
+            and not self.create(path, b"2")
+            and self.replace(path, b"3", first)
+            and not self.replace(path, b"4", first)
+        )
+        self.remove(path)
+        return kept
 
     def now(self) -> datetime:
         # Buckets tell no time but that of objects, and obstore no headers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -21,6 +22,7 @@ from envbuild.store.backend import (
     StoredObject,
 )
 from envbuild.store.document import MOST_BYTES, refused
+from envbuild.store.settled import change_settled
 
 
 class Objects:
@@ -76,7 +78,7 @@ class Objects:
 
 @dataclass(frozen=True)
 class ObjectCell:
-    """An object; the store compares it when it is replaced."""
+    """An object; the store compares it when it is replaced, where it can."""
 
     store: ObjectStore
     path: str
@@ -94,15 +96,26 @@ class ObjectCell:
             ) from error
 
     def create(self, content: bytes) -> bool:
-        return self.store.create(self.path, content) or self._has(content)
+        if not self._has_conditions:
+            return self._change(None, content)
+        return self.store.create(self.path, content) or self._content() == content
 
     def replace(self, content: bytes, of: StoredObject) -> bool:
-        return self.store.replace(self.path, content, of) or self._has(content)
+        if not self._has_conditions:
+            return self._change(of.content, content)
+        # One that was refused may be there: its answer was lost, and it was sent again.
+        return self.store.replace(self.path, content, of) or self._content() == content
 
-    def _has(self, content: bytes) -> bool:
-        """Whether a write that was refused is there: its answer was lost, and it was sent again."""
+    @functools.cached_property
+    def _has_conditions(self) -> bool:
+        return self.store.has_conditions()
+
+    def _change(self, before: bytes | None, after: bytes) -> bool:
+        return change_settled(self._content, lambda: self.store.write(self.path, after), before, after)
+
+    def _content(self) -> bytes | None:
         now = self.read()
-        return now is not None and now.content == content
+        return None if now is None else now.content
 
     def now(self) -> datetime:
         return self.store.now()

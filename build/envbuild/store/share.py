@@ -120,6 +120,9 @@ class Share:
                 # Still held: whoever waited for the name finds that it leads to no file any more.
                 part.replace(self._made(path))
 
+    def has_conditions(self) -> bool:
+        return True
+
     def now(self) -> datetime:
         # Of a file server where there is one, which also gives the objects their times.
         with self._errors("write"), self._written(b"") as temporary:

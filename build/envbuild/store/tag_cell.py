@@ -1,15 +1,9 @@
-"""A cell in an OCI registry: a tag whose manifest holds the content, in an annotation.
-
-Registries write tags without conditions, so this is Fischer's mutual exclusion: a writer looks, writes, waits, and
-looks again. It is sound where from the first look to the end of the write less time passes than the wait, so a write
-that took longer does not count.
-"""
+"""A cell in an OCI registry, which writes tags without conditions: a manifest that holds the content."""
 
 from __future__ import annotations
 
 import base64
 import tempfile
-import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -21,6 +15,7 @@ from envbuild.core.errors import NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.store.backend import StoredObject
 from envbuild.store.registry import Registry
+from envbuild.store.settled import change_settled
 from envbuild.store.upload import has_blob, upload_blob
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -28,7 +23,6 @@ CELL_TYPE = "application/vnd.envbuild.cell.v1+json"
 # OCI image-spec 1.1, "Guidance for an Empty Descriptor".
 EMPTY, EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
 CONTENT, WRITTEN = "org.envbuild.cell.content", "org.envbuild.cell.written"
-SETTLE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,10 @@ class TagCell:
         return self._write(content, None)
 
     def replace(self, content: bytes, of: StoredObject) -> bool:
-        return self._write(content, of.version["digest"])
+        there = self._manifest()
+        if there is None or sha256_bytes(there) != of.version["digest"]:
+            return False
+        return self._write(content, there)
 
     def now(self) -> datetime:
         answer = self.registry.ask("HEAD", f"manifests/{self.tag}", accept=(200, 404))
@@ -71,7 +68,7 @@ class TagCell:
                 fix="Name a bucket or a directory of a shared file system instead.",
             ) from error
 
-    def _write(self, content: bytes, before: str | None) -> bool:
+    def _write(self, content: bytes, before: bytes | None) -> bool:
         self._put_config()
         manifest = canonical_json(
             {
@@ -86,16 +83,12 @@ class TagCell:
                 },
             }
         )
-        began = time.monotonic()
-        there = self._manifest()
-        if (None if there is None else sha256_bytes(there)) != before:
-            return False
         sent = {"Content-Type": MANIFEST_TYPE}
-        self.registry.ask("PUT", f"manifests/{self.tag}", accept=(201,), headers=sent, body=manifest)
-        if time.monotonic() - began > SETTLE_SECONDS:
-            return False
-        time.sleep(SETTLE_SECONDS)
-        return self._manifest() == manifest
+
+        def put() -> None:
+            self.registry.ask("PUT", f"manifests/{self.tag}", accept=(201,), headers=sent, body=manifest)
+
+        return change_settled(self._manifest, put, before, manifest)
 
     def _put_config(self) -> None:
         digest = sha256_bytes(EMPTY)
