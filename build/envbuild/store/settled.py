@@ -6,8 +6,8 @@ passes than the wait, so a write that took longer does not count.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from time import monotonic, sleep
 
 SETTLE_SECONDS = 2.0
 
@@ -16,11 +16,11 @@ def change_settled(
     read: Callable[[], bytes | None], write: Callable[[], object], before: bytes | None, after: bytes
 ) -> bool:
     """Change ``before`` to ``after``; False where it is something else, or it took too long to be sure."""
-    began = time.monotonic()
+    began = monotonic()
     if read() != before:
         return False
     write()
-    if time.monotonic() - began > SETTLE_SECONDS:
+    if monotonic() - began > SETTLE_SECONDS:
         return False
-    time.sleep(SETTLE_SECONDS)
+    sleep(SETTLE_SECONDS)
     return read() == after

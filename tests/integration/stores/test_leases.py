@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("own_account")
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A place without conditions settles at once, and no write to it is too slow."""
     monkeypatch.setattr(settled, "SETTLE_SECONDS", 1e6)
-    monkeypatch.setattr(settled.time, "sleep", lambda _: None)
+    monkeypatch.setattr(settled, "sleep", lambda _: None)
 
 
 def lease_at(place: Place, folder: Path) -> Lease:
@@ -145,7 +145,7 @@ def test_of_two_that_look_at_a_tag_at_the_same_moment_the_later_one_has_it(
     done: list[bool] = []
 
     def meanwhile(_: float) -> None:
-        monkeypatch.setattr(settled.time, "sleep", lambda _: None)
+        monkeypatch.setattr(settled, "sleep", lambda _: None)
         # It has looked before: for it there is nothing yet.
         monkeypatch.setattr(tag_cell.TagCell, "_manifest", looked)
         done.append(second.create(b"second"))
@@ -155,7 +155,7 @@ def test_of_two_that_look_at_a_tag_at_the_same_moment_the_later_one_has_it(
     def looked(cell: tag_cell.TagCell) -> bytes | None:
         return looks.pop() if looks else manifest(cell)
 
-    monkeypatch.setattr(settled.time, "sleep", meanwhile)
+    monkeypatch.setattr(settled, "sleep", meanwhile)
     assert not first.create(b"first")
     assert done == [True]
 

@@ -271,7 +271,7 @@ def test_a_store_without_conditional_writes_keeps_two_nights_apart(
     monkeypatch.setattr(settled, "SETTLE_SECONDS", 0.5)
     assert len(at_once([Runner(place, tmp_path / str(number)).lease for number in range(4)])) <= 1
     monkeypatch.setattr(settled, "SETTLE_SECONDS", 1e6)
-    monkeypatch.setattr(settled.time, "sleep", lambda _: None)
+    monkeypatch.setattr(settled, "sleep", lambda _: None)
     (place / "cells" / NIGHT).unlink()
     first, second = Runner(place, tmp_path / "first").lease, Runner(place, tmp_path / "second").lease
     first.acquire()
