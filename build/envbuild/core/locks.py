@@ -106,6 +106,15 @@ def exclusive_if_free(path: Path, *, create: bool = False) -> Iterator[bool]:
         os.close(descriptor)
 
 
+def close_to_readers(file: int | Path) -> None:
+    """Take the right to open a file of ours from accounts that may not write it: to hold its lock they need no more."""
+    info = os.stat(file)  # noqa: PTH116 - a descriptor, too
+    mode = stat.S_IMODE(info.st_mode)
+    readers = sum(bits for bits in (0o070, 0o007) if not mode & bits & 0o022)
+    if info.st_uid == os.geteuid() and mode & readers:
+        os.chmod(file, mode & ~readers)
+
+
 def is_file_at(descriptor: int, path: Path) -> bool:
     """Whether a descriptor is of the file that a path names now: another process may have put one in its place."""
     try:

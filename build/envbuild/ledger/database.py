@@ -51,13 +51,16 @@ def connect(path: Path, migrations: Sequence[str] = MIGRATIONS) -> sqlite3.Conne
     """
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _close_to_readers(path)
+        with contextlib.suppress(FileExistsError):
+            # Not opened: closing it would release what SQLite has locked in it for this process (fcntl_locking(2)).
+            os.mknod(path, 0o660 | stat.S_IFREG)
     with database_errors(path):
         # isolation_level=None: the module begins no transactions of its own, transaction() does.
         connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
         try:
             # First: what is no ledger of ours stays as it is.
             version = _version(connection, path, len(migrations))
+            _close_to_readers(path)
             with _alone(path, version < len(migrations)):
                 _set_up(connection)
                 if version < len(migrations):
@@ -94,17 +97,11 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
 
 
 def _close_to_readers(path: Path) -> None:
-    """Make a ledger that accounts which may not write it cannot open: to lock it they need no more than that."""
+    """Make a ledger that accounts which may not write it cannot lock."""
     # SQLite gives the same rights to the files next to it.
-    if not path.exists():
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660))
     for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
-        with contextlib.suppress(FileNotFoundError):
-            info = file.stat()
-            mode = stat.S_IMODE(info.st_mode)
-            readers = sum(bits for bits in (0o070, 0o007) if not mode & bits & 0o022)
-            if info.st_uid == os.geteuid() and mode & readers:
-                file.chmod(mode & ~readers)
+        with machine_errors(file), contextlib.suppress(FileNotFoundError):
+            locks.close_to_readers(file)
 
 
 def _set_up(connection: sqlite3.Connection) -> None:

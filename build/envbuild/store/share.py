@@ -17,7 +17,7 @@ from typing import BinaryIO
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import MachineError, NetworkError
 from envbuild.core.files import NotPlainFileError, machine_errors, open_plain, read_at_most, read_plain
-from envbuild.core.locks import is_file_at
+from envbuild.core.locks import close_to_readers, is_file_at
 from envbuild.core.process import ProcessOptions, run
 from envbuild.store.backend import StoredObject
 from envbuild.store.registry_errors import Wording
@@ -117,6 +117,9 @@ class Share:
                 # Not "wb", which would empty it; the lock has made the file where it was missing.
                 with file.open("rb") as source, part.open("r+b") as there:
                     _continue(source, there)
+                # Only now may others open it.
+                with contextlib.suppress(PermissionError):  # what another account began
+                    part.chmod(0o664 & ~_umask())
                 # Still held: whoever waited for the name finds that it leads to no file any more.
                 part.replace(self._made(path))
 
@@ -194,8 +197,9 @@ class Share:
         """Hold a file that is made where it is missing: one process at a time, on all machines."""
         # Not core.locks: its files are one account's, and a share may have several.
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
             try:
+                close_to_readers(descriptor)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX)
                 except OSError as error:
@@ -211,6 +215,12 @@ class Share:
                     return
             finally:
                 os.close(descriptor)
+
+
+def _umask() -> int:
+    # umask(2) cannot be asked without setting it, for all threads.
+    status = Path("/proc/self/status").read_text()
+    return next((int(line.split()[1], 8) for line in status.splitlines() if line.startswith("Umask:")), 0o022)
 
 
 def _modified(info: os.stat_result) -> datetime:
