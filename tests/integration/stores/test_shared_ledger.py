@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -18,9 +19,10 @@ from helpers.store_entries import Place, check_error
 from envbuild.core.errors import CheckRefusedError, EnvbuildError, NetworkError
 from envbuild.core.progress import SilentReporter
 from envbuild.ledger import remote
+from envbuild.ledger.database import MIGRATIONS, connect
 from envbuild.ledger.ledger import Ledger
 from envbuild.ledger.models import ImageRow, LockRow, NightRow, PublicationRow
-from envbuild.ledger.remote import SharedState
+from envbuild.ledger.remote import KIND, SharedState
 from envbuild.store.local import LocalStore
 from envbuild.store.remote import Remote
 
@@ -344,3 +346,24 @@ def test_kills_and_older_copies_lose_nothing(share: Path, tmp_path: Path, kills:
     reader = Runner(place, tmp_path / "reader")
     reader.state.fetch(reader.ledger)
     assert written <= {row.oci_digest for row in reader.ledger.rows(ImageRow)}
+
+
+def test_a_ledger_of_before_sends_what_the_state_lacks_and_nothing_else(share: Path, tmp_path: Path) -> None:
+    place, row, lost = Place(f"file://{share}"), lock_row(), image_row("lost")
+    writer = Runner(place, tmp_path / "writer")
+    writer.ledger.record(row)
+    writer.state.push(writer.ledger)
+    path = tmp_path / "one" / "ledger.sqlite"
+    with contextlib.closing(connect(path, MIGRATIONS[:1])) as old:
+        for number, item in enumerate((row, lost), 1):
+            values = (item.key, item.stack, item.of_target, item.moment, number, item.body())
+            old.execute(f"INSERT INTO {item.table} VALUES (?, ?, ?, ?, ?, ?)", values)
+        # As it was, it believed that both are there.
+        old.execute("INSERT INTO sent VALUES (?, 2)", (place.url,))
+        old.executemany(
+            "INSERT INTO merged VALUES (?, ?)", [(place.url, key) for key in writer.state.remote.keys(KIND)]
+        )
+    runner = Runner(place, tmp_path / "one")
+    assert runner.state.fetch(runner.ledger) == 0
+    assert runner.state.push(runner.ledger) == 1
+    assert all_rows(place, tmp_path / "new") == runner.ledger.export()
