@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,11 +42,11 @@ def _held(stack: str, file: Path, holder: Path) -> MachineError:
         noted = f"; {process}, which {holder.name} names, has ended" if process else ""
         why = f"Another process holds {shown(file)}{noted}."
     else:
-        why = f"{str(process).capitalize()} has been at it since {record.get('since')}."
+        why = f"It is {process}, since {record.get('since')}."
     return running(
         stack,
         why,
-        f"`fuser -v {shown(file)}` names the process. If it is no nightly and no gc, end it, or remove the file",
+        f"`fuser -v {shlex.quote(shown(file))}` names the process. If it is no nightly and no gc, end it, or remove the file",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import secrets
 import threading
 import time
@@ -210,22 +211,19 @@ class Lease:
         age = self._cell.now() - there.modified
         if age > LEASE:
             return
-        raise self._other(there, age)
-
-    def _other(self, there: StoredObject | None, age: timedelta = timedelta()) -> MachineError:
-        left = max(1, round((LEASE - age).total_seconds() / 60))
-        renewed = f"renewed {max(0, round(age.total_seconds() / 60))} minutes ago by the clock of the store"
-        why = f"{self._new_holder(there)} It was {renewed}, and ends in {left} minutes unless it is renewed again."
-        return running(
-            self.stack, why, f"If that runner is gone, run this again in {left} minutes, or {self._cell.removal}"
+        left, passed = math.ceil((LEASE - age).total_seconds() / 60), max(0, int(age.total_seconds() / 60))
+        raise running(
+            self.stack,
+            f"{self._new_holder(there)} It was renewed {passed} minutes ago by the clock of the store, and ends in {left} "
+            "minutes unless it is renewed again.",
+            f"If that runner is gone, run this again in {left} minutes, or {self._cell.removal}",
         )
 
     def _new_holder(self, there: StoredObject | None) -> str:
         if there is None:
             return f"It was removed from {self.state.address}."
         process = ProcessIdentity.read(_read(there))
-        name = str(process).capitalize() if process else "Another runner"
-        return f"{name} has the lease at {self.state.address}."
+        return f"The lease at {self.state.address} is held by {process or 'another runner'}."
 
     def _is_own(self, there: StoredObject) -> bool:
         record = _read(there)
@@ -233,9 +231,10 @@ class Lease:
 
     def _loss(self, why: str) -> MachineError:
         self._lost = MachineError(
-            f"the nightly of stack {self.stack} stopped, since it lost its lease",
+            f"this runner lost its lease of stack {self.stack}",
             why=why,
-            fix="Run it again: finished steps are not repeated. Nothing was published after the loss.",
+            fix="Run the same command again: finished steps are not repeated. It stopped before anything else was "
+            "published.",
             reason=LOST,
         )
         return self._lost

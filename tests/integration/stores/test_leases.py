@@ -42,7 +42,7 @@ def lease_at(place: Place, folder: Path) -> Lease:
     return Lease(SharedState(remote=place.open(), store=store), "nemo-2.7", context)
 
 
-def refused(lease: Lease) -> MachineError:
+def check_refused(lease: Lease) -> MachineError:
     with pytest.raises(MachineError, match="running already") as caught:
         lease.acquire()
     check_error(caught.value)
@@ -54,11 +54,11 @@ def test_one_of_two_has_it_until_it_ends_by_the_stores_time(
 ) -> None:
     first, second = lease_at(place, tmp_path / "one"), lease_at(place, tmp_path / "two")
     with first.held():
-        refused(second)
+        check_refused(second)
         first.confirm()
     second.acquire()
     monkeypatch.setattr(process_identity, "numbering", lambda: "another machine's")
-    error = refused(first)
+    error = check_refused(first)
     assert "30 minutes" in error.fix
     assert place.url.partition("://")[2] in error.fix
     # The last renewal was more than a second ago, and all clocks here are the store's.
@@ -95,7 +95,7 @@ def test_answers_that_are_lost_give_nobody_a_second_lease(served: Place, tmp_pat
     for _ in range(2):
         served.proxy.add(method="PUT", path="lease-nemo-2.7", times=1, drop_answer=True)
         first.acquire()
-        refused(second)
+        check_refused(second)
 
 
 def test_a_place_that_is_away_keeps_the_lease(served: Place, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_place_that_is_away_keeps_the_lease(served: Place, tmp_path: Path) -> 
     first.confirm()
     fault.times = 0
     first.confirm()
-    refused(second)
+    check_refused(second)
 
 
 @pytest.mark.parametrize("kept", [(), ("if-none-match",)])
@@ -119,10 +119,10 @@ def test_a_bucket_without_conditional_writes_keeps_two_nights_apart(
     first, second = lease_at(s3, tmp_path / "one"), lease_at(s3, tmp_path / "two")
     with first.held():
         assert not first._cell._has_conditions  # type: ignore[attr-defined]
-        refused(second)
+        check_refused(second)
         first.renew()
     second.acquire()
-    refused(first)
+    check_refused(first)
 
 
 def test_a_write_that_a_registry_took_too_long_for_does_not_count(

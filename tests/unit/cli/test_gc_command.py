@@ -69,7 +69,7 @@ def test_nothing_goes_while_another_runner_has_its_night(
         state.push(ledger)
     with Lease(state, "mcore", context).held():
         assert run(["gc", "--state", str(place)]) == 11
-        assert "has the lease" in capsys.readouterr().err
+        assert "The lease at" in capsys.readouterr().err
         assert store.path_of("images", KEY).is_dir()
         assert run(["gc", "--state", str(place), "--dry-run"]) == 0
     assert run(["gc", "--state", str(place)]) == 0

@@ -52,8 +52,8 @@ def test_the_message_names_the_process_that_has_it(tmp_path: Path, context: Cont
         only_night("mcore", tmp_path, context),
     ):
         pytest.fail("two nights run")
-    assert f"Process {os.getpid()} of " in caught.value.why
-    assert "has been at it since 20" in caught.value.why
+    assert f"It is process {os.getpid()} of " in caught.value.why
+    assert ", since 20" in caught.value.why
 
 
 def test_the_message_does_not_name_a_process_that_has_ended(tmp_path: Path, context: Context) -> None:
@@ -74,7 +74,7 @@ def test_the_message_does_not_name_a_process_that_has_ended(tmp_path: Path, cont
     # Of another machine nothing is known here.
     elsewhere = {"pid": child.pid, "host": "node7", "started": "1", "numbered_in": "x", "since": "2026-01-01T00:00:00Z"}
     holder.write_text(json.dumps(elsewhere))
-    assert f"Process {child.pid} of node7 has been at it since" in locked_out(tmp_path, context).why
+    assert f"It is process {child.pid} of node7, since 2026" in locked_out(tmp_path, context).why
     for content in ("", "[]", '{"pid": 7}'):
         holder.write_text(content)
         assert "Another process holds" in locked_out(tmp_path, context).why

@@ -70,7 +70,7 @@ def age(place: Path, passed: timedelta) -> None:
     os.utime(file, (moment, moment))
 
 
-def refused(lease: Lease) -> MachineError:
+def check_refused(lease: Lease) -> MachineError:
     with pytest.raises(MachineError, match="running already") as caught:
         lease.acquire()
     return caught.value
@@ -79,10 +79,10 @@ def refused(lease: Lease) -> MachineError:
 def test_two_nights_of_one_machine_exclude_each_other(runners: tuple[Runner, Runner]) -> None:
     first, second = runners
     with first.lease.held():
-        refused(second.lease)
+        check_refused(second.lease)
         first.lease.confirm()
     with second.lease.held():
-        refused(first.lease)
+        check_refused(first.lease)
 
 
 def at_once(leases: list[Lease]) -> list[Lease]:
@@ -115,7 +115,7 @@ def test_a_night_that_was_killed_here_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: child.pid)
         first.lease.acquire()
-    refused(second.lease)
+    check_refused(second.lease)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     # Nobody waited for it, so its number is still in use.
@@ -131,9 +131,9 @@ def test_a_lease_ends_by_the_stores_time_whatever_clocks_say(
     first.lease.acquire()
     elsewhere(monkeypatch)
     age(place, LEASE - timedelta(minutes=2))
-    error = refused(second.lease)
+    error = check_refused(second.lease)
     assert "renewed 28 minutes ago by the clock of the store" in error.why
-    assert f"Process {os.getpid()} of " in error.why
+    assert f"is held by process {os.getpid()} of " in error.why
     # The way out.
     assert f"run this again in 2 minutes, or remove file://{place}/cells/{NIGHT}" in error.fix
     age(place, timedelta(minutes=3))
@@ -146,7 +146,7 @@ def test_the_way_out_that_the_message_names_works(
     first, second = runners
     first.lease.acquire()
     elsewhere(monkeypatch)
-    path = refused(second.lease).fix.partition("or remove file://")[2].partition(". ")[0]
+    path = check_refused(second.lease).fix.partition("or remove file://")[2].partition(". ")[0]
     Path(path).unlink()
     second.lease.acquire()
     with pytest.raises(MachineError, match="lost its lease"):
@@ -164,7 +164,7 @@ def test_a_lease_is_renewed_while_a_step_lasts(
             age(place, LEASE * 5)
             before = (place / "cells" / NIGHT).read_bytes()
             wait_until(lambda before=before: (place / "cells" / NIGHT).read_bytes() != before)  # type: ignore[misc]
-            refused(second.lease)
+            check_refused(second.lease)
     second.lease.acquire()
 
 
@@ -196,7 +196,7 @@ def test_a_runner_that_wakes_before_anybody_has_its_lease_renews_it(
     later = module.passed_seconds() + LEASE.total_seconds() * 2
     monkeypatch.setattr(module, "passed_seconds", lambda: later)
     first.lease.confirm()
-    refused(second.lease)
+    check_refused(second.lease)
 
 
 def test_losing_the_lease_ends_what_the_night_does_at_once(
@@ -275,7 +275,7 @@ def test_a_store_without_conditional_writes_keeps_two_nights_apart(
     (place / "cells" / NIGHT).unlink()
     first, second = Runner(place, tmp_path / "first").lease, Runner(place, tmp_path / "second").lease
     first.acquire()
-    refused(second)
+    check_refused(second)
     first.renew()
     first._release()
     second.acquire()
@@ -287,7 +287,7 @@ def test_what_is_no_lease_keeps_nobody_out(runners: tuple[Runner, Runner], place
     for content in (b"", b"[]", b"{", json.dumps({"pid": 2**70, "host": "x"}).encode()):
         (place / "cells" / NIGHT).write_bytes(content)
         if content.startswith(b'{"'):
-            refused(first.lease)
+            check_refused(first.lease)
             age(place, LEASE * 2)
         first.lease.acquire()
         first.lease._release()
@@ -307,7 +307,7 @@ def test_an_answer_that_was_lost_is_no_other_runner(
             patch.setattr(Share, name, unheard(getattr(Share, name)))
         first.lease.acquire()
         first.lease.renew()
-    refused(second.lease)
+    check_refused(second.lease)
 
 
 def test_a_write_that_came_too_late_is_made_again(
@@ -327,4 +327,4 @@ def test_a_write_that_came_too_late_is_made_again(
     with pytest.raises(EnvbuildError, match="could not be written"):
         first.lease.renew()
     first.lease.renew()
-    refused(second.lease)
+    check_refused(second.lease)
