@@ -214,8 +214,8 @@ class Lease:
         left, passed = math.ceil((LEASE - age).total_seconds() / 60), max(0, int(age.total_seconds() / 60))
         raise running(
             self.stack,
-            f"{self._new_holder(there)} It was renewed {passed} minutes ago by the clock of the store, and ends in {left} "
-            "minutes unless it is renewed again.",
+            f"{self._new_holder(there)} It was renewed {passed} minutes ago by the clock of the store, and ends in "
+            f"{left} minutes unless it is renewed again.",
             f"If that runner is gone, run this again in {left} minutes, or {self._cell.removal}",
         )
 
