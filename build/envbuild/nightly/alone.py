@@ -46,8 +46,8 @@ def _held(stack: str, file: Path, holder: Path) -> MachineError:
     return running(
         stack,
         why,
-        f"`fuser -v {shlex.quote(shown(file))}` names the process. If it is no nightly and no gc, end it, or remove the "
-        "file",
+        f"`fuser -v {shlex.quote(shown(file))}` names the process. If it is no nightly and no gc, end it, or remove "
+        "the file",
     )
 
 
