@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import subprocess
 import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -70,24 +68,6 @@ def test_one_of_two_has_it_until_it_ends_by_the_stores_time(
     first.acquire()
     with pytest.raises(MachineError, match="lost its lease"):
         second.confirm()
-
-
-def test_of_runners_at_the_same_moment_one_has_it(with_objects: Place, tmp_path: Path) -> None:
-    leases = [lease_at(with_objects, tmp_path / str(number)) for number in range(4)]
-    start, has = threading.Barrier(len(leases)), []
-
-    def run(lease: Lease) -> None:
-        start.wait()
-        with contextlib.suppress(MachineError):
-            lease.acquire()
-            has.append(lease)
-
-    threads = [threading.Thread(target=run, args=(lease,)) for lease in leases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(has) == 1
 
 
 def test_answers_that_are_lost_give_nobody_a_second_lease(served: Place, tmp_path: Path) -> None:
