@@ -99,7 +99,7 @@ class SharedState:
             return False
         self.store.reporter.note(
             f"note: {self.address} has lost {len(gone)} entries of the shared ledger since it was last read (was an "
-            "older copy put back?): what it lacks is sent again"
+            "older copy put back?): a night sends again what it lacks"
         )
         ledger.forget_place(self.address)
         return True

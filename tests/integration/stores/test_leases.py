@@ -173,6 +173,7 @@ while True:
     own = lease.Lease(SharedState.at(place, store), "mcore", context)
     try:
         with own.held(), open(log, "a") as out:
+            own.confirm()
             print("begins", name, file=out, flush=True)
             while True:
                 own.confirm()
