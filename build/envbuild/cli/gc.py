@@ -14,8 +14,9 @@ from envbuild.core.digests import Json
 from envbuild.core.text import shown
 from envbuild.image.build import KIND as IMAGES
 from envbuild.ledger.models import NightRow
+from envbuild.nightly.alone import only_night
 from envbuild.nightly.gc import stored_images, unneeded_entries, what_stays
-from envbuild.nightly.lease import Lease, only_night
+from envbuild.nightly.lease import Lease
 from envbuild.publish.collect import Needs, Sweep, plan_sweep, sweep
 from envbuild.publish.collect_sqsh import plan_store_sweep, sweep_store
 from envbuild.publish.models import Publication

@@ -179,9 +179,18 @@ def read_plain(path: Path, at_most_bytes: int) -> bytes:
         NotPlainFileError: it is not a plain file, or is larger than allowed.
     """
     with open_plain(path) as stream:
-        content = stream.read(at_most_bytes + 1)
+        return read_at_most(stream, path.name, at_most_bytes)
+
+
+def read_at_most(stream: BinaryIO, name: str, at_most_bytes: int) -> bytes:
+    """The content of an open file.
+
+    Raises:
+        NotPlainFileError: it is larger than allowed.
+    """
+    content = stream.read(at_most_bytes + 1)
     if len(content) > at_most_bytes:
-        raise NotPlainFileError(f"{path.name} is larger than {at_most_bytes >> 20} MiB")
+        raise NotPlainFileError(f"{name} is larger than {at_most_bytes >> 20} MiB")
     return content
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
+# By which a thread ends the work of the main one.
+_OWN_SIGNAL = signal.SIGUSR1
 _came: list[int] = []
 
 
@@ -67,13 +69,33 @@ def interruptions_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def stoppable() -> Iterator[Callable[[], None]]:
+    """Gives what ends the block from another thread, as Ctrl-C would; it does nothing for a block of another thread.
+
+    It must not be called after the block.
+    """
+    main = threading.main_thread()
+    if threading.current_thread() is not main:
+        yield lambda: None
+        return
+    before = signal.signal(_OWN_SIGNAL, interrupt)
+    try:
+        # A signal, and not only KeyboardInterrupt: it ends waiting, too.
+        yield lambda: signal.pthread_kill(main.ident or 0, _OWN_SIGNAL)
+    finally:
+        signal.signal(_OWN_SIGNAL, before)
+        # Only this block was to end.
+        _came[:] = [number for number in _came if number != _OWN_SIGNAL]
+
+
+@contextlib.contextmanager
 def signals_wait() -> Iterator[None]:
     """Signals that Python handles come when the block is done: a program must not start without being known.
 
     A signal mask would do it too, and the program would inherit it.
     """
     came: list[tuple[int, FrameType | None]] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, _OWN_SIGNAL)}
     handled = {number: handler for number, handler in handlers.items() if callable(handler)}
     if threading.current_thread() is not threading.main_thread():
         handled = {}  # Python handles signals in the main thread alone

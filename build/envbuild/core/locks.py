@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from envbuild.core.files import machine_errors, make_private
 
 # Of a store.
 FOLDER = "locks"
+# Another account that could open a lock file could hold it.
+MODE = 0o600
 
 
 def exclusive(path: Path, on_wait: Callable[[], None] | None = None) -> contextlib.AbstractContextManager[None]:
@@ -42,13 +45,18 @@ def release_all() -> None:
 
 
 def _open(path: Path) -> int:
-    """A lock file, made where it is missing. Another account that could open it could hold it."""
+    """A lock file, made where it is missing."""
     if path.parent.name == FOLDER:
         make_private(path.parent)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
     # O_CLOEXEC: a program that inherited the descriptor would hold the lock for as long as it runs.
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
+    info = os.fstat(descriptor)
+    # One that another program made, or an older envbuild: flock(2) needs no right to write.
+    if info.st_uid == os.geteuid() and stat.S_IMODE(info.st_mode) & 0o077:
+        os.fchmod(descriptor, MODE)
+    return descriptor
 
 
 @contextlib.contextmanager
@@ -75,10 +83,15 @@ def _held(path: Path, operation: int, on_wait: Callable[[], None] | None) -> Ite
 
 
 @contextlib.contextmanager
-def exclusive_if_free(path: Path) -> Iterator[bool]:
-    """Hold the existing lock file ``path`` if no other process does; yields whether it is held now."""
+def exclusive_if_free(path: Path, *, create: bool = False) -> Iterator[bool]:
+    """Hold the lock file ``path`` if no other process does; yields whether it is held now.
+
+    Args:
+        create: make it where it is missing; otherwise a missing one is not held.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        with machine_errors(path) if create else contextlib.nullcontext():
+            descriptor = _open(path) if create else os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         yield False
         return
@@ -91,6 +104,15 @@ def exclusive_if_free(path: Path) -> Iterator[bool]:
             yield is_file_at(descriptor, path)
     finally:
         os.close(descriptor)
+
+
+def close_to_readers(file: int | Path) -> None:
+    """Take the right to open a file of ours from accounts that may not write it: to hold its lock they need no more."""
+    info = os.stat(file)  # noqa: PTH116 - a descriptor, too
+    mode = stat.S_IMODE(info.st_mode)
+    readers = sum(bits for bits in (0o070, 0o007) if not mode & bits & 0o022)
+    if info.st_uid == os.geteuid() and mode & readers:
+        os.chmod(file, mode & ~readers)
 
 
 def is_file_at(descriptor: int, path: Path) -> bool:

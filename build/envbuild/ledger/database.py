@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,11 +30,15 @@ MIGRATIONS: tuple[str, ...] = (
         f"CREATE INDEX {table}_revision ON {table} (revision);"
         for table in _TABLES
     )
-    # The number of the last write. Rows that came from shared state have revision 0.
+    # The number of the last write.
     + "CREATE TABLE counter (revision INTEGER NOT NULL); INSERT INTO counter VALUES (0);"
-    # What of shared state at an address is in here, and up to which revision it has what is in here.
+    # What of shared state at an address is in here; and up to which revision it had what is in here.
     "CREATE TABLE merged (address TEXT NOT NULL, key TEXT NOT NULL, PRIMARY KEY (address, key)) WITHOUT ROWID;"
     "CREATE TABLE sent (address TEXT PRIMARY KEY, revision INTEGER NOT NULL) WITHOUT ROWID;",
+    # Which rows shared state at an address has, as they were at a revision. Its entries are read again for it.
+    """DROP TABLE sent; DELETE FROM merged;
+    CREATE TABLE known (address TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, revision INTEGER NOT NULL,
+    PRIMARY KEY (address, kind, key)) WITHOUT ROWID;""",
 )
 
 
@@ -45,12 +51,16 @@ def connect(path: Path, migrations: Sequence[str] = MIGRATIONS) -> sqlite3.Conne
     """
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            # Not opened: closing it would release what SQLite has locked in it for this process (fcntl_locking(2)).
+            os.mknod(path, 0o660 | stat.S_IFREG)
     with database_errors(path):
         # isolation_level=None: the module begins no transactions of its own, transaction() does.
         connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
         try:
             # First: what is no ledger of ours stays as it is.
             version = _version(connection, path, len(migrations))
+            _close_to_readers(path)
             with _alone(path, version < len(migrations)):
                 _set_up(connection)
                 if version < len(migrations):
@@ -84,6 +94,14 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+
+def _close_to_readers(path: Path) -> None:
+    """Make a ledger that accounts which may not write it cannot lock."""
+    # SQLite gives the same rights to the files next to it.
+    for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        with machine_errors(file), contextlib.suppress(FileNotFoundError):
+            locks.close_to_readers(file)
 
 
 def _set_up(connection: sqlite3.Connection) -> None:

@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +30,14 @@ FILE = "ledger.sqlite"
 SCHEMA = "envbuild.ledger/1"
 R = TypeVar("R", bound=Row)
 K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Unsent:
+    """A row that shared state lacks, and the number of its last write here."""
+
+    row: Row
+    revision: int
 
 
 class Ledger:
@@ -133,42 +142,57 @@ class Ledger:
         return frozenset(key for (key,) in found)
 
     def merge(self, rows: Iterable[Row], address: str, keys: Iterable[str]) -> int:
-        """Write rows of shared state, and that they are here; how many changed something."""
+        """Write rows of shared state, and that they are here and there; how many changed something."""
+        changed = 0
         with transaction(self._connection, self.path):
-            changed = sum(self._put(row, revision=0) for row in rows)
-            self._connection.executemany("INSERT OR IGNORE INTO merged VALUES (?, ?)", [(address, key) for key in keys])
+            for row in rows:
+                changed += self._put(row)
+                # Where a newer one is here, the place lacks that.
+                query = f"INSERT OR REPLACE INTO known SELECT ?, ?, key, revision FROM {row.table} WHERE key = ? AND body = ?"  # noqa: S608, E501
+                self._connection.execute(query, (address, row.table, row.key, row.body()))
+            self._note_merged(address, keys)
         return changed
 
-    def unsent(self, address: str) -> tuple[int, list[Row]]:
-        """What shared state at an address does not have, and the revision up to which it has all once it has that."""
-        with transaction(self._connection, self.path):
-            last = int(self._connection.execute("SELECT revision FROM counter").fetchone()[0])
-            sent = self._connection.execute("SELECT revision FROM sent WHERE address = ?", (address,)).fetchone()
-            # A place that never got anything gets all, also what came from another place.
-            since = sent[0] if sent else -1 if not self.merged(address) else 0
-            found: list[Row] = []
+    def unsent(self, address: str) -> tuple[Unsent, ...]:
+        """The rows that shared state at an address does not have, or not as they are here."""
+        found: list[Unsent] = []
+        with database_errors(self.path):
             for kind in ROW_TYPES:
-                query = f"SELECT body FROM {kind.table} WHERE revision > ? ORDER BY key"  # noqa: S608
-                found += [self._row(kind, body) for (body,) in self._connection.execute(query, (since,)).fetchall()]
-        return last, found
+                query = (
+                    f"SELECT body, revision FROM {kind.table} AS own WHERE NOT EXISTS (SELECT 1 FROM known"  # noqa: S608
+                    " WHERE address = ? AND kind = ? AND key = own.key AND revision = own.revision) ORDER BY key"
+                )
+                rows = self._connection.execute(query, (address, kind.table)).fetchall()
+                found += [Unsent(self._row(kind, body), revision) for body, revision in rows]
+        return tuple(found)
 
-    def mark_sent(self, address: str, revision: int, key: str) -> None:
-        """Note that shared state has everything up to a revision, the last of it under ``key``."""
+    def mark_sent(self, address: str, sent: Iterable[Unsent], key: str) -> None:
+        """Note that shared state has rows, under ``key``."""
         with transaction(self._connection, self.path):
-            self._connection.execute("INSERT OR REPLACE INTO sent VALUES (?, ?)", (address, revision))
-            self._connection.execute("INSERT OR IGNORE INTO merged VALUES (?, ?)", (address, key))
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?)",
+                [(address, item.row.table, item.row.key, item.revision) for item in sent],
+            )
+            self._note_merged(address, [key])
 
-    def _put(self, row: Row, revision: int | None = None) -> bool:
+    def forget_place(self, address: str) -> None:
+        """Forget what shared state at an address has: it is read again."""
+        with transaction(self._connection, self.path):
+            for table in ("merged", "known"):
+                self._connection.execute(f"DELETE FROM {table} WHERE address = ?", (address,))  # noqa: S608
+
+    def _note_merged(self, address: str, keys: Iterable[str]) -> None:
+        self._connection.executemany("INSERT OR IGNORE INTO merged VALUES (?, ?)", [(address, key) for key in keys])
+
+    def _put(self, row: Row) -> bool:
         found = self.get(type(row), row.key)
         # Also where both are the same: what is not written has no new revision, and is not sent again.
         if found is not None and found.rank() >= row.rank():
             return False
-        if revision is None:
-            self._connection.execute("UPDATE counter SET revision = revision + 1")
-            revision = int(self._connection.execute("SELECT revision FROM counter").fetchone()[0])
+        self._connection.execute("UPDATE counter SET revision = revision + 1")
         self._connection.execute(
-            f"INSERT OR REPLACE INTO {row.table} VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
-            (row.key, row.stack, row.of_target, row.moment, revision, row.body()),
+            f"INSERT OR REPLACE INTO {row.table} VALUES (?, ?, ?, ?, (SELECT revision FROM counter), ?)",  # noqa: S608
+            (row.key, row.stack, row.of_target, row.moment, row.body()),
         )
         return True
 

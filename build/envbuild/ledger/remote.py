@@ -1,7 +1,8 @@
 """A ledger that runners share which do not last: rows in a registry, a bucket or a directory (``--state``).
 
 Each write adds an entry of its own, created and never replaced, so that no writer can lose another one's rows; a
-reader takes the union. From time to time one entry gets all rows and says which others it has.
+reader takes the union. From time to time one entry gets all rows and says which others it has. Where entries went
+away, all that is there is read anew and compared, row by row.
 """
 
 from __future__ import annotations
@@ -64,8 +65,48 @@ class SharedState:
             CheckRefusedError: what is there is damaged, or of a newer envbuild.
             NetworkError: it cannot be reached.
         """
+        keys = self.remote.keys(KIND)
+        self._forget_what_went(ledger, keys)
+        return self._fetch(ledger, keys)
+
+    def push(self, ledger: Ledger) -> int:
+        """Write what the ledger has and the state does not; how many rows that were.
+
+        Raises:
+            CheckRefusedError: what is there is damaged, or of a newer envbuild.
+            NetworkError: it cannot be reached or written.
+        """
+        keys = self.remote.keys(KIND)
+        if self._forget_what_went(ledger, keys):
+            self._fetch(ledger, keys)
+        unsent = ledger.unsent(self.address)
+        if unsent:
+            key = self._put([item.row for item in unsent], (PART,), ())
+            # Afterwards: a process that is killed before sends the same rows again, under the same key.
+            ledger.mark_sent(self.address, unsent, key)
+            keys = [*keys, key]
+        self._put_together(ledger, keys)
+        return len(unsent)
+
+    def _forget_what_went(self, ledger: Ledger, keys: Sequence[str]) -> bool:
+        """Forget what the state has where entries went away: an older copy was put back, or somebody removed some.
+
+        What is there then is read anew, and its rows are compared with those here: what it lacks is sent again.
+        """
+        gone = ledger.merged(self.address).difference(keys)
+        # An entry with all rows may have taken its place.
+        if not gone or not gone.difference(*self._wholes(keys).values()):
+            return False
+        self.store.reporter.note(
+            f"note: {self.address} has lost {len(gone)} entries of the shared ledger since it was last read (was an "
+            "older copy put back?): a night sends again what it lacks"
+        )
+        ledger.forget_place(self.address)
+        return True
+
+    def _fetch(self, ledger: Ledger, keys: Sequence[str]) -> int:
         known = ledger.merged(self.address)
-        missing = [key for key in self.remote.keys(KIND) if key not in known]
+        missing = [key for key in keys if key not in known]
         changed = 0
         for key in self._whole_first(missing):
             # Asked again: an entry with all rows may have brought this one along.
@@ -75,31 +116,16 @@ class SharedState:
                 changed += ledger.merge(rows, self.address, [key, *contained])
         return changed
 
-    def push(self, ledger: Ledger) -> int:
-        """Write what the ledger has and the state does not; how many rows that were.
-
-        Raises:
-            NetworkError: it cannot be reached or written.
-        """
-        revision, rows = ledger.unsent(self.address)
-        if rows:
-            key = self._put(rows, (PART,), ())
-            # Afterwards: a process that is killed before sends the same rows again, under the same key.
-            ledger.mark_sent(self.address, revision, key)
-        self._put_together(ledger)
-        return len(rows)
-
-    def _put_together(self, ledger: Ledger) -> None:
-        keys = self.remote.keys(KIND)
+    def _put_together(self, ledger: Ledger, keys: Sequence[str]) -> None:
         contained = {key for found in self._wholes(keys).values() for key in found}
         if len(set(keys) - contained) <= MOST_PARTS:
             return
         # First all that is there: an entry that says which others it has must have their rows.
-        self.fetch(ledger)
+        self._fetch(ledger, keys)
         kept = sorted(ledger.merged(self.address))
         exported = rows_of(ledger.export(), "the ledger")
         key = self._put(exported, (WHOLE, f"{len(kept):09d}"), kept)
-        ledger.merge((), self.address, [key])
+        ledger.merge(exported, self.address, [key])
 
     def _whole_first(self, keys: Sequence[str]) -> list[str]:
         """The keys, those of entries with all rows first, the largest of these before the others."""

@@ -1,76 +1,51 @@
-"""One night of a stack at a time: a file lock on this machine, and a lease where runners share their state.
+"""One night of a stack at a time where runners share their state: a lease.
 
-A lease is an entry that is created and never replaced, with a number; the highest number is in force. So of two
-runners that want the next number, the store lets one have it (by its conditional create; a registry has none, and there
-the runner looks again after its write).
+It is an object that is written only while it is what was read, and that ends a while after its last writing, both by
+the store's own clock: no runner's clock decides anything. A runner knows how long it has its lease for by the time that
+passes, which suspending counts in.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import socket
+import functools
+import math
+import secrets
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from pathlib import Path
-
-from pydantic import JsonValue
+from datetime import timedelta
 
 from envbuild.catalog.context import Context
-from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
-from envbuild.core import locks
+from envbuild.core import jsonread
 from envbuild.core.background import run_in_background
-from envbuild.core.digests import digest_of, short
-from envbuild.core.errors import CheckRefusedError, EnvbuildError, MachineError, NetworkError
-from envbuild.core.files import machine_errors, write_atomic
+from envbuild.core.digests import Json, canonical_json
+from envbuild.core.errors import EnvbuildError, MachineError, NetworkError
+from envbuild.core.interruptions import stoppable
+from envbuild.core.process_identity import ProcessIdentity
 from envbuild.ledger.remote import SharedState
-from envbuild.store.remote import Pushed
+from envbuild.nightly.alone import running
+from envbuild.store.backend import Cell, StoredObject
 
-KIND = "leases"
-FILE = "lease.json"
-# A night renews its lease at each step and, in the background, three times in its duration: so long a runner that was
-# killed keeps the others from theirs.
+# So long after its last renewal a lease ends; so long a runner that was killed keeps the others from theirs.
 LEASE = timedelta(minutes=30)
-RENEW_SECONDS = LEASE.total_seconds() / 3
+RENEW_SECONDS, RETRY_SECONDS = 300.0, 30.0
+# How often the thread that renews looks whether it is due, and whether it is done.
+TICK_SECONDS, LOOK_SECONDS = 2.0, 0.1
+# A lease that was renewed less long ago is only looked at before a step.
+RECENT_SECONDS = 60.0
+# So long before that its own runner stops, so that what it does has ended when another one begins.
+MARGIN_SECONDS = 300.0
+# How often a write is tried that came too late to be sure of.
+ATTEMPTS = 3
+LOST = "lease-lost"
+NO_ANSWER = "there was no answer, or this machine was suspended."
 
 
-@contextlib.contextmanager
-def only_night(stack: str, folder: Path, context: Context) -> Iterator[None]:
-    """Be the only night of a stack on this machine.
-
-    Raises:
-        MachineError: there is another one.
-    """
-    # The first is locked, the second says by whom: a process that was killed leaves the text, and not the lock.
-    file, holder = folder / f"nightly-{stack}.lock", folder / f"nightly-{stack}.json"
-    with machine_errors(file):
-        folder.mkdir(parents=True, exist_ok=True)
-        file.touch()
-    with locks.exclusive_if_free(file) as free:
-        if not free:
-            raise _running(stack, _shown(holder))
-        write_atomic(holder, json.dumps({"pid": os.getpid(), "since": context.moment()}))
-        yield
-
-
-def _shown(holder: Path) -> str:
-    try:
-        found = json.loads(holder.read_bytes())
-        return f"Process {found['pid']} of this machine has been at it since {found['since']}."
-    except (OSError, ValueError, KeyError, TypeError):
-        return "Another process of this machine is at it."
-
-
-def _running(stack: str, why: str) -> MachineError:
-    return MachineError(
-        f"a nightly of stack {stack} is running already",
-        why=why,
-        fix="Wait for its end. Nights of other stacks may run at the same time.",
-        reason="nightly-running",
-    )
+def passed_seconds() -> float:
+    """Seconds since this machine started, those in which it was suspended included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass
@@ -80,126 +55,202 @@ class Lease:
     state: SharedState
     stack: str
     context: Context
-    number: int = 0
+    _token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    _writes: int = field(default=0, repr=False)
+    # By passed_seconds(): until when it holds, whatever the store answers.
+    _until: float = field(default=0.0, repr=False)
+    _lost: MachineError | None = field(default=None, repr=False)
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Have the lease while the block runs.
+        """Have the lease while the block runs. Losing it ends the block, whatever it does.
 
         Raises:
-            MachineError: another runner has it.
+            MachineError: another runner has it, or it was lost.
+            NetworkError: the shared state cannot be reached.
         """
-        self.take()
         over = threading.Event()
-        keeping = run_in_background(lambda: self._keep(over))
         try:
-            yield
+            self.acquire()
+            with stoppable() as stop:
+                renewing = run_in_background(lambda: self._keep_renewed(over, stop))
+                try:
+                    yield
+                finally:
+                    over.set()
+                    renewing.result()
+        except BaseException:
+            if self._lost is not None:
+                # Not with its interruption, which would count as the user's.
+                raise self._lost from None
+            raise
         finally:
-            over.set()
-            # The thread first: a renewal after the release would take the lease again.
-            keeping.result()
             self._release()
+        if self._lost is not None:
+            raise self._lost
 
-    def take(self) -> None:
-        """Take the lease, or renew it.
+    def acquire(self) -> None:
+        """Get the lease.
 
         Raises:
             MachineError: another runner has it.
+            NetworkError: the shared state cannot be reached.
         """
         with self._one_at_a_time:
-            newest = self._newest()
-            # A higher number than ours is another runner's: it may have taken the lease after ours ran out.
-            if newest > self.number:
-                self._refuse_if_held(newest)
-            self._write(newest + 1, until=self.context.clock() + LEASE)
+            for _ in range(ATTEMPTS):
+                began = passed_seconds()
+                there = self._cell.read()
+                if there is not None and not self._is_own(there):
+                    self._refuse_if_held(there)
+                if self._write(there):
+                    self._until = began + LEASE.total_seconds()
+                    return
+            raise self._slow()
 
-    def _keep(self, over: threading.Event) -> None:
-        while not over.wait(RENEW_SECONDS):
-            # The next step tries again, and raises what it meets.
-            with contextlib.suppress(EnvbuildError):
-                self.take()
+    def confirm(self) -> None:
+        """Be sure of the lease for a step; where the state cannot be reached, it is enough that it has not ended.
+
+        Raises:
+            MachineError: it was lost.
+        """
+        try:
+            if self._until - passed_seconds() < LEASE.total_seconds() - RECENT_SECONDS:
+                self.renew()
+            else:
+                with self._one_at_a_time:
+                    self._own()
+        except NetworkError as error:
+            if self._left_seconds <= 0:
+                raise self._loss(f"It could not be renewed: {error.what}. {error.why}") from error
+
+    def renew(self) -> None:
+        """Renew the lease.
+
+        Raises:
+            MachineError: it was lost.
+            NetworkError: the shared state cannot be reached.
+        """
+        with self._one_at_a_time:
+            for _ in range(ATTEMPTS):
+                began = passed_seconds()
+                if self._write(self._own()):
+                    self._until = began + LEASE.total_seconds()
+                    return
+            raise self._slow()
+
+    def _keep_renewed(self, over: threading.Event, stop: Callable[[], None]) -> None:
+        """Renew it until the end; stop the night where that cannot be done in time."""
+        due = passed_seconds() + RENEW_SECONDS
+        # Waiting does not count the time in which the machine is suspended.
+        while not over.wait(min(TICK_SECONDS, RENEW_SECONDS)):
+            if passed_seconds() < due and self._left_seconds > 0:
+                continue
+            # In a thread of its own: a store that does not answer must not hold back what happens at the end.
+            renewal = run_in_background(self.renew)
+            while not renewal.done() and self._left_seconds > 0:
+                if over.wait(LOOK_SECONDS):
+                    return
+            error = renewal.exception() if renewal.done() else None
+            if self._lost is None and self._left_seconds <= 0:
+                cause = f"{error.what}. {error.why}" if isinstance(error, EnvbuildError) else NO_ANSWER
+                self._loss(f"It could not be renewed for {LEASE.total_seconds() / 60:.0f} minutes: {cause}")
+            if self._lost is not None:
+                stop()
+                return
+            due = passed_seconds() + (RENEW_SECONDS if error is None else RETRY_SECONDS)
+
+    def _own(self) -> StoredObject:
+        """The lease as it is there.
+
+        Raises:
+            MachineError: it was lost.
+        """
+        if self._lost is not None:
+            raise self._lost
+        there = self._cell.read()
+        if there is None or not self._is_own(there):
+            raise self._loss(self._new_holder(there))
+        return there
+
+    @property
+    def _left_seconds(self) -> float:
+        """For how long this runner may go on without a renewal."""
+        return self._until - MARGIN_SECONDS - passed_seconds()
+
+    @functools.cached_property
+    def _cell(self) -> Cell:
+        return self.state.remote.backend.cell(f"lease-{self.stack}")
 
     def _release(self) -> None:
         """Give it back; a place that cannot be reached keeps it until it ends."""
-        with contextlib.suppress(NetworkError, MachineError, CheckRefusedError):
-            self._write(self.number + 1, until=self.context.clock())
+        # Not waited for: a renewal that gets no answer has it.
+        if self._lost is None and self._one_at_a_time.acquire(timeout=1):
+            try:
+                with contextlib.suppress(EnvbuildError):
+                    there = self._cell.read()
+                    if there is not None and self._is_own(there):
+                        self._write(there, released=True)
+            finally:
+                self._one_at_a_time.release()
 
-    def _newest(self) -> int:
-        refs = self.state.remote.list_index(KIND, (self._name,))
-        return max((int(ref.index_path[1]) for ref in refs), default=0)
+    def _write(self, there: StoredObject | None, *, released: bool = False) -> bool:
+        content = self._content(released=released)
+        return self._cell.create(content) if there is None else self._cell.replace(content, there)
 
-    def _refuse_if_held(self, number: int) -> None:
-        document = self.state.remote.find(KIND, self._key(number))
-        record = document.record if document is not None else None
-        # What cannot be read keeps nobody out.
-        if not isinstance(record, dict):
+    def _content(self, *, released: bool) -> bytes:
+        self._writes += 1
+        record: dict[str, Json] = {"token": self._token, "write": self._writes, "released": released}
+        return canonical_json({**ProcessIdentity.own().as_json(), **record})
+
+    def _refuse_if_held(self, there: StoredObject) -> None:
+        record = _read(there)
+        process = ProcessIdentity.read(record)
+        if process is None or record.get("released") is True or process.has_ended:
             return
-        until, host = str(record.get("until")), str(record.get("host"))
-        if _is_before(self.context.clock(), until) and not _has_ended(record):
-            why = f"Runner {host} has the lease at {self.state.address} until {until}, and renews it while it runs."
-            raise _running(self.stack, why)
+        age = self._cell.now() - there.modified
+        if age > LEASE:
+            return
+        left, passed = math.ceil((LEASE - age).total_seconds() / 60), max(0, int(age.total_seconds() / 60))
+        raise running(
+            self.stack,
+            f"{self._new_holder(there)} It was renewed {passed} minutes ago by the clock of the store, and ends in "
+            f"{left} minutes unless it is renewed again.",
+            f"If that runner is gone, run this again in {left} minutes, or {self._cell.removal}",
+        )
 
-    def _write(self, number: int, until: datetime) -> None:
-        record: JsonValue = {"host": socket.gethostname(), "until": until.strftime(MOMENT_FORMAT), **_process()}
-        with self.state.store.staging(KIND) as folder:
-            (folder / FILE).write_text(json.dumps(record))
-            path = (self._name, f"{number:09d}")
-            done = self.state.remote.push(KIND, self._key(number), path, folder, record)
-        if done is not Pushed.NEW:
-            raise _running(self.stack, f"Another runner has just taken the lease at {self.state.address}.")
-        self.number = number
+    def _new_holder(self, there: StoredObject | None) -> str:
+        if there is None:
+            return f"It was removed from {self.state.address}."
+        process = ProcessIdentity.read(_read(there))
+        return f"The lease at {self.state.address} is held by {process or 'another runner'}."
 
-    @property
-    def _name(self) -> str:
-        # Names of stacks have dots, which parts of an index in a registry may not have.
-        return short(digest_of({"stack": self.stack}))
+    def _is_own(self, there: StoredObject) -> bool:
+        record = _read(there)
+        return record.get("token") == self._token and record.get("released") is False
 
-    def _key(self, number: int) -> str:
-        return digest_of({"stack": self.stack, "lease": number})
+    def _loss(self, why: str) -> MachineError:
+        self._lost = MachineError(
+            f"this runner lost its lease of stack {self.stack}",
+            why=why,
+            fix="Run the same command again: finished steps are not repeated. It stopped before anything else was "
+            "published.",
+            reason=LOST,
+        )
+        return self._lost
+
+    def _slow(self) -> NetworkError:
+        return NetworkError(
+            f"the lease at {self.state.address} could not be written",
+            why=f"Another runner changed it {ATTEMPTS} times meanwhile, or the place answers too slowly.",
+            fix="Run the same command again.",
+        )
 
 
-def _is_before(at: datetime, until: str) -> bool:
+def _read(there: StoredObject) -> Mapping[str, object]:
+    """What a lease says; empty for what cannot be read, which keeps nobody out."""
     try:
-        return at < moment_of(until)
+        record = jsonread.foreign(there.content)
     except ValueError:
-        return False
-
-
-def _process() -> dict[str, JsonValue]:
-    """Which process has the lease: its number counts in its machine, since its start, and in its container."""
-    return {"pid": os.getpid(), "since": _started(os.getpid()), "where": _numbered_in()}
-
-
-def _has_ended(record: Mapping[str, JsonValue]) -> bool:
-    """Whether the process that wrote a lease is known to run no more: one of this machine and container."""
-    pid, where = record.get("pid"), record.get("where")
-    if not isinstance(pid, int) or not where or where != _numbered_in():
-        return False
-    try:
-        # Signal 0 is not sent: only whether it could be is told (kill(2)).
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass  # another user's, of which /proc may show nothing
-    # Another process may have its number by now, and began at another time.
-    return _started(pid) not in ("", record.get("since"))
-
-
-def _started(pid: int) -> str:
-    """When a process began, in the machine's clock ticks (proc(5), field 22 of stat); empty where there is none."""
-    try:
-        # Field 2, the name, may hold spaces and brackets. What follows the last one begins with field 3.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def _numbered_in() -> str:
-    """What numbers processes: this start of the machine, and the namespace; empty where it is not known."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
+        return {}
+    return record if isinstance(record, dict) else {}

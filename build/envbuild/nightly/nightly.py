@@ -42,7 +42,7 @@ class Night:
     """One night.
 
     Attributes:
-        renew: called before each step, so that a lease does not run out.
+        renew: called before each step: raises where another runner has the lease by now.
     """
 
     request: NightRequest

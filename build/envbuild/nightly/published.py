@@ -11,12 +11,16 @@ from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.certify.certificate.trust import Trust
 from envbuild.core.errors import CertificateRefusedError, InternalError
 from envbuild.core.files import write_atomic
+from envbuild.image.output import PlacedImage
 from envbuild.ledger.models import PublicationRow, Row
 from envbuild.nightly.models import Job, Outcome
 from envbuild.nightly.records import certificate_rows, publication_row
 from envbuild.publish.draft import PublishRequest
+from envbuild.publish.index import read_index
 from envbuild.publish.publish import publish
+from envbuild.publish.repository import open_repository
 from envbuild.publish.sources import open_source
+from envbuild.publish.sqsh_stores import store_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,7 @@ class PublishStep:
 
     Attributes:
         to: the repository, HOST/REPO.
-        sqsh_to: a .sqsh store; empty: the registry.
+        sqsh_to: a .sqsh store; empty: the one that has the .sqsh already, else the registry.
         sqsh: whether the .sqsh is published, too.
         signer: signs the test result.
     """
@@ -55,7 +59,7 @@ class PublishStep:
                 certificate=job.certificate,
                 policy=self.policy,
                 trust=self.trust,
-                sqsh_to=self.sqsh_to,
+                sqsh_to=self.sqsh_to or self._store_with_it(job.image, context),
                 sqsh=self.sqsh,
                 signer=self.signer,
             ),
@@ -70,6 +74,18 @@ class PublishStep:
             note=f"{row.tag}, moving tag {row.moving_tag}",
             rows=(row,),
         )
+
+    def _store_with_it(self, image: PlacedImage, context: Context) -> str | None:
+        """The .sqsh store that has the image already: it was published by hand, say, with --sqsh-to."""
+        if not self.sqsh:
+            return None
+        for publication in read_index(open_repository(self.to, context.site)):
+            sqsh = publication.sqsh
+            if publication.oci_digest == image.record.oci_digest and sqsh is not None and sqsh.place:
+                store = store_of(sqsh.place, context.site)
+                # The index is written by whoever may push: nothing is sent to a place for its sake alone.
+                return store.address if store.has(publication) else None
+        return None
 
 
 def published_rows(repository: str, context: Context) -> list[PublicationRow]:

@@ -12,8 +12,9 @@ from envbuild.core.errors import EnvbuildError
 from envbuild.ledger.ledger import Ledger
 from envbuild.ledger.models import NightRow, StepRow
 from envbuild.ledger.remote import SharedState
+from envbuild.nightly.alone import only_night
 from envbuild.nightly.culprits import CulpritSearch
-from envbuild.nightly.lease import Lease, only_night
+from envbuild.nightly.lease import Lease
 from envbuild.nightly.models import NightRequest
 from envbuild.nightly.nightly import Night
 from envbuild.nightly.published import PublishStep, published_rows
@@ -80,7 +81,7 @@ def _look_at_repository(repository: str, stack: str, ledger: Ledger, context: Co
 def _shared(state: SharedState | None, stack: str, ledger: Ledger, context: Context) -> Iterator[Callable[[], None]]:
     """Hold the lease, begin with what others wrote, and end with writing what is new, also after a failure.
 
-    Yields what renews the lease.
+    Yields what renews the lease, or raises that it was lost.
     """
     if state is None:
         yield lambda: None
@@ -89,7 +90,7 @@ def _shared(state: SharedState | None, stack: str, ledger: Ledger, context: Cont
     with lease.held():
         state.fetch(ledger)
         try:
-            yield lease.take
+            yield lease.confirm
         finally:
             try:
                 state.push(ledger)

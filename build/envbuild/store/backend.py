@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Protocol, TypeAlias
 
@@ -14,6 +15,8 @@ from envbuild.store.entry_index import ENTRY_INDEX_FILE
 
 # Folders of a store. The index finds entries by what they are for; its name "shelves" is part of the format.
 ENTRIES, INDEX, BLOBS = "entries", "shelves", "blobs/sha256"
+# The folder of what is changed in its place.
+CELLS = "cells"
 
 
 def _inside(name: str) -> str:
@@ -52,10 +55,12 @@ class StoredObject:
 
     Attributes:
         version: what the store calls this content; :meth:`ObjectStore.replace` compares it.
+        modified: when it was written, by the store's own clock.
     """
 
     content: bytes
     version: Mapping[str, str] = field(repr=False)
+    modified: datetime
 
 
 class ObjectStore(Protocol):
@@ -100,6 +105,40 @@ class ObjectStore(Protocol):
         is no object.
         """
 
+    def has_conditions(self) -> bool:
+        """Whether it keeps to the conditions of :meth:`create` and :meth:`replace`; some services do not."""
+
+    def now(self) -> datetime:
+        """The store's own time, with which :attr:`StoredObject.modified` is compared."""
+
+
+class Cell(Protocol):
+    """A small object of a store that several writers change, each only where it is still what that writer has read.
+
+    No content may be written twice: by it a writer knows its own write, also where the answer was lost. All methods
+    raise NetworkError when the place cannot be reached or refuses.
+    """
+
+    @property
+    def removal(self) -> str:
+        """How a person removes it: ``remove s3://...``."""
+
+    def read(self) -> StoredObject | None:
+        """What it holds; None when it is not there."""
+
+    def create(self, content: bytes) -> bool:
+        """Make it, unless it is there: False."""
+
+    def replace(self, content: bytes, of: StoredObject) -> bool:
+        """Change it, unless it is another one than was read: False.
+
+        Where the store has no conditional writes, also False after one that took too long to be sure: what is there
+        then is to be read again.
+        """
+
+    def now(self) -> datetime:
+        """The store's own time."""
+
 
 class Backend(Protocol):
     """A place for entries. An entry is there when its document is; what a document names was put there before it.
@@ -131,3 +170,6 @@ class Backend(Protocol):
 
     def download(self, digest: str, size_bytes: int, to: Path) -> bool:
         """Write what is kept under a digest to a local file, unchecked; False when there is nothing."""
+
+    def cell(self, name: str) -> Cell:
+        """The cell of a name."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import configparser
 import contextlib
 import re
+import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,8 +30,14 @@ if TYPE_CHECKING:
 # S3 takes no parts of an upload below 5 MiB, and no more than 10 000 of them.
 LEAST_PART_BYTES, PARTS = 8 << 20, 9000
 CHUNK_BYTES = 4 << 20
+# An empty object, whose time is that of its last writing.
+CLOCK = "clock"
+# By which it is seen what the service knows.
+PROBE = "probe"
 T = TypeVar("T")
 CONNECT_SECONDS, READ_SECONDS = 10, 60
+# For so long an upload that its store puts together is waited for: ten minutes.
+ARRIVAL_PAUSE_SECONDS, ARRIVAL_LOOKS = 5.0, 120
 RETRIES = 5
 RETRY_SECONDS = 120
 # Lists come page by page, and a server could send pages for ever.
@@ -39,7 +47,11 @@ _STATUS = re.compile(r"status code: (\d{3})[ A-Za-z-]*")
 _KIND = re.compile(r"kind: (\w+),")
 # The word for an error in S3's answers ("Error responses"); the rest of them may quote the request.
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+# Of the request that sends a part. A failure to put them together may have the text of the one to clean up after it.
+_SENDING = "performing PUT"
 _FIXES = {
+    "NoSuchUpload": "It forgot the upload before its end: run the same command again. If a rule of the bucket ends "
+    "unfinished uploads, give them a day.",
     "401": "Check the credentials.",
     "403": "Give {account} the right to do this there (get, put and list), or check the credentials.",
     "429": "It is overloaded: run the same command again later.",
@@ -77,7 +89,8 @@ class Bucket:
                 self._check_bucket()
                 return None
         # S3 compares entity tags, Google generations; obstore wants no key without a value.
-        return StoredObject(content, {key: value for key in ("e_tag", "version") if (value := found.meta[key])})
+        version = {key: value for key in ("e_tag", "version") if (value := found.meta[key])}
+        return StoredObject(content, version, found.meta["last_modified"])
 
     def create(self, path: str, content: bytes) -> bool:
         from obstore.exceptions import AlreadyExistsError
@@ -98,6 +111,11 @@ class Bucket:
             try:
                 self._put(path, content, mode=of.version, use_multipart=False)
             except PreconditionError:
+                return False
+            except FileNotFoundError as error:
+                # S3's answer to a condition on what was removed.
+                if _code(str(error)) != "NoSuchKey":
+                    raise
                 return False
         return True
 
@@ -132,21 +150,67 @@ class Bucket:
                 raise self._endless(len(names)) from None
 
     def size(self, path: str) -> int | None:
-        import obstore
-
         with self._errors(f"look for {path}"):
-            try:
-                return int(wait_for(lambda: obstore.head(self._store, path))["size"])
-            except FileNotFoundError:
+            state = self._state(path)
+            if state is None:
                 self._check_bucket()
-                return None
+            return None if state is None else int(state["size"])
+
+    def has_conditions(self) -> bool:
+        # It stays: an account may lack the right to remove.
+        self.create(PROBE, b"")
+        if self.create(PROBE, b""):
+            return False
+        older = self.read(PROBE, 32)
+        # Entity tags of equal contents are equal.
+        self.write(PROBE, secrets.token_bytes(32))
+        return older is None or not self.replace(PROBE, b"", older)
+
+    def now(self) -> datetime:
+        # Buckets tell no time but that of objects, and obstore no headers.
+        self.write(CLOCK, b"")
+        state = self.read(CLOCK, 0)
+        if state is None:
+            raise self._failed(f"read {CLOCK}", "")
+        return state.modified
 
     def upload(self, file: Path, path: str, size_bytes: int) -> None:
         # obstore sends parts of one size, so it is chosen for the number of parts; it sends a part again that was cut.
         part = max(LEAST_PART_BYTES, size_bytes // PARTS + 1)
-
         with self._errors(f"write {path}"):
+            before = self._state(path) if size_bytes > part else None
+            # What its store forgot before it was whole is sent once more.
+            if not self._is_sent(file, path, size_bytes, part, before):
+                self._put(path, file, chunk_size=part)
+
+    def _is_sent(self, file: Path, path: str, size_bytes: int, part: int, before: Any) -> bool:
+        try:
             self._put(path, file, chunk_size=part)
+        except FileNotFoundError as error:
+            text = str(error)
+            if _code(text) != "NoSuchUpload":
+                raise
+            # S3 puts parts together for minutes, and takes the request that is sent again meanwhile for one of an
+            # unknown upload.
+            return _SENDING not in text and self._arrives(path, size_bytes, before)
+        return True
+
+    def _arrives(self, path: str, size_bytes: int, before: Any) -> bool:
+        """Whether a new object of a size is there before the time is up."""
+        for pause in (0.0, *[ARRIVAL_PAUSE_SECONDS] * ARRIVAL_LOOKS):
+            time.sleep(pause)
+            now = self._state(path)
+            if now is not None and now != before and now["size"] == size_bytes:
+                return True
+        return False
+
+    def _state(self, path: str) -> Any:
+        """What the store says of an object; None when there is none."""
+        import obstore
+
+        with contextlib.suppress(FileNotFoundError):
+            return wait_for(lambda: obstore.head(self._store, path))
+        return None
 
     def download(self, path: str, size_bytes: int, to: Path, start: int = 0) -> bool:
         import obstore
@@ -185,7 +249,7 @@ class Bucket:
         except (EnvbuildError, NotPlainFileError):
             raise
         except FileNotFoundError as error:
-            raise self._missing() from error
+            raise self._failed(doing, str(error), not_found=True) from error
         except (BaseError, ValueError, OSError) as error:
             raise self._failed(doing, str(error)) from error
 
@@ -197,13 +261,14 @@ class Bucket:
             f"{self._wording.otherwise}",
         )
 
-    def _failed(self, doing: str, text: str) -> NetworkError:
+    def _failed(self, doing: str, text: str, *, not_found: bool = False) -> NetworkError:
         """The error for what obstore says; its own text may quote the request, and is not shown."""
         status = match[1] if (match := _STATUS.search(text)) else ""
-        if status == "404":
+        code = _code(text)
+        # Where nothing else is named, it is the bucket: what may be missing in it is asked for by other methods.
+        if (not_found or status == "404") and code in ("", "NoSuchBucket"):
             return self._missing()
         kind = match[1] if (match := _KIND.search(text)) else ""
-        code = match[1] if (match := _CODE.search(text)) else ""
         if status:
             why = (
                 f"It answered with status {status}{code and f' ({code})'}, as {self._account}; status 429 and 5xx "
@@ -227,6 +292,12 @@ class Bucket:
             why=f"There is no bucket {self._address.host}.",
             fix=f"Correct the address, or make the bucket.{self._wording.otherwise}",
         )
+
+
+def _code(text: str) -> str:
+    """The word for the error in an answer of S3's; empty where there is none."""
+    match = _CODE.search(text)
+    return match[1] if match else ""
 
 
 def wait_for(action: Callable[[], T]) -> T:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 
 from envbuild.core.digests import hex_of
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import NotPlainFileError
-from envbuild.store.backend import BLOBS, ENTRIES, INDEX, EntryFiles, EntryRef, ObjectStore
+from envbuild.store.backend import (
+    BLOBS,
+    CELLS,
+    ENTRIES,
+    INDEX,
+    Cell,
+    EntryFiles,
+    EntryRef,
+    ObjectStore,
+    StoredObject,
+)
 from envbuild.store.document import MOST_BYTES, refused
+from envbuild.store.settled import change_settled
 
 
 class Objects:
@@ -57,6 +71,54 @@ class Objects:
                 why=f"{error}, under {BLOBS}/.",
                 fix="Remove it there; with a good wheel here `envbuild wheels push` puts the file back.",
             ) from error
+
+    def cell(self, name: str) -> Cell:
+        return ObjectCell(self._store, f"{CELLS}/{name}.json")
+
+
+@dataclass(frozen=True)
+class ObjectCell:
+    """An object; the store compares it when it is replaced, where it can."""
+
+    store: ObjectStore
+    path: str
+
+    @property
+    def removal(self) -> str:
+        return f"remove {self.store.address}/{self.path}"
+
+    def read(self) -> StoredObject | None:
+        try:
+            return self.store.read(self.path, MOST_BYTES)
+        except NotPlainFileError as error:
+            raise CheckRefusedError(
+                f"{self.store.address}/{self.path} is refused", why=f"{error}.", fix="Remove it there."
+            ) from error
+
+    def create(self, content: bytes) -> bool:
+        if not self._has_conditions:
+            return self._change(None, content)
+        return self.store.create(self.path, content) or self._content() == content
+
+    def replace(self, content: bytes, of: StoredObject) -> bool:
+        if not self._has_conditions:
+            return self._change(of.content, content)
+        # One that was refused may be there: its answer was lost, and it was sent again.
+        return self.store.replace(self.path, content, of) or self._content() == content
+
+    @functools.cached_property
+    def _has_conditions(self) -> bool:
+        return self.store.has_conditions()
+
+    def _change(self, before: bytes | None, after: bytes) -> bool:
+        return change_settled(self._content, lambda: self.store.write(self.path, after), before, after)
+
+    def _content(self) -> bytes | None:
+        now = self.read()
+        return None if now is None else now.content
+
+    def now(self) -> datetime:
+        return self.store.now()
 
 
 def _entry(kind: str, key: str) -> str:

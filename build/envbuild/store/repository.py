@@ -16,10 +16,11 @@ from envbuild.core import jsonread
 from envbuild.core.digests import Json, canonical_json, is_digest, sha256_bytes
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address
-from envbuild.store.backend import EntryFiles, EntryRef
+from envbuild.store.backend import Cell, EntryFiles, EntryRef
 from envbuild.store.document import MOST_BYTES, refused
 from envbuild.store.registry import Answer, Registry
 from envbuild.store.registry_errors import STORE, Wording
+from envbuild.store.tag_cell import TagCell
 from envbuild.store.tags import list_tags
 from envbuild.store.upload import has_blob, upload_blob
 
@@ -107,6 +108,9 @@ class OciRepository:
 
     def download(self, digest: str, size_bytes: int, to: Path) -> bool:
         return self._registry.download(f"blobs/{digest}", size_bytes, to)
+
+    def cell(self, name: str) -> Cell:
+        return TagCell(self._registry, f"cell-{name}")
 
     def _prepared(self, document: bytes, files: EntryFiles) -> bytes:
         """The manifest, with its config in place."""

@@ -10,13 +10,14 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import MachineError, NetworkError
-from envbuild.core.files import NotPlainFileError, machine_errors, open_plain, read_plain
-from envbuild.core.locks import is_file_at
+from envbuild.core.files import NotPlainFileError, machine_errors, open_plain, read_at_most, read_plain
+from envbuild.core.locks import close_to_readers, is_file_at
 from envbuild.core.process import ProcessOptions, run
 from envbuild.store.backend import StoredObject
 from envbuild.store.registry_errors import Wording
@@ -47,10 +48,15 @@ class Share:
     def read(self, path: str, at_most_bytes: int) -> StoredObject | None:
         with self._errors("read"):
             try:
-                content = read_plain(self._root / path, at_most_bytes)
+                # Of one open file: the name may lead to another one a moment later.
+                with open_plain(self._root / path) as stream:
+                    content, info = (
+                        read_at_most(stream, path.rpartition("/")[2], at_most_bytes),
+                        os.fstat(stream.fileno()),
+                    )
             except FileNotFoundError:
                 return None
-        return StoredObject(content, {"digest": sha256_bytes(content)})
+        return StoredObject(content, {"digest": sha256_bytes(content)}, _modified(info))
 
     def create(self, path: str, content: bytes) -> bool:
         with self._errors("write"), self._written(content) as temporary:
@@ -111,8 +117,19 @@ class Share:
                 # Not "wb", which would empty it; the lock has made the file where it was missing.
                 with file.open("rb") as source, part.open("r+b") as there:
                     _continue(source, there)
+                # Only now may others open it.
+                with contextlib.suppress(PermissionError):  # what another account began
+                    part.chmod(0o664 & ~_umask())
                 # Still held: whoever waited for the name finds that it leads to no file any more.
                 part.replace(self._made(path))
+
+    def has_conditions(self) -> bool:
+        return True
+
+    def now(self) -> datetime:
+        # Of a file server where there is one, which also gives the objects their times.
+        with self._errors("write"), self._written(b"") as temporary:
+            return _modified(temporary.stat())
 
     def download(self, path: str, size_bytes: int, to: Path, start: int = 0) -> bool:
         with self._errors("read"):
@@ -180,8 +197,9 @@ class Share:
         """Hold a file that is made where it is missing: one process at a time, on all machines."""
         # Not core.locks: its files are one account's, and a share may have several.
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
             try:
+                close_to_readers(descriptor)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX)
                 except OSError as error:
@@ -197,6 +215,16 @@ class Share:
                     return
             finally:
                 os.close(descriptor)
+
+
+def _umask() -> int:
+    # umask(2) cannot be asked without setting it, for all threads.
+    status = Path("/proc/self/status").read_text()
+    return next((int(line.split()[1], 8) for line in status.splitlines() if line.startswith("Umask:")), 0o022)
+
+
+def _modified(info: os.stat_result) -> datetime:
+    return datetime.fromtimestamp(info.st_mtime, timezone.utc)
 
 
 def _continue(source: BinaryIO, there: BinaryIO) -> None:

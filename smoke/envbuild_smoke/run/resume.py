@@ -49,7 +49,7 @@ def take_lock(out: Path) -> int:
 
     Raises ResumeError when processes of another run have it.
     """
-    descriptor = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     limit = time.monotonic() + _LOCK_SECONDS
     while not _locked(descriptor):
         if time.monotonic() > limit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from envbuild.cli.main import run
 from envbuild.core.progress import SilentReporter
 from envbuild.ledger.ledger import Ledger
 from envbuild.ledger.remote import SharedState
+from envbuild.nightly import lease
 from envbuild.nightly.lease import Lease
 from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump
@@ -67,13 +69,33 @@ def test_nothing_goes_while_another_runner_has_its_night(
         state.push(ledger)
     with Lease(state, "mcore", context).held():
         assert run(["gc", "--state", str(place)]) == 11
-        assert "has the lease" in capsys.readouterr().err
+        assert "The lease at" in capsys.readouterr().err
         assert store.path_of("images", KEY).is_dir()
         assert run(["gc", "--state", str(place), "--dry-run"]) == 0
     assert run(["gc", "--state", str(place)]) == 0
     assert not store.path_of("images", KEY).exists()
     # It gave the lease back.
-    Lease(state, "mcore", context).take()
+    Lease(state, "mcore", context).acquire()
+
+
+def test_a_lease_that_is_lost_ends_the_command_before_anything_goes(
+    store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "shared"
+    place.mkdir()
+    with Ledger.open(tmp_path / "state/ledger.sqlite") as ledger:
+        ledger.record(night_row())
+
+    def looks(_: LocalStore) -> int:
+        (place / "cells/lease-mcore.json").unlink()
+        threading.Event().wait(300)
+        return 0
+
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
+    monkeypatch.setattr("envbuild.cli.gc.stored_images", looks)
+    assert run(["gc", "--state", str(place)]) == 11
+    assert "lost its lease" in capsys.readouterr().err
+    assert store.path_of("images", KEY).is_dir()
 
 
 def test_a_dry_run_says_what_it_looked_at(store: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from envbuild.cli.report import explain
 from envbuild.core.errors import BuildError, InterruptedByUserError, MachineError
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.core.interruptions import is_interruption, refuse_hidden_interruption
+from envbuild.core.interruptions import has_come, is_interruption, refuse_hidden_interruption, stoppable
 
 
 def close_twice(path: Path) -> None:
@@ -134,3 +135,33 @@ remove_tree(Path({str(tmp_path / "tree")!r}))
     assert "interrupted" in done.stderr
     assert "descriptor" not in done.stderr
     remove_tree(tmp_path / "tree")
+
+
+def test_a_thread_ends_the_work_of_the_main_one_and_nothing_else() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def waits() -> None:
+        with stoppable() as stop:
+            thread = threading.Timer(0, stop)
+            thread.start()
+            threading.Event().wait(300)
+            pytest.fail("it went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        waits()
+    assert not has_come()
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_what_another_thread_does_is_not_ended() -> None:
+    ended: list[bool] = []
+
+    def waits() -> None:
+        with stoppable() as stop:
+            stop()
+            ended.append(False)
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    thread.join()
+    assert ended == [False]

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -133,7 +134,7 @@ def test_a_migration_that_fails_changes_nothing(path: Path) -> None:
     with pytest.raises(MachineError):
         database.connect(path, (*database.MIGRATIONS, "CREATE TABLE notes (text TEXT); NONSENSE;"))
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(database.MIGRATIONS),)
         assert not connection.execute("SELECT * FROM sqlite_master WHERE name = 'notes'").fetchall()
 
 
@@ -179,6 +180,27 @@ def test_reading_needs_no_file_and_makes_none(path: Path) -> None:
         assert ledger.rows(LockRow) == ()
         assert ledger.export()["locks"] == []
     assert not path.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("umask", "older", "mode"),
+    [(0o022, None, 0o600), (0o022, 0o644, 0o600), (0o002, None, 0o660), (0o002, 0o664, 0o660)],
+)
+def test_accounts_that_may_not_write_a_ledger_cannot_lock_it(
+    path: Path, umask: int, older: int | None, mode: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        if older is not None:
+            Ledger.open(path).close()
+            path.chmod(older)
+        with Ledger.open(path) as ledger:
+            ledger.record(lock_row())
+            files = [path, *path.parent.glob("*-wal"), *path.parent.glob("*-shm")]
+            assert len(files) == 3
+            assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {mode}
+    finally:
+        os.umask(before)
 
 
 def test_several_writers_lose_nothing(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from envbuild.core.errors import (
     EnvbuildError,
     FailedRun,
     InterruptedByUserError,
+    MachineError,
     NetworkError,
 )
 from envbuild.ledger.ledger import Ledger
@@ -39,6 +41,7 @@ class Chain:
         self.outcomes: dict[tuple[str, str], dict[str, object]] = {}
         self.locks: list[EnvbuildError] = []
         self.built = False
+        self.confirm: Callable[[], None] = lambda: None
         monkeypatch.setattr(nightly, "make_lock", self._lock)
 
     def _lock(self, selection: Selection, *_: object) -> LockResult:
@@ -60,7 +63,7 @@ class Chain:
         other = Selection(selection.catalog, "mcore", "debian12", "h200")
         request = NightRequest(selections=(selection, other), project=self.world.project, **changes)  # type: ignore[arg-type]
         steps = [self._step(name) for name in ("image", "certify", "publish")]
-        self.night = Night(request, steps, self.ledger, self.world.context)
+        self.night = Night(request, steps, self.ledger, self.world.context, self.confirm)
         self.calls.clear()
         return self.night.run()
 
@@ -144,6 +147,18 @@ def test_what_waits_for_hardware_stops_its_target_with_its_exit_code(chain: Chai
     # A failure comes before waiting.
     chain.failures["cpu", "image"] = [BuildError("no")] * 2
     assert chain.run().exit_code == 6
+
+
+def test_a_lease_that_is_lost_ends_the_night_before_it_publishes(chain: Chain) -> None:
+    def confirm() -> None:
+        if len(chain.calls) == 2:
+            raise MachineError("the lease is lost")
+
+    chain.confirm = confirm
+    with pytest.raises(MachineError, match="the lease is lost"):
+        chain.run()
+    assert [name for _, name, _ in chain.calls] == ["image", "certify"]
+    assert chain.ledger.rows(NightRow)[0].finished_at is None
 
 
 def test_an_interruption_ends_the_night_and_leaves_it_unfinished(chain: Chain) -> None:

@@ -1,6 +1,7 @@
 """Objects in a directory that machines share: conditional writes, and files that are copied on where it ended."""
 
 import os
+import stat
 import threading
 
 import pytest
@@ -96,6 +97,29 @@ def test_upload_goes_on_where_a_killed_one_ended(share, tmp_path, monkeypatch):
     assert (share._root / "sqsh/x.sqsh").stat().st_ino == there
     assert sum(written) == len(content) - 4000
     assert not part.exists()
+
+
+@pytest.mark.parametrize(("umask", "locks", "objects"), [(0o022, 0o600, 0o644), (0o002, 0o660, 0o664)])
+def test_who_may_only_read_cannot_lock(share, tmp_path, monkeypatch, umask, locks, objects):
+    (tmp_path / "file").write_bytes(b"content")
+    modes = []
+    continued = share_module._continue
+
+    def seen(source, there):
+        modes.append(stat.S_IMODE(os.fstat(there.fileno()).st_mode))
+        continued(source, there)
+
+    monkeypatch.setattr(share_module, "_continue", seen)
+    before = os.umask(umask)
+    try:
+        share.upload(tmp_path / "file", "x", 7)
+        share.remove("y")
+    finally:
+        os.umask(before)
+    assert modes == [locks]
+    assert stat.S_IMODE((share._root / "incoming/lock").stat().st_mode) == locks
+    # What is there in the end is for everybody.
+    assert stat.S_IMODE((share._root / "x").stat().st_mode) == objects
 
 
 def test_upload_of_a_longer_part_is_cut(share, tmp_path):
