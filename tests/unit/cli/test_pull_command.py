@@ -67,6 +67,21 @@ def test_output_and_its_certificate(there, pull_json, capsys):
     assert "verified: signed by lab" in capsys.readouterr().out
 
 
+def test_an_output_that_is_written_into_changes_no_other(there, pull_json):
+    there.publish()
+    reference = f"{there.store.address}:mcore-debian12-cpu"
+    output = Path(pull_json(reference, "--output", "mine.sqsh")["path"])
+    before = output.stat()
+    # As another account does to which the file was given, and which puts its times back.
+    with output.open("r+b") as stream:
+        stream.write(b"evil")
+    os.utime(output, ns=(before.st_atime_ns, before.st_mtime_ns))
+    good = there.image.read_bytes()
+    assert Path(pull_json(reference, "--output", "other.sqsh")["path"]).read_bytes() == good
+    assert Path(pull_json(reference)["path"]).read_bytes() == good
+    assert Path(pull_json(reference, "--output", "mine.sqsh")["path"]).read_bytes() == good
+
+
 @pytest.mark.parametrize(
     ("prepare", "arguments", "status", "part"),
     [
