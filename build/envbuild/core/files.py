@@ -60,15 +60,21 @@ def _replaced(path: Path) -> Iterator[Path]:
 
 def make_private(folder: Path) -> None:
     """Make a folder that no other account enters, or close one that this account has already."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        # With its mode from the beginning, so that no other account enters before a chmod.
-        folder.mkdir(PRIVATE)
-        return
+    make_own(folder)
     # lstat: another account may have put a link there, which chmod would follow.
     info = folder.lstat()
     if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and stat.S_IMODE(info.st_mode) != PRIVATE:
         folder.chmod(PRIVATE)
+
+
+def make_own(folder: Path) -> None:
+    """Make a folder that no other account enters; one that is there stays as open as its owner wants it."""
+    # Whatever the umask: folders that others may write to are refused later.
+    for parent in reversed([parent for parent in folder.parents if not parent.exists()]):
+        parent.mkdir(0o755, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        # With its mode from the beginning, so that no other account enters before a chmod.
+        folder.mkdir(PRIVATE)
 
 
 def remove_tree(path: Path) -> None:
