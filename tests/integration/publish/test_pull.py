@@ -77,6 +77,8 @@ def test_a_layout_that_skopeo_reads(secure: Secure, repository: str, world: Publ
     publication = world.publish(place)
     found = pull_layout(request(world, f"{place}:{publication.tag}"), tmp_path / "layout", world.context)
     assert found.path == tmp_path / "layout"
+    # None is the store's own.
+    assert all(path.stat().st_nlink == 1 for path in found.path.rglob("*") if path.is_file())
     shown = subprocess.run(
         ["skopeo", "inspect", "--raw", f"oci:{tmp_path}/layout:{publication.tag}"], capture_output=True, check=True
     )
