@@ -1,24 +1,78 @@
 #!/bin/sh
-# Slurm's Prolog (slurm.conf: Prolog=/etc/slurm/envbuild-prolog.sh): cancels a job whose .sqsh was not verified on this
-# node. A .sqsh is verified by the certificate next to it (envbuild pull --output writes both) and the site's trusted keys.
-# An image of a registry is the importer's. A Prolog that fails drains the node: the job is cancelled instead, and only
-# where that fails the node is drained.
-# pyxis' option as Slurm hands it to a Prolog; sbatch's own option is seen, one of a later srun is the enroot hook's.
+# Slurm's Prolog and Epilog (slurm.conf: Prolog= and Epilog=/etc/slurm/envbuild-prolog.sh): cancels a job whose .sqsh was
+# not verified on this node, and leaves a note for enroot's hook about one that was. A .sqsh is verified by the
+# certificate next to it (envbuild pull --output writes both) and the site's trusted keys. An image of a registry is the
+# importer's. A Prolog that fails drains the node: the job is cancelled instead, and only where that fails the node is
+# drained.
+# A Prolog sees pyxis' option of sbatch, salloc, or an srun that makes the job; an option of a later srun, and
+# PYXIS_CONTAINER_IMAGE, are the hook's.
 set -eu
-image="${SPANK__SLURM_SPANK_OPTION_pyxis_container_image:-}"
-trust="${ENVBUILD_TRUST:-/etc/envbuild/trust.toml}" # slurmd starts a Prolog with its own environment, not the job's
-case "$image" in
-'' | *://* | *'#'*) exit 0 ;;
-./* | ../*) image="${SLURM_JOB_WORK_DIR:-/}/$image" ;;
-/*) ;;
-*) exit 0 ;; # a name, such as ubuntu:24.04: the importer verifies it
-esac
-if why=$(envbuild certificate verify "$image.intoto.jsonl" --image "$image" --trust "$trust" 2>&1); then
+umask 022
+export LC_ALL=C
+site=/etc/envbuild
+notes=/run/envbuild/jobs # only root writes there
+
+# slurmd starts a Prolog without PATH, and with neither its own environment nor the job's: what the site wants is in this
+# file (PATH, ENVBUILD_TRUST, ENVBUILD_IMAGE_FOLDER).
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+ENVBUILD_TRUST=$site/trust.toml
+ENVBUILD_IMAGE_FOLDER=
+# shellcheck disable=SC1091
+[ ! -f "$site/prolog.env" ] || . "$site/prolog.env"
+
+# cancel CAUSE HELP: an srun or salloc that waits shows both; `scontrol show job` and sacct have them as AdminComment.
+cancel() {
+    cause=$(printf '%s' "$1" | tr -s '[:cntrl:]' ' ' | cut -c -800)
+    printf 'error: job %s is cancelled\ncause: %s\nhelp: %s\n' "$SLURM_JOB_ID" "$cause" "$2" >&2
+    scontrol update "JobId=$SLURM_JOB_ID" "AdminComment=envbuild: cancelled. Cause: $cause Help: $2" >&2 || true
+    scontrol notify "$SLURM_JOB_ID" "envbuild cancels this job. Cause: $cause Help: $2" >&2 || true
+    scancel "$SLURM_JOB_ID"
     exit 0
+}
+
+# As the job's user, who may read less than root: a relative path is another one where the user cannot enter the folder.
+readable() {
+    if [ "$(id -u)" = 0 ]; then
+        setpriv --reuid "$SLURM_JOB_UID" --regid "$SLURM_JOB_GID" --init-groups test -r "$1"
+    else
+        test -r "$1"
+    fi
+}
+
+# Whether only root can change what a path names: no link is in it, and root owns each folder on the way and the file.
+only_roots() {
+    [ "$(readlink -f -- "$1")" = "$1" ] || return 1
+    place=$1
+    while [ -n "$place" ]; do
+        mode=$(stat -c %a -- "$place") # of a folder with the sticky bit, such as /tmp, nobody takes root's files away
+        [ "$(stat -c %u -- "$place")" = 0 ] && { [ $((0$mode & 022)) = 0 ] || [ $((0$mode & 01000)) != 0 ]; } || return 1
+        place=${place%/*}
+    done
+}
+
+note=$notes/$SLURM_JOB_ID
+rm -f "$note"
+case "${SLURM_SCRIPT_CONTEXT:-}" in epilog*) exit 0 ;; esac
+
+# What begins with . or / is a path for pyxis, whatever else is in it; all else goes to the importer.
+image="${SPANK__SLURM_SPANK_OPTION_pyxis_container_image:-}"
+case "$image" in
+/*) path=$image ;;
+.*) path=${SLURM_JOB_WORK_DIR:-}/$image ;;
+*) exit 0 ;;
+esac
+# enroot drops line ends at the end of a name, and would open another file.
+case "$image" in *[[:cntrl:]]*) cancel "The name of the image has a control character." "Rename the file." ;; esac
+pull="Pull it again: envbuild pull REGISTRY/REPO:TAG --output $path"
+{ readable "$path" && readable "$path.intoto.jsonl"; } ||
+    cancel "$path or its certificate next to it, $path.intoto.jsonl, is missing or closed to the job's user." "$pull"
+if [ -n "$ENVBUILD_IMAGE_FOLDER" ]; then
+    case "$path" in "${ENVBUILD_IMAGE_FOLDER%/}"/*) only_roots "$path" ;; *) false ;; esac ||
+        cancel "Images start only from $ENVBUILD_IMAGE_FOLDER, where root alone can change them; $image is not such a file." \
+            "Name one of these by its whole path, or a published image: --container-image='REGISTRY#REPO:TAG'"
 fi
-cat >&2 << EOF
-error: job ${SLURM_JOB_ID:?} is cancelled
-cause: $image has no certificate that counts here. $why
-help: pull it again: envbuild pull REGISTRY/REPO:TAG --output $image
-EOF
-scancel "$SLURM_JOB_ID"
+verified=$(envbuild certificate verify "$path.intoto.jsonl" --image "$path" --trust "$ENVBUILD_TRUST" 2>&1) ||
+    cancel "$image has no certificate that counts here. $verified" "$pull"
+mkdir -p "$notes"
+# The digest by which /etc/rc of the image names it.
+printf '%s\n' "$verified" | sed -n 's/^about: .*\.oci \(sha256:[0-9a-f]*\)$/\1/p' >"$note"

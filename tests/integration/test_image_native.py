@@ -125,16 +125,21 @@ def test_image_again_starts_no_program_and_writes_nothing(
 
 
 def test_image_changed_in_place_is_noticed_and_made_anew(mini: Tool, image: Any, tmp_path: Path) -> None:
-    # In a store of its own: others read the image meanwhile, through links to the same file.
+    # In a store of its own: others read the image meanwhile.
     own = Tool(tmp_path / "p", tmp_path / "cache")
     subprocess.run(["cp", "-a", "--reflink=auto", mini.cache, own.cache], check=True)
     for folder in ("envs", "lockfiles"):
         shutil.copytree(mini.project / folder, own.project / folder)
     sqsh = Path(image_of(own)["path"]) / "image.sqsh"
     flip_a_byte(sqsh)
+    # The output is a copy: the store's own file is as it was.
+    again = image_of(own)
+    assert (again["built"], again["placed"], sha256_file(sqsh)) == (False, True, digests(image)[1])
+    [stored] = [path for path in (own.cache / "images").glob("*/image.sqsh") if sha256_file(path) == sha256_file(sqsh)]
+    flip_a_byte(stored)
     done = own.run("image", "--stack", NAME, "--target", "cpu")
     assert "was damaged (image.sqsh was changed)" in done.stderr
-    assert sha256_file(sqsh) == digests(image)[1]
+    assert sha256_file(stored) == sha256_file(sqsh) == digests(image)[1]
 
 
 def test_lock_of_a_name_has_an_image_of_its_own(mini: Tool, image: Any, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ CERTIFICATE_SUFFIX = ".intoto.jsonl"
 _OWN, _OWN_OPTION = ("-h", "--help", "--"), "--format"
 # What the command of this process leaves for the others.
 _left: dict[str, object] = {}
+# What the process before has copied to where: the source, and what tells that the copy is still what it was.
+_placed: dict[str, list[object]] = {}
 
 
 def leave(asked: float, found: Mapping[str, object], lines: list[str]) -> None:
@@ -70,8 +72,10 @@ def follow(words: list[str], ask: Callable[[], int]) -> int:
     if lock is None:
         return ask()
     try:
-        known = _read(f"{name}.json", began)
-        if known is not None:
+        known = _read(f"{name}.json")
+        _placed.clear()
+        _placed.update(known.get("placed", {}))
+        if known.get("clock") == _clock() and known.get("asked", 0) >= began:
             # The next one need not wait until we have taken it.
             os.close(lock)
             lock = None
@@ -150,15 +154,14 @@ def _held(path: str, wishes: Mapping[str, str]) -> int | None:
     return lock
 
 
-def _read(path: str, began: float) -> dict[str, Any] | None:
+def _read(path: str) -> dict[str, Any]:
+    """The last answer; empty where there is none, or one of another version."""
     try:
         with open(path, encoding="utf-8") as stream:
             answer = json.load(stream)
-        if answer["clock"] == _clock() and answer["asked"] >= began:
-            return dict(answer)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # there is none, or it is of another version
-    return None
+    except (OSError, ValueError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def _use(answer: Mapping[str, Any], wishes: Mapping[str, str]) -> bool:
@@ -182,22 +185,33 @@ def _use(answer: Mapping[str, Any], wishes: Mapping[str, str]) -> bool:
 
 
 def place(found: Mapping[str, Any], output: str) -> str:
-    """Give a .sqsh in the store, and its certificate, the names that somebody wants; the path from the root."""
+    """Copy a .sqsh of the store, and its certificate, to where somebody wants it; the path from the root."""
+    known = {}
     for source, name in ((found["path"], output), (found["certificate"], output + CERTIFICATE_SUFFIX)):
         if source is None:
             continue
-        temporary = f"{name}.{os.getpid()}"
-        try:
-            os.link(source, temporary)
-            os.replace(temporary, name)
-        except OSError:
-            # Another disk, a folder that is not there yet: what is needed for that is imported now.
+        path = os.path.abspath(name)
+        # In the store a name is a digest: what was copied from it, and is what it was, need not be copied again.
+        if path not in _placed or _placed[path] != [source, *_identity(path)]:
+            # What is needed for that is imported only now.
             from pathlib import Path
 
-            from envbuild.core.files import link_or_copy
+            from envbuild.core.files import clone_or_copy
 
-            link_or_copy(Path(source), Path(name))
+            clone_or_copy(Path(source), Path(name))
+        known[path] = [source, *_identity(path)]
+    _left["placed"] = known
     return os.path.abspath(output)
+
+
+def _identity(path: str) -> list[int]:
+    """What tells that a file is the one that was there, and that nobody has changed it or its rights."""
+    try:
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return []
+    # Its change time is set by the kernel alone (utimensat(2)).
+    return [info.st_dev, info.st_ino, info.st_size, info.st_ctime_ns]
 
 
 def _raise(error: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -19,6 +20,9 @@ from envbuild.core.interruptions import interruptions_kept, refuse_hidden_interr
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFDIR: "a folder"}
 # The mode of a folder that no other account enters.
 PRIVATE = 0o700
+# ioctl_ficlone(2), and what it says between two file systems and on those that have no clones.
+FICLONE = 0x40049409
+_NO_CLONE = (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EPERM)
 LOW_SPACE_BYTES = 64 * 1024 * 1024
 LOW_FILES = 64
 # How often a tree is removed into which an ending program still writes, and the seconds in between.
@@ -56,15 +60,21 @@ def _replaced(path: Path) -> Iterator[Path]:
 
 def make_private(folder: Path) -> None:
     """Make a folder that no other account enters, or close one that this account has already."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        # With its mode from the beginning, so that no other account enters before a chmod.
-        folder.mkdir(PRIVATE)
-        return
+    make_own(folder)
     # lstat: another account may have put a link there, which chmod would follow.
     info = folder.lstat()
     if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and stat.S_IMODE(info.st_mode) != PRIVATE:
         folder.chmod(PRIVATE)
+
+
+def make_own(folder: Path) -> None:
+    """Make a folder that no other account enters; one that is there stays as open as its owner wants it."""
+    # Whatever the umask: folders that others may write to are refused later.
+    for parent in reversed([parent for parent in folder.parents if not parent.exists()]):
+        parent.mkdir(0o755, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        # With its mode from the beginning, so that no other account enters before a chmod.
+        folder.mkdir(PRIVATE)
 
 
 def remove_tree(path: Path) -> None:
@@ -203,7 +213,11 @@ def read_number(path: Path) -> int | None:
 
 
 def link_or_copy(source: Path, destination: Path) -> None:
-    """Give ``destination`` the content and times of ``source``: a hard link where the disk allows it, else a copy."""
+    """Give ``destination`` the content and times of ``source``: a hard link where the disk allows it, else a copy.
+
+    Only inside of the store: whoever is given one name of a file can write to it, and so to all of them
+    (:func:`clone_or_copy`).
+    """
     with _replaced(destination) as temporary:
         # link(2) replaces nothing, so the name must be free.
         temporary.unlink()
@@ -215,6 +229,23 @@ def link_or_copy(source: Path, destination: Path) -> None:
             if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
                 raise
             shutil.copy2(source, temporary)
+
+
+def clone_or_copy(source: Path, destination: Path) -> None:
+    """Give ``destination`` a copy of ``source`` with its mode and times, which changes to either do not reach.
+
+    Where the file system can (XFS, btrfs), both share their blocks until one is written to, and nothing is copied.
+    """
+    with _replaced(destination) as temporary:
+        with source.open("rb") as original, temporary.open("wb") as copy:
+            try:
+                fcntl.ioctl(copy, FICLONE, original.fileno())
+            except OSError as error:
+                # Another file system, or one that shares no blocks (ioctl_ficlone(2)).
+                if error.errno not in _NO_CLONE:
+                    raise
+                shutil.copyfile(source, temporary)
+        shutil.copystat(source, temporary)
 
 
 def space_is_low(path: Path) -> bool:

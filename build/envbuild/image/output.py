@@ -1,7 +1,8 @@
-"""Images where people look for them: ``out/images/<lock>-<base>-<target>/``, linked from the store."""
+"""Images where people look for them: ``out/images/<lock>-<base>-<target>/``, copied from the store."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import tempfile
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from envbuild.core import locks
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
-from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree, write_atomic
+from envbuild.core.files import clone_or_copy, machine_errors, remove_tree, replace_tree, write_atomic
 from envbuild.image.output_folder import check_writable, make_readable, refuse_extra, refuse_foreign
 from envbuild.image.record import ImageRecord
 from envbuild.oci.files import FolderFiles, blob_path
@@ -106,8 +107,7 @@ def find_image(out_dir: Path, stack: str, base: str, target: str, lock_name: str
 def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None = None) -> tuple[PlacedImage, bool]:
     """Put a store entry into ``out_dir``; returns it and whether anything had to be done.
 
-    Files are hard links where the disk allows it, so an image is kept once, however many targets have it. Its tag and
-    the target in its record are those of the place. Every account may read them, whatever the umask.
+    Its tag and the target in its record are those of the place. Every account may read them, whatever the umask.
 
     Args:
         lock_name: see :func:`find_image`. The same image may be there under several.
@@ -133,7 +133,7 @@ def place(entry: Path, out_dir: Path, record: ImageRecord, lock_name: str | None
             staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
         try:
             for source in _shared_files(entry, own):
-                link_or_copy(source, staged / source.relative_to(entry))
+                clone_or_copy(source, staged / source.relative_to(entry))
             for name, data in own.items():
                 write_atomic(staged / name, data)
             make_readable(staged)
@@ -182,8 +182,9 @@ def _is_placed(entry: Path, own: Mapping[str, bytes], path: Path) -> bool:
 
 def _same(source: Path, placed: Path) -> bool:
     ours, theirs = source.stat(), placed.stat()
-    if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
-        return True
+    # Earlier versions made hard links, by which whoever owns the place can write into the store.
+    if os.path.samestat(ours, theirs):
+        return False
     # A copy keeps the time, so layers and the .sqsh (gigabytes) are not read at each call; small files are.
     if (ours.st_size, ours.st_mtime_ns) != (theirs.st_size, theirs.st_mtime_ns):
         return False
@@ -222,8 +223,7 @@ def verify(image: PlacedImage) -> None:
     for file, digest in files.items():
         actual = sha256_file(file) if file.is_file() else "no file"
         if actual != digest:
-            # It may be a hard link into the store: without the fixed time the store's entry is read again, and found
-            # damaged.
+            # Without the fixed time, the command that puts it right does not take it for what is in the store.
             mark_changed(file)
             raise _not_built(image, f"{file.relative_to(image.path)}: the record states {digest}; there is {actual}")
 

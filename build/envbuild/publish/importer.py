@@ -13,6 +13,7 @@ from pathlib import Path
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
 from envbuild.store.temporary import temporary_store
 
+BATCH_STEP = "batch"
 # Folders of jobs that began longer ago go at the next use: no step of them starts any more.
 KEPT_SECONDS = 14 * 24 * 3600
 
@@ -22,9 +23,10 @@ def note_step(sqsh: Path) -> None:
 
     Outside of a job nothing is noted. The hook that reads it is ``containers/enroot/hook.sh``.
     """
-    job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "")
+    # A batch script has no step of a number: sbatch --container-image=....
+    job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID") or BATCH_STEP
     # The job's user sets these: neither may lead out of the folder.
-    if not (job.isdecimal() and step):
+    if not job.isdecimal():
         return
     folder = temporary_store().root / "jobs"
     with machine_errors(folder):

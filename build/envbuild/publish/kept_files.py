@@ -9,7 +9,7 @@ from pathlib import Path
 
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, MachineError
-from envbuild.core.files import machine_errors
+from envbuild.core.files import machine_errors, make_private
 from envbuild.store.entry_index import INDEXED_SECONDS
 from envbuild.store.local import LocalStore
 
@@ -63,7 +63,7 @@ def _fill(store: LocalStore, wanted: WantedFile, download: Download, folder: Pat
     # Not in the staging directory, which goes with its process. The entry's lock is held, so that nobody else writes.
     part = store.path_of(f"{wanted.kind}-{PARTIAL}", wanted.digest)
     with machine_errors(part):
-        part.parent.mkdir(parents=True, exist_ok=True)
+        make_private(part.parent)
         problem = ""
         # From where a killed process ended, then from the start: what it left may be of other bytes.
         for start in dict.fromkeys((part.stat().st_size if part.is_file() else 0, 0)):

@@ -9,7 +9,7 @@ from pathlib import Path
 from envbuild.catalog.context import Context
 from envbuild.core.background import run_in_background
 from envbuild.core.errors import CheckRefusedError, UsageError
-from envbuild.core.files import link_or_copy, machine_errors, replace_tree
+from envbuild.core.files import clone_or_copy, machine_errors, replace_tree
 from envbuild.oci.models import Descriptor, Manifest, not_an_image, read
 from envbuild.oci.push import read_manifest
 from envbuild.oci.write import OciImage, write_documents
@@ -70,7 +70,7 @@ def _place(manifest: bytes, files: list[Path], tag: str, folder: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
             staged = Path(temporary) / "layout"
             for file in layers:
-                link_or_copy(file, staged / "blobs/sha256" / file.name)
+                clone_or_copy(file, staged / "blobs/sha256" / file.name)
             write_documents(staged, image, tag)
             replace_tree(staged, folder)
     return folder

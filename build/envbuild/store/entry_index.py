@@ -1,8 +1,8 @@
 """The index of an entry: size and digest of each file, by which the store notices that one was changed.
 
-Indexed files get a fixed time. A file with its size and that time is taken as unchanged; any other is read and
-compared. Outputs are hard links into the store, so a change made there is a change made here. The index finds
-accidents, not deception: whoever can change a file can write an index too.
+Indexed files get a fixed time. A file with its size, that time and the owner of the entry is taken as unchanged; any
+other is read and compared. The index finds accidents, not deception: whoever can change a file can write an index too.
+So nobody else gets a name of a file of the store: outputs are copies (:func:`~envbuild.core.files.clone_or_copy`).
 """
 
 from __future__ import annotations
@@ -59,10 +59,12 @@ def find_damage(entry: Path, is_known: IsKnown | None = None) -> str:
     """
     try:
         listed = jsonread.loads(read_plain(entry / ENTRY_INDEX_FILE, MOST_BYTES))
+        owner = entry.stat().st_uid
         for name, (size, digest) in listed.items():
             info = (entry / name).stat()
             refuse_no_plain(entry / name, info)
-            is_large = info.st_size == size and size > ALWAYS_READ_BYTES
+            # Of another owner: an output of an earlier version, a hard link, was given away.
+            is_large = info.st_size == size and size > ALWAYS_READ_BYTES and info.st_uid == owner
             if is_large and (is_known(name, info) if is_known else info.st_mtime == INDEXED_SECONDS):
                 continue
             if sha256_file(entry / name) != digest:

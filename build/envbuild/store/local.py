@@ -1,6 +1,7 @@
 """A store in a local directory: ``<root>/<kind>/<key>/`` is there whole, or it is not there.
 
-No other account enters it: entries hold whole root file systems, of images that others made.
+No other account enters it: entries hold whole root file systems, of images that others made. Its owner may open folders
+of entries for reading, and they stay so; one that others may write to is refused.
 """
 
 from __future__ import annotations
@@ -8,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core import locks
 from envbuild.core.digests import short
-from envbuild.core.files import PRIVATE, machine_errors, make_private, remove_tree, write_atomic
+from envbuild.core.errors import MachineError
+from envbuild.core.files import PRIVATE, machine_errors, make_own, make_private, remove_tree, write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.store import entry_index
 
 # Written last into a folder that is made in its place: without it, the folder is half made.
 COMPLETE = "complete"
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,7 @@ class LocalStore:
         self.reporter = reporter
         self._reported: set[Path] = set()
         self._used: set[Path] = set()
+        self._own: set[str] = set()
 
     @property
     def is_writable(self) -> bool:
@@ -69,9 +75,31 @@ class LocalStore:
         """The lock file that all who use an entry hold."""
         return self.root / "locks" / f"{kind}-{name}-in-use.lock"
 
+    def refuse_writable(self, kind: str) -> None:
+        """Refuse the store where other accounts can put entries of a kind, or take them away.
+
+        Raises:
+            MachineError: its folder, or that of the kind, is open to them for writing.
+        """
+        for folder in () if kind in self._own else (self.root, self.root / kind):
+            try:
+                mode = folder.stat().st_mode
+            except OSError:
+                continue  # it is made later, or cannot be read, as whoever reads it says
+            # With the sticky bit, as in /tmp, others can put something there, and take nothing away.
+            if mode & WRITABLE_BY_OTHERS and not (folder == self.root and mode & stat.S_ISVTX):
+                raise MachineError(
+                    f"the cache {folder} is refused",
+                    why=f"Other accounts may write to it (mode {stat.S_IMODE(mode):o}): what is in it need not be what "
+                    "envbuild put there.",
+                    fix=f"Take that right away: chmod go-w {shlex.quote(str(folder))}. For reading it may stay open.",
+                )
+        self._own.add(kind)
+
     def find(self, kind: str, key: str) -> Path | None:
         """The entry's directory if it is there, whole and unchanged since it was made."""
         path = self.path_of(kind, key)
+        self.refuse_writable(kind)
         if not path.is_dir():
             return None
         problem = entry_index.find_damage(path)
@@ -101,6 +129,7 @@ class LocalStore:
         path = self.path_of(kind, key)
         if not again and self.find(kind, key):
             return Entry(path=path, built=False)
+        self.refuse_writable(kind)
         self._make_root()
         lock = self.lock_of(kind, key)
         waiting = f"another envbuild is making {kind} {short(key)}: waiting for it"
@@ -115,7 +144,8 @@ class LocalStore:
                 with machine_errors(path):
                     # Before the rename: from then on others read the entry without a lock.
                     entry_index.write_index(content)
-                    make_private(path.parent)
+                    make_own(path.parent)
+                    _open_as(path.parent, content)
                     if path.is_dir():
                         # Removed with the staging directory; a process that reads it keeps what it has open.
                         path.rename(staged / "replaced")
@@ -153,12 +183,14 @@ class LocalStore:
             is_whole: whether a folder that was completed can still be used; else it is made anew.
         """
         folder = self.path_of(kind, key)
+        self.refuse_writable(kind)
         waiting = f"another envbuild is making {what} {short(key)}: waiting for it"
         with locks.exclusive(self.lock_of(kind, key), on_wait=lambda: self.reporter.note(waiting)):
             if not ((folder / COMPLETE).is_file() and is_whole(folder)):
                 with machine_errors(folder):
                     remove_tree(folder)
-                    folder.mkdir(parents=True)
+                    make_own(folder.parent)
+                    folder.mkdir(0o755)
                 make(folder)
                 write_atomic(folder / COMPLETE, f"{key}\n")
             self.use(kind, key)
@@ -174,8 +206,7 @@ class LocalStore:
     def _make_root(self) -> None:
         with machine_errors(self.root):
             # One that is there may be anything's (/var/cache, /tmp), and stays as it is.
-            if not self.root.exists():
-                make_private(self.root)
+            make_own(self.root)
             # Who may open a lock file may hold it.
             for name in ("locks", "logs"):
                 make_private(self.root / name)
@@ -187,3 +218,17 @@ class LocalStore:
                 if free:
                     remove_tree(lock.with_suffix(""))
                     lock.unlink()
+
+
+def _open_as(kind: Path, entry: Path) -> None:
+    """Open a new entry for those to whom its owner has opened the folder of its kind; nobody else writes to it.
+
+    Root file systems stay closed: others could run setuid programs in them.
+    """
+    mode = stat.S_IMODE(kind.stat().st_mode) & ~WRITABLE_BY_OTHERS
+    if mode == PRIVATE or (entry / entry_index.UNINDEXED_FOLDER).exists():
+        return
+    for path in (entry, *entry.rglob("*")):
+        if (open_to := path.stat().st_mode) & WRITABLE_BY_OTHERS:
+            path.chmod(stat.S_IMODE(open_to) & ~WRITABLE_BY_OTHERS)
+    entry.chmod(mode | PRIVATE)

@@ -1,62 +1,202 @@
-"""Slurm's Prolog: a job with a verified .sqsh starts, another one is cancelled."""
+"""Slurm's Prolog: a job with a verified .sqsh starts, another one is cancelled, and its user reads why."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from helpers.publish_world import PublishWorld
+from helpers.slurm_scripts import SiteScripts, install_scripts
 
-PROLOG = Path(__file__).parents[3] / "containers/slurm/prolog.sh"
 OPTION = "SPANK__SLURM_SPANK_OPTION_pyxis_container_image"
 
 
+@dataclass
+class Prolog:
+    """The Prolog of a site, with commands of Slurm that write down what they are given.
+
+    Attributes:
+        home: the job's working folder.
+    """
+
+    scripts: SiteScripts
+    home: Path
+
+    def run(self, image: str, **more: str) -> subprocess.CompletedProcess[str]:
+        # As slurmd starts it: without PATH, and with nothing of the job's or of slurmd's own environment.
+        environment = {
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_UID": str(os.getuid()),
+            "SLURM_JOB_GID": str(os.getgid()),
+            "SLURM_JOB_WORK_DIR": str(self.home),
+            "SLURM_SCRIPT_CONTEXT": "prolog_slurmd",
+            **({OPTION: image} if image else {}),
+            **more,
+        }
+        done = subprocess.run(["/bin/sh", self.scripts.prolog], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr  # anything else drains the node
+        return done
+
+    @property
+    def commands(self) -> str:
+        """What Slurm's commands were given."""
+        file = self.scripts.folder / "commands"
+        return file.read_text() if file.exists() else ""
+
+    def starts(self, image: str, **more: str) -> bool:
+        self.run(image, **more)
+        return not self.commands
+
+    @property
+    def note(self) -> Path:
+        return self.scripts.notes / "7"
+
+
+def installed(folder: Path, *noting: str, trust: Path | None = None) -> Prolog:
+    """A Prolog; ``noting`` are programs that only write down what they are given, and fail."""
+    scripts = install_scripts(folder / "site", trust)
+    for name in noting:
+        program = scripts.folder / "bin" / name
+        program.write_text(f'#!/bin/sh\nprintf "%s\\n" "{name} $*" >> "{scripts.folder}/commands"\nexit 1\n')
+        program.chmod(0o755)
+    (scripts.folder / "bin/scancel").write_text(f'#!/bin/sh\necho "scancel $*" >> "{scripts.folder}/commands"\n')
+    (scripts.folder / "bin/scancel").chmod(0o755)
+    home = folder / "home"
+    home.mkdir()
+    return Prolog(scripts, home)
+
+
 @pytest.fixture
-def sqsh(world: PublishWorld) -> Path:
-    """A .sqsh with its certificate next to it."""
-    file = world.image.sqsh()
+def prolog(world: PublishWorld, tmp_path: Path) -> Prolog:
+    # Slurm's controller may be away: a message that cannot be left does not keep the job.
+    return installed(tmp_path, "scontrol", trust=world.project / "trust.toml")
+
+
+@pytest.fixture
+def sqsh(world: PublishWorld, prolog: Prolog) -> Path:
+    """A .sqsh with its certificate next to it, in the job's working folder."""
+    file = prolog.home / "nemo.sqsh"
+    file.write_bytes(world.image.sqsh().read_bytes())
     Path(f"{file}.intoto.jsonl").write_bytes(world.certify().read_bytes())
     return file
 
 
-def prolog(world: PublishWorld, image: str) -> tuple[int, str, bool]:
-    """The exit status, what it printed, and whether the job was cancelled."""
-    programs, cancelled = world.project / "bin", world.project / "cancelled"
-    programs.mkdir(exist_ok=True)
-    for name, body in (
-        ("envbuild", f'exec "{sys.executable}" -m envbuild "$@"'),
-        ("scancel", f'echo "$1" > "{cancelled}"'),
-    ):
-        (programs / name).write_text(f"#!/bin/sh\n{body}\n")
-        (programs / name).chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "SLURM_JOB_ID": "7",
-        "ENVBUILD_TRUST": str(world.project / "trust.toml"),
-        OPTION: image,
-    }
-    done = subprocess.run(["sh", PROLOG], env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr, cancelled.is_file() and cancelled.read_text() == "7\n"
-
-
-def test_a_verified_image_starts(world: PublishWorld, sqsh: Path) -> None:
-    assert prolog(world, str(sqsh)) == (0, "", False)
+@pytest.mark.parametrize("form", ["{sqsh}", "./nemo.sqsh"])
+def test_a_verified_image_starts_and_the_hook_is_told(
+    world: PublishWorld, prolog: Prolog, sqsh: Path, form: str
+) -> None:
+    assert prolog.starts(form.format(sqsh=sqsh))
+    assert prolog.note.read_text() == f"{world.image.record.oci_digest}\n"
+    # The Epilog is the same script.
+    assert prolog.starts(str(sqsh), SLURM_SCRIPT_CONTEXT="epilog_slurmd")
+    assert not prolog.note.exists()
 
 
 @pytest.mark.parametrize("image", ["", "registry.example.org#team/nemo:mcore-h200", "docker://nemo:1", "nemo:1"])
-def test_an_image_of_a_registry_is_the_importers(world: PublishWorld, image: str) -> None:
-    assert prolog(world, image) == (0, "", False)
+def test_an_image_of_a_registry_is_the_importers(tmp_path: Path, image: str) -> None:
+    prolog = installed(tmp_path, "scontrol", "envbuild")
+    assert prolog.starts(image)
+    assert not prolog.note.exists()
 
 
-def test_another_file_cancels_the_job(world: PublishWorld, sqsh: Path) -> None:
+@pytest.mark.parametrize(
+    "image",
+    [
+        *("{home}/evil.sqsh", "{home}/e#vil.sqsh", "{home}/a://evil.sqsh", "{home}//evil.sqsh", "/{home}/evil.sqsh"),
+        *("./evil.sqsh", "../home/evil.sqsh", ".evil.sqsh", "..evil.sqsh", ".e#vil.sqsh", ".a://evil.sqsh"),
+        *("./link.sqsh", "./e vil.sqsh", "./e'v\"il.sqsh", "./$(evil).sqsh", "./*", "./-evil.sqsh", "./evil=x"),
+        "{home}/e\\vil.sqsh",
+    ],
+)
+def test_whatever_begins_like_a_path_is_verified(tmp_path: Path, image: str) -> None:
+    prolog = installed(tmp_path, "scontrol", "envbuild")
+    image = image.format(home=prolog.home)
+    place = prolog.home / image
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to("/dev/null") if "link" in image else place.write_bytes(b"another image")
+    Path(f"{place}.intoto.jsonl").write_bytes(b"a certificate")
+    assert not prolog.starts(image)
+    path = image if image.startswith("/") else f"{prolog.home}/{image}"
+    asked, *_, last = prolog.commands.splitlines()
+    assert asked.startswith(f"envbuild certificate verify {path}.intoto.jsonl --image {path} --trust ")
+    assert last == "scancel 7"
+    assert not prolog.note.exists()
+
+
+@pytest.mark.parametrize("image", ["./.sqsh\n", "{home}/a\n", "./nemo\n.sqsh", "{home}/a\x1b[2J"])
+def test_a_name_that_enroot_would_read_otherwise_is_refused(tmp_path: Path, image: str) -> None:
+    # enroot drops the line end, and opens the file without it.
+    prolog = installed(tmp_path, "scontrol", "envbuild")
+    image = image.format(home=prolog.home)
+    for suffix in ("", ".intoto.jsonl"):
+        (prolog.home / f"{image}{suffix}").write_bytes(b"an image")
+    assert not prolog.starts(image)
+    assert "envbuild certificate" not in prolog.commands
+    assert "control character" in prolog.commands
+
+
+def test_the_user_reads_why(prolog: Prolog, sqsh: Path) -> None:
     with sqsh.open("ab") as stream:
         stream.write(b"changed")
-    status, printed, cancelled = prolog(world, str(sqsh))
-    assert (status, cancelled) == (0, True)
-    assert "no certificate that counts" in printed
-    Path(f"{sqsh}.intoto.jsonl").unlink()
-    assert prolog(world, str(sqsh))[2]
+    printed = prolog.run(str(sqsh)).stderr
+    comment, message, cancelled = prolog.commands.splitlines()
+    assert comment.startswith("scontrol update JobId=7 AdminComment=envbuild: cancelled. Cause: ")
+    assert message.startswith("scontrol notify 7 envbuild cancels this job. Cause: ")
+    assert cancelled == "scancel 7"
+    for text in (printed, comment, message):
+        assert f"{sqsh} has no certificate that counts here." in text
+        assert "envbuild pull REGISTRY/REPO:TAG --output" in text
+
+
+@pytest.mark.parametrize("there", ["", ".intoto.jsonl"])
+def test_a_missing_file_is_named(tmp_path: Path, there: str) -> None:
+    prolog = installed(tmp_path, "scontrol", "envbuild")
+    (prolog.home / f"a.sqsh{there}").write_bytes(b"x")
+    assert not prolog.starts("./a.sqsh")
+    assert f"{prolog.home}/./a.sqsh.intoto.jsonl, is missing" in prolog.commands
+
+
+def test_a_note_of_an_earlier_start_goes(prolog: Prolog, sqsh: Path) -> None:
+    prolog.scripts.notes.mkdir()
+    prolog.note.write_text("sha256:0123\n")
+    sqsh.write_bytes(b"another image")  # the job was requeued
+    assert not prolog.starts(str(sqsh))
+    assert not prolog.note.exists()
+
+
+def test_images_of_roots_folder_alone(prolog: Prolog, sqsh: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir(0o755)
+    for suffix in ("", ".intoto.jsonl"):
+        (folder / f"nemo.sqsh{suffix}").write_bytes(Path(f"{sqsh}{suffix}").read_bytes())
+        (folder / f"nemo.sqsh{suffix}").chmod(0o644)
+    with prolog.scripts.settings.open("a") as stream:
+        stream.write(f"ENVBUILD_IMAGE_FOLDER={folder}/\n")
+    # Whatever account the tests have: one that is not root owns no such folder.
+    assert prolog.starts(f"{folder}/nemo.sqsh") == (os.getuid() == 0)
+    (folder / "link.sqsh").symlink_to("nemo.sqsh")
+    (folder / "link.sqsh.intoto.jsonl").symlink_to("nemo.sqsh.intoto.jsonl")
+    for image in (str(sqsh), f"{folder}/../home/nemo.sqsh", f"{folder}//nemo.sqsh", f"{folder}/link.sqsh"):
+        (prolog.scripts.folder / "commands").unlink(missing_ok=True)
+        assert not prolog.starts(image)
+        assert f"Images start only from {folder}/" in prolog.commands
+    folder.chmod(0o775)
+    (prolog.scripts.folder / "commands").unlink()
+    assert not prolog.starts(f"{folder}/nemo.sqsh")
+
+
+def test_a_file_that_the_user_cannot_read_is_not_read_as_root(tmp_path: Path) -> None:
+    prolog = installed(tmp_path, "scontrol", "envbuild")
+    for suffix in ("", ".intoto.jsonl"):
+        (prolog.home / f"a.sqsh{suffix}").write_bytes(b"x")
+    prolog.home.chmod(0)
+    # Root may enter every folder: the job is of another account then.
+    other = {"SLURM_JOB_UID": "65534", "SLURM_JOB_GID": "65534"} if os.getuid() == 0 else {}
+    try:
+        assert not prolog.starts(f"{prolog.home}/a.sqsh", **other)
+        assert "closed to the job's user" in prolog.commands
+    finally:
+        prolog.home.chmod(0o755)

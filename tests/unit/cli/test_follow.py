@@ -8,8 +8,9 @@ import time
 import pytest
 
 from envbuild.cli import follow as follow_module
-from envbuild.cli.follow import follow, leave
+from envbuild.cli.follow import follow, leave, place
 from envbuild.core.errors import InternalError, InterruptedByUserError, PublicationRefusedError
+from envbuild.core.files import clone_or_copy
 
 WORDS = ["pull", "host/repo:tag"]
 
@@ -64,11 +65,79 @@ def test_each_process_has_its_own_output(ranks, capsys):
     for form in (["--output", "{}/a"], ["--output={}/a"], ["--json", "--output", "{}/deep/b"], ["-q"], ["--json"]):
         ranks.run(*(word.format(ranks.folder) for word in form), began=began)
     assert ranks.asked == 1
-    assert os.path.samefile(ranks.folder / "a", ranks.file)
-    assert os.path.samefile(ranks.folder / "deep/b", ranks.file)
+    for name in ("a", "deep/b"):
+        assert (ranks.folder / name).read_bytes() == b"a squashfs file"
+        # Whoever owns an output can write into it, and that must not be into the store.
+        assert not os.path.samefile(ranks.folder / name, ranks.file)
     lines = capsys.readouterr().out
     assert f"number 1\n{ranks.folder}/a\n" in lines
     assert json.loads(lines[lines.rindex("{") :])["path"] == str(ranks.file)
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """The files that are copied out of the store."""
+    copied = []
+
+    def clone(source, destination):
+        copied.append(destination.name)
+        clone_or_copy(source, destination)
+
+    monkeypatch.setattr("envbuild.core.files.clone_or_copy", clone)
+    return copied
+
+
+def placing(ranks):
+    def ask() -> int:
+        ranks.ask()
+        place({"path": str(ranks.file), "certificate": None}, str(ranks.folder / "a"))
+        return 0
+
+    return ask
+
+
+def test_ranks_of_one_output_copy_it_once(ranks, copies):
+    began = time.monotonic()
+    output = ("--output", str(ranks.folder / "a"))
+    ranks.run(*output, ask=placing(ranks))
+    for _ in range(3):
+        ranks.run(*output, began=began)
+    # Of a later job, too.
+    ranks.run(*output, ask=placing(ranks))
+    assert (ranks.asked, copies) == (2, ["a"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file.write_bytes(b"another image.."),
+        lambda file: (os.utime(file, (0, 0)), file.write_bytes(b"another image.."), os.utime(file, (0, 0))),
+        lambda file: file.chmod(0o666),
+        lambda file: file.unlink(),
+        lambda file: (file.unlink(), file.symlink_to("store")),
+        lambda file: (file.with_name("c").write_bytes(b"another image.."), file.with_name("c").replace(file)),
+    ],
+)
+def test_an_output_that_was_changed_is_copied_again(ranks, copies, change):
+    began = time.monotonic()
+    output = ("--output", str(ranks.folder / "a"))
+    ranks.run(*output, ask=placing(ranks))
+    change(ranks.folder / "a")
+    ranks.run(*output, began=began)
+    assert (ranks.asked, copies) == (1, ["a", "a"])
+    assert (ranks.folder / "a").read_bytes() == b"a squashfs file"
+    assert not (ranks.folder / "a").is_symlink()
+
+
+def test_an_output_of_an_older_image_is_copied_anew(ranks, copies):
+    output = ("--output", str(ranks.folder / "a"))
+    ranks.run(*output, ask=placing(ranks))
+    # In the store a name is a digest.
+    ranks.file = ranks.folder / "newer"
+    ranks.file.write_bytes(b"a newer  image.")
+    ranks.run(*output, ask=placing(ranks))
+    assert copies == ["a", "a"]
+    assert (ranks.folder / "a").read_bytes() == b"a newer  image."
 
 
 def test_certificate_is_put_next_to_the_output(ranks):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.publish_world import make_publish_world
 from helpers.pull_world import PullWorld, make_pull_world
+from helpers.slurm_scripts import install_scripts
 
 from envbuild.catalog.data import data_root
 from envbuild.cli.main import run
@@ -66,6 +67,21 @@ def test_output_and_its_certificate(there, pull_json, capsys):
     words = ["certificate", "verify", "out/nemo.sqsh.intoto.jsonl", "--image", "out/nemo.sqsh"]
     assert run([*words, "--trust", str(there.world.project / "trust.toml")]) == 0
     assert "verified: signed by lab" in capsys.readouterr().out
+
+
+def test_an_output_that_is_written_into_changes_no_other(there, pull_json):
+    there.publish()
+    reference = f"{there.store.address}:mcore-debian12-cpu"
+    output = Path(pull_json(reference, "--output", "mine.sqsh")["path"])
+    before = output.stat()
+    # As another account does to which the file was given, and which puts its times back.
+    with output.open("r+b") as stream:
+        stream.write(b"evil")
+    os.utime(output, ns=(before.st_atime_ns, before.st_mtime_ns))
+    good = there.image.read_bytes()
+    assert Path(pull_json(reference, "--output", "other.sqsh")["path"]).read_bytes() == good
+    assert Path(pull_json(reference)["path"]).read_bytes() == good
+    assert Path(pull_json(reference, "--output", "mine.sqsh")["path"]).read_bytes() == good
 
 
 @pytest.mark.parametrize(
@@ -213,7 +229,7 @@ def test_hook_lets_start_what_the_importer_verified(there, site, slurm):
     hook, root = ENROOT / "hook.sh", "/data/pyxis_7.0"
     refused = slurm(hook, ENROOT_ROOTFS=root)
     assert refused.returncode == 1
-    assert "did not come through envbuild's importer" in refused.stderr
+    assert "neither envbuild's importer nor Slurm's prolog has verified its image" in refused.stderr
     assert slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu").returncode == 0
     assert slurm(site / "importer.sh", "release").returncode == 0
     assert slurm(hook, ENROOT_ROOTFS=root).returncode == 0
@@ -224,6 +240,71 @@ def test_hook_lets_start_what_the_importer_verified(there, site, slurm):
     assert slurm(hook, step="1", ENROOT_ROOTFS="/data/pyxis_named").returncode == 0
     # Outside of a job it is nobody's business.
     assert slurm(hook, ENROOT_ROOTFS="/data/x", SLURM_JOB_ID="").returncode == 0
+
+
+def test_hook_knows_a_batch_script(there, site, slurm):
+    there.publish()
+    batch = {"step": "", "ENROOT_ROOTFS": "/data/pyxis_7.4294967291"}
+    assert slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu").returncode == 0
+    # The step 0 that was verified is another one.
+    assert slurm(ENROOT / "hook.sh", **batch).returncode == 1
+    assert slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu", step="").returncode == 0
+    assert slurm(ENROOT / "hook.sh", **batch).returncode == 0
+
+
+@pytest.fixture
+def prologs(tmp_path):
+    """The hook of a site whose Prolog has verified the image of job 7; returns containers by their first line."""
+    scripts = install_scripts(tmp_path / "slurm")
+    scripts.notes.mkdir()
+    (scripts.notes / "7").write_text("sha256:0123\n")
+
+    def container(first, name="pyxis_7.0"):
+        (tmp_path / name / "etc").mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "etc/rc").write_text(f"{first}\nexec /bin/bash\n")
+        return scripts.hook, str(tmp_path / name)
+
+    return container
+
+
+VERIFIED = "# enroot-provenance: oci:sha256:0123"
+
+
+@pytest.mark.parametrize("step", ["0", "1", ""])
+@pytest.mark.parametrize("image", ["", "/home/me/nemo.sqsh"])
+def test_hook_lets_start_what_the_prolog_verified(prologs, slurm, step, image):
+    hook, root = prologs(VERIFIED)
+    assert slurm(hook, step=step, ENROOT_ROOTFS=root, PYXIS_CONTAINER_IMAGE=image).returncode == 0
+
+
+@pytest.mark.parametrize("first", ["# enroot-provenance: oci:sha256:0124", "", "# enroot-provenance: oci:"])
+@pytest.mark.parametrize("job", ["7", "8", "x/../7"])
+def test_hook_refuses_another_image_than_the_jobs(prologs, slurm, first, job):
+    hook, root = prologs(first)
+    refused = slurm(hook, ENROOT_ROOTFS=root, SLURM_JOB_ID=job)
+    assert refused.returncode == 1
+    assert "nor Slurm's prolog has verified its image" in refused.stderr
+
+
+def test_hook_refuses_the_verified_image_in_another_job(prologs, slurm):
+    hook, root = prologs(VERIFIED)
+    for job in ("8", "../7", "x/../7"):
+        assert slurm(hook, ENROOT_ROOTFS=root, SLURM_JOB_ID=job).returncode == 1
+
+
+@pytest.mark.parametrize("image", ["/home/me/evil.sqsh", "./evil.sqsh", ".evil.sqsh", "/home/me/e#vil.sqsh"])
+def test_hook_names_the_variable_that_no_prolog_sees(slurm, image):
+    refused = slurm(ENROOT / "hook.sh", ENROOT_ROOTFS="/data/pyxis_7.0", PYXIS_CONTAINER_IMAGE=image)
+    assert refused.returncode == 1
+    assert "PYXIS_CONTAINER_IMAGE names a path" in refused.stderr
+    assert "sbatch, salloc or srun --container-image=PATH" in refused.stderr
+
+
+def test_a_named_container_of_a_verified_image_starts_again(prologs, slurm):
+    hook, root = prologs(VERIFIED, "pyxis_named")
+    assert slurm(hook, ENROOT_ROOTFS=root).returncode == 0
+    prologs("# changed in the container", "pyxis_named")
+    assert slurm(hook, step="1", ENROOT_ROOTFS=root).returncode == 0
 
 
 def test_steps_of_old_jobs_are_forgotten(there, site, slurm):

@@ -14,7 +14,15 @@ from helpers.processes import in_child, unprivileged
 
 from envbuild.core import files
 from envbuild.core.errors import MachineError
-from envbuild.core.files import link_or_copy, machine_errors, os_error, remove_tree, replace_tree, write_atomic
+from envbuild.core.files import (
+    clone_or_copy,
+    link_or_copy,
+    machine_errors,
+    os_error,
+    remove_tree,
+    replace_tree,
+    write_atomic,
+)
 
 
 def entries(folder: Path) -> list[str]:
@@ -169,6 +177,50 @@ def test_link_or_copy_without_its_source_leaves_nothing(tmp_path):
     with pytest.raises(MachineError):
         link_or_copy(tmp_path / "missing", tmp_path / "copy")
     assert entries(tmp_path) == []
+
+
+def test_clone_or_copy_makes_a_file_of_its_own(tmp_path):
+    source, copy = tmp_path / "source", tmp_path / "place" / "copy"
+    source.write_text("content")
+    source.chmod(0o640)
+    os.utime(source, (1, 1))
+    copy.parent.mkdir()
+    copy.write_text("old")
+    clone_or_copy(source, copy)
+    assert (copy.read_text(), copy.stat().st_mode & 0o777, copy.stat().st_mtime) == ("content", 0o640, 1)
+    copy.write_text("changed")
+    assert source.read_text() == "content"
+    assert entries(copy.parent) == ["copy"]
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, 0])
+def test_clone_or_copy_shares_blocks_where_it_can(tmp_path, monkeypatch, number):
+    def clone(copy, request, source) -> None:
+        assert request == 0x40049409
+        if number:
+            raise OSError(number, os.strerror(number))
+        os.write(copy.fileno(), os.read(source, 7))
+
+    monkeypatch.setattr(files.fcntl, "ioctl", clone)
+    copied = []
+    monkeypatch.setattr(
+        files.shutil, "copyfile", lambda one, other: copied.append(other) or other.write_text("content")
+    )
+    (tmp_path / "source").write_text("content")
+    clone_or_copy(tmp_path / "source", tmp_path / "copy")
+    assert (tmp_path / "copy").read_text() == "content"
+    assert bool(copied) == bool(number)
+
+
+def test_clone_or_copy_names_a_full_disk(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.fcntl, "ioctl", refuse)
+    (tmp_path / "source").write_text("content")
+    with pytest.raises(MachineError, match="full"):
+        clone_or_copy(tmp_path / "source", tmp_path / "copy")
+    assert entries(tmp_path) == ["source"]
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o300, 0o555])

@@ -62,9 +62,19 @@ def test_two_targets_of_one_image_have_a_folder_and_a_tag_each(entry, tmp_path):
         [described] = json.loads((image.path / "oci/index.json").read_bytes())["manifests"]
         tags.append(described["annotations"]["org.opencontainers.image.ref.name"])
         digests.add(described["digest"])
-        assert (image.path / "image.sqsh").samefile(entry[0] / "image.sqsh")
+        # Whoever owns the place can write into it, and that must not be into the store.
+        assert all(path.stat().st_nlink == 1 for path in image.path.rglob("*") if path.is_file())
     assert tags == ["mcore-debian12-h100", "mcore-debian12-h200"]
     assert len(digests) == 1
+
+
+def test_a_hard_link_of_an_earlier_version_becomes_a_copy(entry, tmp_path):
+    image, _ = placed(entry, tmp_path, "h200")
+    (image.path / "image.sqsh").unlink()
+    (image.path / "image.sqsh").hardlink_to(entry[0] / "image.sqsh")
+    assert placed(entry, tmp_path, "h200")[1] is True
+    assert not (image.path / "image.sqsh").samefile(entry[0] / "image.sqsh")
+    assert placed(entry, tmp_path, "h200")[1] is False
 
 
 @pytest.mark.parametrize("name", ["record.json", "oci/index.json", "image.sqsh", ".sealed.json"])

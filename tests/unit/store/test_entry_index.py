@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from pathlib import Path
 
 from envbuild.store import entry_index
 
@@ -47,6 +48,22 @@ def test_write_into_a_blob_is_noticed(tmp_path):
     file = blob(tmp_path)
     entry_index.write_index(tmp_path)
     file.write_bytes(DATA[:-1] + b"y")
+    assert "was changed" in entry_index.find_damage(tmp_path)
+
+
+def test_a_file_that_was_given_away_is_read(tmp_path, monkeypatch):
+    """Earlier versions made outputs as hard links: their new owner writes into the store, and puts the time back."""
+    file = blob(tmp_path)
+    entry_index.write_index(tmp_path)
+    file.write_bytes(DATA[:-1] + b"y")
+    os.utime(file, (entry_index.INDEXED_SECONDS, entry_index.INDEXED_SECONDS))
+    real = Path.stat
+
+    def given_away(path, **more):
+        info = real(path, **more)
+        return os.stat_result((*info[:4], info.st_uid + 1, *info[5:10])) if path == file else info
+
+    monkeypatch.setattr(Path, "stat", given_away)
     assert "was changed" in entry_index.find_damage(tmp_path)
 
 

@@ -15,6 +15,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.store.local import COMPLETE, LocalStore
 
 KEY = sha256_bytes(b"what it is made of")
+OTHER = sha256_bytes(b"something else")
 
 
 @pytest.fixture
@@ -189,14 +190,80 @@ def test_no_other_account_enters_the_store(store, monkeypatch):
     assert [mode(path) for path in (entry.parent, entry)] == [0o700] * 2
 
 
-def test_a_store_that_others_could_enter_is_closed(store):
+def test_locks_and_logs_are_closed(store):
     """Whoever may open a lock may hold it, and logs name places."""
-    folders = [store.root / name for name in ("staging", "image", "locks")]
+    folders = [store.root / name for name in ("staging", "locks", "logs")]
     for folder in folders:
         folder.mkdir(parents=True)
         folder.chmod(0o755)
     store.get_or_build("image", KEY, fill)
-    assert [mode(folder) for folder in (*folders, store.root / "logs")] == [0o700] * 4
+    assert [mode(folder) for folder in folders] == [0o700] * 3
+
+
+def test_a_cache_that_its_owner_opened_for_reading_stays_open(store):
+    first = store.get_or_build("image", KEY, fill).path
+    for folder in (store.root, first.parent, first):
+        folder.chmod(0o755)
+
+    def fill_openly(folder: Path) -> None:
+        (folder / "below").mkdir()
+        fill(folder)
+        for path in (folder / "below", *folder.iterdir()):
+            path.chmod(0o777)
+
+    second = store.get_or_build("image", OTHER, fill_openly).path
+    assert [mode(folder) for folder in (store.root, first.parent, first, second)] == [0o755] * 4
+    # It is read there, and not written to.
+    assert not any(mode(path) & 0o022 for path in second.rglob("*"))
+    # Other kinds are opened by themselves.
+    assert mode(store.get_or_build("base", KEY, fill).path.parent) == 0o700
+
+
+def test_root_file_systems_stay_closed(store):
+    store.get_or_build("image", KEY, fill).path.parent.chmod(0o755)
+
+    def fill_root(folder: Path) -> None:
+        (folder / "rootfs").mkdir()
+        (folder / "rootfs/su").touch()
+        (folder / "rootfs/su").chmod(0o4777)
+
+    entry = store.get_or_build("image", OTHER, fill_root).path
+    assert (mode(entry), mode(entry / "rootfs/su")) == (0o700, 0o4777)
+
+
+@pytest.mark.parametrize("bits", [0o770, 0o702, 0o777])
+@pytest.mark.parametrize("name", ["", "image"])
+def test_a_cache_that_others_can_write_to_is_refused(store, bits, name):
+    store.get_or_build("image", KEY, fill)
+    (store.root / name).chmod(bits)
+    again = LocalStore(store.root, SilentReporter())
+    for use in (
+        lambda: again.find("image", KEY),
+        lambda: again.get_or_build("image", KEY, fill),
+        lambda: again.rebuild("image", KEY, fill),
+        lambda: again.make_in_place("image", OTHER, "it", lambda _: False, fill),
+    ):
+        with pytest.raises(MachineError, match="is refused") as refused:
+            use()
+        assert f"mode {bits:o}" in refused.value.why
+        assert f"chmod go-w {store.root / name}" in refused.value.fix
+    if not name:
+        # As /tmp is: others can put something there, and take nothing away.
+        store.root.chmod(0o1777)
+        assert again.find("image", KEY)
+
+
+def test_no_folder_of_a_cache_is_made_for_others_to_write_to(tmp_path):
+    old = os.umask(0)
+    try:
+        store = LocalStore(tmp_path / "deep/cache", SilentReporter())
+        store.make_in_place("tools", KEY, "it", lambda _: True, fill)
+        store.get_or_build("image", KEY, fill)
+    finally:
+        os.umask(old)
+    folders = [tmp_path / "deep", store.root, *store.root.iterdir(), store.path_of("tools", KEY)]
+    assert not any(mode(folder) & 0o022 for folder in folders)
+    assert LocalStore(store.root, SilentReporter()).find("image", KEY)
 
 
 def test_a_folder_that_is_made_in_its_place_is_made_anew_unless_it_is_whole(store):

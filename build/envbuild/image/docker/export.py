@@ -16,7 +16,7 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
 from envbuild.core.errors import ConfigurationError
-from envbuild.core.files import link_or_copy, machine_errors, remove_tree, replace_tree
+from envbuild.core.files import clone_or_copy, machine_errors, remove_tree, replace_tree
 from envbuild.image import node_requirements
 from envbuild.image.base import StoredBase
 from envbuild.image.build import hold_base
@@ -149,11 +149,11 @@ class _Export:
         if not _reference(self.inputs.selection):
             write_base(self.base, self.staged / BASE_FILE)
         for item in self.inputs.wheels.values():
-            link_or_copy(item.wheel, self.staged / "wheels" / item.wheel.name)
+            clone_or_copy(item.wheel, self.staged / "wheels" / item.wheel.name)
         # envbuild's own uv, as a file: the steps need no registry that has an image with it.
-        link_or_copy(uv_program(), self.staged / "tools/uv")
+        clone_or_copy(uv_program(), self.staged / "tools/uv")
         if (self.staged / "lock/toolkit.txt").exists():
-            link_or_copy(data_root() / TOOLKIT_SCRIPT, self.staged / "tools/toolkit.sh")
+            clone_or_copy(data_root() / TOOLKIT_SCRIPT, self.staged / "tools/toolkit.sh")
         # In the form of `uv pip list --format freeze`, with which a step compares them.
         lines = [f"{canonicalize_name(name)}=={version}" for name, version in self.inputs.lock.packages().items()]
         (self.staged / "lock/packages.txt").write_text("".join(f"{line}\n" for line in sorted(lines)))
@@ -221,7 +221,7 @@ def _reference(selection: Selection) -> str:
 def write_base(base: StoredBase, file: Path) -> None:
     """Write a base as one tar: docker unpacks whiteouts of several layers as files."""
     if len(base.layers) == 1 and base.layers[0].record.media_type == LAYER_TYPE:
-        link_or_copy(base.layers[0].file, file)
+        clone_or_copy(base.layers[0].file, file)
         return
     with GzipWriter(file) as gzip:
         for member, content in merged([layer.blob for layer in base.layers]):

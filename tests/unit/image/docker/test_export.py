@@ -145,6 +145,8 @@ def test_context_of_a_lock_of_wheels(context, tmp_path):
     assert not [path for path in out.rglob("*.txt") if HOST in path.read_text()]
     assert HOST not in text
     assert oct(out.stat().st_mode)[-3:] == "755"
+    # None is the store's own, or uv's of this environment.
+    assert all(path.stat().st_nlink == 1 for path in out.rglob("*") if path.is_file())
 
 
 def test_export_is_replaced_and_another_folder_is_not(context, tmp_path):
