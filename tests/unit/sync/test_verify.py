@@ -160,15 +160,25 @@ def test_an_import_that_fails_is_a_finding_with_its_packages_and_is_kept(verifie
 
 
 def test_what_may_end_otherwise_another_time_is_not_kept(verifier, lock):
-    """A process that was killed, and a build: this machine may have had no memory, or no compiler."""
-    killed = broken("killed", status=-9)
+    """A crash, and a build: this machine may have had no compiler."""
+    crashed = broken("crashed", status=-11)
     unbuilt = FakePlace("unbuilt", fill=BuildError("x", why="error: Failed to build `torch==2.13.0+cpu`"))
-    for place in (killed, unbuilt):
+    for place in (crashed, unbuilt):
         for _ in range(2):
             (finding,) = verifier(place)(Selected(), lock).findings
         assert len(place.trials) == 2
     assert (finding.code, finding.packages) == ("install", ("torch",))
     assert finding.what == "torch does not install: Failed to build `torch==2.13.0+cpu`"
+
+
+def test_an_import_without_a_verdict_is_no_finding_and_is_not_kept(verifier, lock):
+    """This machine may have had no memory."""
+    killed = broken("killed", status=-9)
+    for _ in range(2):
+        with pytest.raises(MachineError, match="cannot import torch of torch: its process was ended by SIGKILL"):
+            verifier(killed)(Selected(), lock)
+    assert len(killed.trials) == 2
+    assert verifier(imported("killed"))(Selected(), lock).findings == ()
 
 
 def test_without_a_place_nothing_is_verified(verifier, lock):
