@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import read_lock
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.resolve.resolve import ResolvedPlan
+from envbuild.sync import conclusive
 
 LATER = "2025-06-01T00:00:00Z"
 HEAD_DAY = "2025-03-20T12:00:00Z"
@@ -103,6 +105,45 @@ def test_the_change_of_the_file_that_fails_is_undone(nemo: Any, tip: Callable[..
     lock = lock_of(nemo, "nemo")
     assert lock.components["nemo-toolkit"].commit == good
     assert f"nemo-toolkit {good[:12]}, 2 commits and 2 days behind the tip of main" in lock.behind[0]
+
+
+# Never ends; or ends the second time, when there is a mark.
+BLOCKS = "import time\nwhile True:\n    time.sleep(60)\n"
+BLOCKS_ONCE = (
+    "import pathlib\nmark = pathlib.Path({!r})\nif not mark.exists():\n    mark.touch()\n    "
+    + BLOCKS.replace("\n", "\n    ")
+)
+
+
+@pytest.fixture
+def little_time(tip: Callable[..., str], wheel: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports have seconds, and there is an older helper, which needs none."""
+    monkeypatch.setattr(conclusive, "LIMIT_SECONDS", 4.0)
+    tip("import helper\n", "helper")
+    wheel("helper", "1.0")
+
+
+@pytest.mark.usefixtures("little_time")
+def test_a_slow_import_changes_no_version(nemo: Any, wheel: Callable[..., None], tmp_path: Path) -> None:
+    wheel("helper", "2.0", LATER, module=BLOCKS_ONCE.format(str(tmp_path / "mark")))
+    nemo.run(*LOCK)
+    assert (tmp_path / "mark").exists()
+    assert lock_of(nemo, "nemo").deviations == ()
+    assert read_lock(nemo.project / "lockfiles/nemo" / BASE).packages()["helper"] == "2.0"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("little_time")
+def test_an_import_that_does_not_end_refuses_the_lock_and_is_not_remembered(
+    nemo: Any, wheel: Callable[..., None]
+) -> None:
+    wheel("helper", "2.0", LATER, module=BLOCKS)
+    refused = error(nemo.run(*LOCK, status=11))
+    assert refused["what"] == "cannot import nemo of nemo-toolkit: it did not end within 12 s"
+    assert "helper/__init__.py" in refused["why"]
+    assert list(nemo.project.glob("lockfiles/nemo/*/stack.lock.toml")) == []
+    assert [path.name for path in (nemo.cache / "searches").glob("*/*")] == ["started.json"]
+    assert not list((nemo.cache / "verifications").glob("*"))
 
 
 @pytest.fixture

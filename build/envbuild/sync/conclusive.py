@@ -59,4 +59,3 @@ def run_once(run: RunCommand, argv: Sequence[str], *, what: str, log: Path, limi
             f"cannot {what}: its process {describe_status(-9)}", why=tail(finished.output), fix=_FIX, log=log
         )
     return finished
-

@@ -109,7 +109,9 @@ class SearchSession:
         texts = {"why": kept["why"], "fix": kept["fix"]}
         if kept["findings"]:
             raise LockRefusedError(kept["what"], findings=_FINDINGS.validate_python(kept["findings"]), **texts)
-        raise ResolutionError(kept["what"], **texts).about(*kept["about"])
+        failure = ResolutionError(kept["what"], **texts).about(*kept["about"])
+        failure.explanation = kept["explanation"]
+        raise failure
 
     def keep(self, steps: LockProgress, error: EnvbuildError) -> None:
         """Keep the failure of an attempt, unless another time it might not fail."""
@@ -122,6 +124,7 @@ class SearchSession:
             "why": error.why,
             "fix": error.fix,
             "about": list(error.packages),
+            "explanation": error.explanation if isinstance(error, ResolutionError) else "",
             "findings": _FINDINGS.dump_python(tuple(findings), mode="json"),
             "packages": _packages(steps.resolved.resolution) if steps.resolved is not None else None,
         }
