@@ -291,6 +291,32 @@ def test_no_other_release_is_tried_against_syntax(engine: Any, upstream: Upstrea
     assert "the tip fails: nemo of nemo-toolkit does not import: SyntaxError: invalid syntax" in behind
 
 
+CONFLICT = (
+    'summary = "x"\npackages = { helper = ">=2", packaging = ">=1" }\nevidence = "seen"\nfix = "Take helper<2."\n'
+)
+
+
+@pytest.mark.parametrize("named", ["", "--pin"], ids=["branch", "commit"])
+def test_what_no_other_release_cures_is_not_met_with_other_releases(
+    nemo: Any, upstream: Upstream, tip: Callable[..., str], wheel: Callable[..., None], named: str
+) -> None:
+    """The tip calls what the pinned megatron-core lacks: of helper, which fails too, nothing else is tried."""
+    wheel("helper", "1.0")
+    wheel("helper", "2.0")
+    (nemo.project / "envs/conflicts").mkdir(parents=True)
+    (nemo.project / "envs/conflicts/helper.toml").write_text(CONFLICT)
+    head = tip("import megatron.core.later\n", "helper")
+    pins = ("--pin", "megatron-core=core_v0.12.0", "--name", "x")
+    if named:
+        done = nemo.run(*LOCK, *pins, "--pin", f"nemo-toolkit={head}", status=5)
+        assert "there is no module megatron.core.later" in error(done)["why"]
+    else:
+        done = nemo.run(*LOCK, *pins)
+        assert lock_of(nemo, "x").components["nemo-toolkit"].commit == upstream.commits["n2"]
+    assert "trying helper" not in done.stderr
+    assert done.stderr.count("* resolve nemo on") == (1 if named else 2)
+
+
 def test_failure_that_nothing_cures_says_what_was_tried(nemo: Any, upstream: Upstream) -> None:
     files = project_files("nemo-toolkit", "2.3.0", "nemo", ())
     files["nemo/__init__.py"] = "import nobody_has_this\n"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core.errors import EnvbuildError
+from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable, is_of_another_cuda, may_deviate
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockdir import lock_on_base
@@ -91,6 +92,8 @@ def _on_one_base(
         if following is not None and not (may_deviate(item, request) or is_of_another_cuda(done)):
             raise done
         failures.append((item, done))
+        if isinstance(done, LockRefusedError) and done.settled:
+            break
         if following is not None:
             bases = _next_bases(bases, item, done)
             context.reporter.note(_next_base(item, bases[0], done))

@@ -26,6 +26,8 @@ DECIDING_PATHS = (
     "docker",
     *SCRIPTS,
 )
+# Where trees have their packages.
+FOLDERS = ("", "src/")
 # Changes that are looked back over.
 MOST_CHANGES = 40
 # And of the files that fail at the tip: what changed them before that seldom matters.
@@ -50,8 +52,15 @@ def older_commits(tip: Commit, repository: GitRepository, files: Sequence[str]) 
     """
     found = repository.before_changes(tip, DECIDING_PATHS, MOST_CHANGES)
     if files:
-        # Where trees have packages; git takes paths literally here.
-        paths = [f"{folder}{file}" for folder in ("", "src/") for file in files]
+        # git takes paths literally here.
+        paths = [f"{folder}{file}" for folder in FOLDERS for file in files]
         found += repository.before_changes(tip, paths, MOST_OF_FILES)
     commits = {commit.sha: commit for commit in found}.values()
     return sorted(commits, key=lambda commit: commit.committed_at, reverse=True)
+
+
+def has_same_file(file: str, tip: Commit, older: Commit, repository: GitRepository) -> bool:
+    """Whether a file of a package is there at the tip, and was the same at an older commit."""
+    paths = [f"{folder}{file}" for folder in FOLDERS]
+    texts = repository.read_files(tip, paths)
+    return any(texts.values()) and texts == repository.read_files(older, paths)
