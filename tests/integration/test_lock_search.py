@@ -17,6 +17,8 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import read_lock
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.resolve.resolve import ResolvedPlan
+from envbuild.lock.uv import resolution as uv_resolution
+from envbuild.lock.uv.program import run_uv
 from envbuild.sync import conclusive
 
 LATER = "2025-06-01T00:00:00Z"
@@ -196,6 +198,36 @@ def test_killed_search_goes_on_where_it_was(nemo: Any) -> None:
     assert not list(nemo.project.glob("lockfiles/nemo/*/stack.lock.toml"))
     assert "1 attempts are known" in nemo.run(*LOCK).stderr
     assert list((nemo.project / "lockfiles/nemo").iterdir()) == [nemo.project / "lockfiles/nemo" / BASE]
+
+
+@pytest.mark.usefixtures("needs_an_older_helper")
+def test_where_no_pin_changed_there_is_no_new_search(
+    nemo: Any, upstream: Upstream, wheel: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that touches the README takes one resolution, with every version and deviation of the lock."""
+    nemo.run(*LOCK)
+    first = lock_of(nemo, "nemo")
+    assert [item.package for item in first.deviating] == ["helper"]
+    wheel("helper", "3.0", LATER)
+    nemo.env["UV_CACHE_DIR"] += "-new"
+    head = upstream.nemo.commit("main", "2025-03-21T12:00:00Z", {"README.md": "more\n"})
+    asked: list[Path] = []
+
+    def run_and_note(words: Any, **more: Any) -> Any:
+        asked.extend([more["cwd"]] if words[0] == "lock" and more["what"] == "resolve stack nemo on small" else [])
+        return run_uv(words, **more)
+
+    monkeypatch.setattr(uv_resolution, "run_uv", run_and_note)
+    nemo.run(*LOCK)
+    lock = lock_of(nemo, "nemo")
+    assert lock.components["nemo-toolkit"].commit == head
+    assert (lock.deviations, lock.deviating) == (first.deviations, first.deviating)
+    assert read_lock(nemo.project / "lockfiles/nemo" / BASE).packages()["helper"] == "1.0"
+    assert len(asked) == 1
+    # What the commit needs besides, and what --upgrade asks for, is searched for as ever.
+    nemo.run(*LOCK, "--upgrade")
+    assert read_lock(nemo.project / "lockfiles/nemo" / BASE).packages()["helper"] == "1.0"
+    assert len(asked) > 4
 
 
 def test_versions_stay_where_only_the_branch_moved(

@@ -96,10 +96,20 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
             _note(path, _verified(reused, inputs, options))
             return LockResult(read_lock(path), built=False)
         refuse_unwritable(path)
-        moved = inputs.moved_on(reused)
+        moved = moved_inputs(inputs, reused, repositories)
         with lock_made_anew(moved, existing, options, repositories, context) as folder:
             publish(folder, path)
     return LockResult(read_lock(path), built=True)
+
+
+def moved_inputs(inputs: LockInputs, existing: LockDirectory | None, repositories: Repositories) -> LockInputs:
+    """The inputs of the lock that replaces an existing one; where only branches moved, its versions stay."""
+    moved = inputs.moved_on(existing)
+    if existing is None or not moved.stays:
+        return moved
+    from envbuild.lock.search.history import pins_stay  # slow to import
+
+    return moved.with_pins_of(existing.lock) if pins_stay(existing.lock, repositories) else moved
 
 
 @contextlib.contextmanager

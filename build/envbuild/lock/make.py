@@ -11,7 +11,7 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.checks.api_drift import reading_ahead
-from envbuild.lock.checks.check import check_lock
+from envbuild.lock.checks.check import check_lock, refuse_at_once
 from envbuild.lock.components.decide import Decided, decide_components
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.context import LockContext, Repositories, work_folder
@@ -23,7 +23,7 @@ from envbuild.lock.project.plan import LockPlan, make_plan
 from envbuild.lock.record.record import write_lock
 from envbuild.lock.resolve.builds import to_compile
 from envbuild.lock.resolve.declarations import finding_files
-from envbuild.lock.resolve.resolve import ResolvedPlan, resolve_plan
+from envbuild.lock.resolve.resolve import ResolvedPlan, pin_plan, resolve_plan
 
 
 @dataclass
@@ -56,11 +56,12 @@ def new_lock(
     Args:
         steps: filled as the steps go, for whoever looks at a failure.
         existing: one from the same inputs as of the same moment keeps its versions: an index does not say when it
-            yanked one, so a new resolution could come out differently.
+            yanked one, so a new resolution could come out differently. So does one of the same pins.
     """
     selection, reporter = inputs.selection, context.reporter
     keeps = existing is not None and (
-        existing.lock.inputs.digest == inputs.digest and existing.lock.inputs.as_of_asked != as_of.NOW
+        inputs.pins_stay
+        or (existing.lock.inputs.digest == inputs.digest and existing.lock.inputs.as_of_asked != as_of.NOW)
     )
     inputs = replace(inputs, previous=existing if keeps else None, like=existing or _shipped(selection))
     label = f"lock-{selection.stack_name}-{selection.base_name}"
@@ -98,7 +99,9 @@ def _resolved(inputs: LockInputs, context: LockContext, steps: LockProgress) -> 
     if steps.recall is not None:
         steps.recall(steps)
     with finding_files(plan, context) as files, reading_ahead(plan.project, files, context) as api_read:
-        resolved = steps.resolved = resolve_plan(plan, files, context)
+        first = steps.resolved = resolve_plan(plan, files, context)
+        refuse_at_once(first, context)
+        resolved = steps.resolved = pin_plan(first, context)
         # check_lock compares the same pairs: it should find them in the store, and not begin them a second time.
         api_read.result()
     return resolved

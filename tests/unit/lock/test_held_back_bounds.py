@@ -64,8 +64,8 @@ def test_a_resolution_that_does_not_end(monkeypatch, context, asked):
     monkeypatch.setattr(held_back, "held_back", lambda *given: [ITEM])
     monkeypatch.setattr(held_back, "_demand", demand)
     asked.ends.append(TookTooLongError("slow"))
-    plan, lines = with_newer(PLAN, FOUND, context)
-    assert plan is PLAN
+    plan, found, lines = with_newer(PLAN, FOUND, context)
+    assert (plan, found) == (PLAN, FOUND)
     assert lines == ("run 0.4 (2024-06-01), not 0.11: what holds it back was not found in 1 resolution",)
     assert context.reporter.lines == [f"note: {lines[0]}"]
     # Of a busy machine's clock nothing depends.
@@ -76,7 +76,7 @@ def test_components_share_the_resolutions(monkeypatch, context, asked):
     monkeypatch.setattr(held_back, "held_back", lambda *given: [ITEM, ITEM, ITEM])
     monkeypatch.setattr(held_back, "_demand", demand)
     asked.ends.append(ResolutionError("no", why=NO_SOLUTION))
-    _, lines = with_newer(PLAN, FOUND, context)
+    _, _, lines = with_newer(PLAN, FOUND, context)
     assert [text.partition(": ")[2] for text in lines] == [
         "held back by other",
         "what holds it back was not found in 8 resolutions",

@@ -10,15 +10,18 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 from packaging.version import Version
 
 from envbuild.core.errors import ResolutionError
+from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.components.models import Chosen, DecidedBy, Preference
 from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.deviation import Deviation
+from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.resolve.declarations import releases_as_of
 from envbuild.lock.uv.cuda_packages import of_another_cuda
@@ -67,7 +70,7 @@ def held_back(plan: LockPlan, found: Resolution, context: LockContext) -> list[H
     uploads: dict[str, datetime] = {}
     for name, item in released.items():
         table = tables.get(name)
-        if table is not None and _is_open(plan, item) and (times := upload_seconds(table)):
+        if table is not None and is_open(plan, item) and (times := upload_seconds(table)):
             uploads[name] = datetime.fromtimestamp(min(times), timezone.utc)
     if not uploads:
         return []
@@ -94,7 +97,7 @@ def held_back(plan: LockPlan, found: Resolution, context: LockContext) -> list[H
     return [item for item in items if Version(item.newest) > Version(item.version)]
 
 
-def _is_open(plan: LockPlan, item: Chosen) -> bool:
+def is_open(plan: LockPlan, item: Chosen) -> bool:
     """Whether nothing decides the release: no pin, and no range but the base's."""
     if item.name in plan.project.base.provides or item.name in plan.keep:
         return False
@@ -128,8 +131,8 @@ class _OutOfBoundsError(Exception):
     """The resolutions are used up, or one took too long."""
 
 
-def with_newer(plan: LockPlan, found: Resolution, context: LockContext) -> tuple[LockPlan, tuple[str, ...]]:
-    """The plan with newer releases of the components that are held back; also lines about those that stay.
+def with_newer(plan: LockPlan, found: Resolution, context: LockContext) -> tuple[LockPlan, Resolution, tuple[str, ...]]:
+    """The plan with newer releases of the components that are held back, resolved; and lines about those that stay.
 
     A newer one is taken where the rest resolves with it and no other component gets older for it, if need be without
     a version that upstream forces on another package.
@@ -149,7 +152,7 @@ def with_newer(plan: LockPlan, found: Resolution, context: LockContext) -> tuple
         else:
             preference = _preferred(plan, item.name, found)
             plan = _unlike(newer, preference, item) if preference is not None else newer
-    return plan, tuple(lines)
+    return plan, trials.taken(plan), tuple(lines)
 
 
 def _demand(plan: LockPlan, item: HeldBack, trials: _Trials) -> tuple[LockPlan | None, tuple[str, ...]]:
@@ -196,6 +199,8 @@ class _Trials:
     context: LockContext
     resolutions: int = 0
     used_up: bool = False
+    # The last one that is better, the project of which is that of the plan in the end.
+    better: tuple[str, Path, Resolution] | None = None
 
     @property
     def words(self) -> str:
@@ -213,7 +218,8 @@ class _Trials:
             raise _OutOfBoundsError
         self.resolutions += 1
         # With what was found as preferences: only what must move does.
-        folder = throw_away(trial.project_text(trial.keep), self.context)
+        text = trial.project_text(trial.keep)
+        folder = throw_away(text, self.context)
         prefer(folder, self.found.pins)
         quiet = replace(self.context, reporter=SilentReporter(), most_cpu_seconds=MOST_CPU_SECONDS)
         try:
@@ -221,7 +227,21 @@ class _Trials:
         except TookTooLongError:
             self.used_up = True
             raise _OutOfBoundsError from None
-        return not any(_is_older(name, other.pins, self.found.pins) for name in trial.project.chosen)
+        if any(_is_older(name, other.pins, self.found.pins) for name in trial.project.chosen):
+            return False
+        self.better = (text, folder, other)
+        return True
+
+    def taken(self, plan: LockPlan) -> Resolution:
+        """What the plan resolves to, with its project and uv.lock in the context's folder."""
+        text = plan.project_text(plan.keep)
+        if self.better is None or self.better[0] != text:
+            return self.found
+        _, folder, resolution = self.better
+        with machine_errors(folder):
+            for name in (PROJECT_FILE, UV_LOCK):
+                (self.context.folder / name).write_bytes((folder / name).read_bytes())
+        return resolution
 
 
 def _is_older(name: str, now: Mapping[str, str], before: Mapping[str, str]) -> bool:

@@ -71,7 +71,7 @@ def searched_lock(
     context = session.begin(context) if session is not None else context
     with work_folder(context, "search", f"search-{selection.stack_name}-{selection.base_name}") as work:
         search = Search(inputs, repositories, work, older=options.older)
-        state = State()
+        state = State().with_move(inputs.deviations)
         while True:
             steps = LockProgress(state.of(inputs), recall=session.recall if session is not None else None)
             with contextlib.ExitStack() as attempt:
@@ -87,7 +87,11 @@ def searched_lock(
                 else:
                     yield folder
                     return
-            state = search.after(state, steps, failure)
+            if inputs.pins_stay:
+                # Without what the existing lock knows: upstream's code, or the index, is another one by now.
+                inputs, state = replace(inputs, pins_stay=False, deviations=()), State()
+            else:
+                state = search.after(state, steps, failure)
 
 
 @dataclass
