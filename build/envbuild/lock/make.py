@@ -17,7 +17,7 @@ from envbuild.lock.components.models import Chosen
 from envbuild.lock.context import LockContext, Repositories, work_folder
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.request import LockInputs
-from envbuild.lock.lockdir import shipped_lock
+from envbuild.lock.lockdir import copy_files, shipped_lock
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.lock.project.plan import LockPlan, make_plan
 from envbuild.lock.record.record import write_lock
@@ -32,15 +32,25 @@ class LockProgress:
 
     Attributes:
         leading: the components whose upstreams decide the others.
-        recall: called once there is a plan; raises what the same plan is known to fail by.
+        recall: called once there is a plan; raises what the same plan is known to fail by, or gives the lock that it is
+            known to give.
+        known_as: what names the first plan.
     """
 
     inputs: LockInputs
-    recall: Callable[[LockProgress], None] | None = None
+    recall: Callable[[LockProgress], Path | None] | None = None
+    known_as: str = ""
     leading: list[Chosen] = field(default_factory=list)
     decided: Decided | None = None
     plan: LockPlan | None = None
     resolved: ResolvedPlan | None = None
+
+
+@dataclass
+class _KnownLockError(Exception):
+    """The plan is known to give the lock in a folder."""
+
+    folder: Path
 
 
 @contextlib.contextmanager
@@ -70,6 +80,8 @@ def new_lock(
         steps = steps or LockProgress(inputs)
         try:
             _make(inputs, work, steps)
+        except _KnownLockError as known:
+            copy_files(known.folder, work.folder)
         # A version that was kept can be gone from the index (test_a_dated_lock_whose_release_is_gone_is_resolved_anew).
         except ResolutionError:
             if inputs.previous is None:
@@ -96,8 +108,8 @@ def _make(inputs: LockInputs, context: LockContext, steps: LockProgress) -> None
 def _resolved(inputs: LockInputs, context: LockContext, steps: LockProgress) -> ResolvedPlan:
     decided = steps.decided = decide_components(inputs, context, steps.leading)
     plan = steps.plan = make_plan(inputs, decided, context)
-    if steps.recall is not None:
-        steps.recall(steps)
+    if steps.recall is not None and (folder := steps.recall(steps)) is not None:
+        raise _KnownLockError(folder)
     with finding_files(plan, context) as files, reading_ahead(plan.project, files, context) as api_read:
         first = steps.resolved = resolve_plan(plan, files, context)
         refuse_at_once(first, context)

@@ -77,9 +77,13 @@ def searched_lock(
             with contextlib.ExitStack() as attempt:
                 try:
                     folder = attempt.enter_context(new_lock(steps.inputs, existing, repositories, context, steps))
+                    if session is not None:
+                        session.keep_lock(steps, folder)
                     accept(folder)
                 except EnvbuildError as error:
                     if not is_curable(error):
+                        if session is not None and session.has_lock(steps):
+                            context.reporter.note("note: the lock is resolved, and kept for a day: run this again")
                         raise
                     failure = error
                     if session is not None:
