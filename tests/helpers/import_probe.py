@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from envbuild.catalog.data import data_root
-from envbuild.core.errors import CheckRefusedError
 from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.sync.imports import PROBE, ImportProbe
+from envbuild.sync.install_target import InconclusiveError
 
 
 def here(argv: Sequence[str], *, what: str, log: Path, timeout_seconds: float | None = None) -> Finished:
@@ -18,7 +18,7 @@ def here(argv: Sequence[str], *, what: str, log: Path, timeout_seconds: float | 
         what=what,
         log=log,
         check=False,
-        options=ProcessOptions(timeout_seconds=timeout_seconds, error=CheckRefusedError),
+        options=ProcessOptions(timeout_seconds=timeout_seconds, error=InconclusiveError),
     )
 
 

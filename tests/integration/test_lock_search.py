@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,16 @@ from helpers.lock_runs import OLD, error, lock_of, result
 from helpers.stack_files import BASE, write_stack
 from helpers.upstreams import MCORE_URL, NEMO_URL, SETUPTOOLS, Upstream, manifest, project_files
 
+from envbuild.core.errors import MachineError
 from envbuild.lock import make
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import read_lock
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.resolve.resolve import ResolvedPlan
+from envbuild.lock.uv import resolution as uv_resolution
+from envbuild.lock.uv.program import run_uv
+from envbuild.sync import conclusive
+from envbuild.sync.verify import Verifier
 
 LATER = "2025-06-01T00:00:00Z"
 HEAD_DAY = "2025-03-20T12:00:00Z"
@@ -105,6 +111,82 @@ def test_the_change_of_the_file_that_fails_is_undone(nemo: Any, tip: Callable[..
     assert f"nemo-toolkit {good[:12]}, 2 commits and 2 days behind the tip of main" in lock.behind[0]
 
 
+# Never ends; or ends the second time, when there is a mark.
+BLOCKS = "import time\nwhile True:\n    time.sleep(60)\n"
+BLOCKS_ONCE = (
+    "import pathlib\nmark = pathlib.Path({!r})\nif not mark.exists():\n    mark.touch()\n    "
+    + BLOCKS.replace("\n", "\n    ")
+)
+
+
+@pytest.fixture
+def little_time(tip: Callable[..., str], wheel: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports have seconds, and there is an older helper, which needs none."""
+    monkeypatch.setattr(conclusive, "LIMIT_SECONDS", 4.0)
+    tip("import helper\n", "helper")
+    wheel("helper", "1.0")
+
+
+@pytest.mark.usefixtures("little_time")
+def test_a_slow_import_changes_no_version(nemo: Any, wheel: Callable[..., None], tmp_path: Path) -> None:
+    wheel("helper", "2.0", LATER, module=BLOCKS_ONCE.format(str(tmp_path / "mark")))
+    nemo.run(*LOCK)
+    assert (tmp_path / "mark").exists()
+    assert lock_of(nemo, "nemo").deviations == ()
+    assert read_lock(nemo.project / "lockfiles/nemo" / BASE).packages()["helper"] == "2.0"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("little_time")
+def test_an_import_that_does_not_end_refuses_the_lock_and_is_not_remembered(
+    nemo: Any, wheel: Callable[..., None]
+) -> None:
+    wheel("helper", "2.0", LATER, module=BLOCKS)
+    refused = error(nemo.run(*LOCK, status=11))
+    assert refused["what"] == "cannot import nemo of nemo-toolkit: it did not end within 12 s"
+    assert "helper/__init__.py" in refused["why"]
+    assert list(nemo.project.glob("lockfiles/nemo/*/stack.lock.toml")) == []
+    assert [path.name for path in (nemo.cache / "searches").glob("*/*.json")] == ["started.json"]
+    assert not list((nemo.cache / "verifications").glob("*"))
+
+
+@pytest.mark.parametrize("words", [(), ("--no-verify",)], ids=["verified", "not"])
+def test_a_lock_that_could_not_be_verified_is_not_resolved_again(
+    nemo: Any, tip: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    tip("import packaging\n")
+
+    def no_place(*_: object) -> None:
+        raise MachineError("the lock cannot be verified on this machine", why="no Python", fix="Install one.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Verifier, "__call__", no_place)
+        nemo.run(*LOCK, status=11)
+    assert not list(nemo.project.glob("lockfiles/*/*/stack.lock.toml"))
+
+    def resolve_plan(*_: object) -> None:
+        pytest.fail("it is resolved again")
+
+    monkeypatch.setattr(make, "resolve_plan", resolve_plan)
+    done = nemo.run(*LOCK, *words)
+    assert "the lock is resolved already" in done.stderr
+    assert lock_of(nemo, "nemo").verified_in.startswith("nowhere" if words else "this machine")
+    assert list((nemo.cache / "searches").iterdir()) == []
+
+
+@pytest.mark.usefixtures("needs_an_older_helper")
+def test_a_lock_that_was_not_verified_yet_is_searched_on_with(nemo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise MachineError("stopped", why="w", fix="f")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Verifier, "__call__", stopped)
+        nemo.run(*LOCK, status=11)
+    done = nemo.run(*LOCK)
+    assert "the lock is resolved already" in done.stderr
+    assert lock_of(nemo, "nemo").deviations[0].startswith("helper as of 2025-03-21T12:00:00Z")
+
+
 @pytest.fixture
 def needs_an_older_helper(tip: Callable[..., str], wheel: Callable[..., None]) -> None:
     """A search of two attempts: the newest helper does not import."""
@@ -155,6 +237,36 @@ def test_killed_search_goes_on_where_it_was(nemo: Any) -> None:
     assert not list(nemo.project.glob("lockfiles/nemo/*/stack.lock.toml"))
     assert "1 attempts are known" in nemo.run(*LOCK).stderr
     assert list((nemo.project / "lockfiles/nemo").iterdir()) == [nemo.project / "lockfiles/nemo" / BASE]
+
+
+@pytest.mark.usefixtures("needs_an_older_helper")
+def test_where_no_pin_changed_there_is_no_new_search(
+    nemo: Any, upstream: Upstream, wheel: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that touches the README takes one resolution, with every version and deviation of the lock."""
+    nemo.run(*LOCK)
+    first = lock_of(nemo, "nemo")
+    assert [item.package for item in first.deviating] == ["helper"]
+    wheel("helper", "3.0", LATER)
+    nemo.env["UV_CACHE_DIR"] += "-new"
+    head = upstream.nemo.commit("main", "2025-03-21T12:00:00Z", {"README.md": "more\n"})
+    asked: list[Path] = []
+
+    def run_and_note(words: Any, **more: Any) -> Any:
+        asked.extend([more["cwd"]] if words[0] == "lock" and more["what"] == "resolve stack nemo on small" else [])
+        return run_uv(words, **more)
+
+    monkeypatch.setattr(uv_resolution, "run_uv", run_and_note)
+    nemo.run(*LOCK)
+    lock = lock_of(nemo, "nemo")
+    assert lock.components["nemo-toolkit"].commit == head
+    assert (lock.deviations, lock.deviating) == (first.deviations, first.deviating)
+    assert read_lock(nemo.project / "lockfiles/nemo" / BASE).packages()["helper"] == "1.0"
+    assert len(asked) == 1
+    # What the commit needs besides, and what --upgrade asks for, is searched for as ever.
+    nemo.run(*LOCK, "--upgrade")
+    assert read_lock(nemo.project / "lockfiles/nemo" / BASE).packages()["helper"] == "1.0"
+    assert len(asked) > 4
 
 
 def test_versions_stay_where_only_the_branch_moved(
@@ -248,6 +360,32 @@ def test_no_other_release_is_tried_against_syntax(engine: Any, upstream: Upstrea
     assert back
     (behind,) = lock_of(engine, "nemo").behind
     assert "the tip fails: nemo of nemo-toolkit does not import: SyntaxError: invalid syntax" in behind
+
+
+CONFLICT = (
+    'summary = "x"\npackages = { helper = ">=2", packaging = ">=1" }\nevidence = "seen"\nfix = "Take helper<2."\n'
+)
+
+
+@pytest.mark.parametrize("named", ["", "--pin"], ids=["branch", "commit"])
+def test_what_no_other_release_cures_is_not_met_with_other_releases(
+    nemo: Any, upstream: Upstream, tip: Callable[..., str], wheel: Callable[..., None], named: str
+) -> None:
+    """The tip calls what the pinned megatron-core lacks: of helper, which fails too, nothing else is tried."""
+    wheel("helper", "1.0")
+    wheel("helper", "2.0")
+    (nemo.project / "envs/conflicts").mkdir(parents=True)
+    (nemo.project / "envs/conflicts/helper.toml").write_text(CONFLICT)
+    head = tip("import megatron.core.later\n", "helper")
+    pins = ("--pin", "megatron-core=core_v0.12.0", "--name", "x")
+    if named:
+        done = nemo.run(*LOCK, *pins, "--pin", f"nemo-toolkit={head}", status=5)
+        assert "there is no module megatron.core.later" in error(done)["why"]
+    else:
+        done = nemo.run(*LOCK, *pins)
+        assert lock_of(nemo, "x").components["nemo-toolkit"].commit == upstream.commits["n2"]
+    assert "trying helper" not in done.stderr
+    assert done.stderr.count("* resolve nemo on") == (1 if named else 2)
 
 
 def test_failure_that_nothing_cures_says_what_was_tried(nemo: Any, upstream: Upstream) -> None:

@@ -150,7 +150,7 @@ class Session:
 
         return Verifier(
             self.context,
-            places_for=lambda selection: verification_places(selection, self.context),
+            places_for=verification_places,
             without=without,
             wheels_for=self.built_wheels,
         )

@@ -251,7 +251,7 @@ def _options(
         upgrade=upgrade,
         verify=verifier,
         # Asked only where a lock is made: looking for a place takes 0.6 s (apt, mmdebstrap).
-        ready=functools.partial(verifier.require_place, selection) if verifier is not None else None,
+        preparing=functools.partial(verifier.preparing, selection) if verifier is not None else None,
         named=named,
     )
 

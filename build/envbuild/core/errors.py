@@ -98,6 +98,8 @@ class ResolutionError(EnvbuildError):
     exit_code = 4
     meaning = "the stack does not resolve on the base"
 
+    # The resolver's own words, where ``why`` has more: how much that is depends on the time there was for it.
+    explanation: str = ""
     # Pins that resolved when they were tried in the place of those that do not, by component.
     resolving_pins: Mapping[str, str] = {}
     # The nearest releases to those that are not there, by component; not tried yet.

@@ -98,6 +98,11 @@ class GitRepository(TreeReader):
                 found.append(self._commit(parents[0], tip.kind, tip.name))
         return found
 
+    def differ(self, one: Commit, other: Commit, paths: Sequence[str]) -> bool:
+        """Whether the trees of two commits differ in one of the files and folders."""
+        arguments = ["diff-tree", "-r", "--no-renames", "--name-only", one.sha, other.sha, "--", *paths]
+        return bool(self._mirror.local(arguments, f"compare {one.sha[:12]} with {other.sha[:12]}").strip())
+
     def is_shallow(self) -> bool:
         """Whether old commits are missing in it."""
         return self._mirror.is_shallow()

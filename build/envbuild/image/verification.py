@@ -63,7 +63,8 @@ class RootfsPlace:
             if made is None and isinstance(base.obtain, Mmdebstrap):
                 apt.sources_for(base, name, self.context.site.apt_mirror)
         except EnvbuildError as error:
-            return f"{error.what}: {error.why}" if error.why else error.what
+            first = f"{error.what}: {error.why}" if error.why else error.what
+            return "\n".join(filter(None, [first, error.fix]))
         return ""
 
     def prepare(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core.errors import EnvbuildError
+from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable, is_of_another_cuda, may_deviate
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockdir import lock_on_base
@@ -91,8 +92,7 @@ def _on_one_base(
         if following is not None and not (may_deviate(item, request) or is_of_another_cuda(done)):
             raise done
         failures.append((item, done))
-        if following is not None:
-            bases = _next_bases(bases, item, done)
+        if bases := _next_bases(bases, item, done):
             context.reporter.note(_next_base(item, bases[0], done))
     # That a base has another CUDA says nothing about what blocks the others.
     telling = [one for one in failures if not is_of_another_cuda(one[1])] or failures[:1]
@@ -140,6 +140,8 @@ def _tried(
 
 def _next_bases(following: list[Selection], failed: Selection, error: EnvbuildError) -> list[Selection]:
     """What is left to try: after packages of another CUDA, bases with the same CUDA only where there are no others."""
+    if isinstance(error, LockRefusedError) and error.settled:
+        return []
     others = [item for item in following if item.base.cuda_major != failed.base.cuda_major]
     return others if others and is_of_another_cuda(error) else following
 

@@ -46,12 +46,12 @@ class WorkContext(Context):
     """A context with a folder for throw-away projects and the log of the tools that run there.
 
     Attributes:
-        most_seconds: how long one resolution may take; None: as long as it does.
+        most_cpu_seconds: how much processor time one resolution may take; None: as much as it does.
     """
 
     folder: Path
     log: Path
-    most_seconds: float | None = None
+    most_cpu_seconds: int | None = None
 
 
 @contextlib.contextmanager

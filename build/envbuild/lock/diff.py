@@ -16,7 +16,7 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.core.text import shown
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.request import LockInputs, LockRequest, request_of
-from envbuild.lock.lock import LockOptions, lock_made_anew, moved_branches
+from envbuild.lock.lock import LockOptions, lock_made_anew, moved_branches, moved_inputs
 from envbuild.lock.lockdir import no_lock, shipped_lock
 from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, LockDirectory, read_lock
 from envbuild.lock.models import Lock, LockedComponent
@@ -185,7 +185,7 @@ def diff_lock(selection: Selection, request: LockRequest, options: LockOptions, 
     inputs = LockInputs.of(selection, request)
     # As `lock` does it: where only a branch moved, the other versions stay; with --upgrade all are the newest.
     if not options.upgrade and moved_branches(old.lock, repositories, context.reporter):
-        inputs = inputs.moved_on(old)
+        inputs = moved_inputs(inputs, old, repositories)
     with lock_made_anew(inputs, old, options, repositories, context) as folder:
         new = read_lock(folder)
         changes = compare(old, new)

@@ -39,7 +39,8 @@ class LockOptions:
         upgrade: resolve anew, as of now, even if nothing changed.
         verify: tries a lock before it is published, and also an existing one; what it finds refuses the lock unless
             the request lets it pass.
-        ready: refuses to begin where no lock can be verified; called before one is made.
+        preparing: makes the place where locks are verified while its block makes one; refuses to begin where there is
+            none.
         older: go back along a branch where nothing works at its tip.
         session: gives what a search tried before it was interrupted; the argument: whether locks are verified.
         named: the user named the path; otherwise no lock is replaced by one that is made in another way than the
@@ -49,7 +50,7 @@ class LockOptions:
     path: Path
     upgrade: bool = False
     verify: Verify | None = None
-    ready: Callable[[], None] | None = None
+    preparing: Callable[[], contextlib.AbstractContextManager[None]] | None = None
     older: bool = True
     session: Callable[[bool], SearchSession] | None = None
     named: bool = True
@@ -96,10 +97,20 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
             _note(path, _verified(reused, inputs, options))
             return LockResult(read_lock(path), built=False)
         refuse_unwritable(path)
-        moved = inputs.moved_on(reused)
+        moved = moved_inputs(inputs, reused, repositories)
         with lock_made_anew(moved, existing, options, repositories, context) as folder:
             publish(folder, path)
     return LockResult(read_lock(path), built=True)
+
+
+def moved_inputs(inputs: LockInputs, existing: LockDirectory | None, repositories: Repositories) -> LockInputs:
+    """The inputs of the lock that replaces an existing one; where only branches moved, its versions stay."""
+    moved = inputs.moved_on(existing)
+    if existing is None or not moved.stays:
+        return moved
+    from envbuild.lock.search.history import pins_stay  # slow to import
+
+    return moved.with_pins_of(existing.lock) if pins_stay(existing.lock, repositories) else moved
 
 
 @contextlib.contextmanager
@@ -118,9 +129,6 @@ def lock_made_anew(
     Raises:
         EnvbuildError: nothing that was tried passes.
     """
-    # Not sooner: apt and mmdebstrap are asked, 0.6 s of processor time, and what was verified once is known.
-    if options.ready is not None:
-        options.ready()
     # A lock that is up to date takes 0.50 s of processor time on a busy machine, and 0.93 s with these imports.
     from envbuild.lock.search.search import (
         SearchOptions,
@@ -135,7 +143,9 @@ def lock_made_anew(
 
     session = options.session(options.verify is not None) if options.session is not None else None
     search = SearchOptions(older=options.older, session=session)
-    with searched_lock(inputs, existing, accept, repositories, context, search) as folder:
+    # Not sooner: apt and mmdebstrap are asked, 0.6 s of processor time, and what was verified once is known.
+    preparing = options.preparing() if options.preparing is not None else contextlib.nullcontext()
+    with preparing, searched_lock(inputs, existing, accept, repositories, context, search) as folder:
         yield folder
 
 

@@ -225,6 +225,13 @@ def tidy(path: Path) -> None:
             remove_tree(leftover)
 
 
+def copy_files(lock: Path, into: Path) -> None:
+    """Copy the files of a lock that was just made into a folder."""
+    builds = [lockfile.BUILDS_FILE] if (lock / lockfile.BUILDS_FILE).is_file() else []
+    for name in (lockfile.RECORD_FILE, lockfile.PROJECT_FILE, lockfile.UV_LOCK, *PHASE_FILES.values(), *builds):
+        (into / name).write_bytes((lock / name).read_bytes())
+
+
 def publish(work: Path, path: Path) -> None:
     """Copy the finished files next to the lock and swap the directories."""
     with machine_errors(path):
@@ -235,9 +242,7 @@ def publish(work: Path, path: Path) -> None:
         with machine_errors(path):
             # mkdtemp makes a folder that its owner alone may enter (0700).
             staged.chmod(0o755)
-            builds = [lockfile.BUILDS_FILE] if (work / lockfile.BUILDS_FILE).is_file() else []
-            for name in (lockfile.RECORD_FILE, lockfile.PROJECT_FILE, lockfile.UV_LOCK, *PHASE_FILES.values(), *builds):
-                (staged / name).write_bytes((work / name).read_bytes())
+            copy_files(work, staged)
         replace_tree(staged, path)
     finally:
         remove_tree(staged)

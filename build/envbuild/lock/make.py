@@ -11,19 +11,19 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.checks.api_drift import reading_ahead
-from envbuild.lock.checks.check import check_lock
+from envbuild.lock.checks.check import check_lock, refuse_at_once
 from envbuild.lock.components.decide import Decided, decide_components
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.context import LockContext, Repositories, work_folder
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.request import LockInputs
-from envbuild.lock.lockdir import shipped_lock
+from envbuild.lock.lockdir import copy_files, shipped_lock
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.lock.project.plan import LockPlan, make_plan
 from envbuild.lock.record.record import write_lock
 from envbuild.lock.resolve.builds import to_compile
 from envbuild.lock.resolve.declarations import finding_files
-from envbuild.lock.resolve.resolve import ResolvedPlan, resolve_plan
+from envbuild.lock.resolve.resolve import ResolvedPlan, pin_plan, resolve_plan
 
 
 @dataclass
@@ -32,15 +32,25 @@ class LockProgress:
 
     Attributes:
         leading: the components whose upstreams decide the others.
-        recall: called once there is a plan; raises what the same plan is known to fail by.
+        recall: called once there is a plan; raises what the same plan is known to fail by, or gives the lock that it is
+            known to give.
+        known_as: what names the first plan.
     """
 
     inputs: LockInputs
-    recall: Callable[[LockProgress], None] | None = None
+    recall: Callable[[LockProgress], Path | None] | None = None
+    known_as: str = ""
     leading: list[Chosen] = field(default_factory=list)
     decided: Decided | None = None
     plan: LockPlan | None = None
     resolved: ResolvedPlan | None = None
+
+
+@dataclass
+class _KnownLockError(Exception):
+    """The plan is known to give the lock in a folder."""
+
+    folder: Path
 
 
 @contextlib.contextmanager
@@ -56,11 +66,12 @@ def new_lock(
     Args:
         steps: filled as the steps go, for whoever looks at a failure.
         existing: one from the same inputs as of the same moment keeps its versions: an index does not say when it
-            yanked one, so a new resolution could come out differently.
+            yanked one, so a new resolution could come out differently. So does one of the same pins.
     """
     selection, reporter = inputs.selection, context.reporter
     keeps = existing is not None and (
-        existing.lock.inputs.digest == inputs.digest and existing.lock.inputs.as_of_asked != as_of.NOW
+        inputs.pins_stay
+        or (existing.lock.inputs.digest == inputs.digest and existing.lock.inputs.as_of_asked != as_of.NOW)
     )
     inputs = replace(inputs, previous=existing if keeps else None, like=existing or _shipped(selection))
     label = f"lock-{selection.stack_name}-{selection.base_name}"
@@ -69,6 +80,8 @@ def new_lock(
         steps = steps or LockProgress(inputs)
         try:
             _make(inputs, work, steps)
+        except _KnownLockError as known:
+            copy_files(known.folder, work.folder)
         # A version that was kept can be gone from the index (test_a_dated_lock_whose_release_is_gone_is_resolved_anew).
         except ResolutionError:
             if inputs.previous is None:
@@ -95,10 +108,12 @@ def _make(inputs: LockInputs, context: LockContext, steps: LockProgress) -> None
 def _resolved(inputs: LockInputs, context: LockContext, steps: LockProgress) -> ResolvedPlan:
     decided = steps.decided = decide_components(inputs, context, steps.leading)
     plan = steps.plan = make_plan(inputs, decided, context)
-    if steps.recall is not None:
-        steps.recall(steps)
+    if steps.recall is not None and (folder := steps.recall(steps)) is not None:
+        raise _KnownLockError(folder)
     with finding_files(plan, context) as files, reading_ahead(plan.project, files, context) as api_read:
-        resolved = steps.resolved = resolve_plan(plan, files, context)
+        first = steps.resolved = resolve_plan(plan, files, context)
+        refuse_at_once(first, context)
+        resolved = steps.resolved = pin_plan(first, context)
         # check_lock compares the same pairs: it should find them in the store, and not begin them a second time.
         api_read.result()
     return resolved

@@ -37,6 +37,18 @@ class LockedComponent(TomlModel):
     follows: bool = Field(default=False, description="locked at a branch's tip: the lock is old once the branch moves")
 
 
+class LockedDeviation(TomlModel):
+    """What was taken in the place of a pin that does not work, for the next lock of the same pins."""
+
+    package: str
+    instead_of: str
+    specifier: str = ""
+    until: str = ""
+    added: bool = False
+    declared_by: str = ""
+    reason: str
+
+
 class LockedPhase(TomlModel):
     """A requirements file of the lock."""
 
@@ -133,6 +145,9 @@ class Lock(TomlModel):
     rewritten: tuple[str, ...] = Field(default=(), description="requirements that named another CUDA than the base's")
     deviations: tuple[str, ...] = Field(
         default=(), description="what was taken in the place of upstream's pins, each with the reason"
+    )
+    deviating: tuple[LockedDeviation, ...] = Field(
+        default=(), description="the same, one for each package: where upstream's pins stay, the next lock begins there"
     )
     behind: tuple[str, ...] = Field(
         default=(), description="branches of which an older commit was taken, and what blocks their tips"

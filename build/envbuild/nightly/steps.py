@@ -53,7 +53,7 @@ def make_lock(selection: Selection, request: NightRequest, context: Context) -> 
         return LockOptions(
             path=lock_path(request.project, request.name, item.base_name),
             verify=verifier,
-            ready=functools.partial(verifier.require_place, item),
+            preparing=functools.partial(verifier.preparing, item),
             named=request.lock_name is not None,
         )
 
@@ -67,7 +67,7 @@ def verifier_of(request: NightRequest, context: Context, without: str) -> Verifi
 
     return Verifier(
         context,
-        places_for=lambda item: verification_places(item, context),
+        places_for=verification_places,
         without=without,
         wheels_for=functools.partial(fitting_wheels_of, request, context),
     )

@@ -15,7 +15,8 @@ from envbuild.catalog.stack import Driver
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.exit_status import describe_status, innermost_calls
 from envbuild.core.process import Finished
-from envbuild.sync.imports import TIME_LIMIT_SECONDS, last_report
+from envbuild.sync.conclusive import run_conclusively
+from envbuild.sync.imports import last_report
 from envbuild.sync.install_target import RunCommand
 
 # What the runner's last line begins with; libraries print too.
@@ -34,12 +35,13 @@ def start_driver(driver: Driver, device: Device, python: str, run: RunCommand, l
 
     Raises:
         CheckRefusedError: the driver does not import, or its imports start CUDA.
+        InconclusiveError: its import did not end in time.
     """
     log, name = logs / "start.log", driver.value
     # -I as in the import check. faulthandler: of a library that crashes, the stack is all that is known.
     argv = [python, "-I", "-X", "faulthandler", runner, "start", "--driver", name, "--device", device.value]
     argv += ["--mark", MARK]
-    finished = run(argv, what=f"import driver {name}", log=log, timeout_seconds=TIME_LIMIT_SECONDS)
+    finished = run_conclusively(run, argv, what=f"import driver {name}", log=log)
     result = last_report(finished.output, MARK)
     errors = result["errors"] if result else _of_a_death(finished)
     if result.get("cuda_started"):

@@ -15,19 +15,17 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.models import Target
 from envbuild.core.background import interruptible
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.exit_status import describe_status, innermost_calls, tail
+from envbuild.core.exit_status import describe_status, tail
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.lock.models import Lock
-from envbuild.sync.install_target import RunCommand
+from envbuild.sync import conclusive
+from envbuild.sync.install_target import InconclusiveError, RunCommand
 from envbuild.wheels.architectures import dotted
 
 PROBE = "containers/native/import_module.py"
 # What the probe's last line begins with; modules print too.
 MARK = "envbuild-import: "
-# The slowest module of the shipped stacks takes 70 s from a cold disk cache on two processors; a network file system
-# is many times slower, and a module that waits for something never ends.
-TIME_LIMIT_SECONDS = 600
 # What a stub of the driver cures: its library is loaded, or Triton asks for it (3.2 where a kernel is defined).
 _DRIVER = ("libcuda.so", "active drivers")
 _DRIVER_SYMBOL = re.compile(r"undefined symbol: cu[A-Z]")
@@ -53,7 +51,7 @@ class NotImported:
 
     Attributes:
         output: all that it printed.
-        raised: whether Python raised an error; otherwise the process was ended, from outside or by a crash.
+        raised: whether Python raised an error; otherwise the process ended itself, or crashed.
     """
 
     module: str
@@ -81,7 +79,7 @@ class Imports:
         """The same, where nothing failed.
 
         Raises:
-            CheckRefusedError: a module does not import, or not within its time; holds each traceback's end.
+            CheckRefusedError: a module does not import; holds each traceback's end.
         """
         if not self.failed:
             return self
@@ -152,49 +150,65 @@ def try_imports(
     reporter: Reporter,
     *,
     absent: Absent = NOTHING_ABSENT,
-    limit_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Imports:
     """Import every module, as many at once as there are processors.
 
     A process each: an import that only works after another one is not hidden. Python imports what a module is below
-    before it: such a module needs a process of its own only where nothing below it imports.
+    before it: such a module needs a process of its own only where nothing below it imports. One that did not come to
+    its end is imported once more, with nothing else and for longer.
 
     Args:
         absent: what the environment was made without; a module that asks for it is not checked.
+
+    Raises:
+        InconclusiveError: an import did not come to its end the second time either.
     """
 
-    def one(item: tuple[str, str]) -> NotChecked | NotImported | None:
-        found = attempt(item, probe.run)
+    def one(item: tuple[str, str], limit_seconds: float) -> NotChecked | NotImported | None:
+        found = attempt(item, probe.run, limit_seconds)
         loads = isinstance(found, NotChecked) and any(words in found.reason for words in _DRIVER)
         if not loads or probe.run_with_stub is None:
             return found
-        again = attempt(item, probe.run_with_stub, label="-with-stub")
+        again = attempt(item, probe.run_with_stub, limit_seconds, label="-with-stub")
         # A stub does not have all that the driver has.
         asks_more = isinstance(again, NotImported) and _DRIVER_SYMBOL.search(again.output)
         return found if asks_more else again
 
-    def attempt(item: tuple[str, str], run: RunCommand, label: str = "") -> NotChecked | NotImported | None:
+    def attempt(
+        item: tuple[str, str], run: RunCommand, limit_seconds: float, label: str = ""
+    ) -> NotChecked | NotImported | None:
         component, module = item
         log = probe.logs / f"import-{module}{label}.log"
         # -I: neither the current directory nor PYTHON* variables nor a user's packages may help.
         # Shortly before its time is over a process writes down where it is.
         argv = [probe.python, "-I", probe.program, module, MARK, f"{0.9 * limit_seconds:g}"]
-        try:
-            finished = run(argv, what=f"import {module}", log=log, timeout_seconds=limit_seconds)
-        except CheckRefusedError:
-            output = log.read_text(errors="replace")
-            failure = f"did not end within {limit_seconds:g} s:\n{innermost_calls(output)}"
-            return NotImported(component=component, module=module, failure=failure, log=log, output=output)
+        what = f"import {module} of {component}"
+        finished = conclusive.run_once(run, argv, what=what, log=log, limit_seconds=limit_seconds)
         return _judge(component, module, finished, absent, log)
+
+    def first(item: tuple[str, str]) -> NotChecked | NotImported | InconclusiveError | None:
+        try:
+            return one(item, conclusive.LIMIT_SECONDS)
+        except InconclusiveError as error:
+            return error
+
+    def outcomes(items: Sequence[tuple[str, str]]) -> dict[tuple[str, str], NotChecked | NotImported | None]:
+        tried = dict(zip(items, pool.map(first, items), strict=True))
+        longer = conclusive.LONGER * conclusive.LIMIT_SECONDS
+        # Only now: the others have ended.
+        return {
+            item: one(item, longer) if isinstance(outcome, InconclusiveError) else outcome
+            for item, outcome in tried.items()
+        }
 
     work = [(component, module) for component, names in modules.items() for module in names]
     lowest = [item for item in work if not any(_is_below(module, item[1]) for _, module in work)]
     with reporter.step(f"import {len(work)} modules"), interruptible(os.cpu_count() or 1) as pool:
-        found = dict(zip(lowest, pool.map(one, lowest), strict=True))
+        found = outcomes(lowest)
         shown = [module for (_, module), finding in found.items() if finding is None]
         left = [item for item in work if item not in found]
         tried = [item for item in left if not any(_is_below(module, item[1]) for module in shown)]
-        found |= {**dict.fromkeys(left), **dict(zip(tried, pool.map(one, tried), strict=True))}
+        found |= {**dict.fromkeys(left), **outcomes(tried)}
     findings = [found[item] for item in work]
     return Imports(
         imported=tuple(module for item, (_, module) in zip(findings, work, strict=True) if item is None),

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from envbuild.core.errors import MachineError
 from envbuild.core.process import Finished
+
+
+class InconclusiveError(MachineError):
+    """A program did not come to its own end: what it was asked stays unknown."""
 
 
 class RunCommand(Protocol):
     """Runs an argument list in a place and returns what came of it, failed or not.
 
-    A program that runs past its time is ended with CheckRefusedError.
+    A program that runs past its time is ended with InconclusiveError.
     """
 
     def __call__(

@@ -13,7 +13,7 @@ from pathlib import Path
 from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
 from envbuild.catalog.models import Target
-from envbuild.core.errors import CheckRefusedError, MachineError, UsageError
+from envbuild.core.errors import MachineError, UsageError
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.core.progress import Reporter
@@ -24,7 +24,7 @@ from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.sync.driver_stub import make_stub, variables_with_stub
 from envbuild.sync.imports import PROBE, ImportProbe, NotChecked, check_environment
 from envbuild.sync.install import InstallScope, PhaseRun, add_files, install
-from envbuild.sync.install_target import InstallTarget
+from envbuild.sync.install_target import InconclusiveError, InstallTarget
 from envbuild.sync.machine import other_machine, refuse_without_base
 from envbuild.sync.modules import import_modules
 from envbuild.wheels.audit.prebuilt import PackageCode, check_prebuilt, site_packages_of
@@ -61,7 +61,7 @@ class LocalCommands:
             log=log,
             on_line=self.reporter.update if self.reporter else None,
             check=False,
-            options=ProcessOptions(env=self.environment, timeout_seconds=timeout_seconds, error=CheckRefusedError),
+            options=ProcessOptions(env=self.environment, timeout_seconds=timeout_seconds, error=InconclusiveError),
         )
 
 

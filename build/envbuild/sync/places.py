@@ -16,9 +16,12 @@ from envbuild.catalog.context import Context
 from envbuild.catalog.models import Target
 from envbuild.core.digests import Json
 from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.uv.program import uv_program
+from envbuild.lock.uv.settings import installing_uv
 from envbuild.sync.imports import ImportProbe
-from envbuild.sync.install import InstallScope
-from envbuild.sync.local import fill_environment, local_probe
+from envbuild.sync.install import InstallScope, make_venv
+from envbuild.sync.install_target import InstallTarget
+from envbuild.sync.local import LocalCommands, fill_environment, local_probe
 from envbuild.sync.machine import other_machine
 from envbuild.wheels.audit.prebuilt import site_packages_of
 from envbuild.wheels.cache.wheelhouse import NO_BUILT, Built
@@ -127,7 +130,18 @@ class ThisMachine:
         return other_machine(self.base.platform, self.base.glibc)
 
     def prepare(self) -> None:
-        """Uv looks for the Python when the environment is made."""
+        """Have uv look for the Python, or download it, in an environment that goes at once."""
+        with self.context.store.staging("verify") as folder, installing_uv() as environment:
+            place = InstallTarget(
+                uv=str(uv_program()),
+                lock="",
+                python=self.base.python.version,
+                venv=str(folder / "venv"),
+                run=LocalCommands(environment, None),
+                disk=folder,
+                logs=folder,
+            )
+            make_venv(place, sees_base=False)
 
     @contextlib.contextmanager
     def fill(self, trial: Trial, logs: Path) -> Iterator[Filled]:

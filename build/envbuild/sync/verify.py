@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import wait
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -12,9 +13,11 @@ from pydantic import TypeAdapter
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
+from envbuild.core.background import Background, run_in_background
 from envbuild.core.digests import digest_of, sha256_file, short
 from envbuild.core.errors import BuildError, EnvbuildError, MachineError
 from envbuild.core.files import remove_tree, write_atomic
+from envbuild.core.progress import SilentReporter
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.verification import VerifiedLock
@@ -38,7 +41,22 @@ INSTALL_FIX = (
     "The lock resolves, and a package of it does not install: its build fails, or it has no file for this base. Take "
     "another version of it (--pin, or the stack's file), or leave it out under [requirements] of the stack."
 )
+# How long a place that is being made may take to end when it is not needed any more.
+STOP_SECONDS = 30.0
 _VERIFIED = TypeAdapter(VerifiedLock)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Whether a place can be had.
+
+    Attributes:
+        problem: why not; empty: it can.
+        was_tried: it was to be made.
+    """
+
+    problem: str = ""
+    was_tried: bool = False
 
 
 @dataclass
@@ -53,12 +71,13 @@ class Verifier:
     """
 
     context: Context
-    places_for: Callable[[Selection], Sequence[Place]]
+    places_for: Callable[[Selection, Context], Sequence[Place]]
     without: str
     wheels_for: Callable[[LockDirectory, Selection], Mapping[str, Built]] = lambda _lock, _selection: NO_BUILT
     verified: VerifiedLock | None = field(default=None, init=False)
-    # Why a place cannot be had, by what names it: a place is tried once.
-    _refused: dict[str, str] = field(default_factory=dict, init=False)
+    # What is known of places, by their words: a place is tried once.
+    _known: dict[str, _Look] = field(default_factory=dict, init=False)
+    _preparing: Background[dict[str, _Look]] | None = field(default=None, init=False)
 
     def require_place(self, selection: Selection) -> None:
         """Refuse to begin where no lock of the selection can be verified.
@@ -66,13 +85,33 @@ class Verifier:
         Raises:
             MachineError: there is no place for it; says why of each.
         """
-        problems = []
-        for place in self.places_for(selection):
-            problem = place.problem()
-            if not problem:
+        places = self.places_for(selection, self.context)
+        known: dict[str, _Look] = {}
+        for place in places:
+            known[place.where] = _Look(place.problem())
+            if not known[place.where].problem:
                 return
-            problems.append(f"{place.where}: {problem}")
-        raise _no_place(problems, self.without)
+        raise _no_place(places, known, self.without)
+
+    @contextlib.contextmanager
+    def preparing(self, selection: Selection) -> Iterator[None]:
+        """Make the place where locks of a selection are verified, while the block makes one.
+
+        Raises:
+            MachineError: there is no place for it; says why of each.
+        """
+        self.require_place(selection)
+        quiet = replace(self.context, reporter=SilentReporter())
+        places = self.places_for(selection, quiet)
+        known = self._known
+        work = self._preparing = run_in_background(lambda: _looked_over(places, known))
+        try:
+            yield
+        finally:
+            self._preparing = None
+            work.stop()
+            # What it has begun is removed by itself.
+            wait([work], timeout=STOP_SECONDS)
 
     def __call__(self, selection: Selection, lock: LockDirectory) -> VerifiedLock:
         """What became of it: a finding for each module that does not import, and for what does not install.
@@ -111,21 +150,33 @@ class Verifier:
         return Trial(lock=lock, target=selection.target, base=selection.base, phases=PHASES, leave_out=shared)
 
     def _verified(self, selection: Selection, trial: Trial) -> VerifiedLock:
-        places = self.places_for(selection)
+        places = self.places_for(selection, self.context)
         # Before any place is made: a result of another place is worth as much.
         for place in places:
             for key in (_key(place, trial), _key_of_failure(place, trial)):
                 if found := self.context.store.find(KIND, key):
                     return _VERIFIED.validate_json((found / RESULT_FILE).read_bytes())
-        problems = []
+        return self._tried(self._place(places), trial)
+
+    def _place(self, places: Sequence[Place]) -> Place:
+        """The best place that can be had; it is made where it is not there.
+
+        Raises:
+            MachineError: there is none; says why of each.
+        """
+        work, self._preparing = self._preparing, None
+        if work is not None:
+            with self.context.reporter.step(f"wait for {places[0].where}"):
+                self._known |= work.result()
+        known, reporter = self._known, self.context.reporter
+        self._known = known | _looked_over(places, known)
         for place in places:
-            name = digest_of(place.key)
-            problem = self._refused[name] if name in self._refused else self._problem(place)
-            self._refused[name] = problem
-            if not problem:
-                return self._tried(place, trial)
-            problems.append(f"{place.where}: {problem}")
-        raise _no_place(problems, self.without)
+            found = self._known[place.where]
+            if not found.problem:
+                return place
+            if found.was_tried and (work is not None or place.where not in known):
+                reporter.note(f"{place.where} cannot be had for the verification: {found.problem.splitlines()[0]}")
+        raise _no_place(places, self._known, self.without)
 
     def _tried(self, place: Place, trial: Trial) -> VerifiedLock:
         """The result of a place; kept in the store if it would be the same another time."""
@@ -142,17 +193,6 @@ class Verifier:
         if not verified.findings:
             remove_tree(logs)
         return verified
-
-    def _problem(self, place: Place) -> str:
-        """Why a place cannot be had; it is made where it is not there."""
-        if problem := place.problem():
-            return problem
-        try:
-            place.prepare()
-        except EnvbuildError as error:
-            self.context.reporter.note(f"{place.where} cannot be had for the verification: {error.what}")
-            return f"{error.what}: {error.why}"
-        return ""
 
     def _try(self, place: Place, trial: Trial, logs: Path) -> tuple[VerifiedLock, bool]:
         """The result, and whether it would be the same another time: a build may have failed for this machine."""
@@ -217,10 +257,30 @@ def _key_of_failure(place: Place, trial: Trial) -> str:
     return digest_of({"trial": _key(place, trial), "code": code})
 
 
-def _no_place(problems: Sequence[str], without: str) -> MachineError:
+def _looked_over(places: Sequence[Place], known: Mapping[str, _Look]) -> dict[str, _Look]:
+    """What is known of the places up to the first that can be had, which is made where it is not there."""
+    found: dict[str, _Look] = {}
+    for place in places:
+        look = found[place.where] = known[place.where] if place.where in known else _look(place)
+        if not look.problem:
+            break
+    return found
+
+
+def _look(place: Place) -> _Look:
+    if problem := place.problem():
+        return _Look(problem)
+    try:
+        place.prepare()
+    except EnvbuildError as error:
+        return _Look("\n".join(filter(None, [f"{error.what}: {error.why}", error.fix])), was_tried=True)
+    return _Look()
+
+
+def _no_place(places: Sequence[Place], known: Mapping[str, _Look], without: str) -> MachineError:
     return MachineError(
         "the lock cannot be verified on this machine",
-        why="\n".join(problems),
+        why="\n".join(f"{place.where}: {known[place.where].problem}" for place in places),
         fix="Correct one of these (a base is made with mmdebstrap and bubblewrap, as `envbuild image` does; "
         "ENVBUILD_APT_MIRROR names a mirror that has its distribution), or lock without a verification, which the "
         f"record states:\n{without}",

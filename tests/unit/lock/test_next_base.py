@@ -110,3 +110,18 @@ def test_what_blocks_the_first_base_of_the_right_cuda_is_raised(
         return ResolutionError(f"{error.what}, with older commits") if options.older else error
 
     assert refusal(items, tried, monkeypatch, tmp_path).what == raised
+
+
+def test_what_no_base_cures_ends_the_bases_and_goes_back_on_the_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tried: list[tuple[str, bool]] = []
+
+    def refused(item: Item, _: object, options: LockOptions, __: object) -> EnvbuildError:
+        tried.append((item.base_name, options.older))
+        error = LockRefusedError("refused", findings=[CheckFinding(code="api-drift", what="w", fix="f")])
+        error.settled = True
+        return error
+
+    refusal([Item("a"), Item("b"), Item("c")], refused, monkeypatch, tmp_path)
+    assert tried == [("a", False), ("a", True)]

@@ -82,9 +82,9 @@ def test_a_machine_that_cannot_verify_is_looked_at_only_where_a_lock_is_made(pro
         raise MachineError("no place to verify in")
 
     monkeypatch.setattr(locking, "_exclusive", lambda *_: contextlib.nullcontext())
-    assert lock(project, ready=refuse).built is False
+    assert lock(project, preparing=refuse).built is False
     with pytest.raises(MachineError, match="no place to verify in"):
-        lock(project, upgrade=True, ready=refuse)
+        lock(project, upgrade=True, preparing=refuse)
 
 
 def test_nothing_to_do_imports_nothing_that_only_a_new_lock_needs():

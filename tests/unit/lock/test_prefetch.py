@@ -98,7 +98,8 @@ def resolving(tmp_path, monkeypatch):
             project_text=lambda pins: "true",
         )
         plan.effective = SimpleNamespace(stack=SimpleNamespace(every_component=dict))
-        return asked, resolve_module.resolve_declared(plan, begun, lock_context(tmp_path)).resolution
+        first = resolve_module.resolve_first(plan, begun, lock_context(tmp_path))
+        return asked, resolve_module.pinned(first, lock_context(tmp_path)).resolution
 
     return run
 

@@ -75,6 +75,13 @@ def test_resolution_is_about_the_packages_that_the_project_names(text: str, pack
     assert blame_of(ResolutionError("cannot resolve", why=text), DIRECT).packages == packages
 
 
+def test_what_else_was_found_out_in_time_decides_nothing() -> None:
+    plain = ResolutionError("cannot resolve", why=CONTRADICTION)
+    explained = plain.with_context(why=f"{CONTRADICTION}\nOf the pins, transformer-engine=2.7 takes part.")
+    explained.explanation = CONTRADICTION
+    assert blame_of(explained, DIRECT).packages == blame_of(plain, DIRECT).packages
+
+
 def test_refusal_is_about_the_packages_of_its_findings() -> None:
     findings = [
         CheckFinding(code="import", what="a fails on line 12", fix="x", packages=("nvidia-modelopt", "torch")),

@@ -13,6 +13,7 @@ from envbuild.git.refs import Commit, CommitKind
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.search import search as module
+from envbuild.lock.search.history import has_same_file
 from envbuild.lock.search.search import Search, _Frame
 from envbuild.lock.search.state import Blame, State
 
@@ -92,3 +93,18 @@ def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: p
     steps: Any = SimpleNamespace(decided=())
     found = Search(unused, unused, unused, older=False)._moves(blame("cuda-mixed", "numba-cuda"), steps)
     assert [part.specifier for move in found for part in move] == ["without", "likely", "earlier"]
+
+
+@pytest.mark.parametrize(
+    ("tip", "older", "same"),
+    [
+        ({"src/a.py": "x"}, {"src/a.py": "x"}, True),
+        ({"src/a.py": "x"}, {"src/a.py": "y"}, False),
+        ({"src/a.py": "x"}, {"a.py": "x"}, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_file_that_is_not_in_the_tree_is_not_the_same(tip: dict[str, str], older: dict[str, str], same: bool) -> None:
+    trees: Any = {"tip": tip, "older": older}
+    repository: Any = SimpleNamespace(read_files=lambda at, paths: {path: trees[at].get(path) for path in paths})
+    assert has_same_file("a.py", cast("Any", "tip"), cast("Any", "older"), repository) is same

@@ -42,4 +42,4 @@ def test_the_lock_of_a_pinned_stack_is_verified_too(tmp_path: Path, monkeypatch)
     request = NightRequest(selections=(SELECTION,), project=tmp_path)
     steps.make_lock(SELECTION, request, context)
     assert asked[0].verify is not None
-    assert asked[0].ready is not None
+    assert asked[0].preparing is not None

@@ -9,9 +9,13 @@ from helpers.import_probe import here, probe_of
 
 from envbuild.catalog.models import Target
 from envbuild.core.errors import CheckRefusedError
+from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
+from envbuild.lock.inputs.request import is_curable
+from envbuild.sync import conclusive
 from envbuild.sync.driver_stub import make_stub
 from envbuild.sync.imports import Absent, check_environment, try_imports
+from envbuild.sync.install_target import InconclusiveError
 
 
 def check(modules, tmp_path, python=sys.executable, run=here, **more):
@@ -110,16 +114,63 @@ def refusal(modules, tmp_path, python, **more):
     return caught.value.why
 
 
-# ---- time
+# ---- imports without a verdict
+
+
+def without_a_verdict(module, times, log_names, **end):
+    """Runs things, and does so many times as if the module ran past its time, or was killed."""
+
+    def run(argv, *, what, log, timeout_seconds):
+        log_names.append((log.name, timeout_seconds))
+        if module in argv and sum(name == log.name for name, _ in log_names) <= times:
+            log.parent.mkdir(exist_ok=True)
+            log.write_text(STACK)
+            if end:
+                return Finished(output="", seconds=1.0, **end)
+            raise InconclusiveError(f"cannot {what}: python ran longer than {timeout_seconds:.0f} s")
+        return here(argv, what=what, log=log, timeout_seconds=timeout_seconds)
+
+    return run
+
+
+STACK = """Timeout (0:09:00)!
+Thread 0x00007f (most recent call first):
+  File "/venv/lib/python3.12/site-packages/slow/__init__.py", line 2 in forever
+"""
+
+
+@pytest.mark.parametrize("end", [{}, {"status": -9}, {"status": 137}], ids=["slow", "killed", "killed-in-a-sandbox"])
+def test_an_import_without_a_verdict_is_repeated_alone_and_for_longer(tmp_path, end):
+    runs = []
+    found = check({"a": ("json", "xml", "html")}, tmp_path, run=without_a_verdict("json", 1, runs, **end))
+    assert (found.imported, found.failed) == (("json", "xml", "html"), ())
+    assert runs[-1] == ("import-json.log", 1800), "after all others"
+    assert sorted(runs[:-1]) == [(f"import-{name}.log", 600) for name in ("html", "json", "xml")]
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [({}, "did not end within 1800 s"), ({"status": -9}, "was ended by SIGKILL")],
+    ids=["slow", "killed"],
+)
+def test_an_import_that_never_gets_a_verdict_is_no_failed_one(tmp_path, end, cause):
+    with pytest.raises(InconclusiveError) as caught:
+        check({"a": ("json", "no_such_module")}, tmp_path, run=without_a_verdict("json", 2, [], **end))
+    error = caught.value
+    assert (error.exit_code, is_curable(error)) == (11, False)
+    assert error.what.startswith("cannot import json of a: it")
+    assert cause in error.what
+    assert end or "line 2 in forever" in error.why
+    assert "nothing was decided" in error.fix
 
 
 @pytest.mark.slow
-def test_hanging_import_is_ended_and_reported_with_its_calls(tmp_path, python_with):
+def test_hanging_import_is_ended_with_its_calls(tmp_path, python_with, monkeypatch):
+    monkeypatch.setattr(conclusive, "LIMIT_SECONDS", 5)
     python = python_with(waits="import time\ndef forever():\n    time.sleep(3600)\nforever()\n", fine="")
-    why = refusal(("waits", "fine"), tmp_path, python, limit_seconds=15)
-    assert "waits (a) did not end within 15 s" in why
-    assert "in forever" in why
-    assert "fine (a)" not in why
+    with pytest.raises(InconclusiveError, match="did not end within 15 s") as caught:
+        check({"a": ("waits", "fine")}, tmp_path, python)
+    assert "in forever" in caught.value.why
 
 
 # ---- machines without a GPU

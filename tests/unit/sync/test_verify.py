@@ -1,6 +1,8 @@
 """Verification: the choice of a place, what is installed, and which results are kept."""
 
 import contextlib
+import sys
+from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +15,8 @@ from envbuild.catalog.context import Context
 from envbuild.catalog.models import Target
 from envbuild.catalog.recipe import WheelRecipe
 from envbuild.catalog.site import load_site
-from envbuild.core.errors import BuildError, MachineError, NetworkError
-from envbuild.core.process import Finished
+from envbuild.core.errors import BuildError, MachineError, NetworkError, ResolutionError
+from envbuild.core.process import Finished, run
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.components.downloads import FILE
 from envbuild.lock.lockfile import LockDirectory, LockedComponent, read_lock
@@ -98,7 +100,7 @@ def verifier(tmp_path):
 
     def make(*places):
         context = Context(store=LocalStore(tmp_path / "store", reporter), site=load_site(), reporter=reporter)
-        return Verifier(context, places_for=lambda _: places, without="envbuild lock --no-verify")
+        return Verifier(context, places_for=lambda *_: places, without="envbuild lock --no-verify")
 
     return make
 
@@ -160,15 +162,25 @@ def test_an_import_that_fails_is_a_finding_with_its_packages_and_is_kept(verifie
 
 
 def test_what_may_end_otherwise_another_time_is_not_kept(verifier, lock):
-    """A process that was killed, and a build: this machine may have had no memory, or no compiler."""
-    killed = broken("killed", status=-9)
+    """A crash, and a build: this machine may have had no compiler."""
+    crashed = broken("crashed", status=-11)
     unbuilt = FakePlace("unbuilt", fill=BuildError("x", why="error: Failed to build `torch==2.13.0+cpu`"))
-    for place in (killed, unbuilt):
+    for place in (crashed, unbuilt):
         for _ in range(2):
             (finding,) = verifier(place)(Selected(), lock).findings
         assert len(place.trials) == 2
     assert (finding.code, finding.packages) == ("install", ("torch",))
     assert finding.what == "torch does not install: Failed to build `torch==2.13.0+cpu`"
+
+
+def test_an_import_without_a_verdict_is_no_finding_and_is_not_kept(verifier, lock):
+    """This machine may have had no memory."""
+    killed = broken("killed", status=-9)
+    for _ in range(2):
+        with pytest.raises(MachineError, match="cannot import torch of torch: its process was ended by SIGKILL"):
+            verifier(killed)(Selected(), lock)
+    assert len(killed.trials) == 2
+    assert verifier(imported("killed"))(Selected(), lock).findings == ()
 
 
 def test_without_a_place_nothing_is_verified(verifier, lock):
@@ -184,6 +196,41 @@ def test_a_command_is_refused_at_once_where_no_place_is_in_sight(verifier):
     with pytest.raises(MachineError) as caught:
         verifier(imported("a", problem="no bwrap"), imported("b", problem="old glibc")).require_place(Selected())
     assert caught.value.why == "a: no bwrap\nb: old glibc"
+
+
+def test_a_place_is_made_while_a_lock_is(verifier, lock):
+    """And what prevents it is known then; the cure of what failed inside is shown."""
+    good = imported("good")
+    verify = verifier(imported("no archive", prepare=NetworkError("no archive", why="DNS")), good)
+    with verify.preparing(Selected()):
+        wait([verify._preparing])
+        assert (good.prepared, good.trials) == (1, [])
+        assert verify(Selected(), lock).where == "good (filled)"
+    assert good.prepared == 1
+    gone = NetworkError("uv does not install Python 3.12", why="404", fix="Name a mirror: UV_PYTHON_INSTALL_MIRROR.")
+    verify = verifier(imported("base x", prepare=gone), imported("machine", problem="old glibc"))
+    with verify.preparing(Selected()), pytest.raises(MachineError) as caught:
+        verify(Selected(), lock)
+    assert caught.value.why.splitlines() == [
+        "base x: uv does not install Python 3.12: 404", gone.fix, "machine: old glibc",
+    ]  # fmt: skip
+    with pytest.raises(MachineError, match="cannot be verified"):
+        verifier(imported("a", problem="no bwrap")).preparing(Selected()).__enter__()
+
+
+def test_a_place_that_is_not_needed_any_more_is_given_up(verifier, tmp_path):
+    def forever():
+        run([sys.executable, "-c", "import time; time.sleep(3600)"], what="make a base")
+
+    class Slow(FakePlace):
+        def prepare(self):
+            forever()
+
+    verify = verifier(Slow("slow"))
+    with contextlib.suppress(ResolutionError), verify.preparing(Selected()):
+        work = verify._preparing
+        raise ResolutionError("no solution")
+    assert work.done()
 
 
 class Wheel:

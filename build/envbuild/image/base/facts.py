@@ -179,7 +179,7 @@ def _differing_python(base: Base, rootfs: Path, variables: Mapping[str, str]) ->
         box.command(sandbox.probe(), [base.python.executable, "-c", _PROBE, *base.provides]),
         what="ask the base's Python for its version",
         check=False,
-        options=ProcessOptions(env=box.process_environment(), timeout_seconds=_PROBE_SECONDS, error=CheckRefusedError),
+        options=ProcessOptions(env=box.process_environment(), timeout_seconds=_PROBE_SECONDS, error=MachineError),
     )
     try:
         # The last line: a base's sitecustomize, and Python's warnings, may print before it.

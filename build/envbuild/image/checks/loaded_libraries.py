@@ -8,11 +8,11 @@ from typing import Any
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.exit_status import describe_status, tail
+from envbuild.sync.conclusive import run_conclusively
 from envbuild.sync.install_target import RunCommand
 
 PROBE = "containers/native/loaded_libraries.py"
 MARK = "envbuild-loaded: "
-TIME_LIMIT_SECONDS = 600
 
 
 def loaded_libraries(python: str, run: RunCommand, logs: Path, probe: str) -> tuple[str, ...] | None:
@@ -23,9 +23,10 @@ def loaded_libraries(python: str, run: RunCommand, logs: Path, probe: str) -> tu
 
     Raises:
         CheckRefusedError: torch does not import.
+        InconclusiveError: its import did not end in time.
     """
     log = logs / "loaded.log"
-    finished = run([python, "-I", probe, MARK], what="import torch", log=log, timeout_seconds=TIME_LIMIT_SECONDS)
+    finished = run_conclusively(run, [python, "-I", probe, MARK], what="import torch", log=log)
     # By the mark: torch, and what it imports, may print before.
     for line in reversed(finished.output.splitlines()):
         if line.startswith(MARK):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.data import data_root
-from envbuild.core.errors import BuildError, CheckRefusedError
+from envbuild.core.errors import BuildError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.core.progress import Reporter
@@ -21,6 +21,7 @@ from envbuild.lock.uv.program import uv_program
 from envbuild.store.local import LocalStore
 from envbuild.sync.driver_stub import make_stub, variables_with_stub
 from envbuild.sync.imports import PROBE
+from envbuild.sync.install_target import InconclusiveError
 
 PREFIX = f"/{OWN_PLACE}"
 VENV = f"{PREFIX}/venv"
@@ -197,6 +198,6 @@ class Runner:
             on_line=self.reporter.update if self.reporter else None,
             check=False,
             options=ProcessOptions(
-                env=self.box.process_environment(), timeout_seconds=timeout_seconds, error=CheckRefusedError
+                env=self.box.process_environment(), timeout_seconds=timeout_seconds, error=InconclusiveError
             ),
         )

@@ -8,11 +8,13 @@ from envbuild.lock.checks.api_drift import check_api
 from envbuild.lock.checks.declared_ranges import Overridden, against_declarations, against_provided, against_ranges
 from envbuild.lock.checks.findings import CheckFinding, refuse
 from envbuild.lock.checks.releases import check_releases
-from envbuild.lock.checks.rules import CheckInput, run_checks
+from envbuild.lock.checks.rules import CheckInput, check_cuda_mix, run_checks
 from envbuild.lock.components.decide import release_without_llm
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
+from envbuild.lock.resolve.held_back import is_open
 from envbuild.lock.resolve.resolve import ResolvedPlan
+from envbuild.lock.uv.cuda_packages import of_another_cuda
 from envbuild.lock.uv.resolution import Resolution
 
 
@@ -50,6 +52,22 @@ def check_lock(resolved: ResolvedPlan, context: LockContext) -> CheckResult:
         allowed = refuse(findings, plan.inputs.request.allow, plan.inputs.title)
         warnings = tuple(finding for finding in findings if finding.warning)
         return CheckResult(allowed=allowed, warnings=warnings, overridden=overridden)
+
+
+def refuse_at_once(resolved: ResolvedPlan, context: LockContext) -> None:
+    """Refuse what a first resolution shows and no newer release of an open component cures: nothing more is asked.
+
+    Raises:
+        CheckRefusedError: a placeholder, or packages of another CUDA than the base's.
+    """
+    plan, resolution = resolved.plan, resolved.resolution
+    still_open = {name for name, item in plan.project.chosen.items() if is_open(plan, item)}
+    placeholders = [item for item in check_releases(plan, resolution, context) if item.code == "placeholder"]
+    findings = [item for item in placeholders if still_open.isdisjoint(item.packages)]
+    cuda = plan.project.base.cuda_major
+    if cuda is not None and still_open.isdisjoint(of_another_cuda(resolution.packages, cuda)):
+        findings += check_cuda_mix(_check_input(plan, resolution, context))
+    refuse(findings, plan.inputs.request.allow, plan.inputs.title)
 
 
 def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -> CheckInput:

@@ -30,6 +30,23 @@ CODES = frozenset(
     ]
 )
 
+# Of the base, of what a machine did, or of packages that no finding of them names all of: with another package in the
+# lock, or on another base, there may be none.
+OPEN_CODES = frozenset(
+    [
+        "base-provides",
+        "cuda-mixed",
+        "driver",
+        "forks",
+        "glibc",
+        "import",
+        "install",
+        "sm-floor",
+        "uv-settings",
+        "variable-folder",
+    ]
+)
+
 # Findings that a refusal lists under --allow by ID; of more, it names the checks.
 MOST_IDS = 4
 
@@ -61,6 +78,11 @@ class CheckFinding:
         subject = self.subject or " ".join(sorted(self.packages))
         return f"{self.code}:{short(digest_of({'code': self.code, 'subject': subject}))[:8]}"
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether only other versions of its packages cure it."""
+        return self.code not in OPEN_CODES and bool(self.packages)
+
     def line(self) -> str:
         """The line of the record."""
         return f"{self.id}: {self.what}"
@@ -68,6 +90,9 @@ class CheckFinding:
 
 class LockRefusedError(CheckRefusedError):
     """Checks refused a lock: with their findings, none of which is a warning."""
+
+    # No other release and no other base cures it: the packages that a finding is about are decided.
+    settled: bool = False
 
     def __init__(self, what: str, *, why: str = "", fix: str = "", findings: Iterable[CheckFinding] = ()) -> None:
         self.findings = tuple(findings)

@@ -53,6 +53,8 @@ class LockInputs:
         previous: a lock of the same inputs, whose versions are kept where it is as of the same moment.
         stays: versions of the lock that is replaced since a branch moved: each is taken again where everything still
             accepts it, and upstream names no other.
+        pins_stay: upstream's files that decide a lock are those of the replaced one: all its versions stay, as do its
+            deviations.
         like: a lock whose compile phase may declare the same.
         deviations: what is taken in the place of pins that do not work.
         commits: older commits of their branches to take, by component.
@@ -66,6 +68,7 @@ class LockInputs:
     digest: str
     previous: LockDirectory | None = None
     stays: Mapping[str, str] = field(default_factory=dict)
+    pins_stay: bool = False
     like: LockDirectory | None = None
     deviations: tuple[Deviation, ...] = ()
     commits: Mapping[str, str] = field(default_factory=dict)
@@ -84,6 +87,11 @@ class LockInputs:
         if existing is None or not same or existing.lock.inputs.as_of_asked != NOW:
             return self
         return replace(self, stays=existing.packages())
+
+    def with_pins_of(self, lock: Lock) -> LockInputs:
+        """The inputs of a lock that differs from one in nothing but commits that change no pin."""
+        deviations = tuple(Deviation(**item.model_dump()) for item in lock.deviating)
+        return replace(self, pins_stay=True, deviations=deviations)
 
     @property
     def title(self) -> str:

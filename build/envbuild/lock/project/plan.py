@@ -13,7 +13,6 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs
-from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.project.pyproject import Project, render_project
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource, torch_source
 
@@ -92,7 +91,7 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
         torch=torch,
         upstream_overrides=forced,
         left_out=without,
-        keep=_kept(project, inputs.previous),
+        keep=_kept(project, inputs),
         exempt=decided.exempt,
         preferences=_preferences(inputs, decided, context),
     )
@@ -183,9 +182,10 @@ def _limits(inputs: LockInputs, decided: Collection[str]) -> dict[str, str]:
     }
 
 
-def _kept(project: Project, previous: LockDirectory | None) -> dict[str, str]:
-    """The versions of a lock of the same moment, but for those that the project pins itself."""
-    if previous is None or previous.lock.inputs.as_of != project.as_of:
+def _kept(project: Project, inputs: LockInputs) -> dict[str, str]:
+    """The versions of a lock of the same moment or the same pins, but for those that the project pins itself."""
+    previous = inputs.previous
+    if previous is None or not (inputs.pins_stay or previous.lock.inputs.as_of == project.as_of):
         return {}
     direct = project.pinned_directly()
     return {name: version for name, version in previous.packages().items() if name not in direct}

@@ -23,7 +23,16 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.deviation import texts
 from envbuild.lock.lockfile import BUILDS_FILE, PHASE_FILES, git_build_options
-from envbuild.lock.models import SCHEMA, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
+from envbuild.lock.models import (
+    SCHEMA,
+    Inputs,
+    Lock,
+    LockedBase,
+    LockedComponent,
+    LockedDeviation,
+    LockedPhase,
+    LockedTorch,
+)
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project
 from envbuild.lock.resolve.resolve import ResolvedPlan
@@ -77,6 +86,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         rewritten=tuple(line for item in project.metadata for line in item.rewritten),
         pyproject_digest=pyproject,
         deviations=texts(plan.inputs.deviations),
+        deviating=tuple(LockedDeviation(**vars(item)) for item in plan.inputs.deviations),
         behind=plan.inputs.behind,
         fallback_from=plan.inputs.request.fallback_from,
         preferred=_preferred(plan, pins),

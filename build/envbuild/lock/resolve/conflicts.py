@@ -60,7 +60,7 @@ def explain_pins(plan: LockPlan, error: ResolutionError, context: LockContext) -
     except (CheckRefusedError, ConfigurationError, MachineError, NetworkError, ResolutionError) as other:
         lines.append(f"More could not be found out: {other.what}")
     explained = error.with_context(why="\n".join([error.why, *lines]))
-    explained.resolving_pins = resolving
+    explained.explanation, explained.resolving_pins = error.why, resolving
     return explained
 
 

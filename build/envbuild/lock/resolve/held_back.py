@@ -6,20 +6,22 @@ A demand that nothing meets can make it go back over all releases of many packag
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 from packaging.version import Version
 
 from envbuild.core.errors import ResolutionError
+from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.components.models import Chosen, DecidedBy, Preference
 from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.deviation import Deviation
+from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.resolve.declarations import releases_as_of
 from envbuild.lock.uv.cuda_packages import of_another_cuda
@@ -34,8 +36,9 @@ from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_
 OLD, OLD_AND_LOCKED = timedelta(days=90), timedelta(days=365)
 # So many packages are named as being in the way.
 MOST_NAMED = 3
-# For all components together: so many resolutions, and so many times as long as the one that they are to improve.
-MOST_RESOLUTIONS, MOST_TIMES, LEAST_SECONDS = 8, 2.0, 60.0
+# For all components together: so many resolutions, until one takes so much processor time. Not time on the clock: on a
+# busy machine, or behind a slow index, an old release would be locked. uv takes 1 to 15 s for a stack of 300 packages.
+MOST_RESOLUTIONS, MOST_CPU_SECONDS = 8, 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,7 @@ def held_back(plan: LockPlan, found: Resolution, context: LockContext) -> list[H
     uploads: dict[str, datetime] = {}
     for name, item in released.items():
         table = tables.get(name)
-        if table is not None and _is_open(plan, item) and (times := upload_seconds(table)):
+        if table is not None and is_open(plan, item) and (times := upload_seconds(table)):
             uploads[name] = datetime.fromtimestamp(min(times), timezone.utc)
     if not uploads:
         return []
@@ -94,7 +97,7 @@ def held_back(plan: LockPlan, found: Resolution, context: LockContext) -> list[H
     return [item for item in items if Version(item.newest) > Version(item.version)]
 
 
-def _is_open(plan: LockPlan, item: Chosen) -> bool:
+def is_open(plan: LockPlan, item: Chosen) -> bool:
     """Whether nothing decides the release: no pin, and no range but the base's."""
     if item.name in plan.project.base.provides or item.name in plan.keep:
         return False
@@ -125,11 +128,11 @@ def _unlike(plan: LockPlan, preference: Preference, item: HeldBack) -> LockPlan:
 
 
 class _OutOfBoundsError(Exception):
-    """The resolutions, or the time for them, are used up."""
+    """The resolutions are used up, or one took too long."""
 
 
-def with_newer(plan: LockPlan, found: Resolution, context: LockContext) -> tuple[LockPlan, tuple[str, ...]]:
-    """The plan with newer releases of the components that are held back; also lines about those that stay.
+def with_newer(plan: LockPlan, found: Resolution, context: LockContext) -> tuple[LockPlan, Resolution, tuple[str, ...]]:
+    """The plan with newer releases of the components that are held back, resolved; and lines about those that stay.
 
     A newer one is taken where the rest resolves with it and no other component gets older for it, if need be without
     a version that upstream forces on another package.
@@ -149,7 +152,7 @@ def with_newer(plan: LockPlan, found: Resolution, context: LockContext) -> tuple
         else:
             preference = _preferred(plan, item.name, found)
             plan = _unlike(newer, preference, item) if preference is not None else newer
-    return plan, tuple(lines)
+    return plan, trials.taken(plan), tuple(lines)
 
 
 def _demand(plan: LockPlan, item: HeldBack, trials: _Trials) -> tuple[LockPlan | None, tuple[str, ...]]:
@@ -195,16 +198,14 @@ class _Trials:
     found: Resolution
     context: LockContext
     resolutions: int = 0
-    seconds: float = 0.0
-
-    @property
-    def most_seconds(self) -> float:
-        return max(LEAST_SECONDS, MOST_TIMES * self.found.seconds)
+    used_up: bool = False
+    # The last one that is better, the project of which is that of the plan in the end.
+    better: tuple[str, Path, Resolution] | None = None
 
     @property
     def words(self) -> str:
         """What was spent, for people."""
-        return f"{self.resolutions} resolution{'s' * (self.resolutions != 1)} ({self.seconds:.0f} s)"
+        return f"{self.resolutions} resolution{'s' * (self.resolutions != 1)}"
 
     def is_better(self, trial: LockPlan) -> bool:
         """Whether no component gets older.
@@ -213,22 +214,34 @@ class _Trials:
             ResolutionError: it does not resolve.
             _OutOfBoundsError: the bounds are reached.
         """
-        left = self.most_seconds - self.seconds
-        if self.resolutions >= MOST_RESOLUTIONS or left <= 0:
+        if self.used_up or self.resolutions >= MOST_RESOLUTIONS:
             raise _OutOfBoundsError
         self.resolutions += 1
         # With what was found as preferences: only what must move does.
-        folder = throw_away(trial.project_text(trial.keep), self.context)
+        text = trial.project_text(trial.keep)
+        folder = throw_away(text, self.context)
         prefer(folder, self.found.pins)
-        quiet = replace(self.context, reporter=SilentReporter(), most_seconds=left)
-        started = time.monotonic()
+        quiet = replace(self.context, reporter=SilentReporter(), most_cpu_seconds=MOST_CPU_SECONDS)
         try:
             other = resolve(folder, trial.torch, trial.what, quiet, settings_may_be_ignored=True)
         except TookTooLongError:
+            self.used_up = True
             raise _OutOfBoundsError from None
-        finally:
-            self.seconds += time.monotonic() - started
-        return not any(_is_older(name, other.pins, self.found.pins) for name in trial.project.chosen)
+        if any(_is_older(name, other.pins, self.found.pins) for name in trial.project.chosen):
+            return False
+        self.better = (text, folder, other)
+        return True
+
+    def taken(self, plan: LockPlan) -> Resolution:
+        """What the plan resolves to, with its project and uv.lock in the context's folder."""
+        text = plan.project_text(plan.keep)
+        if self.better is None or self.better[0] != text:
+            return self.found
+        _, folder, resolution = self.better
+        with machine_errors(folder):
+            for name in (PROJECT_FILE, UV_LOCK):
+                (self.context.folder / name).write_bytes((folder / name).read_bytes())
+        return resolution
 
 
 def _is_older(name: str, now: Mapping[str, str], before: Mapping[str, str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,7 +126,7 @@ def _guess(project: Project, like: LockDirectory) -> Project | None:
 
 
 def resolve_plan(plan: LockPlan, files: Future[Packages], context: LockContext) -> ResolvedPlan:
-    """Read what the compile phase declares, and resolve; a guess of it is resolved meanwhile.
+    """Read what the compile phase declares, and resolve for the first time; a guess of it is resolved meanwhile.
 
     Args:
         files: the releases whose files are read.
@@ -141,18 +141,27 @@ def resolve_plan(plan: LockPlan, files: Future[Packages], context: LockContext) 
             ending.callback(guess.answer.stop)
         plan = with_declarations(plan, files, context)
         selection = plan.inputs.selection
-        try:
-            with context.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"):
-                return resolve_declared(plan, guess, context)
-        except ResolutionError as error:
-            # It is resolved anew without the versions of the existing lock (new_lock): only that failure is explained.
-            if plan.inputs.previous is not None:
-                raise
-            raise explain_pins(plan, error, context) from None
+        with (
+            _explained(plan, context),
+            context.reporter.step(f"resolve {selection.stack_name} on {selection.base_name}"),
+        ):
+            return resolve_first(plan, guess, context)
 
 
-def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) -> ResolvedPlan:
-    """Resolve, and once more with every version pinned, as the project that the lock holds."""
+@contextlib.contextmanager
+def _explained(plan: LockPlan, context: LockContext) -> Iterator[None]:
+    """Explain why the block's resolution fails, where the user's pins take part."""
+    try:
+        yield
+    except ResolutionError as error:
+        # It is resolved anew without the versions of the existing lock (new_lock): only that failure is explained.
+        if plan.inputs.previous is not None:
+            raise
+        raise explain_pins(plan, error, context) from None
+
+
+def resolve_first(plan: LockPlan, guess: Guess | None, context: LockContext) -> ResolvedPlan:
+    """Resolve, without yanked releases and those that only download a wheel."""
     try:
         found = _first(plan, guess, context)
     except ResolutionError as error:
@@ -167,9 +176,26 @@ def resolve_declared(plan: LockPlan, guess: Guess | None, context: LockContext) 
         found = _once(plan, plan.keep, context)
     plan, found = _without_yanked(plan, found, context)
     plan, found = _without_stubs(plan, found, context)
-    newer, held_back = with_newer(plan, found, context)
-    if newer is not plan:
-        plan, found = newer, _once(newer, newer.keep, context)
+    return ResolvedPlan(plan=plan, resolution=found)
+
+
+def pin_plan(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
+    """Take newer releases of what is held back, and resolve with every version pinned: the project of the lock.
+
+    Raises:
+        ResolutionError: the stack does not resolve.
+        NetworkError: an index cannot be reached.
+    """
+    selection = first.plan.inputs.selection
+    with (
+        _explained(first.plan, context),
+        context.reporter.step(f"pin the versions of {selection.stack_name} on {selection.base_name}"),
+    ):
+        return pinned(first, context)
+
+
+def pinned(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
+    plan, found, held_back = with_newer(first.plan, first.resolution, context)
     # Without a source that nothing asked for, other releases may be taken, which ask for fewer sources in turn.
     while (sources := settle(plan.project.git_sources, found.uv_lock["package"])) != plan.project.git_sources:
         before = plan.project.git_sources.in_force

@@ -47,10 +47,11 @@ def blame_of(error: EnvbuildError, direct: Iterable[str]) -> Blame:
     found: tuple[Clash, ...] = ()
     unbuilt = ""
     if not named and isinstance(error, ResolutionError):
-        if NO_SOLUTION in error.why:
-            named, found = contradicting(error.why, direct), clashes(error.why)
-        elif (match := _NOT_BUILT.search(error.why)) is not None:
-            unbuilt, named = canonicalize_name(match[1]), asking(error.why, direct)
+        text = error.explanation or error.why
+        if NO_SOLUTION in text:
+            named, found = contradicting(text, direct), clashes(text)
+        elif (match := _NOT_BUILT.search(text)) is not None:
+            unbuilt, named = canonicalize_name(match[1]), asking(text, direct)
     about = [unbuilt, *named, *(item.kept.package for item in found)]
     signature = " ".join([type(error).__name__, error.what, *filter(None, about)])
     return Blame(

@@ -86,6 +86,10 @@ class Candidates:
         resolved = self.steps.resolved
         return resolved.resolution if resolved is not None else Resolution({}, 0, {"package": []})
 
+    def may_move(self, package: str) -> bool:
+        """Whether another release of a package may be taken."""
+        return self._may_move(self._component(package)[1])
+
     def likely(self, package: str) -> Iterator[Move]:
         """What may be taken of a package: the nearest release, the one of the commit's time, or the first."""
         for source in self._decided.git_sources.missing:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.context import Context
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.git.refs import Commit
-from envbuild.lock.checks.findings import LockRefusedError
+from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
+from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.context import Repositories, WorkContext, work_folder
 from envbuild.lock.inputs.deviation import texts
 from envbuild.lock.inputs.request import LockInputs, is_curable, is_of_another_cuda, may_deviate
@@ -21,7 +22,7 @@ from envbuild.lock.make import LockProgress, new_lock
 from envbuild.lock.search.blame import blame_of
 from envbuild.lock.search.candidates import Candidates
 from envbuild.lock.search.clashes import in_plain_ranges
-from envbuild.lock.search.history import leading, older_commits
+from envbuild.lock.search.history import has_same_file, leading, older_commits
 from envbuild.lock.search.session import OF_INSTALLATION, SearchSession
 from envbuild.lock.search.state import Blame, Move, State
 
@@ -70,15 +71,19 @@ def searched_lock(
     context = session.begin(context) if session is not None else context
     with work_folder(context, "search", f"search-{selection.stack_name}-{selection.base_name}") as work:
         search = Search(inputs, repositories, work, older=options.older)
-        state = State()
+        state = State().with_move(inputs.deviations)
         while True:
             steps = LockProgress(state.of(inputs), recall=session.recall if session is not None else None)
             with contextlib.ExitStack() as attempt:
                 try:
                     folder = attempt.enter_context(new_lock(steps.inputs, existing, repositories, context, steps))
+                    if session is not None:
+                        session.keep_lock(steps, folder)
                     accept(folder)
                 except EnvbuildError as error:
                     if not is_curable(error):
+                        if session is not None and session.has_lock(steps):
+                            context.reporter.note("note: the lock is resolved, and kept for a day: run this again")
                         raise
                     failure = error
                     if session is not None:
@@ -86,7 +91,11 @@ def searched_lock(
                 else:
                     yield folder
                     return
-            state = search.after(state, steps, failure)
+            if inputs.pins_stay:
+                # Without what the existing lock knows: upstream's code, or the index, is another one by now.
+                inputs, state = replace(inputs, pins_stay=False, deviations=()), State()
+            else:
+                state = search.after(state, steps, failure)
 
 
 @dataclass
@@ -144,6 +153,9 @@ class Search:
         if not may_deviate(self._inputs.selection, request) or (is_of_another_cuda(error) and not request.base_named):
             raise error
         blame = replace(blame_of(error, _direct(steps)), resolved=steps.resolved is not None)
+        blame = replace(blame, settled=self._settled(blame, steps))
+        if isinstance(error, LockRefusedError):
+            error.settled = bool(blame.settled)
         self._tried.add(state.key)
         self._attempts += 1
         self._lines.append(f"{_words(state)}: {summary(error)}")
@@ -154,9 +166,10 @@ class Search:
         if not self._frames or not self._frames[-1].is_no_better(blame):
             locked = frozenset(steps.resolved.resolution.pins) if steps.resolved is not None else frozenset()
             # What was tried against earlier failures is not about this one.
-            if blame.of_syntax or blame.of_source:
+            if blame.of_syntax or blame.of_source or blame.settled:
                 self._frames = []
-            self._frames.append(_Frame(state, blame, self._moves(blame, steps), locked))
+            moves = iter(()) if blame.settled else self._moves(blame, steps)
+            self._frames.append(_Frame(state, blame, moves, locked))
         return self._next(steps, error)
 
     def _next(self, steps: LockProgress, error: EnvbuildError) -> State:
@@ -184,6 +197,14 @@ class Search:
         yield from itertools.chain.from_iterable(map(candidates.relaxed, blame.clashes[:MOST_CANDIDATES]))
         yield from _in_turn(candidates.earlier, blame.packages)
 
+    def _settled(self, blame: Blame, steps: LockProgress) -> tuple[CheckFinding, ...]:
+        """The findings that stay whatever the search takes in the place of releases."""
+        if steps.decided is None:
+            return ()
+        may_move = Candidates(steps, "", self._context).may_move
+        closed = [item for item in blame.findings if item.is_closed]
+        return tuple(item for item in closed if not any(map(may_move, item.packages)))
+
     def _at_an_older_commit(self, steps: LockProgress, error: EnvbuildError) -> State:
         if self._commits is None:
             self._commits = itertools.islice(self._older_states(steps, error), MOST_COMMITS)
@@ -205,7 +226,14 @@ class Search:
         files = [*dict.fromkeys(file for item in blocking.findings for file in item.files)]
         if repository.is_shallow():
             self._shallow = f"{lead.git} is shallow: there is no older commit to try than those that it has."
-        for commit in older_commits(head, repository, files):
+        # What the user or the stack decided stays, and so does a finding in a file that is as it is at the tip.
+        others = {name for name, item in _decided(steps).items() if item.origin in (DecidedBy.PIN, DecidedBy.STACK)}
+        same = [item for item in blocking.settled if {*item.packages} <= {*others, lead.name}]
+        stay = [file for item in same if lead.name in item.packages for file in item.files]
+        hopeless = any(lead.name not in item.packages for item in same)
+        for commit in [] if hopeless else older_commits(head, repository, files):
+            if any(has_same_file(file, head, commit, repository) for file in stay):
+                continue
             count = repository.commits_between(commit, head)
             behind = f"{lead.name} {commit.sha[:12]}, {_distance(commit, head, count)}"
             why = f"the tip fails: {summary(blocking.error)}"
@@ -223,6 +251,10 @@ def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str
     lists = [itertools.islice(candidates(package), MOST_CANDIDATES) for package in packages]
     for moves in itertools.zip_longest(*lists):
         yield from (move for move in moves if move is not None)
+
+
+def _decided(steps: LockProgress) -> Mapping[str, Chosen]:
+    return steps.decided.chosen if steps.decided is not None else {}
 
 
 def _direct(steps: LockProgress) -> Iterable[str]:

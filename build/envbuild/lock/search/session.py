@@ -1,13 +1,15 @@
 """What a search has tried, kept until it ends: one that was interrupted goes on where it was.
 
-The failures of attempts are kept by the digest of what decides them. A lock as of now is resolved anew in each run: so
-that the attempts of the last run count, the moment of the first one holds for a day.
+The failures of attempts are kept by the digest of what decides them, and so is a lock that is not verified yet. A lock
+as of now is resolved anew in each run: so that the attempts of the last run count, the moment of the first one holds
+for a day.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
@@ -21,21 +23,26 @@ from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.context import Context
 from envbuild.core import locks
 from envbuild.core.digests import digest_of, digest_of_code, short
-from envbuild.core.errors import EnvbuildError, ResolutionError
+from envbuild.core.errors import CheckRefusedError, EnvbuildError, ResolutionError
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.inputs.as_of import timestamp
 from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.lockdir import copy_files
+from envbuild.lock.lockfile import read_lock
 from envbuild.lock.make import LockProgress
 from envbuild.lock.resolve.resolve import ResolvedPlan
 from envbuild.lock.uv.program import uv_version
 from envbuild.lock.uv.resolution import Resolution, upload_seconds
 
 FOLDER, STARTED = "searches", "started.json"
+# A lock that is not verified yet: its files, and what a search asks of its resolution.
+DRAFT, PACKAGES = ".lock", "packages.json"
 LASTING = timedelta(days=1)
 # A package that did not build may build another time: it is tried again.
 OF_INSTALLATION = "install"
+OF_IMPORT = "import"
 _FINDINGS = TypeAdapter(tuple[CheckFinding, ...])
 
 
@@ -45,31 +52,28 @@ class SearchSession:
 
     Attributes:
         folder: in the store; it goes when the search ends.
+        verifies: locks are verified: what failed to import counts, and a lock is kept while it is not verified.
     """
 
     folder: Path
     context: Context
+    verifies: bool = True
     _moment: datetime | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, selection: Selection, request: LockRequest, context: Context, *, verifies: bool) -> SearchSession:
-        """The session of a request; nothing is written yet.
-
-        Args:
-            verifies: locks are verified: a failure to import counts.
-        """
+        """The session of a request; nothing is written yet."""
         key = digest_of(
             {
                 "stack": definition_digest(selection.catalog.stack(selection.stack_name)),
                 "bases": [definition_digest(selection.catalog.base(name)) for name in _bases(selection)],
                 "request": LockInputs.of(selection, request).digest,
-                "verifies": verifies,
                 # All of it: what fails in an attempt, and what a failure is about, later code may see otherwise.
                 "envbuild": digest_of_code(Path(envbuild.__file__).parent),
                 "uv": uv_version(),
             }
         )
-        return cls(folder=context.store.root / FOLDER / short(key), context=context)
+        return cls(folder=context.store.root / FOLDER / short(key), context=context, verifies=verifies)
 
     def begin(self, context: Context) -> Context:
         """The context as of the moment of the first attempt."""
@@ -86,7 +90,7 @@ class SearchSession:
             except (FileNotFoundError, ValueError, KeyError):
                 started = None
             # Not a start that is still to come: the machine's clock was wrong then, or is now.
-            known = len(list(self.folder.glob("*.json"))) - 1
+            known = len(list(self.folder.glob("*.json"))) - 1 + len(list(self.folder.glob(f"*{DRAFT}")))
             # Without a known attempt there is nothing to go on with: the run ended before one, by an outage, say.
             if known > 0 and started is not None and timedelta() <= now - started < LASTING:
                 self.context.reporter.note(
@@ -98,18 +102,28 @@ class SearchSession:
             write_atomic(file, json.dumps({"moment": now.astimezone(timezone.utc).isoformat()}))
         return now
 
-    def recall(self, steps: LockProgress) -> None:
-        """Raise the failure that the same attempt ended with before; its steps get what it found."""
+    def recall(self, steps: LockProgress) -> Path | None:
+        """The lock that the same attempt gave before, in a folder; its steps get what it found.
+
+        Raises:
+            EnvbuildError: the failure that it ended with.
+        """
+        file = self._file(steps)
+        steps.known_as = steps.known_as or file.stem
         try:
-            kept: dict[str, Any] = json.loads(self._file(steps).read_text())
+            kept: dict[str, Any] = json.loads(file.read_text())
         except (FileNotFoundError, ValueError):
-            return
+            return self._draft(steps)
+        if not self.verifies and any(item["code"] == OF_IMPORT for item in kept["findings"]):
+            return None
         if kept["packages"] is not None and steps.plan is not None:
             steps.resolved = ResolvedPlan(plan=steps.plan, resolution=_resolution(kept["packages"]))
         texts = {"why": kept["why"], "fix": kept["fix"]}
         if kept["findings"]:
             raise LockRefusedError(kept["what"], findings=_FINDINGS.validate_python(kept["findings"]), **texts)
-        raise ResolutionError(kept["what"], **texts).about(*kept["about"])
+        failure = ResolutionError(kept["what"], **texts).about(*kept["about"])
+        failure.explanation = kept["explanation"]
+        raise failure
 
     def keep(self, steps: LockProgress, error: EnvbuildError) -> None:
         """Keep the failure of an attempt, unless another time it might not fail."""
@@ -122,12 +136,47 @@ class SearchSession:
             "why": error.why,
             "fix": error.fix,
             "about": list(error.packages),
+            "explanation": error.explanation if isinstance(error, ResolutionError) else "",
             "findings": _FINDINGS.dump_python(tuple(findings), mode="json"),
             "packages": _packages(steps.resolved.resolution) if steps.resolved is not None else None,
         }
         with self._alone(), machine_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)  # another process may have ended the same search
             write_atomic(self._file(steps), json.dumps(kept))
+            remove_tree(self.folder / f"{steps.known_as}{DRAFT}")
+
+    def keep_lock(self, steps: LockProgress, lock: Path) -> None:
+        """Keep a lock that is resolved and checked, and not verified yet."""
+        if steps.resolved is None or not self.verifies:
+            return
+        with self._alone(), machine_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix=".draft.") as made:
+                draft = Path(made) / "draft"
+                draft.mkdir()
+                copy_files(lock, draft)
+                (draft / PACKAGES).write_text(json.dumps(_packages(steps.resolved.resolution)))
+                place = self.folder / f"{steps.known_as}{DRAFT}"
+                remove_tree(place)
+                draft.rename(place)
+
+    def has_lock(self, steps: LockProgress) -> bool:
+        """Whether the lock of an attempt is kept."""
+        return bool(steps.known_as) and (self.folder / f"{steps.known_as}{DRAFT}").is_dir()
+
+    def _draft(self, steps: LockProgress) -> Path | None:
+        """The lock of the same attempt, which was not verified; None: there is none, or it is damaged."""
+        folder = self.folder / f"{self._file(steps).stem}{DRAFT}"
+        if steps.plan is None or not folder.is_dir():
+            return None
+        try:
+            read_lock(folder)
+            packages = json.loads((folder / PACKAGES).read_text())
+        except (CheckRefusedError, OSError, ValueError):
+            return None
+        steps.resolved = ResolvedPlan(plan=steps.plan, resolution=_resolution(packages))
+        self.context.reporter.note("note: the lock is resolved already: its verification is next")
+        return folder
 
     def end(self) -> None:
         """Forget what was tried."""

@@ -64,6 +64,7 @@ class Blame:
         resolved: the attempt resolved, and failed after that.
         of_syntax: the base's Python does not understand a module: no other release of what it imports cures that.
         of_source: a git repository does not give a commit: no other release of an unrelated package cures that.
+        settled: findings about packages that are decided: no other release and no other base cures them.
     """
 
     error: EnvbuildError
@@ -75,6 +76,7 @@ class Blame:
     resolved: bool = False
     of_syntax: bool = False
     of_source: bool = False
+    settled: tuple[CheckFinding, ...] = ()
 
     def is_beyond(self, other: Blame) -> bool:
         """Whether this failure is of an attempt that no longer has another one: the other was solved on the way."""

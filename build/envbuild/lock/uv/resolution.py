@@ -46,7 +46,6 @@ class Resolution:
         pins: version by package name, the project itself left out, and packages that are there more than once too.
         newest_upload: the newest upload time among the locked files, seconds since 1970; 0 when none is known.
         yanked: the reason for each package that was taken though it is yanked: a pin or a preference names it.
-        seconds: how long uv took.
         ignored_settings: uv's warning that it dropped settings of the project; empty: it did not.
     """
 
@@ -55,7 +54,6 @@ class Resolution:
     uv_lock: Mapping[str, Any]
     ignored_settings: str = ""
     yanked: Mapping[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
 
     @property
     def packages(self) -> list[Mapping[str, Any]]:
@@ -101,7 +99,7 @@ def resolve(
             log=context.log,
             cwd=project,
             on_line=context.reporter.update,
-            most_seconds=context.most_seconds,
+            most_cpu_seconds=context.most_cpu_seconds,
         )
         if not settings_may_be_ignored:
             refuse_ignored_settings(finished, what, context.log)
@@ -132,7 +130,6 @@ def _read(project: Path, finished: Finished) -> Resolution:
         uv_lock=content,
         ignored_settings=ignored_settings(finished.output),
         yanked={canonicalize_name(name): reason for name, reason in _YANKED.findall(finished.output)},
-        seconds=finished.seconds,
     )
 
 

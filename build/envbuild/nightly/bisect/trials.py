@@ -21,6 +21,7 @@ from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.verification import Verify
 from envbuild.sync.failure_packages import cause_of_installation
 from envbuild.sync.install import InstallScope
+from envbuild.sync.install_target import InconclusiveError
 from envbuild.sync.local import fill_environment
 from envbuild.sync.verify import INSTALL_CODE
 from envbuild.wheels.cache.wheelhouse import Built
@@ -84,7 +85,10 @@ class ImportTrial:
         return ["import", *_common_key(self.selection)]
 
     def __call__(self, lock: LockDirectory) -> Tried:
-        verified = self.verify(self.selection, lock)
+        try:
+            verified = self.verify(self.selection, lock)
+        except InconclusiveError as error:
+            return Tried(passed=None, what=error.what, lasting=False)
         findings = verified.findings
         if not findings:
             return Tried(passed=True)

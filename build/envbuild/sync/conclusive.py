@@ -1,0 +1,61 @@
+"""Programs of a check, whose end has to say something about what is checked.
+
+One that ran past its time, or that the kernel ended, says something about the machine: whatever it was asked stays
+unknown. A slow import was once taken for one that fails, and another version was locked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from envbuild.core.exit_status import describe_status, innermost_calls, tail
+from envbuild.core.process import Finished
+from envbuild.sync.install_target import InconclusiveError, RunCommand
+
+# The slowest module of the shipped stacks takes 70 s from a cold disk cache on two processors; a network file system
+# is many times slower, and a module that waits for something never ends.
+LIMIT_SECONDS = 600.0
+# The second time, alone, it may take so many times as long.
+LONGER = 3
+# What the kernel ends a program with when memory runs out, also as bubblewrap hands it on (128 + 9).
+_KILLED = {-9, 128 + 9}
+_FIX = (
+    "Run again when less else runs on this machine; nothing was decided by this. If it ends like this every time, "
+    "it waits for something, or needs more memory than there is: the log says where it was."
+)
+
+
+def run_conclusively(
+    run: RunCommand, argv: Sequence[str], *, what: str, log: Path, limit_seconds: float | None = None
+) -> Finished:
+    """Run a program; once more with a longer limit where it was ended without a verdict.
+
+    Raises:
+        InconclusiveError: both times.
+    """
+    limit = LIMIT_SECONDS if limit_seconds is None else limit_seconds
+    try:
+        return run_once(run, argv, what=what, log=log, limit_seconds=limit)
+    except InconclusiveError:
+        return run_once(run, argv, what=what, log=log, limit_seconds=LONGER * limit)
+
+
+def run_once(run: RunCommand, argv: Sequence[str], *, what: str, log: Path, limit_seconds: float) -> Finished:
+    """Run a program within its time.
+
+    Raises:
+        InconclusiveError: it did not end in time, or was killed.
+    """
+    try:
+        finished = run(argv, what=what, log=log, timeout_seconds=limit_seconds)
+    except InconclusiveError as error:
+        output = log.read_text(errors="replace") if log.is_file() else ""
+        raise error.with_context(
+            what=f"cannot {what}: it did not end within {limit_seconds:g} s", why=innermost_calls(output), fix=_FIX
+        ) from None
+    if finished.status in _KILLED:
+        raise InconclusiveError(
+            f"cannot {what}: its process {describe_status(-9)}", why=tail(finished.output), fix=_FIX, log=log
+        )
+    return finished
