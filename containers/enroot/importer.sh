@@ -4,4 +4,6 @@
 set -eu
 site=/etc/envbuild
 export ENVBUILD_CONFIG="$site/config.toml" ENVBUILD_TRUST="$site/trust.toml"
+unset ENVBUILD_PULL_POLICY
+[ ! -e "$site/policy.toml" ] || export ENVBUILD_PULL_POLICY="$site/policy.toml"
 exec envbuild importer "$@"
