@@ -123,8 +123,10 @@ def _against(image: PlacedImage, statement: Certificate, key: TrustedKey, rules:
     predicate, policy = statement.predicate, rules.policy
     if policy.keys is not None and key.name not in policy.keys:
         yield "key", f"Key {key.name} signed its certificate; the policy counts {', '.join(policy.keys)}."
-    if predicate.matrix not in policy.matrices:
-        yield "matrix", f"It passed matrix {predicate.matrix}; the policy counts {', '.join(policy.matrices)}."
+    counted = policy.matrices_for(rules.target.device)
+    if predicate.matrix not in counted:
+        kind = rules.target.device.value
+        yield "matrix", f"It passed matrix {predicate.matrix}; for {kind} targets the policy counts {', '.join(counted)}."
     if policy.shipped_matrix and not predicate.matrix_is_shipped:
         yield "own-matrix", f"Matrix {predicate.matrix} was the project's own, not the one that envbuild ships."
     if policy.whole_matrix and not predicate.whole_matrix:
@@ -160,6 +162,8 @@ def _wrong_gpus(statement: Certificate, target: Target) -> str:
 def _refused(image: PlacedImage, reason: str, why: str, fix: str = "") -> PublicationRefusedError:
     record = image.record
     command = f"envbuild certify --stack {record.stack} --base {record.base} --target {record.target} --key FILE"
+    if reason == "matrix":
+        command += " --matrix NAME"
     fix = (fix or CERTIFY.format(command=command)).rstrip(".")
     return PublicationRefusedError(
         f"the image {image.name} is not published",

@@ -185,3 +185,38 @@ def test_strays_are_named_with_what_is_meant(tmp_path):
     assert "Did you mean 'stacks'? Definitions are in the folders stacks, bases, " in message[1]
     assert "Did you mean" not in message[2]
     assert Catalog.open(data_root()).strays() == []
+
+
+POLICY = 'summary = "mine"\nmatrices = ["certify-quick"]\nmax_age_days = 3650\nwhole_matrix = false\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        ("policies", "default", POLICY),
+        # About versions that nobody locks, so that certificates would no longer name what trains wrongly.
+        ("conflicts", "gathered-logits", shipped("conflicts", "gathered-logits").replace("0.15.3", "99")),
+        # On a CPU no case for GPUs is left, and an A100 is no H200.
+        ("targets", "h200", 'summary = "s"\ndevice = "cpu"\nplatform = "linux/amd64"\n'),
+        ("targets", "h200", shipped("targets", "h200").replace('"90"', '"80"')),
+    ],
+)
+def test_what_certificates_are_judged_by_is_not_replaced_by_a_file_of_a_shipped_name(tmp_path, kind, name, text):
+    assert text != shipped(kind, name)
+    path = write(tmp_path, kind, name, text)
+    catalog = Catalog.open(tmp_path)
+    read = {"policies": catalog.policy, "targets": catalog.target, "conflicts": lambda _: catalog.conflicts()}[kind]
+    with pytest.raises(ConfigurationError, match="envbuild ships a") as caught:
+        read(name)
+    assert str(path) in caught.value.what
+    assert "Give the file another name." in caught.value.fix
+    path.write_text(shipped(kind, name))
+    assert read(name)
+    path.write_text(text)
+    path.rename(path.with_name("mine.toml"))
+    assert read("mine")
+
+
+def test_a_shipped_targets_driver_is_the_projects_to_change(tmp_path):
+    write(tmp_path, "targets", "h200", shipped("targets", "h200") + '\ndriver = "1"\n')
+    assert Catalog.open(tmp_path).target("h200").driver == "1"
