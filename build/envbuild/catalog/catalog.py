@@ -48,7 +48,12 @@ def definition_digest(model: BaseModel) -> str:
     Neither do keys left at their defaults, so that a new key of the format changes no digest.
     """
     # Locks record this digest: with defaults in it, each new key of the format would make every lock old.
-    return digest_of(model.model_dump(mode="json", exclude_defaults=True))
+    value = model.model_dump(mode="json", exclude_defaults=True)
+    if isinstance(model, Stack):
+        # The default base decides no lock. Locks were recorded with the first base in its place.
+        for entry in value["builds"]:
+            entry |= {"default_base": entry["bases"][0]} if "default_base" in entry else {}
+    return digest_of(value)
 
 
 def digest_without_summary(model: BaseModel) -> str:

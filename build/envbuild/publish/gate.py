@@ -126,7 +126,10 @@ def _against(image: PlacedImage, statement: Certificate, key: TrustedKey, rules:
     counted = policy.matrices_for(rules.target.device)
     if predicate.matrix not in counted:
         kind = rules.target.device.value
-        yield "matrix", f"It passed matrix {predicate.matrix}; for {kind} targets the policy counts {', '.join(counted)}."
+        yield (
+            "matrix",
+            f"It passed matrix {predicate.matrix}; for {kind} targets the policy counts {', '.join(counted)}.",
+        )
     if policy.shipped_matrix and not predicate.matrix_is_shipped:
         yield "own-matrix", f"Matrix {predicate.matrix} was the project's own, not the one that envbuild ships."
     if policy.whole_matrix and not predicate.whole_matrix:

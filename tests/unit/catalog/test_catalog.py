@@ -92,6 +92,33 @@ def test_select_default_base_of_the_stack(tmp_path):
     assert select(Catalog.open(tmp_path), "mine", "cpu", None, DEBIAN12).base_name == "ubuntu2204"
 
 
+@pytest.mark.parametrize("machine", [DEBIAN12, UBUNTU2404, FEDORA])
+@pytest.mark.parametrize(("stack", "base"), [("nemo-2.7", "debian12-cu130"), ("bridge-0.6", "debian13-cu130")])
+def test_default_base_of_a_shipped_lock_is_the_one_that_was_built(catalog, stack, base, machine):
+    for entry in catalog.stack(stack).builds:
+        assert select(catalog, stack, entry.target, None, machine).base_name == base
+    assert not catalog.base(base).never_built
+
+
+def test_neither_the_default_base_nor_what_was_built_makes_a_lock_old(tmp_path):
+    """Both may change without a new lock: what is locked on a base is the same."""
+    stack = shipped("stacks", "nemo-2.7")
+    write(
+        tmp_path,
+        "stacks",
+        "other",
+        stack.replace('default_base = "debian12-cu130"', 'default_base = "ubuntu2204-cu130"'),
+    )
+    write(tmp_path, "stacks", "fewer", stack.replace('"ubuntu2204-cu130", ', ""))
+    write(tmp_path, "bases", "mine", shipped("bases", "ubuntu2404-cu130").replace("never_built = true\n", ""))
+    catalog = Catalog.open(tmp_path)
+    digests = {name: definition_digest(catalog.stack(name)) for name in ("nemo-2.7", "other", "fewer")}
+    assert digests["nemo-2.7"] == digests["other"] != digests["fewer"]
+    bases = catalog.base("ubuntu2404-cu130"), catalog.base("mine")
+    assert [base.never_built for base in bases] == [True, False]
+    assert definition_digest(bases[0]) == definition_digest(bases[1])
+
+
 def test_select_without_target_asks_and_lists(catalog):
     with pytest.raises(UsageError, match="no target") as caught:
         select(catalog, "mcore", None, None, DEBIAN12)
