@@ -19,7 +19,7 @@ from envbuild.launch.executors import Where
 
 PLAN_SCHEMA = "envbuild.plan/3"
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 12
+JUDGE_VERSION = 13
 # How often a baseline trains again with its weights moved, which its bands are measured from.
 PERTURBED_RUNS = 4
 # How long a case takes or may take; they do not change what it computes.
