@@ -51,8 +51,8 @@ def definition_digest(model: BaseModel) -> str:
     value = model.model_dump(mode="json", exclude_defaults=True)
     if isinstance(model, Stack):
         # The default base decides no lock. Locks were recorded with the first base in its place.
-        for entry in value["builds"]:
-            entry |= {"default_base": entry["bases"][0]} if "default_base" in entry else {}
+        for entry in (entry for entry in value["builds"] if "default_base" in entry):
+            entry["default_base"] = entry["bases"][0]
     return digest_of(value)
 
 

@@ -17,9 +17,9 @@ from envbuild.certify.cases.selection import WantedCases, driver_of
 from envbuild.certify.certificate.sign import UNSIGNED
 from envbuild.certify.certify import CertifyOptions, certify
 from envbuild.certify.issue import Certification
+from envbuild.certify.models import NotVouched
 from envbuild.certify.offline import ExplicitOptions, judge_folder, write_plan
 from envbuild.certify.readme import judge_command
-from envbuild.certify.models import NotVouched
 from envbuild.certify.report.describe import describe_matrix, projects_own
 from envbuild.certify.run.executors import DEFAULT_VENV, MachineOptions, parse_gpus
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest

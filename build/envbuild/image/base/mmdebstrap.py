@@ -148,7 +148,8 @@ def failure(finished: Finished, name: str, base: Base, to: Making) -> EnvbuildEr
         return BuildError(
             f"cannot make base {name}: this machine lacks the keys of its package archive",
             why=why,
-            fix=f"Install the keys of {base.distribution}, or newer ones: apt-get install {package}. Keys of a mirror's own go into "
+            fix=f"Install the keys of {base.distribution}, or newer ones: apt-get install {package}. "
+            "Keys of a mirror's own go into "
             "its source: ENVBUILD_APT_MIRROR='deb [signed-by=/FILE] URL SUITE COMPONENTS'.",
             log=to.log,
         )

@@ -119,8 +119,7 @@ def finished(output):
             "Temporary failure resolving",
         ),
         (
-            "W: GPG error: http://m bookworm InRelease: The following signatures couldn't be verified because the "
-            "public key is not available: NO_PUBKEY 6ED0E7B82643E131\nE: Failed to fetch http://m/InRelease\n",
+            "W: GPG error: http://m bookworm InRelease: NO_PUBKEY 6ED0E7B82643E131\nE: Failed to fetch http://m/\n",
             BuildError,
             "NO_PUBKEY",
         ),
