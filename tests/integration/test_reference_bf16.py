@@ -1,4 +1,4 @@
-"""The healthy baseline in bf16 is what the reference computes, whatever instructions its matrices are multiplied with."""
+"""The healthy baseline in bf16 is what the reference computes, whatever instructions multiply its matrices."""
 
 from __future__ import annotations
 

@@ -1,16 +1,12 @@
 """How far a training is from the reference, tensor by tensor."""
 
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from envbuild_smoke.reference.spread import Spread, difference
 from envbuild_smoke.reference.training import Trained
-
-if TYPE_CHECKING:
-    from envbuild_smoke.reference.spread import Spread
 
 
 def compare(trained: Trained, reference: Trained, spread: "Spread | None" = None) -> dict[str, Any]:
@@ -40,13 +36,3 @@ def _differences(
         for name, value in reference.items()
         if name in own
     ]
-
-
-def difference(own: Tensor, reference: Tensor) -> "float | None":
-    """Return ||own - reference|| / ||reference||."""
-    if own.shape != reference.shape:
-        return None
-    distance = float(torch.linalg.vector_norm(own.double() - reference))
-    size = float(torch.linalg.vector_norm(reference))
-    relative = distance / size if size > 0 else distance
-    return relative if math.isfinite(relative) else None

@@ -3,13 +3,13 @@
 Nothing of it is the library's, so that no bug there can make wide what has to find it.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from envbuild_smoke.reference.compare import difference
 from envbuild_smoke.reference.config import ModelConfig, OptimizerConfig
 from envbuild_smoke.reference.model import MicroBatch
 from envbuild_smoke.reference.training import Adam, Trained, train
@@ -27,6 +27,16 @@ class Spread:
     activations: Mapping[str, float]
     gradients: Mapping[str, float]
     weights: Mapping[str, float]
+
+
+def difference(own: Tensor, reference: Tensor) -> "float | None":
+    """Return ||own - reference|| / ||reference||, or ||own|| where that is zero; None where it is not to be had."""
+    if own.shape != reference.shape:
+        return None
+    distance = float(torch.linalg.vector_norm(own.double() - reference))
+    size = float(torch.linalg.vector_norm(reference))
+    relative = distance / size if size > 0 else distance
+    return relative if math.isfinite(relative) else None
 
 
 def unit_in_the_last_place(values: Tensor, bits: int) -> Tensor:
@@ -69,7 +79,7 @@ def measure(
 
 
 def _moved(weights: Mapping[str, Tensor], bits: int, seed: int) -> dict[str, Tensor]:
-    moved = {}
+    moved: dict[str, Tensor] = {}
     for name, weight in weights.items():
         values = weight.detach().double()
         # One generator for all would draw the same signs for each tensor of a shape.
