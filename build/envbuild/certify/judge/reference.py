@@ -19,8 +19,8 @@ fp8                3.2e-4   1.2e-2     1.1e-1       1.7e-1     9.5e-2
 
 In bf16 each tensor has a band of its own, within these limits: the reference trains again with its weights moved by
 one unit in the last place of bf16, and so much rounding may do. Of final weights it is how far Adam goes where
-gradients are so far off: rounding decides the sign of a few elements, and with one of them a bias of 64 was off by 7.8e-2
-on a CPU without AVX-512, healthy.
+gradients are so far off: rounding decides the sign of a few elements, and with one of them a bias of 64 was off by
+7.8e-2 on a CPU without AVX-512, healthy.
 
 A band is at least twice what was observed, in fp32 five times or more: other processors sum in other orders. Where
 scores of a router are closer than bf16 can tell, a token goes to another expert than in float64, which changes all that
