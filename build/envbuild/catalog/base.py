@@ -114,6 +114,10 @@ class Base(TomlModel):
     """The userland a stack is put on (``envs/bases/*.toml``)."""
 
     summary: str
+    # Not in dumps, and so in no digest: the first image that is built on a base makes no lock of it old.
+    never_built: bool = Field(
+        default=False, exclude=True, description="it was locked on, and no image on it was built and certified yet"
+    )
     distribution: Literal["debian", "ubuntu"]
     release: str = Field(description="VERSION_ID of /etc/os-release")
     platform: Literal["linux/amd64", "linux/arm64"]

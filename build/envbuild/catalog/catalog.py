@@ -48,12 +48,17 @@ def definition_digest(model: BaseModel) -> str:
     Neither do keys left at their defaults, so that a new key of the format changes no digest.
     """
     # Locks record this digest: with defaults in it, each new key of the format would make every lock old.
-    return digest_of(model.model_dump(mode="json", exclude_defaults=True))
+    value = model.model_dump(mode="json", exclude_defaults=True)
+    if isinstance(model, Stack):
+        # The default base decides no lock. Locks were recorded with the first base in its place.
+        for entry in (entry for entry in value["builds"] if "default_base" in entry):
+            entry["default_base"] = entry["bases"][0]
+    return digest_of(value)
 
 
-def matrix_digest(matrix: Matrix) -> str:
-    """The digest of what a matrix trains and allows: its models, training, cases, tolerances; not of its summary."""
-    return definition_digest(matrix.model_copy(update={"summary": ""}))
+def digest_without_summary(model: BaseModel) -> str:
+    """The digest of all that a definition decides: of a matrix its models, training, cases, tolerances; no summary."""
+    return definition_digest(model.model_copy(update={"summary": ""}))
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,13 @@ class Catalog:
         return self._load("bases", name, Base)
 
     def target(self, name: str) -> Target:
-        return self._load("targets", name, Target)
+        """The target ``name``: a shipped name stands for the shipped hardware, whatever else a project changes."""
+        target = self._load("targets", name, Target)
+        shipped = self._replaced("targets", name, Target) or target
+        hardware = ("device", "sm", "platform")
+        if changed := [field for field in hardware if getattr(target, field) != getattr(shipped, field)]:
+            raise self._taken("targets", name, f"The project's file has another {' and '.join(changed)}.")
+        return target
 
     def cluster(self, name: str) -> Cluster:
         return self._load("clusters", name, Cluster)
@@ -165,9 +176,11 @@ class Catalog:
 
     def policy(self, name: str) -> Policy:
         """The policy ``name``; the matrices that it names are there."""
-        policy = self._load("policies", name, Policy)
+        policy = self._load_judging("policies", name, Policy)
         named: list[_Named] = [
-            ("matrices", matrix, ("matrices", position)) for position, matrix in enumerate(policy.matrices)
+            ("matrices", matrix, (key, position))
+            for key in ("matrices", "cpu_matrices")
+            for position, matrix in enumerate(getattr(policy, key) or ())
         ]
         self._refuse_unknown_names(named, self.path("policies", name))
         return policy
@@ -175,18 +188,45 @@ class Catalog:
     @classmethod
     def shipped(cls) -> Catalog:
         """What envbuild ships, whatever the project has."""
-        return cls((data_root() / "envs",))
+        return cls((_shipped_envs(),))
 
-    def ships_matrix(self, name: str) -> bool:
-        """Whether the matrix ``name`` is what envbuild ships under that name, wherever its file is."""
-        # A project's file of the same name comes first in this catalog, and may say the same or something else.
-        shipped = Catalog.shipped()
-        if name not in shipped.names("matrices"):
-            return False
-        return matrix_digest(self.matrix(name)) == matrix_digest(shipped.matrix(name))
+    def ships(self, kind: str, name: str) -> bool:
+        """Whether the definition ``name`` is what envbuild ships under that name, wherever its file is."""
+        if self.path(kind, name).parent == _shipped_envs() / kind:
+            return True
+        shipped = self._replaced(kind, name, KINDS[kind])
+        return shipped is not None and digest_without_summary(self.any(kind, name)) == digest_without_summary(shipped)
 
     def conflicts(self) -> dict[str, Conflict]:
-        return {name: self._load("conflicts", name, Conflict) for name in self.names("conflicts")}
+        """All conflicts by name. A project's own are added to the shipped ones, and replace none."""
+        return {name: self._load_judging("conflicts", name, Conflict) for name in self.names("conflicts")}
+
+    def _load_judging(self, kind: str, name: str, model: type[M]) -> M:
+        """A definition by which certificates are judged: a shipped name means what envbuild ships.
+
+        Raises:
+            ConfigurationError: the project has another one of that name.
+        """
+        if not self.ships(kind, name) and self._replaced(kind, name, model):
+            raise self._taken(kind, name, "The project's file says something else.")
+        return self._load(kind, name, model)
+
+    def _replaced(self, kind: str, name: str, model: type[M]) -> M | None:
+        """What envbuild ships under the name of a project's file; None where it ships nothing."""
+        shipped = Catalog.shipped()
+        is_own = self.path(kind, name).parent != _shipped_envs() / kind
+        return shipped._load(kind, name, model) if is_own and name in shipped.names(kind) else None
+
+    def _taken(self, kind: str, name: str, why: str) -> ConfigurationError:
+        hints = {
+            "conflicts": " `envbuild lock --allow NAME` locks in spite of a shipped one.",
+            "policies": " Then name it with --policy.",
+        }
+        return ConfigurationError(
+            f"{self.path(kind, name)}: envbuild ships a {SINGULAR[kind]} {name}",
+            why=f"{why} Images are certified and published by the shipped one.",
+            fix=f"Give the file another name.{hints.get(kind, '')}",
+        )
 
     def companions(self, package: str) -> Companions | None:
         """What belongs to the releases of a package; None when no file says so."""
@@ -364,6 +404,10 @@ def _default_base(catalog: Catalog, bases: tuple[str, ...], default: str, machin
         if (base.distribution, base.release) == (machine.distribution, machine.release):
             return name
     return bases[0]
+
+
+def _shipped_envs() -> Path:
+    return (data_root() / "envs").resolve()
 
 
 def _near(name: str, known: list[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from envbuild.catalog.fields import Name, TomlModel
+from envbuild.catalog.fields import Device, Name, TomlModel
 
 
 class Policy(TomlModel):
@@ -15,6 +15,9 @@ class Policy(TomlModel):
 
     summary: str
     matrices: tuple[Name, ...] = Field(min_length=1, description="the matrices of which one must have passed")
+    cpu_matrices: tuple[Name, ...] | None = Field(
+        default=None, min_length=1, description="the same for targets without GPUs; default: matrices"
+    )
     max_age_days: Annotated[int, Field(gt=0, le=3650)] = Field(
         description="how old the oldest number in the certificate may be when the image is published"
     )
@@ -31,6 +34,10 @@ class Policy(TomlModel):
     keys: tuple[Name, ...] | None = Field(
         default=None, min_length=1, description="only these keys of the trust file count; without it all of them"
     )
+
+    def matrices_for(self, device: Device) -> tuple[str, ...]:
+        """The matrices that vouch for an image of a target with this device."""
+        return self.matrices if self.cpu_matrices is None or device is Device.CUDA else self.cpu_matrices
 
     @property
     def max_age(self) -> timedelta:

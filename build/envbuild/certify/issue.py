@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild import __version__
+from envbuild.catalog.catalog import digest_without_summary
 from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.certify.cases.case import Capabilities
@@ -153,6 +154,8 @@ def _not_vouched(job: CertifyJob, verdicts: Sequence[CaseVerdict]) -> Iterator[N
     for name, entry in job.conflicts.items():
         yield NotVouched(
             name=name,
+            digest=digest_without_summary(entry),
+            is_shipped=name not in job.own_conflicts,
             versions=packages_of(entry, job.request.lock),
             what=entry.setting(),
             why=entry.summary,
@@ -203,7 +206,7 @@ def _facts(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict])
         "lock_digest": subject.lock_digest,
         "matrix": job.request.matrix_name,
         "matrix_is_shipped": job.matrix_is_shipped,
-        "whole_matrix": job.whole_matrix,
+        "whole_matrix": job.whole_matrix and job.unexcused <= {verdict.id for verdict in vouched(verdicts)},
         "plan_digest": evidence.plan_digest,
         "nonce": evidence.nonce,
         "envbuild": __version__,

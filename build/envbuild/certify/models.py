@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from pydantic import ConfigDict, Field, JsonValue
 
 from envbuild.catalog.fields import Moment, TomlModel
+from envbuild.core.validation import Digest
 
 # Programs read these names: in certificates, as types of JUnit, and with --json (docs/reference/certify.md).
 Check = Literal[
@@ -140,6 +141,9 @@ class NotVouched(TomlModel):
     """What the locked versions are known to train wrongly, whatever the cases that ran have shown."""
 
     name: str = Field(description="of the entry in envs/conflicts/")
+    # Certificates of earlier versions have neither.
+    digest: Digest | None = Field(default=None, description="of the entry as it was")
+    is_shipped: bool | None = Field(default=None, description="envbuild shipped it; else the project's own")
     versions: str = Field(description="the locked packages that it is about")
     what: str = Field(description="the layout or setting, by fields of a case")
     why: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -17,9 +17,10 @@ from envbuild.certify.cases.selection import WantedCases, driver_of
 from envbuild.certify.certificate.sign import UNSIGNED
 from envbuild.certify.certify import CertifyOptions, certify
 from envbuild.certify.issue import Certification
+from envbuild.certify.models import NotVouched
 from envbuild.certify.offline import ExplicitOptions, judge_folder, write_plan
 from envbuild.certify.readme import judge_command
-from envbuild.certify.report.describe import describe_matrix, describe_not_vouched
+from envbuild.certify.report.describe import describe_matrix, projects_own
 from envbuild.certify.run.executors import DEFAULT_VENV, MachineOptions, parse_gpus
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest
 from envbuild.cli.command import Command, command_line, given_options
@@ -250,6 +251,8 @@ def _flag(name: str) -> str:
 
 def _print(session: Session, result: Certification) -> None:
     predicate = result.statement.predicate
+    # Of a whole matrix nothing was left out but by shipped conflicts.
+    own = "" if predicate.whole_matrix else ", ".join(projects_own(predicate.not_vouched))
     state = "certified" if result.written else "nothing to do: already certified"
     reused = sum(case.reused is not None for case in predicate.cases)
     repeats = max(case.repeat for case in predicate.cases)
@@ -274,14 +277,20 @@ def _print(session: Session, result: Certification) -> None:
         },
         f"{state}: {count} agree with their baseline, key {short(predicate.key)}",
         *([] if predicate.whole_matrix else [f"a part of matrix {predicate.matrix}, which publishing wants whole"]),
+        *([f"left out by the project's own envs/conflicts/: {own}"] if own else []),
         *([] if predicate.matrix_is_shipped else [f"the cases are those of {describe_matrix(predicate)}"]),
         *([_reused(reused, len(predicate.cases))] if reused else []),
-        *[f"not vouched for: {describe_not_vouched(item)}" for item in predicate.not_vouched],
+        *([_not_vouched(predicate.not_vouched, result.certificate)] if predicate.not_vouched else []),
         f"signed by key {result.keyid}" if result.keyid else UNSIGNED,
         shown(result.certificate),
         shown(result.reports.page),
         shown(result.reports.junit),
     )
+
+
+def _not_vouched(entries: Sequence[NotVouched], certificate: Path) -> str:
+    command = f"envbuild certificate show {shlex.quote(shown(certificate))}"
+    return f"not vouched for: {len(entries)} known faults of the locked versions; {command} lists them"
 
 
 def _reused(reused: int, cases: int) -> str:

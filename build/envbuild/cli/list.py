@@ -15,6 +15,7 @@ from envbuild.cli.report import as_json, print_error
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.text import quoted_command, shown
+from envbuild.sync.modules import NEVER_BUILT
 
 
 @click.command("list", cls=Command)
@@ -51,7 +52,7 @@ def _row(session: Session, kind: str, name: str) -> dict[str, Json]:
         row["states"] = {target: dict(bases) for target, bases in states(session.project, name, model).items()}
     if isinstance(model, Base):
         row["platform"], row["source"], row["digest"] = model.platform, model.obtain.source, model.pinned
-        row["resolved"] = model.is_resolved
+        row["resolved"], row["never_built"] = model.is_resolved, model.never_built
     if isinstance(model, Target):
         row["platform"], row["sm"] = model.platform, list(model.sm)
     return row
@@ -63,6 +64,8 @@ def _lines(rows: list[dict[str, Json]]) -> list[str]:
     lines = []
     for row in rows:
         lines.append(f"{row['name']:<{width}}  {row['summary']}  [{shown(Path(str(row['path'])))}]")
+        if row.get("never_built"):
+            lines.append(f"{'':<{width}}  {NEVER_BUILT}")
         if row.get("resolved") is False:
             resolve = quoted_command("envbuild", "image", "resolve", "--base", str(row["name"]))
             lines.append(f"{'':<{width}}  {row['source']}: {NOT_RESOLVED} ({resolve})")

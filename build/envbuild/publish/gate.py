@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from envbuild.catalog.fields import Device
 from envbuild.catalog.models import Target
 from envbuild.catalog.policy import Policy
 from envbuild.certify.certificate.envelope import encode
@@ -129,13 +130,15 @@ def objections(
 
     Args:
         statement: its certificate's, which counts.
-        sms: of its target.
+        sms: of its target; none: it is for CPUs.
     """
     predicate = statement.predicate
     if policy.keys is not None and key.name not in policy.keys:
         yield "key", f"Key {key.name} signed its certificate; the policy counts {', '.join(policy.keys)}."
-    if predicate.matrix not in policy.matrices:
-        yield "matrix", f"It passed matrix {predicate.matrix}; the policy counts {', '.join(policy.matrices)}."
+    device = Device.CUDA if sms else Device.CPU
+    counted = ", ".join(policy.matrices_for(device))
+    if predicate.matrix not in policy.matrices_for(device):
+        yield "matrix", f"It passed matrix {predicate.matrix}; for {device.value} targets the policy counts {counted}."
     if policy.shipped_matrix and not predicate.matrix_is_shipped:
         yield "own-matrix", f"Matrix {predicate.matrix} was the project's own, not the one that envbuild ships."
     if policy.whole_matrix and not predicate.whole_matrix:
@@ -171,7 +174,9 @@ def _wrong_gpus(statement: Certificate, sms: tuple[str, ...]) -> str:
 def _refused(image: PlacedImage, reason: str, why: str, fix: str = "") -> PublicationRefusedError:
     record = image.record
     selected = ("--stack", record.stack, "--base", record.base, "--target", record.target)
-    fix = (fix or CERTIFY.format(command=quoted_command("envbuild", "certify", *selected, "--key", "FILE"))).rstrip(".")
+    matrix = ("--matrix", "NAME") if reason == "matrix" else ()
+    command = quoted_command("envbuild", "certify", *selected, "--key", "FILE", *matrix)
+    fix = (fix or CERTIFY.format(command=command)).rstrip(".")
     return PublicationRefusedError(
         f"the image {image.name} is not published",
         why=why,

@@ -31,14 +31,16 @@ def train(
     optimizer: OptimizerConfig,
     weights: Mapping[str, Tensor],
     steps: Iterable[Sequence[MicroBatch]],
+    note: "Callable[[int, Mapping[str, Tensor]], None] | None" = None,
 ) -> Trained:
     """Train from `weights`, which stay as they are, on the micro batches of each step.
 
+    `note` gets the number of each step, from 0 on, and its gradients before clipping.
     Raises NotComparedError for weights that the model lacks or has too many of.
     """
     # One tensor may be there under two names: each gets a leaf of its own.
     own = {name: weight.detach().double().clone().requires_grad_() for name, weight in weights.items()}
-    model, adam, trained = ReferenceModel(config, own), _Adam(optimizer, own), Trained()
+    model, adam, trained = ReferenceModel(config, own), Adam(optimizer, own), Trained()
     for batches in steps:
         for weight in own.values():
             weight.grad = None
@@ -57,6 +59,8 @@ def train(
         if not trained.gradients:
             # Backwards, what was used last comes first.
             trained.gradients.update((name, gradients[name].clone()) for name in reversed(model.read))
+        if note is not None:
+            note(len(trained.steps), gradients)
         norm = adam.step(gradients)
         trained.steps.append((loss, norm))
     trained.weights.update((name, own[name].detach()) for name in model.read)
@@ -114,7 +118,7 @@ def _shares(batches: Sequence[MicroBatch], optimizer: OptimizerConfig) -> list[T
     return [mask / mask.sum() / len(masks) for mask in masks]
 
 
-class _Adam:
+class Adam:
     """Kingma & Ba 2014 (arXiv 1412.6980), algorithm 1, with the weight decay of Loshchilov & Hutter 2017.
 
     That is algorithm 2 of arXiv 1711.05101, with the learning rate in the place of the schedule and alpha, as torch's
@@ -127,11 +131,12 @@ class _Adam:
         self._moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
         self._count = 0
 
-    def step(self, gradients: Mapping[str, Tensor]) -> float:
-        """Update the weights; return the norm of all gradients together, before clipping."""
+    def step(self, gradients: Mapping[str, Tensor], norm: "float | None" = None) -> float:
+        """Update the weights; return the norm of all gradients together, by which they are clipped, or `norm`."""
         config = self._config
         self._count += 1
-        norm = float(torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt())
+        if norm is None:
+            norm = float(torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt())
         # Pascanu et al. 2012 (arXiv 1211.5063), algorithm 1; 1e-6 as in torch.nn.utils.clip_grad_norm_.
         scale = min(1.0, config.clip_norm / (norm + 1e-6))
         for name, weight in self._weights.items():

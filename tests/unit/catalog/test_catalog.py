@@ -92,6 +92,33 @@ def test_select_default_base_of_the_stack(tmp_path):
     assert select(Catalog.open(tmp_path), "mine", "cpu", None, DEBIAN12).base_name == "ubuntu2204"
 
 
+@pytest.mark.parametrize("machine", [DEBIAN12, UBUNTU2404, FEDORA])
+@pytest.mark.parametrize(("stack", "base"), [("nemo-2.7", "debian12-cu130"), ("bridge-0.6", "debian13-cu130")])
+def test_default_base_of_a_shipped_lock_is_the_one_that_was_built(catalog, stack, base, machine):
+    for entry in catalog.stack(stack).builds:
+        assert select(catalog, stack, entry.target, None, machine).base_name == base
+    assert not catalog.base(base).never_built
+
+
+def test_neither_the_default_base_nor_what_was_built_makes_a_lock_old(tmp_path):
+    """Both may change without a new lock: what is locked on a base is the same."""
+    stack = shipped("stacks", "nemo-2.7")
+    write(
+        tmp_path,
+        "stacks",
+        "other",
+        stack.replace('default_base = "debian12-cu130"', 'default_base = "ubuntu2204-cu130"'),
+    )
+    write(tmp_path, "stacks", "fewer", stack.replace('"ubuntu2204-cu130", ', ""))
+    write(tmp_path, "bases", "mine", shipped("bases", "ubuntu2404-cu130").replace("never_built = true\n", ""))
+    catalog = Catalog.open(tmp_path)
+    digests = {name: definition_digest(catalog.stack(name)) for name in ("nemo-2.7", "other", "fewer")}
+    assert digests["nemo-2.7"] == digests["other"] != digests["fewer"]
+    bases = catalog.base("ubuntu2404-cu130"), catalog.base("mine")
+    assert [base.never_built for base in bases] == [True, False]
+    assert definition_digest(bases[0]) == definition_digest(bases[1])
+
+
 def test_select_without_target_asks_and_lists(catalog):
     with pytest.raises(UsageError, match="no target") as caught:
         select(catalog, "mcore", None, None, DEBIAN12)
@@ -185,3 +212,38 @@ def test_strays_are_named_with_what_is_meant(tmp_path):
     assert "Did you mean 'stacks'? Definitions are in the folders stacks, bases, " in message[1]
     assert "Did you mean" not in message[2]
     assert Catalog.open(data_root()).strays() == []
+
+
+POLICY = 'summary = "mine"\nmatrices = ["certify-quick"]\nmax_age_days = 3650\nwhole_matrix = false\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        ("policies", "default", POLICY),
+        # About versions that nobody locks, so that certificates would no longer name what trains wrongly.
+        ("conflicts", "gathered-logits", shipped("conflicts", "gathered-logits").replace("0.15.3", "99")),
+        # On a CPU no case for GPUs is left, and an A100 is no H200.
+        ("targets", "h200", 'summary = "s"\ndevice = "cpu"\nplatform = "linux/amd64"\n'),
+        ("targets", "h200", shipped("targets", "h200").replace('"90"', '"80"')),
+    ],
+)
+def test_what_certificates_are_judged_by_is_not_replaced_by_a_file_of_a_shipped_name(tmp_path, kind, name, text):
+    assert text != shipped(kind, name)
+    path = write(tmp_path, kind, name, text)
+    catalog = Catalog.open(tmp_path)
+    read = {"policies": catalog.policy, "targets": catalog.target, "conflicts": lambda _: catalog.conflicts()}[kind]
+    with pytest.raises(ConfigurationError, match="envbuild ships a") as caught:
+        read(name)
+    assert str(path) in caught.value.what
+    assert "Give the file another name." in caught.value.fix
+    path.write_text(shipped(kind, name))
+    assert read(name)
+    path.write_text(text)
+    path.rename(path.with_name("mine.toml"))
+    assert read("mine")
+
+
+def test_a_shipped_targets_driver_is_the_projects_to_change(tmp_path):
+    write(tmp_path, "targets", "h200", shipped("targets", "h200") + '\ndriver = "1"\n')
+    assert Catalog.open(tmp_path).target("h200").driver == "1"

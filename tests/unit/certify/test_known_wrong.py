@@ -181,7 +181,8 @@ def test_reports_and_commands_show_what_is_not_vouched_for(mixed, answer, comman
         f"not vouched for: tensor > 1, parallel_output = false: {WHY} (megatron-core 0.16.1). {CURE} "
         f"Cases: {GATHERED} not run"
     )
-    assert line in capsys.readouterr().out.splitlines()
+    (counted,) = [text for text in capsys.readouterr().out.splitlines() if text.startswith("not vouched for")]
+    assert counted.startswith(f"not vouched for: {len(ENTRIES)} known faults of the locked versions; envbuild ")
     _, done = answer("--matrix", "mixed")
     assert [item["name"] for item in done["not_vouched"]] == ENTRIES
     page, junit = mixed.certificates()[0].with_name("report.html"), mixed.certificates()[0].with_name("junit.xml")
@@ -190,6 +191,9 @@ def test_reports_and_commands_show_what_is_not_vouched_for(mixed, answer, comman
     assert 'skipped="1"' in junit.read_text()
     assert 'message="known to train wrongly, not run: the loss of gathered' in junit.read_text()
     (tmp_path / "trust.toml").write_text(f'[keys.own]\nfile = "{keys.public}"\n')
+    # The command that the line names prints them.
+    assert run(shlex.split(counted.partition("; ")[2].removesuffix(" lists them"))[1:]) == 0
+    assert line in capsys.readouterr().out.splitlines()
     for words in (("show",), ("verify", "--trust", str(tmp_path / "trust.toml"))):
         assert run(["certificate", words[0], str(mixed.certificates()[0]), *words[1:]]) == 0
         assert line in capsys.readouterr().out.splitlines()

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from helpers.certify_world import statement_of
 
-from envbuild.catalog.catalog import Catalog, matrix_digest
+from envbuild.catalog.catalog import Catalog, digest_without_summary
 from envbuild.catalog.data import data_root
 from envbuild.certify.certificate.keys import make_keys
 from envbuild.cli.main import run
@@ -62,12 +62,12 @@ def test_certificate_names_the_projects_own_matrix(world, matrix, output_of):
     assert f"the cases are those of {OWN}" in text
     found = json.loads(output_of("certify", "--json"))
     own = Catalog.open(world.project).matrix("certify-quick")
-    expected = {"matrix": "certify-quick", "matrix_digest": matrix_digest(own), "matrix_is_shipped": False}
+    expected = {"matrix": "certify-quick", "matrix_digest": digest_without_summary(own), "matrix_is_shipped": False}
     assert {key: found[key] for key in expected} == expected
     assert expected.items() <= statement_of(world.certificates()[0])["predicate"].items()
     texts, verified = shown_and_verified(output_of, found["certificate"])
     assert f"{OWN}, the whole matrix" in texts[0]
-    assert matrix_digest(own) in texts[0]
+    assert digest_without_summary(own) in texts[0]
     assert f"passed {OWN} (" in texts[1]
     assert expected.items() <= verified.items()
     assert (
@@ -81,7 +81,7 @@ def test_shipped_matrix_is_not_called_the_projects_own(world, output_of):
     found = json.loads(output_of("certify", "--json"))
     assert (found["matrix_is_shipped"], found["matrix_digest"]) == (
         True,
-        matrix_digest(world.selection.catalog.matrix("certify-quick")),
+        digest_without_summary(world.selection.catalog.matrix("certify-quick")),
     )
     texts, verified = shown_and_verified(output_of, found["certificate"])
     assert verified["matrix_is_shipped"] is True
@@ -123,6 +123,6 @@ def test_digest_of_a_matrix_is_that_of_all_that_decides(tmp_path):
     ):
         assert old in text
         matrix.write_text(text.replace(old, new, 1))
-        digests.add(matrix_digest(catalog.matrix("certify-quick")))
-        assert catalog.ships_matrix("certify-quick") is not bool(old)
+        digests.add(digest_without_summary(catalog.matrix("certify-quick")))
+        assert catalog.ships("matrices", "certify-quick") is not bool(old)
     assert len(digests) == 6

@@ -10,6 +10,7 @@ from unit.certify.plans import BASELINE, CASES, MATRIX, line, lines_of, plan_of,
 from envbuild.certify.judge import reference
 from envbuild.certify.judge.judge import judge
 from envbuild.certify.judge.reference import band_of
+from envbuild.certify.judge.results import ReferenceComparison
 from envbuild.certify.models import CaseVerdict
 
 FIRST, SECOND = "decoder.layers.0.input_layernorm", "decoder.layers.0"
@@ -139,3 +140,42 @@ def test_bands_widen_with_the_rounding_of_the_arithmetic(name):
     # megatron-core takes Transformer Engine's product for a router, where there is one, under either spec.
     assert getattr(band_of({"precision": "fp32"}, experts, {"router_gemm": "transformer-engine"}), name) >= values[1]
     assert getattr(band_of({"precision": "bf16"}, experts, {}), name) >= values[2]
+
+
+def comparison(**changes: Any) -> ReferenceComparison:
+    """Of two tensors and one step in bf16, trained twice again."""
+    both = [{"name": name, "relative_difference": 1e-3, "spread": 2e-3} for name in (FIRST, SECOND)]
+    step = {"loss": 6.0, "grad_norm": 1.0}
+    moved = [[{"loss": 6.0006, "grad_norm": 1.001}], [{"loss": 6.0, "grad_norm": 1.002}]]
+    whole = {"reason": None, "samples": None, "steps": [step], "perturbed": moved, "seconds": 1.0}
+    return ReferenceComparison.model_validate({**whole, **dict.fromkeys(reference._KINDS, both), **changes})
+
+
+def test_bands_of_bf16_are_what_moved_weights_do_within_limits():
+    limits = band_of({"precision": "bf16"}, GPT, {})
+
+    def allowed(kind: str, *spreads: float | None) -> list[float]:
+        tensors = [{"name": FIRST, "relative_difference": 1.0, "spread": spread} for spread in spreads]
+        return reference._allowed(kind, getattr(comparison(**{kind: tensors}), kind), limits)
+
+    assert allowed("gradients", 4e-3, 8e-3, 1e-3) == pytest.approx([1.2e-2, 2.4e-2, 1.2e-2])
+    assert allowed("gradients", 1e-9, 1.0) == [limits.gradients] * 2
+    assert allowed("activations", 1e-9, 1e-9) == [2.0**-8] * 2
+    # Adam takes an element a whole step, whichever way rounding points: wider than the table's, and narrower.
+    assert allowed("weights", 1e-1, 1e-4, 9.0) == pytest.approx([1e-1 + 2.0**-8, 1e-4 + 2.0**-8, 2e-1])
+    assert allowed("weights", None, 1.0) == [limits.weights] * 2
+    steps = reference._measured_steps(comparison(), limits)
+    assert (steps.loss, steps.grad_norm) == pytest.approx((2e-4, 6e-3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "measured"),
+    [
+        ({}, True),
+        ({"perturbed": None}, False),
+        ({"perturbed": [[]]}, False),
+        ({"weights": [{"name": FIRST, "relative_difference": 0.0}]}, False),
+    ],
+)
+def test_bands_that_were_not_measured_whole_are_none(changes, measured):
+    assert reference._is_measured(comparison(**changes)) is measured

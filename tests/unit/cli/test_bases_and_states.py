@@ -38,6 +38,10 @@ def test_list_names_the_command_that_resolves_a_base(project, capsys):
     assert "digest not resolved (envbuild image resolve --base ngc-pytorch-25.09-py3)" in message
     assert run(["list", "bases", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["bases"]}
+    never_built = {name for name, row in rows.items() if row["never_built"]}
+    assert {"ubuntu2404-cu130", "ubuntu2204-cu126"} <= never_built
+    assert not never_built & {"debian12", "debian12-cu130", "debian13-cu130"}
+    assert message.count("  locked, never built\n") == len(never_built)
     assert (rows["debian12"]["resolved"], rows["ngc-pytorch-25.09-py3"]["resolved"]) == (True, False)
     assert rows["ngc-pytorch-25.09-py3"]["digest"] is None
 

@@ -145,7 +145,7 @@ def test_from_the_future(world):
     [
         ({"whole_matrix": False}, "part-of-matrix", {"whole_matrix": False}),
         ({"matrix_is_shipped": False}, "own-matrix", {"shipped_matrix": False}),
-        ({"matrix": "recipe-layouts"}, "matrix", {"matrices": ("recipe-layouts",)}),
+        ({"matrix": "recipe-layouts"}, "matrix", {"cpu_matrices": ("recipe-layouts",)}),
         ({"not_vouched": [NOT_VOUCHED]}, "not-vouched", {"allow_not_vouched": True}),
     ],
 )
@@ -164,7 +164,7 @@ def test_gpus_of_the_targets_generation(world, gpus, target, reason):
     """The certificate's machine has H200s, of SM 90."""
     image = with_record(world.image, target=target)
     found = measured_now(machine=machine(gpus), devices=list(range(gpus)))
-    certificate = world.certify(subject={"target": target}, measured=found)
+    certificate = world.certify(subject={"target": target}, measured=found, matrix="certify-full")
     rule = replace(rules(world), target=world.selection.catalog.target(target))
     if reason is None:
         assert admit(image, certificate, rule)
@@ -178,10 +178,24 @@ def test_a_gpu_that_was_not_used_does_not_count(world):
     found["gpus"][1]["compute_capability"] = "8.0"
     image = with_record(world.image, target="h200")
     rule = replace(rules(world), target=world.selection.catalog.target("h200"))
-    used = world.certify(subject={"target": "h200"}, measured=measured_now(machine=found, devices=[0]))
+    fields = {"subject": {"target": "h200"}, "matrix": "certify-full"}
+    used = world.certify(**fields, measured=measured_now(machine=found, devices=[0]))
     assert admit(image, used, rule)
-    both = world.certify(subject={"target": "h200"}, measured=measured_now(machine=found, devices=[0, 1]))
+    both = world.certify(**fields, measured=measured_now(machine=found, devices=[0, 1]))
     assert "8.0" in refused(world, both, rule, image).why
+
+
+def test_the_quick_matrix_vouches_for_cpu_images_alone(world):
+    """It trains nothing in bf16 and nothing in Transformer Engine."""
+    image = with_record(world.image, target="h200")
+    rule = replace(rules(world), target=world.selection.catalog.target("h200"))
+    fields = {"subject": {"target": "h200"}, "measured": measured_now(machine=machine(2), devices=[0, 1])}
+    error = refused(world, world.certify(**fields, matrix="certify-quick"), rule, image)
+    assert error.reason == "matrix"
+    assert "for cuda targets the policy counts certify-full, nemo-recipes, bridge-recipes" in error.why
+    assert "--matrix NAME" in error.fix
+    assert admit(image, world.certify(**fields, matrix="certify-full"), rule)
+    assert admit(world.image, world.certify(matrix="certify-quick"), rules(world))
 
 
 def test_a_base_that_was_made_anew(world):
@@ -195,7 +209,7 @@ def test_a_base_that_was_made_anew(world):
 def test_the_shipped_policy_names_shipped_matrices():
     catalog = Catalog.open(Path("/nonexistent"))
     policy = catalog.policy("default")
-    assert set(policy.matrices) <= set(catalog.names("matrices"))
+    assert {*policy.matrices, *policy.cpu_matrices} <= set(catalog.names("matrices"))
     assert policy.whole_matrix
     assert policy.shipped_matrix
     assert policy.target_gpus

@@ -47,6 +47,8 @@ class TensorDifference(TomlModel):
 
     name: str
     relative_difference: float | None
+    # What rounding may make of it, as the runner measured; of bf16.
+    spread: float | None = None
 
 
 class ReferenceStep(TomlModel):
@@ -62,6 +64,7 @@ class ReferenceComparison(TomlModel):
     reason: str | None
     samples: str | None
     steps: tuple[ReferenceStep, ...]
+    perturbed: tuple[tuple[ReferenceStep, ...], ...] | None = None
     activations: tuple[TensorDifference, ...]
     gradients: tuple[TensorDifference, ...]
     weights: tuple[TensorDifference, ...]

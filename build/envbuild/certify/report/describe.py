@@ -115,7 +115,13 @@ def describe_reference(reference: ReferenceVerdict | None) -> str:
 def describe_not_vouched(item: NotVouched) -> str:
     """What trains wrongly, with which versions and what to do, and how the matrix's cases of it ended."""
     cases = "; ".join(f"{case.id} {case.result}" for case in item.cases)
-    return f"{item.what}: {item.why} ({item.versions}). {item.fix}" + (f" Cases: {cases}" if cases else "")
+    own = " (the project's own entry)" if item.is_shipped is False else ""
+    return f"{item.what}: {item.why} ({item.versions}). {item.fix}" + (f" Cases: {cases}" if cases else "") + own
+
+
+def projects_own(entries: Iterable[NotVouched]) -> list[str]:
+    """The names of a project's own entries that took cases away, or would excuse them."""
+    return [item.name for item in entries if item.is_shipped is False and item.cases]
 
 
 def difference(found: TomlModel, allowed: TomlModel, name: str) -> str:

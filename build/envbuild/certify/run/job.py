@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from envbuild.catalog.catalog import Selection, matrix_digest
+from envbuild.catalog.catalog import Selection, digest_without_summary
 from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import Matrix
@@ -95,6 +95,8 @@ class CertifyJob:
         conflicts: what the locked versions are known to train wrongly, by name.
         known_wrong: the names of the conflicts about each case of the matrix that there are any about, by its ID.
         matrix_is_shipped: whether the matrix is what envbuild ships under its name.
+        whole_matrix: whether all of the matrix's cases were asked for.
+        own_conflicts: those of ``conflicts`` that are the project's own, and excuse no case.
         folder: where its certificate goes, and the files of its run.
     """
 
@@ -107,6 +109,7 @@ class CertifyJob:
     matrix: Matrix
     matrix_is_shipped: bool
     whole_matrix: bool
+    own_conflicts: frozenset[str]
     lock_is_current: bool
     subject: Subject
     driver: Driver
@@ -126,7 +129,12 @@ class CertifyJob:
     @property
     def matrix_digest(self) -> str:
         """The digest of what the matrix trains and allows."""
-        return matrix_digest(self.matrix)
+        return digest_without_summary(self.matrix)
+
+    @property
+    def unexcused(self) -> frozenset[str]:
+        """The cases that only the project's own conflicts say are trained wrongly."""
+        return _unexcused(self.known_wrong, self.own_conflicts)
 
     @property
     def on_gpus(self) -> bool:
@@ -164,8 +172,10 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     cases = chosen_cases(matrix, request.matrix_name, selection, request.wanted, packages)
     # Every case may be wanted by its name: that is the whole matrix too.
     whole = len(cases) == len(chosen_cases(matrix, request.matrix_name, selection, packages=packages))
-    # After that: without the cases that are known to be wrong it is the whole matrix still, and not_vouched has them.
+    # After that: without the cases that are known to be wrong it is the whole matrix still, and not_vouched has them. A
+    # project's own conflicts make it a part: certificates would count for as little as the project likes.
     conflicts = known_wrong_in(request.lock, selection.catalog)
+    own = frozenset(name for name in conflicts if not selection.catalog.ships("conflicts", name))
     known_wrong = affected_cases(cases, matrix, conflicts)
     if not request.run_known_wrong:
         cases = without_known_wrong(cases, left_out(known_wrong, conflicts), request.wanted.only)
@@ -178,7 +188,8 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
             why=f"Matrix {request.matrix_name} measures no bandwidth here: that takes two GPUs and its [bandwidth].",
             fix="Leave it out, or choose another matrix or more GPUs.",
         )
-    scope = request.matrix_name if whole else f"part of {request.matrix_name}"
+    is_part = not whole or _unexcused(known_wrong, own)
+    scope = f"part of {request.matrix_name}" if is_part else request.matrix_name
     key = certification_key(plan, matrix, smoke_digest, scope=scope, conflicts=conflicts)
     return CertifyJob(
         request=request,
@@ -188,8 +199,9 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
         conflicts=conflicts,
         known_wrong=known_wrong,
         matrix=matrix,
-        matrix_is_shipped=selection.catalog.ships_matrix(request.matrix_name),
+        matrix_is_shipped=selection.catalog.ships("matrices", request.matrix_name),
         whole_matrix=whole,
+        own_conflicts=own,
         lock_is_current=not is_older(lock, selection),
         subject=subject,
         driver=driver,
@@ -198,6 +210,10 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
         # 12 digits, for people; a certificate found there is compared with the whole key.
         folder=request.out_dir / "certificates" / request.name / key.removeprefix("sha256:")[:12],
     )
+
+
+def _unexcused(known_wrong: Mapping[str, tuple[str, ...]], own_conflicts: frozenset[str]) -> frozenset[str]:
+    return frozenset(case for case, names in known_wrong.items() if own_conflicts.issuperset(names))
 
 
 def _with_estimates(plan: dict[str, Json], store: LocalStore) -> dict[str, Json]:

@@ -19,7 +19,7 @@ from envbuild.launch.executors import Where
 
 PLAN_SCHEMA = "envbuild.plan/3"
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 12
+JUDGE_VERSION = 13
 # How often a baseline trains again with its weights moved, which its bands are measured from.
 PERTURBED_RUNS = 4
 # How long a case takes or may take; they do not change what it computes.
@@ -84,7 +84,7 @@ def sweep_of(matrix: Matrix, capabilities: Capabilities, ranks: int, floor: floa
     """The all_reduce sweep of a matrix over so many GPUs, after the cases; None where it has none, and for one GPU.
 
     Args:
-        floor: the cluster's, in the place of the matrix's.
+        floor: the cluster's; it may raise the matrix's, not lower it.
     """
     wanted = matrix.bandwidth
     if wanted is None or capabilities.device not in wanted.devices or ranks == 1:
@@ -92,7 +92,9 @@ def sweep_of(matrix: Matrix, capabilities: Capabilities, ranks: int, floor: floa
     return {
         "ranks": ranks,
         "sizes_bytes": list(wanted.sizes_bytes),
-        "floor_gigabytes_per_second": wanted.floor_gigabytes_per_second if floor is None else floor,
+        "floor_gigabytes_per_second": max(
+            (each for each in (floor, wanted.floor_gigabytes_per_second) if each is not None), default=None
+        ),
     }
 
 

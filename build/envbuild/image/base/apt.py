@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from envbuild.catalog.base import Base
+from envbuild.catalog.catalog import HostDistribution
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.process import answer, find_tool
 
@@ -41,6 +42,26 @@ def at_moment(base: Base, mirror: str | None, moment: datetime) -> str | None:
         line.replace("deb [", f"deb [{option} ", 1) if line.startswith("deb [") else f"deb [{option}]{line[3:]}"
         for line in lines
     )
+
+
+@dataclass(frozen=True)
+class Keyring:
+    """The keys of a distribution's archive, and the package that has them, here and on other distributions."""
+
+    path: Path
+    package: str
+
+
+KEYRINGS = {
+    "debian": Keyring(Path("/usr/share/keyrings/debian-archive-keyring.gpg"), "debian-archive-keyring"),
+    "ubuntu": Keyring(Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg"), "ubuntu-keyring"),
+}
+
+
+def keyring_help(base: Base) -> str:
+    """What to install before a mirror of the base's distribution can be checked here; empty where it is there."""
+    keyring = KEYRINGS[base.distribution]
+    return "" if keyring.path.is_file() else f" Its keys are in package {keyring.package}: apt-get install it."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +109,7 @@ def sources_for(base: Base, base_name: str, mirror: str | None) -> AptSources:
             f"this machine's apt sources do not have {base.archive.suite}, which base {base_name} is made of",
             why=_known(base, listed.splitlines()),
             fix="Choose the base of this machine's distribution with --base, or name a mirror that has the suite: "
-            "ENVBUILD_APT_MIRROR=URL, or apt_mirror in the site configuration.",
+            "ENVBUILD_APT_MIRROR=URL, or apt_mirror in the site configuration." + keyring_help(base),
         )
     return AptSources(lines=lines, options=options, proxies=proxies)
 
@@ -98,10 +119,13 @@ def mirror_lines(base: Base, mirror: str) -> tuple[str, ...]:
     if mirror.startswith("deb "):
         return tuple(line.strip() for line in mirror.splitlines() if line.strip())
     release, updates, security = suites_of(base)
+    # apt trusts the archive of its own distribution alone; mmdebstrap takes its keys, and adds none to such lines.
+    keyring, own = KEYRINGS[base.distribution], HostDistribution.here().distribution
+    option = f"[signed-by={keyring.path}] " if own != base.distribution and keyring.path.is_file() else ""
     components = " ".join(base.archive.components)
     # Ubuntu's mirrors carry the security fixes with the release; Debian keeps them in an archive of their own.
     suites = [release, updates, *([security] if base.distribution == "ubuntu" else [])]
-    return tuple(f"deb {mirror} {suite} {components}" for suite in suites)
+    return tuple(f"deb {option}{mirror} {suite} {components}" for suite in suites)
 
 
 def _suite(base: Base, values: Mapping[str, str]) -> str:

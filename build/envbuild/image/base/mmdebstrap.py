@@ -129,11 +129,11 @@ def _mmdebstrap(to: Making, base: Base, name: str, sources: apt.AptSources, repo
         options=ProcessOptions(env=environment, stdin=sources.text()),
     )
     if finished.status != 0:
-        raise failure(finished, name, to)
+        raise failure(finished, name, base, to)
 
 
-def failure(finished: Finished, name: str, to: Making) -> EnvbuildError:
-    """The error for an mmdebstrap that failed: a full disk, an archive out of reach, or what it says itself."""
+def failure(finished: Finished, name: str, base: Base, to: Making) -> EnvbuildError:
+    """The error for an mmdebstrap that failed: a full disk, missing keys, an archive out of reach, or its own words."""
     for disk in (to.archive.parent, to.work):
         if space_is_low(disk):
             return disk_full(disk)
@@ -142,6 +142,17 @@ def failure(finished: Finished, name: str, to: Making) -> EnvbuildError:
     # mmdebstrap's last lines are about its cleaning up; what went wrong is in those that apt and it mark as errors.
     marked = [line for line in finished.output.splitlines() if line.startswith(("E:", "W:", "Err:"))]
     why = "\n".join(marked[:20]) or tail(finished.output)
+    # apt's word for an archive whose key it lacks. It also calls that a failure to fetch.
+    if "NO_PUBKEY" in why:
+        package = apt.KEYRINGS[base.distribution].package
+        return BuildError(
+            f"cannot make base {name}: this machine lacks the keys of its package archive",
+            why=why,
+            fix=f"Install the keys of {base.distribution}, or newer ones: apt-get install {package}. "
+            "Keys of a mirror's own go into "
+            "its source: ENVBUILD_APT_MIRROR='deb [signed-by=/FILE] URL SUITE COMPONENTS'.",
+            log=to.log,
+        )
     if _NETWORK.search(why):
         return NetworkError(
             f"cannot make base {name}: the package archive cannot be reached",

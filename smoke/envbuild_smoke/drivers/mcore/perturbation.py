@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.reference.spread import unit_in_the_last_place
 
 # Stored bits of the mantissa: IEEE 754 binary32, TF32, bfloat16, fp8 e4m3.
 _FP32, _TF32, _BF16, _FP8 = 23, 10, 7, 3
@@ -29,10 +30,7 @@ def move_weights(module: torch.nn.Module, bits: int, seed: int) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             up = torch.randint(0, 2, parameter.shape, generator=generator, device=device).bool()
-            # frexp's mantissa is in [0.5, 1).
-            exponent = torch.frexp(parameter.float())[1] - 1
-            unit = torch.ldexp(torch.ones_like(parameter, dtype=torch.float32), exponent - bits)
-            unit[parameter == 0] = 0
+            unit = unit_in_the_last_place(parameter.float(), bits)
             parameter.add_(torch.where(up, unit, -unit).to(parameter.dtype))
 
 

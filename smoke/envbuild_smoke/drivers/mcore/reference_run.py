@@ -9,6 +9,7 @@ import torch
 
 from envbuild_smoke.drivers.mcore.model import is_gated
 from envbuild_smoke.drivers.mcore.optimizer import ADAM_EPSILON
+from envbuild_smoke.drivers.mcore.perturbation import mantissa_bits
 from envbuild_smoke.drivers.samples import (
     document_numbers,
     global_batch,
@@ -29,6 +30,7 @@ from envbuild_smoke.reference.config import (
 )
 from envbuild_smoke.reference.model import MicroBatch
 from envbuild_smoke.reference.names import reference_name
+from envbuild_smoke.reference.spread import Spread, measure
 from envbuild_smoke.reference.training import Trained, train
 
 # The modules whose outputs are compared, where a model has them.
@@ -68,7 +70,7 @@ class ReferenceRun:
         `read` are the digests of the samples that the baseline has read, step by step.
         """
         began = time.monotonic()
-        answer: dict[str, Any] = {"reason": None, "samples": None, "steps": []}
+        answer: dict[str, Any] = {"reason": None, "samples": None, "steps": [], "perturbed": None}
         answer.update({name: [] for name in ("activations", "gradients", "weights")})
         planned = [sample_digests(samples) for samples in self._samples()]
         answer["samples"] = order_problem(read, planned)
@@ -76,14 +78,18 @@ class ReferenceRun:
         if answer["samples"] is None:
             self._trained.weights.update(self._parameters())
             try:
-                reference = train(
-                    model_config(self._model), optimizer_config(self._case), self._initial, self._micro_batches()
-                )
-                answer.update(compare(self._trained, reference))
+                answer.update(compare(self._trained, *self._reference()))
             except NotComparedError as error:
                 answer["reason"] = str(error)
         answer["seconds"] = round(time.monotonic() - began, 3)
         return answer
+
+    def _reference(self) -> "tuple[Trained, Spread | None]":
+        """Train the reference; of bf16 also what its rounding may do to it."""
+        what = model_config(self._model), optimizer_config(self._case), self._initial, self._micro_batches()
+        if self._case.precision != "bf16" or not self._case.perturbed_runs:
+            return train(*what), None
+        return measure(*what, runs=self._case.perturbed_runs, bits=mantissa_bits(self._case, self._model))
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         return {reference_name(name): value.detach().clone() for name, value in self._chunk.named_parameters()}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.catalog import Catalog, HostDistribution
 from envbuild.catalog.data import data_root
 from envbuild.image.base import apt
 
@@ -152,6 +152,23 @@ def test_signed_by_of_a_source_that_cannot_be_read_is_empty():
 )
 def test_mirror_has_the_suites_that_its_distribution_keeps_there(base, mirror, lines):
     assert apt.mirror_lines(base, mirror) == lines
+
+
+@pytest.mark.parametrize(("machine", "there", "option"), [
+    ("ubuntu", True, "[signed-by={}] "),
+    # A site's mirror may be signed by a key that its machines trust.
+    ("ubuntu", False, ""),
+    ("debian", True, ""),
+])  # fmt: skip
+def test_mirror_of_another_distribution_is_checked_by_that_ones_keys(monkeypatch, tmp_path, machine, there, option):
+    file = tmp_path / "debian.gpg"
+    if there:
+        file.touch()
+    monkeypatch.setitem(apt.KEYRINGS, "debian", apt.Keyring(file, "debian-archive-keyring"))
+    monkeypatch.setattr(HostDistribution, "here", lambda: HostDistribution(machine, "1"))
+    lines = apt.mirror_lines(DEBIAN, "http://m/d")
+    assert lines[0] == f"deb {option.format(file)}http://m/d bookworm main"
+    assert ("apt-get install" in apt.keyring_help(DEBIAN)) is not there
 
 
 def test_access_keeps_how_repositories_are_reached_and_nothing_else():

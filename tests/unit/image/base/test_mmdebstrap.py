@@ -118,13 +118,19 @@ def finished(output):
             NetworkError,
             "Temporary failure resolving",
         ),
+        (
+            "W: GPG error: http://m bookworm InRelease: NO_PUBKEY 6ED0E7B82643E131\nE: Failed to fetch http://m/\n",
+            BuildError,
+            "NO_PUBKEY",
+        ),
         ("E: Unable to locate package python9.9\nI: removing tempdir\n", BuildError, "python9.9"),
         ("something unknown\n", BuildError, "something unknown"),
         ("dpkg: error: failed to write: No space left on device\nE: apt-get failed\n", MachineError, "space"),
     ],
 )
 def test_failure_of_mmdebstrap_is_named_by_its_cause(tmp_path, output, kind, message):
-    error = failure(finished(output), "debian12", Making(tmp_path / "rootfs.tar", tmp_path, tmp_path / "log"))
+    error = failure(finished(output), "debian12", BASE, Making(tmp_path / "rootfs.tar", tmp_path, tmp_path / "log"))
     assert type(error) is kind
     assert message in error.why
     assert error.fix
+    assert ("apt-get install debian-archive-keyring" in error.fix) is (message == "NO_PUBKEY")
