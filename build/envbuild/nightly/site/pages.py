@@ -67,6 +67,12 @@ class TargetNight:
     def failed(self) -> tuple[StepRow, ...]:
         return tuple(step for step in self.steps.values() if step.error is not None)
 
+    @property
+    def severity(self) -> int:
+        """Its place on the page: what all share, then what failed, then what waits for hardware."""
+        reached = {step.state for step in self.steps.values()}
+        return 0 if not self.target else 1 if "failed" in reached else 2 if "waiting" in reached else 3
+
 
 @dataclass(frozen=True)
 class LedgerPages:
@@ -128,7 +134,7 @@ class LedgerPages:
             "night.html.j2",
             "../",
             night=night,
-            targets=targets,
+            targets=sorted(targets, key=lambda item: item.severity),
             outcome=self._outcome(night),
             bytes_sent=sum(step.bytes_sent for step in steps),
             bisects=snapshot.bisects_of_night.get(night.id, []),
