@@ -1,4 +1,4 @@
-"""Every kind of page that envbuild writes, in a real Chromium from a phone's width to a desk's: all of it can be read."""
+"""Every kind of page that envbuild writes, in a real Chromium from a phone's width to a desk's: all can be read."""
 
 from __future__ import annotations
 
