@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from envbuild.catalog.models import Target
 from envbuild.catalog.policy import Policy
 from envbuild.certify.certificate.envelope import encode
+from envbuild.certify.certificate.file import open_certificate
 from envbuild.certify.certificate.statement import Certificate
 from envbuild.certify.certificate.trust import Trust, TrustedKey
-from envbuild.certify.certificate.verify import About, oldest_measurement, verify
+from envbuild.certify.certificate.verify import About, VerifiedCertificate, oldest_measurement, verify
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, PublicationRefusedError
 from envbuild.image.output import OCI_DIR, PlacedImage
@@ -20,12 +23,17 @@ from envbuild.launch.executors import WITHOUT_IMAGE
 from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.files import FolderFiles, blob_path
 
-CERTIFY = "Certify the image as the policy wants it: {command}"
-BASE_REBUILT = "base-rebuilt"
-LOCKED_BASE = (
-    "Verify the lock on the base, or name the repository that has the lock's own (base_repositories), and run image "
-    "again: envbuild lock --stack {stack} --base {base} --verify. Or set locked_base = false in the policy."
+NOT_SIGNED, BASE_REBUILT = "not-signed", "base-rebuilt"
+NAME_KEYS = "Name a file of public keys: --trust FILE, or signing.trust of the configuration."
+CERTIFY = "Certify the image as the policy wants it: {certify} --key FILE."
+SIGN = "Sign the certificate; cases that passed are not run again: {certify} --key FILE."
+RECORD_BASE = (
+    "Record the base in the lock by verifying it there, and put the image in place again: {lock} --verify && {image}. "
+    "Or name the repository that has the lock's own base (base_repositories) and run image, or set locked_base = false "
+    "in the policy."
 )
+# In this order they are run: what changes the image comes before what is about it.
+FIXES = {BASE_REBUILT: RECORD_BASE, NOT_SIGNED: SIGN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,30 +76,46 @@ def admit(image: PlacedImage, certificate: Path | None, rules: Rules) -> Admitte
     Raises:
         PublicationRefusedError: it does not; ``reason`` names the way.
     """
-    if certificate is None or not certificate.is_file():
-        raise _refused(image, "no-certificate", f"There is no certificate{f' {certificate}' if certificate else ''}.")
-    if rules.trust is None:
-        raise _refused(
-            image,
-            "no-trust",
-            "No trusted keys are named, so that no certificate counts.",
-            "Name a file of public keys: --trust FILE, or signing.trust of the configuration.",
-        )
-    try:
-        # What it is about is looked at below, with words of its own for a run outside of an image.
-        found = verify(certificate, rules.trust, About(), at=rules.at, max_age=rules.policy.max_age)
-    except CertificateRefusedError as error:
-        raise _refused(image, error.reason or "certificate", error.why, error.fix) from error
-    objections = [*_about_another(image, found.statement), *_against(image, found.statement, found.key, rules)]
-    for reason, why in objections:
-        fix = LOCKED_BASE.format(stack=image.record.stack, base=image.record.base) if reason == BASE_REBUILT else ""
-        raise _refused(image, reason, why, fix)
+    found = _verified(certificate, rules)
+    objections = found if isinstance(found, list) else []
+    if not isinstance(found, list):
+        against = [*_about_another(image, found.statement), *_against(found.statement, found.key, rules)]
+        objections = [Objection(*item) for item in against]
+    if rules.policy.locked_base and image.record.base_rebuilt:
+        why = "The lock was verified on another base than the image has, or on none."
+        objections.append(Objection(BASE_REBUILT, why))
+    # All at once: whoever cures one is not refused for the next.
+    if objections or isinstance(found, list):
+        raise _refused(image, objections)
     return Admitted(
         certificate=found.statement,
         content=encode(found.content),
         key=found.key,
         measured_at=oldest_measurement(found.statement),
     )
+
+
+class Objection(NamedTuple):
+    """What speaks against publishing an image; without a ``fix`` the one of its reason, or a new certificate."""
+
+    reason: str
+    why: str
+    fix: str = ""
+
+
+def _verified(certificate: Path | None, rules: Rules) -> VerifiedCertificate | list[Objection]:
+    if certificate is None or not certificate.is_file():
+        return [Objection("no-certificate", f"There is no certificate{f' {certificate}' if certificate else ''}.")]
+    try:
+        if rules.trust is None:
+            objection = Objection("no-trust", "No trusted keys are named, so that no certificate counts.", NAME_KEYS)
+            signed = open_certificate(certificate).keyid is not None
+            return [objection] if signed else [objection, Objection(NOT_SIGNED, "The certificate is not signed.")]
+        # What it is about is looked at below, with words of its own for a run outside of an image.
+        return verify(certificate, rules.trust, About(), at=rules.at, max_age=rules.policy.max_age)
+    except CertificateRefusedError as error:
+        fix = "" if error.reason == NOT_SIGNED else error.fix
+        return [Objection(error.reason or "certificate", error.why, fix)]
 
 
 def _about_another(image: PlacedImage, statement: Certificate) -> Iterator[tuple[str, str]]:
@@ -118,7 +142,7 @@ def _about_another(image: PlacedImage, statement: Certificate) -> Iterator[tuple
             yield reason, f"Its certificate is for {what} {certified}; the image is for {wanted}."
 
 
-def _against(image: PlacedImage, statement: Certificate, key: TrustedKey, rules: Rules) -> Iterator[tuple[str, str]]:
+def _against(statement: Certificate, key: TrustedKey, rules: Rules) -> Iterator[tuple[str, str]]:
     """What the policy has against the image: the reason's word and the text."""
     predicate, policy = statement.predicate, rules.policy
     if policy.keys is not None and key.name not in policy.keys:
@@ -134,8 +158,6 @@ def _against(image: PlacedImage, statement: Certificate, key: TrustedKey, rules:
     if predicate.not_vouched and not policy.allow_not_vouched:
         names = ", ".join(item.name for item in predicate.not_vouched)
         yield "not-vouched", f"The certificate does not vouch for {names}, and the policy does not allow that."
-    if policy.locked_base and image.record.base_rebuilt:
-        yield BASE_REBUILT, "The lock was verified on another base than the image has, or on none."
 
 
 def _wrong_gpus(statement: Certificate, target: Target) -> str:
@@ -157,13 +179,16 @@ def _wrong_gpus(statement: Certificate, target: Target) -> str:
     return f"Its cases ran on {found}; the target has SM {', '.join(target.sm)}."
 
 
-def _refused(image: PlacedImage, reason: str, why: str, fix: str = "") -> PublicationRefusedError:
+def _refused(image: PlacedImage, objections: Sequence[Objection]) -> PublicationRefusedError:
     record = image.record
-    command = f"envbuild certify --stack {record.stack} --base {record.base} --target {record.target} --key FILE"
-    fix = (fix or CERTIFY.format(command=command)).rstrip(".")
+    name = [] if image.lock_name == record.stack else ["--name", image.lock_name]
+    lock = shlex.join(["envbuild", "lock", "--stack", record.stack, "--base", record.base, *name])
+    commands = {"lock": lock, "image": image.command, "certify": image.command_of("certify")}
+    order = sorted(objections, key=lambda item: item.reason != BASE_REBUILT)
+    fixes = [item.fix or FIXES.get(item.reason, CERTIFY).format(**commands) for item in order]
     return PublicationRefusedError(
         f"the image {image.name} is not published",
-        why=why,
-        fix=f"{fix}. `--uncertified` publishes it under tags that say so.",
-        reason=reason,
+        why="\n".join(item.why for item in objections),
+        fix=" ".join([*dict.fromkeys(fixes), "`--uncertified` publishes it under tags that say so."]),
+        reason=objections[0].reason,
     )
