@@ -113,6 +113,13 @@ def test_links_and_files_named_in_the_docs_exist(page):
         assert (ROOT / path).exists(), path
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_that_names_the_trust_file_shows_it_or_where_it_is_shown(page):
+    text = page.read_text()
+    shown = "> trust.toml" in text or "certificate.md#the-trust-file" in text
+    assert shown or "trust.toml" not in text
+
+
 def test_the_docs_stay_short():
     words = {page: len(page.read_text().split()) for page in PAGES}
     assert words[ROOT / "README.md"] <= 900
