@@ -6,9 +6,11 @@ import fcntl
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from conftest import Tool
 from helpers.certify_world import statement_of
 from helpers.files import flip_a_byte, record_programs, snapshot_of
 from helpers.kept_entries import keep_environment
+from helpers.stores import docker_registry, registry_program
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.data import data_root
@@ -182,6 +185,36 @@ def test_lock_replaced_while_its_image_is_built_is_refused(
     _, stderr = process.communicate()
     assert process.returncode == 5, stderr
     assert "was replaced while it was in use" in stderr
+
+
+def blocks_of(page: str, command: str) -> list[str]:
+    """The commands of a page's blocks that have this one."""
+    found = re.findall(r"```sh\n(.*?)```", (data_root() / page).read_text(), re.DOTALL)
+    return [block for block in found if f"envbuild {command}" in block]
+
+
+@pytest.mark.slow
+def test_commands_of_the_docs_publish_after_the_demo_at_once_and_train_nothing(
+    main_job: list[dict], tool: Tool, tmp_path: Path
+) -> None:
+    other = Tool(tmp_path / "project", tool.cache, {"HOME": str(tmp_path / "home")})
+    for name in ("lockfiles", "out"):
+        shutil.copytree(tool.project / name, other.project / name)
+    before = digests(other)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    (guide,) = blocks_of("docs/guides/publish.md", "certificate keygen")
+    (first, second) = blocks_of("README.md", "certificate keygen") + blocks_of("README.md", "publish")
+    with docker_registry(registry_program(tmp_path / "program"), tmp_path / "registry") as address:
+        for script in (guide, first + second):
+            place = script.replace("registry.example.org", address.removeprefix("http://"))
+            done = subprocess.run(
+                ["bash", "-euc", place], cwd=other.project, env={**other.environment(), "PATH": path},
+                capture_output=True, text=True,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert "all of them passed in an earlier run and were not run again" in done.stdout
+            assert re.search(r"^published: mcore-[a-z0-9]+-[0-9a-f]{12}-cpu$", done.stdout, re.MULTILINE), done.stdout
+    assert digests(other) == before
 
 
 def digests_after_kills(tool: Tool, kills: int, seed: int, longest: float) -> tuple[str, str]:

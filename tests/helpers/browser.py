@@ -50,6 +50,31 @@ while (walker.nextNode()) {
 return found;
 """
 
+# What can be seen in part alone, or by scrolling sideways, and words of a table's first column that break. A log and
+# code scroll in a box of their own (pre); what is there for screen readers alone lies left of the page.
+MISFITS = """
+const width = document.documentElement.clientWidth, misfits = [];
+const name = e => `${e.tagName.toLowerCase()}.${e.className} ${e.textContent.trim().slice(0, 40)}`;
+if (document.documentElement.scrollWidth > width) misfits.push(`the page is ${document.documentElement.scrollWidth}`);
+for (const e of document.querySelectorAll('body *')) {
+  const box = e.getBoundingClientRect(), style = getComputedStyle(e);
+  if (!box.width || box.right < 0 || e.ownerSVGElement || e.closest('pre')) continue;
+  if (box.right > width + 1 || box.left < -1) misfits.push(`outside: ${name(e)}`);
+  if (style.display !== 'inline' && e.scrollWidth > e.clientWidth + 1) misfits.push(`wider than its box: ${name(e)}`);
+}
+for (const row of document.querySelectorAll('tr')) {
+  const texts = document.createTreeWalker(row.cells[0], NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) for (const word of texts.currentNode.textContent.matchAll(/\\S+/g)) {
+    const range = document.createRange();
+    range.setStart(texts.currentNode, word.index);
+    range.setEnd(texts.currentNode, word.index + word[0].length);
+    const lines = new Set([...range.getClientRects()].filter(r => r.width).map(r => Math.round(r.top)));
+    if (lines.size > 1) misfits.push(`broken: ${word[0]}`);
+  }
+}
+return [...new Set(misfits)];
+"""
+
 
 def chromium() -> tuple[str, str]:
     """This machine's browser and its driver; Debian's packages where there is none."""
@@ -92,6 +117,13 @@ class Browser:
     def contrasts(self) -> list[tuple[float, str]]:
         """How far each visible text is from what lies behind it."""
         return [(ratio, text) for ratio, text in self.ask(CONTRAST)]
+
+    def misfits(self) -> list[str]:
+        """What of the page is cut, overflows or breaks inside a word, with everything on it unfolded or not."""
+        return list(self.ask(MISFITS))
+
+    def unfold(self) -> None:
+        self.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
 
     def console(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]

@@ -11,6 +11,7 @@ import pytest
 from envbuild.catalog.data import data_root
 
 MARK = "the bench ran in"
+RUN, DEVELOPMENT = REQUIREMENTS = ("requirements.txt", "requirements-dev.txt")
 
 
 @pytest.fixture
@@ -21,18 +22,19 @@ def clone(tmp_path) -> Path:
         if (data_root() / name).is_file() and not name.startswith(("benchmarks/", "tests/")):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(data_root() / name, tmp_path / name)
-    requirements = tmp_path / "build" / "requirements-dev.txt"
-    uv = re.search(r"(?ms)^uv==.*?(?=^\w|\Z)", requirements.read_text())
-    assert uv is not None
-    requirements.write_text(uv[0])
+    for name in REQUIREMENTS:
+        requirements = tmp_path / "build" / name
+        uv = re.search(r"(?ms)^uv==.*?(?=^\w|\Z)", requirements.read_text())
+        assert uv is not None
+        requirements.write_text(uv[0])
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "bench_nothing.py").write_text(f"import sys\nprint({MARK!r}, sys.prefix)\n")
     return tmp_path
 
 
-def start(clone: Path, **env: str) -> "subprocess.Popen[str]":
+def start(clone: Path, word: str = "bench", **env: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        ["./dev", "bench"],
+        ["./dev", word],
         cwd=clone,
         env={**os.environ, **env},
         stdout=subprocess.PIPE,
@@ -51,6 +53,15 @@ def test_two_at_once_share_one_set_up(clone):
     assert noise.count("setting up .venv") == 1
     assert noise.count("another ./dev is setting up here: waiting for it") == 1
     assert start(clone).communicate() == (f"{MARK} {clone / '.venv'}\n", "")
+
+
+@pytest.mark.slow
+def test_the_demo_needs_nothing_of_what_the_tests_need(clone):
+    with (clone / "build" / DEVELOPMENT).open("a") as file:
+        file.write(f"packaging==25.0 --hash=sha256:{'0' * 64}\n")
+    for word, missing in (("demo", "No module named 'click'"), ("bench", f"cannot install build/{DEVELOPMENT}")):
+        _, err = start(clone, word).communicate()
+        assert missing in err
 
 
 def python_without_ensurepip(folder: Path) -> str:
@@ -79,7 +90,7 @@ def test_set_up_that_fails_says_what_and_what_to_do(clone, fault, expected):
     elif fault == "python":
         env["PYTHON"] = "/bin/false"
     else:
-        with (clone / "build" / "requirements-dev.txt").open("a") as file:
+        with (clone / "build" / DEVELOPMENT).open("a") as file:
             file.write(f"packaging==25.0 --hash=sha256:{'0' * 64}\n")
     process = start(clone, **env)
     out, err = process.communicate()

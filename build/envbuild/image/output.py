@@ -48,8 +48,12 @@ class PlacedImage:
     @property
     def command(self) -> str:
         """The command that puts it there."""
-        record = self.record
-        return _image_command(self.path.parent.parent, record.stack, record.base, record.target, self.lock_name)
+        return self.command_of("image")
+
+    def command_of(self, subcommand: str) -> str:
+        """That command of envbuild about this image."""
+        record, out_dir = self.record, self.path.parent.parent
+        return _command_of(subcommand, out_dir, record.stack, record.base, record.target, self.lock_name)
 
     def sqsh(self) -> Path:
         """The .sqsh file.
@@ -99,7 +103,7 @@ def find_image(out_dir: Path, stack: str, base: str, target: str, lock_name: str
         raise ConfigurationError(
             f"there is no image of stack {stack} on base {base} for target {target}{named}",
             why=f"{record} does not exist.",
-            fix=f"Build it first: {_image_command(out_dir, stack, base, target, lock_name)} --format oci,sqsh",
+            fix=f"Build it first: {_command_of('image', out_dir, stack, base, target, lock_name)} --format oci,sqsh",
         )
     return PlacedImage(path, load(record, ImageRecord), lock_name)
 
@@ -234,8 +238,8 @@ def _not_built(image: PlacedImage, why: str) -> CheckRefusedError:
     )
 
 
-def _image_command(out_dir: Path, stack: str, base: str, target: str, lock_name: str) -> str:
-    """The command that puts an image into ``out_dir``."""
-    words = ["envbuild", "image", "--stack", stack, "--base", base, "--target", target]
+def _command_of(subcommand: str, out_dir: Path, stack: str, base: str, target: str, lock_name: str) -> str:
+    """A command about an image of ``out_dir``."""
+    words = ["envbuild", subcommand, "--stack", stack, "--base", base, "--target", target]
     words += [] if lock_name == stack else ["--name", lock_name]
     return shlex.join(words if out_dir == OUT_DIR else [*words, "--out-dir", str(out_dir)])

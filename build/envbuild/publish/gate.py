@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import starmap
 from pathlib import Path
+from typing import NamedTuple
 
 from envbuild.catalog.fields import Device
 from envbuild.catalog.models import Target
 from envbuild.catalog.policy import Policy
 from envbuild.certify.certificate.envelope import encode
+from envbuild.certify.certificate.file import open_certificate
 from envbuild.certify.certificate.statement import Certificate
 from envbuild.certify.certificate.trust import Trust, TrustedKey
-from envbuild.certify.certificate.verify import About, oldest_measurement, verify
+from envbuild.certify.certificate.verify import About, VerifiedCertificate, oldest_measurement, verify
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, PublicationRefusedError
 from envbuild.core.text import quoted_command
@@ -22,12 +25,18 @@ from envbuild.launch.executors import WITHOUT_IMAGE
 from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.files import FolderFiles, blob_path
 
-CERTIFY = "Certify the image as the policy wants it: {command}"
-BASE_REBUILT = "base-rebuilt"
-LOCKED_BASE = (
-    "Verify the lock on the base, or name the repository that has the lock's own (base_repositories), and run image "
-    "again: {command}. Or set locked_base = false in the policy."
+NOT_SIGNED, BASE_REBUILT = "not-signed", "base-rebuilt"
+NAME_KEYS = "Name a file of public keys: --trust FILE, or signing.trust of the configuration."
+CERTIFY = "Certify the image as the policy wants it: {certify} --key FILE."
+OTHER_MATRIX = "Certify it by a matrix that counts: {certify} --key FILE --matrix NAME."
+SIGN = "Sign the certificate; cases that passed are not run again: {certify} --key FILE."
+RECORD_BASE = (
+    "Record the base in the lock by verifying it there, and put the image in place again: {lock} --verify && {image}. "
+    "Or name the repository that has the lock's own base (base_repositories) and run image, or set locked_base = false "
+    "in the policy."
 )
+# In this order they are run: what changes the image comes before what is about it.
+FIXES = {BASE_REBUILT: RECORD_BASE, NOT_SIGNED: SIGN, "matrix": OTHER_MATRIX}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,33 +79,44 @@ def admit(image: PlacedImage, certificate: Path | None, rules: Rules) -> Admitte
     Raises:
         PublicationRefusedError: it does not; ``reason`` names the way.
     """
-    if certificate is None or not certificate.is_file():
-        raise _refused(image, "no-certificate", f"There is no certificate{f' {certificate}' if certificate else ''}.")
-    if rules.trust is None:
-        raise _refused(
-            image,
-            "no-trust",
-            "No trusted keys are named, so that no certificate counts.",
-            "Name a file of public keys: --trust FILE, or signing.trust of the configuration.",
-        )
-    try:
-        # What it is about is looked at below, with words of its own for a run outside of an image.
-        found = verify(certificate, rules.trust, About(), at=rules.at, max_age=rules.policy.max_age)
-    except CertificateRefusedError as error:
-        raise _refused(image, error.reason or "certificate", error.why, error.fix) from error
-    policy, rebuilt = rules.policy, image.record.base_rebuilt
-    against = objections(found.statement, found.key, policy, sms=rules.target.sm, base_rebuilt=rebuilt)
-    for reason, why in (*_about_another(image, found.statement), *against):
-        again = quoted_command(
-            "envbuild", "lock", "--stack", image.record.stack, "--base", image.record.base, "--verify"
-        )
-        raise _refused(image, reason, why, LOCKED_BASE.format(command=again) if reason == BASE_REBUILT else "")
+    verified = _verified(certificate, rules)
+    rebuilt = image.record.base_rebuilt
+    if isinstance(verified, list):
+        # All at once: whoever cures one is not refused for the next.
+        raise _refused(image, [*verified, *starmap(Objection, _about_base(rules.policy, rebuilt))])
+    statement, key = verified.statement, verified.key
+    against = objections(statement, key, rules.policy, sms=rules.target.sm, base_rebuilt=rebuilt)
+    if all_of_them := [*starmap(Objection, _about_another(image, statement)), *starmap(Objection, against)]:
+        raise _refused(image, all_of_them)
     return Admitted(
-        certificate=found.statement,
-        content=encode(found.content),
-        key=found.key,
-        measured_at=oldest_measurement(found.statement),
+        certificate=statement,
+        content=encode(verified.content),
+        key=key,
+        measured_at=oldest_measurement(statement),
     )
+
+
+class Objection(NamedTuple):
+    """What speaks against publishing an image; without a ``fix`` the one of its reason, or a new certificate."""
+
+    reason: str
+    why: str
+    fix: str = ""
+
+
+def _verified(certificate: Path | None, rules: Rules) -> VerifiedCertificate | list[Objection]:
+    if certificate is None or not certificate.is_file():
+        return [Objection("no-certificate", f"There is no certificate{f' {certificate}' if certificate else ''}.")]
+    try:
+        if rules.trust is None:
+            objection = Objection("no-trust", "No trusted keys are named, so that no certificate counts.", NAME_KEYS)
+            signed = open_certificate(certificate).keyid is not None
+            return [objection] if signed else [objection, Objection(NOT_SIGNED, "The certificate is not signed.")]
+        # What it is about is looked at below, with words of its own for a run outside of an image.
+        return verify(certificate, rules.trust, About(), at=rules.at, max_age=rules.policy.max_age)
+    except CertificateRefusedError as error:
+        fix = "" if error.reason == NOT_SIGNED else error.fix
+        return [Objection(error.reason or "certificate", error.why, fix)]
 
 
 def _about_another(image: PlacedImage, statement: Certificate) -> Iterator[tuple[str, str]]:
@@ -148,7 +168,11 @@ def objections(
     if predicate.not_vouched and not policy.allow_not_vouched:
         names = ", ".join(item.name for item in predicate.not_vouched)
         yield "not-vouched", f"The certificate does not vouch for {names}, and the policy does not allow that."
-    if policy.locked_base and base_rebuilt:
+    yield from _about_base(policy, base_rebuilt)
+
+
+def _about_base(policy: Policy, rebuilt: bool) -> Iterator[tuple[str, str]]:
+    if policy.locked_base and rebuilt:
         yield BASE_REBUILT, "The lock was verified on another base than the image has, or on none."
 
 
@@ -171,15 +195,16 @@ def _wrong_gpus(statement: Certificate, sms: tuple[str, ...]) -> str:
     return f"Its cases ran on {found}; the target has SM {', '.join(sms)}."
 
 
-def _refused(image: PlacedImage, reason: str, why: str, fix: str = "") -> PublicationRefusedError:
+def _refused(image: PlacedImage, objections: Sequence[Objection]) -> PublicationRefusedError:
     record = image.record
-    selected = ("--stack", record.stack, "--base", record.base, "--target", record.target)
-    matrix = ("--matrix", "NAME") if reason == "matrix" else ()
-    command = quoted_command("envbuild", "certify", *selected, "--key", "FILE", *matrix)
-    fix = (fix or CERTIFY.format(command=command)).rstrip(".")
+    name = [] if image.lock_name == record.stack else ["--name", image.lock_name]
+    lock = quoted_command("envbuild", "lock", "--stack", record.stack, "--base", record.base, *name)
+    commands = {"lock": lock, "image": image.command, "certify": image.command_of("certify")}
+    order = sorted(objections, key=lambda objection: objection.reason != BASE_REBUILT)
+    fixes = [each.fix or FIXES.get(each.reason, CERTIFY).format(**commands) for each in order]
     return PublicationRefusedError(
         f"the image {image.name} is not published",
-        why=why,
-        fix=f"{fix}. `--uncertified` publishes it under tags that say so.",
-        reason=reason,
+        why="\n".join(each.why for each in objections),
+        fix=" ".join([*dict.fromkeys(fixes), "`--uncertified` publishes it under tags that say so."]),
+        reason=objections[0].reason,
     )

@@ -88,6 +88,15 @@ def test_the_first_page_has_the_answer_for_each_target(site: Path) -> None:
         assert title in plain
 
 
+def test_the_worst_stack_and_the_worst_target_come_first(site: Path) -> None:
+    text = (site / "index.html").read_text()
+    order = re.findall(r'id="((?:nemo|mcore)-[a-z0-9]+)"', text)
+    assert order == [*(f"nemo-{name}" for name in ("b200", "gb200", "a100", "h100", "h200")), "mcore-cpu", "mcore-h200"]
+    night = max((site / "nights").glob("nemo-*.html")).read_text()
+    rows = re.findall(r'<tr><th scope="row">(?:<a [^>]*>)?(all|[a-z]+[0-9]+)<', night)
+    assert rows == ["all", "b200", "gb200", "h100", "h200", "a100"]
+
+
 def test_a_night_shows_what_failed_and_what_broke_it_as_text(site: Path) -> None:
     text = next(file for file in sorted((site / "nights").iterdir(), reverse=True) if "nemo" in file.name).read_text()
     assert EVIL not in text

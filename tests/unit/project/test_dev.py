@@ -12,6 +12,8 @@ from envbuild.catalog.data import data_root
 PROGRAMS = {
     "dpkg-query": "exit 1",
     "id": "echo 0",
+    # It makes no environment: that ends at once.
+    "python3": "exit 0",
     "apt-get": 'printf "%s\\n" "$*" >>"$ASKED"\n[ "$1" = update ]',
 }
 
@@ -56,11 +58,13 @@ esac
 """
 
 
-def test_demo_without_torchs_cpu_build_leaves_the_lock_of_the_checkout_alone(tmp_path):
+@pytest.mark.parametrize("requirements", ["build/requirements.txt", "build/requirements-dev.txt"])
+def test_demo_without_torchs_cpu_build_leaves_the_lock_of_the_checkout_alone(tmp_path, requirements):
+    """In an environment of its own, or of the tests: neither is set up again."""
     checkout, programs = tmp_path / "checkout", tmp_path / "bin"
     for folder in (checkout / "build", checkout / ".venv/bin", programs):
         folder.mkdir(parents=True)
-    for name in ("dev", "pyproject.toml", "build/requirements-dev.txt"):
+    for name in ("dev", "pyproject.toml", "build/requirements.txt", "build/requirements-dev.txt"):
         shutil.copy(data_root() / name, checkout / name)
     for program, text in (
         (programs / "dpkg-query", "echo install ok installed"),
@@ -69,7 +73,7 @@ def test_demo_without_torchs_cpu_build_leaves_the_lock_of_the_checkout_alone(tmp
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o755)
     env = {"PATH": f"{programs}:{os.environ['PATH']}", "ASKED": str(tmp_path / "requests")}
-    state = 'printf "%s\\n" "$PWD" python3 | cat - build/requirements-dev.txt pyproject.toml | cksum'
+    state = f'printf "%s\\n" "$PWD" python3 {requirements} | cat - {requirements} pyproject.toml | cksum'
     known = subprocess.run(["sh", "-c", state], cwd=checkout, capture_output=True, text=True, check=True).stdout
     (checkout / ".venv/.state").write_text(known.rstrip("\n"))
     done = subprocess.run(["sh", checkout / "dev", "demo"], env=env, capture_output=True, text=True)

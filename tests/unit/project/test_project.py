@@ -113,6 +113,13 @@ def test_links_and_files_named_in_the_docs_exist(page):
         assert (ROOT / path).exists(), path
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_that_names_the_trust_file_shows_it_or_where_it_is_shown(page):
+    text = page.read_text()
+    shown = "> trust.toml" in text or "certificate.md#the-trust-file" in text
+    assert shown or "trust.toml" not in text
+
+
 def test_the_docs_stay_short():
     words = {page: len(page.read_text().split()) for page in PAGES}
     assert words[ROOT / "README.md"] <= 900
@@ -157,15 +164,29 @@ def test_locks_name_no_place_but_the_repositories_of_their_stacks():
     assert {Path(name).name for name in files} <= {"stack.lock.toml", "pyproject.toml", *PHASE_FILES.values()}
 
 
-def test_development_dependencies_are_pinned_with_hashes_and_name_no_index():
-    text = (ROOT / "build" / "requirements-dev.txt").read_text()
+@pytest.mark.parametrize("file", ["requirements.txt", "requirements-dev.txt"])
+def test_dependencies_are_pinned_with_hashes_and_name_no_index(file):
+    text = (ROOT / "build" / file).read_text()
     assert "://" not in text
     assert not re.search(r"^\s*--(extra-)?index-url|^\s*--find-links", text, re.MULTILINE)
     pinned = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.MULTILINE))
     blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
     assert all("==" in block and "--hash=sha256:" in block for block in blocks)
-    project = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["dependency-groups"]["dev"]]
+    project = list(PYPROJECT["project"]["dependencies"])
+    project += PYPROJECT["dependency-groups"]["dev"] if file == "requirements-dev.txt" else []
     assert {re.match(r"[A-Za-z0-9._-]+", line)[0] for line in project} <= set(pinned)
+
+
+def test_the_demo_runs_with_what_the_tests_run_with():
+    run, tests = (
+        {
+            # Which machines need a package is another matter: the tests need some on all.
+            (block.split()[0], *re.findall(r"sha256:\w+", block))
+            for block in re.split(r"^(?=[A-Za-z0-9])", (ROOT / "build" / file).read_text(), flags=re.MULTILINE)[1:]
+        }
+        for file in ("requirements.txt", "requirements-dev.txt")
+    )
+    assert run < tests
 
 
 def test_tests_skip_nothing_and_expect_no_failure():

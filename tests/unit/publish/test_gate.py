@@ -206,6 +206,30 @@ def test_a_base_that_was_made_anew(world):
     assert admit(rebuilt, world.certify(), rules(world, locked_base=False))
 
 
+COMMAND = "--stack mcore --base debian12"
+
+
+def test_all_that_is_missing_is_named_at_once_with_the_commands_in_order(world):
+    rebuilt = with_record(world.image, base_rebuilt=True)
+    error = refused(world, world.certify(signed=False, whole_matrix=False), image=rebuilt)
+    assert error.reason == "not-signed"
+    assert [line.split()[-1] for line in error.why.splitlines()] == ["numbers.", "none."]
+    commands = [f"lock {COMMAND} --verify && envbuild image {COMMAND} --target cpu", f"certify {COMMAND} --target cpu"]
+    assert sorted(commands, key=error.fix.index) == commands
+    without = refused(world, world.certify(signed=False), replace(rules(world), trust=None), rebuilt)
+    assert without.reason == "no-trust"
+    assert len(without.why.splitlines()) == 3
+    assert "--trust FILE" in without.fix
+    assert len(refused(world, world.certify(matrix="own", whole_matrix=False)).why.splitlines()) == 2
+
+
+def test_commands_of_a_refusal_name_the_lock(world):
+    named = replace(with_record(world.image, base_rebuilt=True), lock_name="try1")
+    fix = refused(world, world.certify(signed=False), image=named).fix
+    assert [fix.count(f"{command} --stack mcore") for command in ("lock", "image", "certify")] == [1, 1, 1]
+    assert fix.count("--name try1") == 3
+
+
 def test_the_shipped_policy_names_shipped_matrices():
     catalog = Catalog.open(Path("/nonexistent"))
     policy = catalog.policy("default")

@@ -19,7 +19,7 @@ from envbuild.ledger.models import LockRow, NightRow, PublicationRow, Row, StepR
 from envbuild.nightly.site import words
 from envbuild.nightly.site.plots import history, losses
 from envbuild.nightly.site.snapshot import LedgerSnapshot
-from envbuild.nightly.state import TargetState
+from envbuild.nightly.state import State, TargetState
 
 if TYPE_CHECKING:
     import jinja2
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 INDEX, NIGHTS_PAGE, RECORD = "index.html", "nights.html", "index.json"
 RECORD_SCHEMA, LOCK_SCHEMA = "envbuild.site/1", "envbuild.site-lock/1"
 STEPS = ("lock", "wheels", "image", "certify", "publish", "bisect")
-STATE_WORDS = {
-    "good": "good",
-    "stale": "stale",
+# The worst first: in this order pages show them.
+STATE_WORDS: dict[State, str] = {
     "suspect": "suspect",
+    "stale": "stale",
     "waiting": "waiting for hardware",
     "none": "none",
+    "good": "good",
 }
+WORST_FIRST = tuple(STATE_WORDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +49,10 @@ class StackView:
     night: NightRow | None
     charts: tuple[Chart, ...]
 
-    def of(self, target: str) -> TargetState | None:
-        """The state of a target; None: the stack has none of it."""
-        return next((state for state in self.states if state.target == target), None)
+    @property
+    def severity(self) -> int:
+        """The place of its worst target among the states."""
+        return min(map(_severity, self.states))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,12 @@ class TargetNight:
     @property
     def failed(self) -> tuple[StepRow, ...]:
         return tuple(step for step in self.steps.values() if step.error is not None)
+
+    @property
+    def severity(self) -> int:
+        """Its place on the page: what all share, then what failed, then what waits for hardware."""
+        reached = {step.state for step in self.steps.values()}
+        return 0 if not self.target else 1 if "failed" in reached else 2 if "waiting" in reached else 3
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,8 @@ class LedgerPages:
 
     def pages(self) -> Iterable[tuple[str, bytes]]:
         """Every file by its path in the site."""
-        stacks = [self._stack(name) for name in dict.fromkeys(state.stack for state in self.states)]
+        names = dict.fromkeys(state.stack for state in self.states)
+        stacks = sorted(map(self._stack, names), key=lambda stack: stack.severity)
         yield INDEX, self._render("index.html.j2", "", stacks=stacks)
         yield RECORD, canonical_json(self._record()) + b"\n"
         newest_first = [*reversed(self.snapshot.nights)]
@@ -96,7 +106,7 @@ class LedgerPages:
         states = tuple(state for state in self.states if state.stack == name)
         return StackView(
             name=name,
-            states=states,
+            states=tuple(sorted(states, key=_severity)),
             night=next((night for night in reversed(snapshot.nights) if night.stack == name), None),
             charts=history(name, [state.target for state in states], snapshot),
         )
@@ -124,7 +134,7 @@ class LedgerPages:
             "night.html.j2",
             "../",
             night=night,
-            targets=targets,
+            targets=sorted(targets, key=lambda item: item.severity),
             outcome=self._outcome(night),
             bytes_sent=sum(step.bytes_sent for step in steps),
             bisects=snapshot.bisects_of_night.get(night.id, []),
@@ -203,6 +213,10 @@ class LedgerPages:
             envbuild=__version__,
         )
         return text.encode()
+
+
+def _severity(state: TargetState) -> int:
+    return WORST_FIRST.index(state.state)
 
 
 def docker_command(row: PublicationRow) -> str:
