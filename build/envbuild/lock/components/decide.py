@@ -90,7 +90,8 @@ def leading_components(
     else:
         has_code = releases.has_folder(anchor, takeover.without)
     if has_code:
-        if unused := [name for name in pins if name not in stack.components]:
+        # Other names may be packages that a component takes from git: looked for once its commit is known.
+        if unused := [name for name in pins if name in takeover.components and name not in stack.components]:
             raise UsageError(
                 f"{', '.join(unused)} is pinned, and is not in the stack with {anchor.at()}",
                 why=f"The stack has it only where the anchor has no {takeover.without}, and this one has.",
