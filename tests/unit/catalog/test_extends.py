@@ -128,4 +128,6 @@ def test_list_shows_what_a_stack_extends(
     monkeypatch.chdir(tmp_path)
     assert run_command(["list", "stacks"]) == 0
     lines = capfd.readouterr().out.splitlines()
-    assert any(line.startswith("mine ") and "  mine  (extends mcore)  [envs/stacks/mine.toml]" in line for line in lines)
+    assert any(
+        line.startswith("mine ") and "  mine  (extends mcore)  [envs/stacks/mine.toml]" in line for line in lines
+    )

@@ -41,7 +41,8 @@ _NO_REF_NAME = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[/-]|[/.]$|(^|
 _EXPRESSION = re.compile(r"[~^:]|\.\.|@\{")
 # https://HOST/OWNER/NAME@REF, git+ssh://git@HOST/NAME, git@HOST:OWNER/NAME
 _ADDRESS = re.compile(
-    r"(?:git\+)?(?P<url>(?:[a-z][a-z0-9+.-]*://(?:[^/@\s]*@)?|[\w.-]+@[\w.-]+:)[^@\s]+)(?:@(?P<ref>\S+))?", re.IGNORECASE
+    r"(?:git\+)?(?P<url>(?:[a-z][a-z0-9+.-]*://(?:[^/@\s]*@)?|[\w.-]+@[\w.-]+:)[^@\s]+)(?:@(?P<ref>\S+))?",
+    re.IGNORECASE,
 )
 # A user of http, and any password; the user of ssh is part of the address.
 _SECRET = re.compile(r"^(https?://)[^/@]*@|^([a-z+]+://)[^/@:]*:[^/@]*@")
