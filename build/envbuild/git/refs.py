@@ -21,8 +21,8 @@ _COMMIT = re.compile(rf"[0-9a-f]{{{SHORTEST_COMMIT_DIGITS},{COMMIT_DIGITS}}}", r
 class GitRef:
     """A branch, a tag, or a commit (all 40 hex digits, or at least 7), as the user wrote it.
 
-    ``refs/heads/NAME`` and ``refs/tags/NAME`` state which of the two NAME is. Other names under ``refs/`` are what hosts
-    keep there, such as ``refs/pull/7/head``, and move as branches do.
+    ``refs/heads/NAME`` and ``refs/tags/NAME`` state which of the two NAME is. Other names under ``refs/`` are the
+    host's, such as ``refs/pull/7/head``, and move as branches do.
     """
 
     name: str

@@ -44,7 +44,7 @@ class GitRepository(TreeReader):
         """The commit that ``ref`` means.
 
         All 40 digits are that commit. Otherwise a branch or tag of this name, as in git; otherwise, from 7 hex digits
-        on, the one commit of the repository that begins with them. A ref of the host (``refs/pull/7/head``) is a branch.
+        on, the one commit of the repository that begins with them. A host's ref (``refs/pull/7/head``) is a branch.
 
         Args:
             as_of: a branch means its last first-parent commit committed by then: by the end of a day (UTC), or by a
@@ -209,7 +209,8 @@ class GitRepository(TreeReader):
         fix = f"Similar names: {', '.join(near)}." if near else f"`git ls-remote {self.url}` lists all of them."
         if GitRef(name).is_of_the_host:
             like = "/".join(name.split("/")[:2])
-            fix = f"`git ls-remote {self.url} '{like}/*'` lists those that it has; a pull request's is refs/pull/NUMBER/head."
+            fix = f"`git ls-remote {self.url} '{like}/*'` lists those that it has; "
+            fix += "a pull request's is refs/pull/NUMBER/head."
         if name.isdecimal() and not GitRef(name).is_full_commit:
             fix += f" If a version was meant, write version:{name}."
         if _TOO_SHORT.fullmatch(name):

@@ -15,6 +15,7 @@ from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.inputs.as_of import NOW, RELEASE, parse_date
 from envbuild.lock.inputs.request import LockRequest, NoReleaseError, leaves_open, may_help, request_options
 from envbuild.lock.lockdir import shipped_lock
+from envbuild.lock.search.clashes import clashes
 from envbuild.lock.uv.explanation import not_there, required_python
 
 # So far back the index and the branches are taken next.
@@ -37,6 +38,7 @@ def with_next_command(
         more: other options that were given and stay.
     """
     words, following = _next(error, selection, request, now)
+    error = error.with_context(fix="\n".join(filter(None, [error.fix, _override(error)])))
     if following is None:
         return error.with_context(fix="\n".join(filter(None, [error.fix, words])))
     command = ["envbuild", "lock", "--stack", selection.stack_name, *_base_options(selection, request, following)]
@@ -45,6 +47,18 @@ def with_next_command(
     where = list(place) or ([] if named else ["--name", "NAME"])
     line = shlex.join([*command, *request_options(following), *where, *more])
     return error.with_context(fix="\n".join(filter(None, [error.fix, f"{words}: {line}"])))
+
+
+def _override(error: EnvbuildError) -> str:
+    """The table of the stack that cures declared ranges which exclude each other; empty where there are none."""
+    for clash in clashes(error.why) if isinstance(error, ResolutionError) else ():
+        package = clash.relaxed.package
+        return (
+            f"{clash.relaxed.by} declares {package}{clash.relaxed.range}, {clash.kept.by} {package}{clash.kept.range}. "
+            f"If one of them is wrong, replace it in the stack's file: [overrides.{package}] with version, against = "
+            f'["{clash.relaxed.by}"] and reason.'
+        )
+    return ""
 
 
 def _base_options(selection: Selection, request: LockRequest, following: LockRequest) -> list[str]:
@@ -63,9 +77,7 @@ def _next(
     if isinstance(error, ResolutionError) and (found := error.resolving_pins or error.nearest_pins):
         words = "This resolved when it was tried" if error.resolving_pins else "Next, with the nearest release"
         return words, replace(request, pins={**request.pins, **found})
-    if isinstance(error, NoReleaseError):
-        return "", None
-    if request.exact and leaves_open(selection.stack):
+    if request.exact and leaves_open(selection.stack) and not isinstance(error, NoReleaseError):
         return "Other releases and older commits are tried without --exact", replace(request, exact=False)
     if blamed := _blamed_pins(error, selection, request):
         pins = {name: text for name, text in request.pins.items() if name not in blamed}
@@ -75,7 +87,9 @@ def _next(
     others = [
         name
         for name in (builds.bases if builds is not None else ())
-        if name != selection.base_name and may_help(selection.catalog.base(name), selection, request, error)
+        if name != selection.base_name
+        and not isinstance(error, NoReleaseError)
+        and may_help(selection.catalog.base(name), selection, request, error)
     ]
     if request.base_named and others:
         words = f"The other bases of the stack ({', '.join(others)}) are tried without --base"
@@ -95,7 +109,7 @@ def _last(
     if parse_date(request.as_of or "") is None and (command := _locked_stack(selection)):
         return f"A lock of {selection.stack.anchor} that comes with envbuild: {command}", None
     # What the index does not have now it did not have then, and a pinned release needed the same Python.
-    if day is None or not_there(error.why) or required_python(error.why):
+    if day is None or isinstance(error, NoReleaseError) or not_there(error.why) or required_python(error.why):
         return "", None
     return "Next, with what there was a week earlier", replace(request, as_of=(day - STEP_BACK).isoformat())
 

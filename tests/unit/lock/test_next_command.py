@@ -131,3 +131,12 @@ def test_a_target_that_chose_the_base_is_kept():
     found = with_next_command(REFUSED, selection, LockRequest(base_named=False), [], NOW)
     allow = f"--allow {REFUSED.findings[0].id}"
     assert found.fix.endswith(f"The whole command: envbuild lock --stack mcore --target h200 {allow}")
+
+
+def test_declared_ranges_that_exclude_each_other_name_the_table_that_cures_them():
+    why = (
+        "Because a==1 depends on dep<2 and b==1 depends on dep>=2, we can conclude that a==1 and b==1 are incompatible."
+    )
+    text = sentence(ResolutionError("w", why=why, fix="f"), base_named=False)
+    assert "a declares dep<2, b dep>=2." in text
+    assert '[overrides.dep] with version, against = ["a"] and reason' in text
