@@ -12,7 +12,9 @@ BASE = "small"
 GPU_BASE = "small-cu130"
 
 
-def write_base(project: Path, name: str = BASE, *, glibc: str = "2.36", cuda: str | None = None) -> None:
+def write_base(
+    project: Path, name: str = BASE, *, glibc: str = "2.36", cuda: str | None = None, python: str = "3.11"
+) -> None:
     """A base like Debian 12; torch's build is the package index's own where it has CUDA."""
     definition: dict[str, Any] = {
         "summary": "a test's own",
@@ -20,7 +22,7 @@ def write_base(project: Path, name: str = BASE, *, glibc: str = "2.36", cuda: st
         "release": "12",
         "platform": "linux/amd64",
         "glibc": glibc,
-        "python": {"version": "3.11", "source": "base", "executable": "/usr/bin/python3.11"},
+        "python": {"version": python, "source": "base", "executable": f"/usr/bin/python{python}"},
         "torch": {"build": "index" if cuda else "cpu"},
         "obtain": {
             "method": "mmdebstrap",

@@ -24,6 +24,7 @@ def make_wheel(
     *,
     extras: tuple[str, ...] = (),
     module: str = "",
+    python: str = "",
     sources: Mapping[str, str | bytes] | None = None,
 ) -> Path:
     """A wheel with the metadata given, one module, which is empty or has this source, and more files."""
@@ -31,6 +32,7 @@ def make_wheel(
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
+    metadata += f"Requires-Python: {python}\n" if python else ""
     metadata += "".join(f"Provides-Extra: {extra}\n" for extra in extras)
     files: dict[str, str | bytes] = {
         f"{name}/__init__.py": module,

@@ -233,6 +233,26 @@ def test_name_of_a_branch_and_a_tag_is_refused_until_it_says_which(history, repo
     assert (branch.sha, branch.kind, branch.name) == (tip, CommitKind.BRANCH, "v1")
 
 
+def test_a_pull_requests_ref_is_a_branch_of_the_host(history, repository):
+    history.commit("main", "2025-07-28T10:00:00Z")
+    first = history.commit("work", "2025-07-29T10:00:00Z")
+    tip = history.commit("work", "2025-07-30T10:00:00Z")
+    git(history.path, "update-ref", "refs/pull/7/head", tip)
+    history.branch("work", None)
+    ref = GitRef("refs/pull/7/head")
+    commit = repository.resolve(ref)
+    assert (commit.sha, commit.kind, commit.name) == (tip, CommitKind.BRANCH, ref.name)
+    assert repository.resolve(ref, date(2025, 7, 29)).sha == first
+    assert repository.tips([ref.name, "main", "refs/pull/8/head"]).keys() == {ref.name, "main"}
+    # One object sees one state; the next one sees that it moved.
+    git(history.path, "update-ref", ref.name, first)
+    assert repository.resolve(ref).sha == tip
+    assert again(repository).resolve(ref).sha == first
+    with pytest.raises(ConfigurationError, match="has no branch or tag 'refs/pull/8/head'") as caught:
+        repository.resolve(GitRef("refs/pull/8/head"))
+    assert f"git ls-remote {PUBLIC} 'refs/pull/*'" in caught.value.fix
+
+
 def test_unknown_ref_lists_at_most_five_near_ones(history, repository):
     commit = history.commit("main", "2025-07-28T10:00:00Z")
     for name in ("v2.3.0", "v2.3.1", "v2.3.2", "v2.3.3", "v2.3.4", "v2.3.5"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.lock_runs import OLD, error, files_of, lock_of, result
 from helpers.simple_index import SimpleIndex, make_sdist
-from helpers.stack_files import BASE, GPU_BASE, write_stack, write_vendor_base
+from helpers.stack_files import BASE, GPU_BASE, write_base, write_stack, write_vendor_base
 
 from envbuild.catalog.base import PythonSource
 
@@ -147,3 +147,33 @@ def test_what_packages_declare_about_what_the_base_brings_is_checked(
     write(other={})
     vendor.run(*LOCK)
     assert lock_of(vendor, "s", VENDOR).allowed == ()
+
+
+def test_the_base_with_the_python_that_is_needed_is_taken(own: Any, wheel: Callable[..., None]) -> None:
+    write_base(own.project, "old", python="3.10")
+    wheel("lib", "1.0")
+    wheel("lib", "2.0", python=">=3.11")
+    builds = [{"target": "cpu", "bases": ["old", BASE], "default_base": "old"}]
+    write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, builds=builds)
+    done = own.run(*LOCK, "--pin", "lib=2.0", "--name", "x")
+    assert result(done)["base"] == BASE
+    assert f"taking {BASE}" in done.stderr
+
+
+def test_a_pinned_release_that_is_not_there_is_refused_before_anything_is_resolved(
+    own: Any, wheel: Callable[..., None]
+) -> None:
+    for version in ("1.0", "1.5", "3.0", "4.0"):
+        wheel("lib", version, requires=("dep",))
+    wheel("dep", "1.0")
+    write_stack(own.project, "s", {"lib": {"version": "==1.0"}, "dep": {}})
+    done = own.run(*LOCK, "--pin", "lib=2.0", "--name", "x", status=4)
+    refused = error(done)
+    assert refused["what"].startswith("there is no release 2.0 of lib")
+    near = "1.5 (the newest before it), 3.0 (the first after it), 4.0 (the newest of all)"
+    assert f"Releases for the base's Python: {near}." in refused["why"]
+    assert refused["fix"].endswith("Next, with the nearest release: envbuild lock --stack s --pin lib=1.5 --name x")
+    assert "take part" not in done.stderr
+    refused = error(own.run(*LOCK, "--pin", "lib=>=9", "--name", "x", status=4))
+    assert refused["what"].startswith("there is no release >=9 of lib")
+    assert "4.0 (the newest of all)" in refused["why"]

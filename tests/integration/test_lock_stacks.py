@@ -169,7 +169,7 @@ def test_a_release_that_is_not_there_names_near_ones_and_the_tag(
     refused = error(nemo.run("lock", "--nemo", "2.7.99", "--json", status=4))
     assert refused["what"] == "there is no release 2.7.99 of nemo-toolkit"
     first, second, *_ = refused["why"].splitlines()
-    releases = "2.7.3 (the newest before it), 3.0.0 (the newest of all)."
+    releases = "2.7.3 (the newest before it), 3.0.0 (the first after it)."
     assert first == f"Releases for the base's Python: {releases}"
     assert second == f"{NEMO_URL} has the tag v2.7.99."
     assert refused["fix"].startswith("Take the tag: --pin nemo-toolkit=v2.7.99. Or a release: ")

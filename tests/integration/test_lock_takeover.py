@@ -123,6 +123,11 @@ def test_nemo_stays_where_the_tree_has_the_collection(
     # What only the takeover brings cannot be pinned then.
     refused = error(nemo.run("lock", "--pin", "megatron-bridge=0.6.2", "--name", "x", "--json", status=2))
     assert "megatron-bridge is pinned, and is not in the stack" in refused["what"]
+    # What no variant of the stack has, nor any component takes from git, is no component.
+    refused = error(nemo.run("lock", "--pin", "flash-attn=v2", "--name", "x", "--json", status=2))
+    assert refused["what"] == "stack nemo has no component 'flash-attn' to pin"
+    refused = error(nemo.run("lock", "--pin", "megatron-bridg=main", "--name", "x", "--json", status=2))
+    assert "Did you mean 'megatron-bridge'?" in refused["why"]
 
 
 def test_a_pin_wins_over_what_takes_over(nemo: Any, upstream: Upstream, bridge: Callable[..., str]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
@@ -16,7 +16,9 @@ from envbuild.catalog import toml
 from envbuild.catalog.base import Base
 from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.data import data_root
+from envbuild.catalog.extends import merged
 from envbuild.catalog.fields import NAME_PATTERN
+from envbuild.catalog.folders import exists, listed, no_file
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.models import KINDS, Cluster, Companions, Target
 from envbuild.catalog.policy import Policy
@@ -24,7 +26,7 @@ from envbuild.catalog.recipe import WheelRecipe
 from envbuild.catalog.stack import Stack
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import ConfigurationError, UsageError
-from envbuild.core.files import machine_errors, os_error
+from envbuild.core.files import machine_errors
 
 M = TypeVar("M", bound=BaseModel)
 # Something that a file names: its kind, its name, and where in the file.
@@ -75,22 +77,22 @@ class Catalog:
             MachineError: this account may not look into the directory.
         """
         folders = (project / "envs", data_root() / "envs")
-        # _exists first: where a folder may not be searched, is_dir() raises a PermissionError that names no way out.
-        existing = [folder.resolve() for folder in folders if _exists(folder) and folder.is_dir()]
+        # exists first: where a folder may not be searched, is_dir() raises a PermissionError that names no way out.
+        existing = [folder.resolve() for folder in folders if exists(folder) and folder.is_dir()]
         # In a checkout the project's envs/ is the shipped one.
         return cls(tuple(dict.fromkeys(existing)))
 
     def names(self, kind: str) -> list[str]:
         """All names of a kind (``stacks``, ``bases``, ``targets``, ``clusters``, ``matrices``), sorted."""
         # Editors leave hidden files (.#mcore.toml) next to what they edit.
-        files = [Path(name) for folder in self.folders for name in _listed(folder / kind)]
+        files = [Path(name) for folder in self.folders for name in listed(folder / kind)]
         return sorted({file.stem for file in files if file.suffix == ".toml" and not file.name.startswith(".")})
 
     def strays(self) -> list[str]:
         """Notes on folders and files of ``envs/`` that hold definitions but have names that are not read."""
         notes = []
         for folder in self.folders:
-            for name in sorted(_listed(folder)):
+            for name in sorted(listed(folder)):
                 path = folder / name
                 if name.startswith(".") or name in KINDS or (path.suffix != ".toml" and not any(path.glob("*.toml"))):
                     continue
@@ -105,13 +107,22 @@ class Catalog:
         Raises:
             ConfigurationError: there is none (lists those there are), or its file's name is no name.
         """
-        for folder in self.folders:
+        if (path := self._path(kind, name, self.folders)) is not None:
+            return path
+        raise ConfigurationError(
+            f"there is no {SINGULAR[kind]} {name!r}",
+            why=_near(name, self.names(kind)),
+            fix=f"Choose one of these, or define it in envs/{kind}/{name}.toml (`envbuild schema` has the format).",
+        )
+
+    def _path(self, kind: str, name: str, folders: Iterable[Path]) -> Path | None:
+        for folder in folders:
             path = folder / kind / f"{name}.toml"
             # A name comes from the command line, and must not lead out of the folder.
-            if "/" in name or not _exists(path):
+            if "/" in name or not exists(path):
                 continue
             if not path.is_file():
-                raise _no_file(path)
+                raise no_file(path)
             # Only of a file that is there: any other wrong name is answered with the names that there are.
             if not re.match(NAME_PATTERN, name):
                 raise ConfigurationError(
@@ -121,30 +132,53 @@ class Catalog:
                     fix="Rename the file.",
                 )
             return path
-        raise ConfigurationError(
-            f"there is no {SINGULAR[kind]} {name!r}",
-            why=_near(name, self.names(kind)),
-            fix=f"Choose one of these, or define it in envs/{kind}/{name}.toml (`envbuild schema` has the format).",
-        )
+        return None
 
     def _load(self, kind: str, name: str, model: type[M]) -> M:
-        wanted = toml.Wanted(
-            f"the file of {SINGULAR[kind]} {name}",
-            why=f"It defines {SINGULAR[kind]} {name}.",
-            fix="Put the definition there as a file, or remove what is there.",
-        )
-        return toml.load(self.path(kind, name), model, wanted)
+        return toml.load(self.path(kind, name), model, _wanted(kind, name))
 
     def stack(self, name: str) -> Stack:
-        """The stack ``name``; the matrix, targets and bases that it names are there."""
-        stack = self._load("stacks", name, Stack)
-        named: list[_Named] = [("matrices", stack.matrix, ("matrix",))] if stack.matrix else []
-        for position, entry in enumerate(stack.builds):
-            named.append(("targets", entry.target, ("builds", position, "target")))
-            named += [("bases", base, ("builds", position, "bases")) for base in entry.bases]
-        # Not in the model, which knows one file: what a stack names may be defined in either envs/.
-        self._refuse_unknown_names(named, self.path("stacks", name))
-        return stack
+        """The stack ``name``, with what it takes from those that it extends; the names in it are there."""
+        return self._stack(name, self.path("stacks", name), ())[0]
+
+    def _stack(self, name: str, path: Path, extending: tuple[Path, ...]) -> tuple[Stack, Mapping[str, Any]]:
+        """A stack, and the tables of its file over those of the stacks that it extends.
+
+        Args:
+            extending: the files that extend it, one the other.
+        """
+        text = toml.read(path, _wanted("stacks", name))
+        values: Mapping[str, Any] = toml.values_of(text, str(path))
+        if isinstance(extended := values.get("extends"), str):
+            below = self._extended(name, path, extended, (*extending, path))
+            values = merged(self._stack(extended, below, (*extending, path))[1], values)
+            stack = toml.check(values, text, Stack, str(path))
+        else:
+            stack = toml.parse(text, Stack, str(path))
+        self._refuse_unknown_names(_named_by(stack), path)
+        return stack, values
+
+    def _extended(self, name: str, path: Path, extended: str, chain: tuple[Path, ...]) -> Path:
+        """The file of the stack that the file of another one extends.
+
+        A file may extend the shipped stack of its own name.
+        """
+        place = toml.where(path, ("extends",))
+        folders = self.folders if extended != name else self.folders[self.folders.index(path.parents[1]) + 1 :]
+        found = self._path("stacks", extended, folders)
+        if found is not None and found not in chain:
+            return found
+        if found is not None or extended == name:
+            raise ConfigurationError(
+                f"{place}: stack {name} extends itself",
+                why=" extends ".join([*(file.stem for file in chain), extended]) + ".",
+                fix="Let one of them extend another stack, or none.",
+            )
+        raise ConfigurationError(
+            f"{place}: there is no stack {extended!r}",
+            why=f"extends names it. {_near(extended, self.names('stacks'))}",
+            fix=f"Name one of these, or define it in envs/stacks/{extended}.toml.",
+        )
 
     def _refuse_unknown_names(self, named: list[_Named], path: Path) -> None:
         known = {kind: self.names(kind) for kind in {kind for kind, _, _ in named}}
@@ -246,7 +280,7 @@ class Catalog:
         """
         for folder in self.folders:
             path = folder / "wheels" / "patches" / file
-            if _exists(path):
+            if exists(path):
                 with machine_errors(path, doing="read"):
                     return path.read_bytes()
         raise ConfigurationError(
@@ -257,6 +291,8 @@ class Catalog:
 
     def any(self, kind: str, name: str) -> BaseModel:
         """The definition ``name`` of whichever kind."""
+        if kind == "stacks":
+            return self.stack(name)
         return self._load(kind, name, KINDS[kind])
 
 
@@ -410,6 +446,24 @@ def _shipped_envs() -> Path:
     return (data_root() / "envs").resolve()
 
 
+def _wanted(kind: str, name: str) -> toml.Wanted:
+    return toml.Wanted(
+        f"the file of {SINGULAR[kind]} {name}",
+        why=f"It defines {SINGULAR[kind]} {name}.",
+        fix="Put the definition there as a file, or remove what is there.",
+    )
+
+
+def _named_by(stack: Stack) -> list[_Named]:
+    """The matrix, targets and bases that a stack names."""
+    # Not in the model, which knows one file: what a stack names may be defined in either envs/.
+    named: list[_Named] = [("matrices", stack.matrix, ("matrix",))] if stack.matrix else []
+    for position, entry in enumerate(stack.builds):
+        named.append(("targets", entry.target, ("builds", position, "target")))
+        named += [("bases", base, ("builds", position, "bases")) for base in entry.bases]
+    return named
+
+
 def _near(name: str, known: list[str]) -> str:
     return f"{_meant(name, known)}Known: {', '.join(known) or 'none'}."
 
@@ -417,36 +471,3 @@ def _near(name: str, known: list[str]) -> str:
 def _meant(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     return f"Did you mean {near[0]!r}? " if near else ""
-
-
-def _exists(path: Path) -> bool:
-    """Whether anything has this name, be it a link that points nowhere.
-
-    Raises:
-        MachineError: this account may not look.
-    """
-    try:
-        # lstat, so that a link which leads nowhere is reported and not passed over.
-        path.lstat()
-    except PermissionError as error:
-        raise os_error(error, path, "read") from error
-    except OSError:
-        return False
-    return True
-
-
-def _listed(folder: Path) -> list[str]:
-    if not _exists(folder):
-        return []
-    with machine_errors(folder, "read"):
-        # Not glob(), which finds nothing in a folder that may not be read, and raises nothing.
-        return [path.name for path in folder.iterdir()]
-
-
-def _no_file(path: Path) -> ConfigurationError:
-    points_to = f"It is a symbolic link to {path.readlink()}, where no file is." if path.is_symlink() else ""
-    return ConfigurationError(
-        f"{path} is not a file",
-        why=points_to or ("It is a directory." if path.is_dir() else "It is something special."),
-        fix="Put the definition there as a file, or remove what is there.",
-    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from envbuild.catalog.fields import (
     DATE,
@@ -238,13 +238,26 @@ def _using(spec: Component, removed: Collection[str]) -> Component:
     return spec if used == spec.uses else spec.model_copy(update={"uses": used})
 
 
+def _complete_or_extending(schema: dict[str, Any]) -> None:
+    """Put into the JSON schema that a file has the required keys, or takes them from another stack."""
+    schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]
+
+
 class Stack(TomlModel):
     """Which components at which versions, for which targets and bases (``envs/stacks/*.toml``)."""
+
+    model_config = ConfigDict(json_schema_extra=_complete_or_extending)
 
     summary: str
     driver: Driver
     matrix: Name | None = Field(
         default=None, description="what certifies it without --matrix; default: the shipped one of its driver"
+    )
+    # Excluded: what a stack is counts, and not in how many files it is written.
+    extends: Name | None = Field(
+        default=None,
+        exclude=True,
+        description="another stack, which this file changes: tables merge key by key, a list replaces the list",
     )
     builds: tuple[Builds, ...] = Field(min_length=1)
     anchor: PackageName | None = Field(

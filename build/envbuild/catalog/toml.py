@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -50,8 +51,17 @@ def load(path: Path, model: type[M], wanted: Wanted) -> M:
     Raises:
         ConfigurationError: unreadable, no TOML, or not what the model allows.
     """
+    return parse(read(path, wanted), model, str(path))
+
+
+def read(path: Path, wanted: Wanted) -> str:
+    """The text of a file.
+
+    Raises:
+        ConfigurationError: it is unreadable.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"cannot read {wanted.what} {path}",
@@ -60,7 +70,6 @@ def load(path: Path, model: type[M], wanted: Wanted) -> M:
         ) from error
     except OSError as error:
         raise _unread(error, path, wanted) from error
-    return parse(text, model, str(path))
 
 
 def _no_utf8(error: UnicodeDecodeError) -> str:
@@ -96,8 +105,17 @@ def parse(text: str, model: type[M], name: str) -> M:
 # A command reads the same files of envs/ several times over, and models are frozen.
 @lru_cache(maxsize=256)
 def _parsed(text: str, model: type[BaseModel], name: str) -> Any:
+    return check(values_of(text, name), text, model, name)
+
+
+def values_of(text: str, name: str) -> dict[str, Any]:
+    """The tables of a text called ``name``.
+
+    Raises:
+        ConfigurationError: no TOML.
+    """
     try:
-        values = tomlread.loads(text)
+        return tomlread.loads(text)
     except tomlread.TOMLDecodeError as error:
         at = _AT_LINE.search(str(error))
         # "at end of document" has no number: something was opened and never closed.
@@ -107,6 +125,14 @@ def _parsed(text: str, model: type[BaseModel], name: str) -> Any:
             why=f"{error}\n    {_line(text, line)}",
             fix="Correct the line; https://toml.io describes the format.",
         ) from error
+
+
+def check(values: Mapping[str, Any], text: str, model: type[M], name: str) -> M:
+    """Check tables against ``model``; ``text`` is the file that has the lines of what is wrong.
+
+    Raises:
+        ConfigurationError: they are not what the model allows.
+    """
     try:
         # JSON is what pydantic reads strictly: arrays as tuples and strings as enums, but no "5" or true as 5. It has
         # no dates, and nor has any model: they become something of the wrong kind.
@@ -237,7 +263,8 @@ def fields_at(model: type[BaseModel], location: Location) -> list[str]:
 
 
 def _follow(schema: Any, node: Any) -> Any:
-    while isinstance(node, dict) and ("$ref" in node or "anyOf" in node):
+    # With keys of its own, anyOf says which of them are required.
+    while isinstance(node, dict) and "properties" not in node and ("$ref" in node or "anyOf" in node):
         # A table that may be left out is one of two: itself, or null.
         tables = [option for option in node.get("anyOf", ()) if option.get("type") != "null"]
         node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else next(iter(tables), {})

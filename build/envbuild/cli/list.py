@@ -48,6 +48,7 @@ def _row(session: Session, kind: str, name: str) -> dict[str, Json]:
     if isinstance(model, Stack):
         from envbuild.cli.states import states  # locks and images are looked at for stacks alone
 
+        row["extends"] = model.extends
         row["targets"] = {entry.target: list(entry.bases) for entry in model.builds}
         row["states"] = {target: dict(bases) for target, bases in states(session.project, name, model).items()}
     if isinstance(model, Base):
@@ -63,7 +64,8 @@ def _lines(rows: list[dict[str, Json]]) -> list[str]:
     width = max((len(str(row["name"])) for row in rows), default=0)
     lines = []
     for row in rows:
-        lines.append(f"{row['name']:<{width}}  {row['summary']}  [{shown(Path(str(row['path'])))}]")
+        extends = f"  (extends {row['extends']})" if row.get("extends") else ""
+        lines.append(f"{row['name']:<{width}}  {row['summary']}{extends}  [{shown(Path(str(row['path'])))}]")
         if row.get("never_built"):
             lines.append(f"{'':<{width}}  {NEVER_BUILT}")
         if row.get("resolved") is False:

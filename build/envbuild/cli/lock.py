@@ -22,7 +22,7 @@ from envbuild.core.text import shown
 from envbuild.lock.bases import lock_on_fitting_base
 from envbuild.lock.checks.findings import CODES
 from envbuild.lock.inputs.pins import foreign_pins, parse_pins, variant_name
-from envbuild.lock.inputs.request import LockRequest, is_curable, leaves_open
+from envbuild.lock.inputs.request import LockRequest, NoReleaseError, is_curable, leaves_open
 from envbuild.lock.lock import LockOptions
 from envbuild.lock.lockdir import lock_path, with_locked_base
 from envbuild.lock.next_command import with_next_command
@@ -155,7 +155,7 @@ def command(
     try:
         result = lock_on_fitting_base(selection, request, options_for, session.context)
     except EnvbuildError as error:
-        if not is_curable(error):
+        if not (is_curable(error) or isinstance(error, NoReleaseError)):
             raise
         place = ["--out", str(out)] if out else ["--name", name] if name else []
         more = [] if verify is None else ["--verify" if verify else "--no-verify"]

@@ -17,7 +17,7 @@ from envbuild.core.exit_status import mask
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.core.progress import Reporter
 from envbuild.git.client import REMOTE, GitClient, GitSettings
-from envbuild.git.refs import RemoteRefs
+from envbuild.git.refs import BRANCHES, GitRef, RemoteRefs, listed_commits
 from envbuild.store.local import LocalStore
 
 KIND = "git"
@@ -117,13 +117,15 @@ class Mirror:
     def tips(self, branches: Sequence[str]) -> dict[str, str]:
         """Where these branches are now, asked for by their names alone; a branch that is gone is left out.
 
+        A name such as ``refs/pull/7/head`` is that of a ref of the host.
+
         Raises:
             NetworkError: the server cannot be reached.
         """
         what = f"find {', '.join(branches)} of {self.url}"
-        output = self._git.list_refs(self.path, [REMOTE, *(f"refs/heads/{name}" for name in branches)], what)
-        found = RemoteRefs.listed(output).branches
-        return {name: found[name] for name in branches if name in found}
+        names = {name: name if GitRef(name).is_of_the_host else f"{BRANCHES}{name}" for name in branches}
+        found = listed_commits(self._git.list_refs(self.path, [REMOTE, *names.values()], what))
+        return {name: found[whole] for name, whole in names.items() if whole in found}
 
     def default_branch(self) -> str | None:
         """The branch that HEAD of the repository names; None without one.

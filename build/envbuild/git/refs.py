@@ -12,6 +12,8 @@ from enum import Enum
 SHORTEST_COMMIT_DIGITS = 7
 COMMIT_DIGITS = 40
 _LISTED = re.compile(r"^([0-9a-f]{40})\trefs/(heads|tags)/(.+?)(\^\{\})?$", re.MULTILINE)
+_LISTED_COMMIT = re.compile(r"^([0-9a-f]{40})\t(refs/\S+)$", re.MULTILINE)
+BRANCHES, TAGS = "refs/heads/", "refs/tags/"
 _COMMIT = re.compile(rf"[0-9a-f]{{{SHORTEST_COMMIT_DIGITS},{COMMIT_DIGITS}}}", re.IGNORECASE)
 
 
@@ -19,7 +21,8 @@ _COMMIT = re.compile(rf"[0-9a-f]{{{SHORTEST_COMMIT_DIGITS},{COMMIT_DIGITS}}}", r
 class GitRef:
     """A branch, a tag, or a commit (all 40 hex digits, or at least 7), as the user wrote it.
 
-    ``refs/heads/NAME`` and ``refs/tags/NAME`` state which of the two NAME is.
+    ``refs/heads/NAME`` and ``refs/tags/NAME`` state which of the two NAME is. Other names under ``refs/`` are the
+    host's, such as ``refs/pull/7/head``, and move as branches do.
     """
 
     name: str
@@ -30,9 +33,19 @@ class GitRef:
         return self.may_be_commit and len(self.name) == COMMIT_DIGITS
 
     @property
+    def is_of_the_host(self) -> bool:
+        """Whether the name is under ``refs/``, and of no branch and no tag: ``refs/pull/7/head``."""
+        return self.name.startswith("refs/") and not self.name.startswith((BRANCHES, TAGS))
+
+    @property
     def may_be_commit(self) -> bool:
         """Whether the name could be a commit, whole or short."""
         return _COMMIT.fullmatch(self.name) is not None
+
+
+def listed_commits(output: str) -> dict[str, str]:
+    """The commits in the output of ``git ls-remote``, by the whole names of their refs."""
+    return {name: commit for commit, name in _LISTED_COMMIT.findall(output)}
 
 
 @dataclass(frozen=True)

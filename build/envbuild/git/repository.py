@@ -12,12 +12,11 @@ from envbuild.core.errors import ConfigurationError, InternalError, NetworkError
 from envbuild.core.progress import Reporter
 from envbuild.git.client import GitSettings
 from envbuild.git.mirror import Mirror
-from envbuild.git.refs import SHORTEST_COMMIT_DIGITS, Commit, CommitKind, GitRef, RemoteRefs
+from envbuild.git.refs import BRANCHES, SHORTEST_COMMIT_DIGITS, TAGS, Commit, CommitKind, GitRef, RemoteRefs
 from envbuild.git.tree import TreeReader
 from envbuild.store.local import LocalStore
 
 NEAR_NAMES = 5
-_BRANCH, _TAG = "refs/heads/", "refs/tags/"
 # With a digit, since words such as `faced` are hex too.
 _TOO_SHORT = re.compile(rf"(?=.*\d)[0-9a-f]{{4,{SHORTEST_COMMIT_DIGITS - 1}}}", re.IGNORECASE)
 DEFAULT_SETTINGS = GitSettings()
@@ -39,12 +38,13 @@ class GitRepository(TreeReader):
         self, url: str, store: LocalStore, reporter: Reporter, settings: GitSettings = DEFAULT_SETTINGS
     ) -> None:
         super().__init__(Mirror(url, store, reporter, settings), store)
+        self._host_refs: dict[str, str] = {}
 
     def resolve(self, ref: GitRef, as_of: date | datetime | None = None) -> Commit:
         """The commit that ``ref`` means.
 
         All 40 digits are that commit. Otherwise a branch or tag of this name, as in git; otherwise, from 7 hex digits
-        on, the one commit of the repository that begins with them.
+        on, the one commit of the repository that begins with them. A host's ref (``refs/pull/7/head``) is a branch.
 
         Args:
             as_of: a branch means its last first-parent commit committed by then: by the end of a day (UTC), or by a
@@ -58,15 +58,30 @@ class GitRepository(TreeReader):
             return self._commit(self._full_commit(ref), CommitKind.COMMIT, ref.name)
         refs = self._mirror.refs()
         kind, name = self._named(ref.name, refs)
+        if ref.is_of_the_host:
+            return self._on_branch(self._host_ref(ref.name, refs), name, as_of)
         if kind is CommitKind.COMMIT:
             if not ref.may_be_commit:
                 raise self._unknown(ref.name, refs)
             return self._commit(self._short_commit(ref.name.lower(), refs), kind, ref.name)
-        tip = (refs.branches if kind is CommitKind.BRANCH else refs.tags)[name]
-        self._mirror.fetch_commits([tip], f"fetch {kind.value} {name} of {self.url}")
-        if kind is CommitKind.BRANCH and as_of is not None:
+        if kind is CommitKind.BRANCH:
+            return self._on_branch(refs.branches[name], name, as_of)
+        self._mirror.fetch_commits([refs.tags[name]], f"fetch tag {name} of {self.url}")
+        return self._commit(refs.tags[name], kind, name)
+
+    def _on_branch(self, tip: str, name: str, as_of: date | datetime | None) -> Commit:
+        self._mirror.fetch_commits([tip], f"fetch branch {name} of {self.url}")
+        if as_of is not None:
             tip = self._first_parent(tip, name, last_second(as_of))
-        return self._commit(tip, kind, name)
+        return self._commit(tip, CommitKind.BRANCH, name)
+
+    def _host_ref(self, name: str, refs: RemoteRefs) -> str:
+        """The commit of a ref that is no branch and no tag; asked for once, by its name: hosts keep thousands."""
+        if name not in self._host_refs:
+            self._host_refs |= self._mirror.tips([name])
+        if name not in self._host_refs:
+            raise self._unknown(name, refs)
+        return self._host_refs[name]
 
     def tips(self, branches: Sequence[str]) -> dict[str, str]:
         """The commits that branches are at now; nothing is fetched, and a branch that is gone is left out.
@@ -74,7 +89,7 @@ class GitRepository(TreeReader):
         Raises:
             NetworkError: the server cannot be reached.
         """
-        names = {name: name.removeprefix(_BRANCH) for name in branches}
+        names = {name: name.removeprefix(BRANCHES) for name in branches}
         found = self._mirror.tips(list(names.values()))
         return {name: found[short] for name, short in names.items() if short in found}
 
@@ -149,14 +164,14 @@ class GitRepository(TreeReader):
 
     def _named(self, name: str, refs: RemoteRefs) -> tuple[CommitKind, str]:
         """The branch or tag of this name; ``COMMIT`` when there is neither."""
-        branch, tag = name.removeprefix(_BRANCH), name.removeprefix(_TAG)
-        is_branch = branch in refs.branches and not name.startswith(_TAG)
-        is_tag = tag in refs.tags and not name.startswith(_BRANCH)
+        branch, tag = name.removeprefix(BRANCHES), name.removeprefix(TAGS)
+        is_branch = branch in refs.branches and not name.startswith(TAGS)
+        is_tag = tag in refs.tags and not name.startswith(BRANCHES)
         if is_branch and is_tag:
             raise ConfigurationError(
                 f"{name!r} is both a branch and a tag of {self.url}",
                 why=f"The branch is at {refs.branches[branch]}, the tag at {refs.tags[tag]}.",
-                fix=f"Write {_BRANCH}{branch} or {_TAG}{tag}.",
+                fix=f"Write {BRANCHES}{branch} or {TAGS}{tag}.",
             )
         if is_branch:
             return CommitKind.BRANCH, branch
@@ -194,9 +209,13 @@ class GitRepository(TreeReader):
 
     def _unknown(self, name: str, refs: RemoteRefs) -> ConfigurationError:
         names = dict.fromkeys([*refs.branches, *refs.tags])
-        plain = name.removeprefix(_BRANCH).removeprefix(_TAG)
+        plain = name.removeprefix(BRANCHES).removeprefix(TAGS)
         near = difflib.get_close_matches(plain, names, NEAR_NAMES, cutoff=0.5)
         fix = f"Similar names: {', '.join(near)}." if near else f"`git ls-remote {self.url}` lists all of them."
+        if GitRef(name).is_of_the_host:
+            like = "/".join(name.split("/")[:2])
+            fix = f"`git ls-remote {self.url} '{like}/*'` lists those that it has; "
+            fix += "a pull request's is refs/pull/NUMBER/head."
         if name.isdecimal() and not GitRef(name).is_full_commit:
             fix += f" If a version was meant, write version:{name}."
         if _TOO_SHORT.fullmatch(name):

@@ -10,7 +10,7 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core.errors import EnvbuildError
 from envbuild.lock.checks.findings import LockRefusedError
-from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable, is_of_another_cuda, may_deviate
+from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable, is_of_another_cuda, may_deviate, may_help
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockdir import lock_on_base
 
@@ -89,7 +89,8 @@ def _on_one_base(
         done = _tried(item, own, options, context)
         if isinstance(done, LockResult):
             return done
-        if following is not None and not (may_deviate(item, request) or is_of_another_cuda(done)):
+        bases = [other for other in bases if may_help(other.base, item, request, done)]
+        if following is not None and not bases:
             raise done
         failures.append((item, done))
         if bases := _next_bases(bases, item, done):

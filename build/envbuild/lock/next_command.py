@@ -5,16 +5,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection, stacks_like
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.lock.checks.findings import LockRefusedError
-from envbuild.lock.inputs.as_of import parse_date
-from envbuild.lock.inputs.request import LockRequest, request_options
+from envbuild.lock.inputs.as_of import NOW, RELEASE, parse_date
+from envbuild.lock.inputs.request import LockRequest, NoReleaseError, leaves_open, may_help, request_options
 from envbuild.lock.lockdir import shipped_lock
+from envbuild.lock.search.clashes import clashes
+from envbuild.lock.uv.explanation import not_there, required_python
 
 # So far back the index and the branches are taken next.
 STEP_BACK = timedelta(days=7)
@@ -36,6 +38,7 @@ def with_next_command(
         more: other options that were given and stay.
     """
     words, following = _next(error, selection, request, now)
+    error = error.with_context(fix="\n".join(filter(None, [error.fix, _override(error)])))
     if following is None:
         return error.with_context(fix="\n".join(filter(None, [error.fix, words])))
     command = ["envbuild", "lock", "--stack", selection.stack_name, *_base_options(selection, request, following)]
@@ -44,6 +47,18 @@ def with_next_command(
     where = list(place) or ([] if named else ["--name", "NAME"])
     line = shlex.join([*command, *request_options(following), *where, *more])
     return error.with_context(fix="\n".join(filter(None, [error.fix, f"{words}: {line}"])))
+
+
+def _override(error: EnvbuildError) -> str:
+    """The table of the stack that cures declared ranges which exclude each other; empty where there are none."""
+    for clash in clashes(error.why) if isinstance(error, ResolutionError) else ():
+        package = clash.relaxed.package
+        return (
+            f"{clash.relaxed.by} declares {package}{clash.relaxed.range}, {clash.kept.by} {package}{clash.kept.range}. "
+            f"If one of them is wrong, replace it in the stack's file: [overrides.{package}] with version, against = "
+            f'["{clash.relaxed.by}"] and reason.'
+        )
+    return ""
 
 
 def _base_options(selection: Selection, request: LockRequest, following: LockRequest) -> list[str]:
@@ -62,31 +77,49 @@ def _next(
     if isinstance(error, ResolutionError) and (found := error.resolving_pins or error.nearest_pins):
         words = "This resolved when it was tried" if error.resolving_pins else "Next, with the nearest release"
         return words, replace(request, pins={**request.pins, **found})
-    if request.exact:
+    if request.exact and leaves_open(selection.stack) and not isinstance(error, NoReleaseError):
         return "Other releases and older commits are tried without --exact", replace(request, exact=False)
     if blamed := _blamed_pins(error, selection, request):
         pins = {name: text for name, text in request.pins.items() if name not in blamed}
         words = f"Without --pin {', '.join(f'{name}={request.pins[name]}' for name in blamed)} other releases are tried"
         return words, replace(request, pins=pins)
     builds = selection.stack.builds_for(selection.target_name)
-    others = [name for name in builds.bases if name != selection.base_name] if builds is not None else []
+    others = [
+        name
+        for name in (builds.bases if builds is not None else ())
+        if name != selection.base_name
+        and not isinstance(error, NoReleaseError)
+        and may_help(selection.catalog.base(name), selection, request, error)
+    ]
     if request.base_named and others:
         words = f"The other bases of the stack ({', '.join(others)}) are tried without --base"
         return words, replace(request, base_named=False)
     if isinstance(error, LockRefusedError):
         allow = tuple(dict.fromkeys([*request.allow, *(item.id for item in error.findings)]))
         return "The whole command", replace(request, allow=allow)
-    return _last(selection, request, now)
+    return _last(error, selection, request, now)
 
 
-def _last(selection: Selection, request: LockRequest, now: datetime) -> tuple[str, LockRequest | None]:
+def _last(
+    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime
+) -> tuple[str, LockRequest | None]:
     """What is left where no other choice is: an earlier day, or a lock that is there."""
-    day = parse_date(request.as_of or "")
+    day = _day(selection, request, now)
     # A branch was gone back on already, and its tip may be old: a week before now can change nothing.
-    if day is None and (command := _locked_stack(selection)):
+    if parse_date(request.as_of or "") is None and (command := _locked_stack(selection)):
         return f"A lock of {selection.stack.anchor} that comes with envbuild: {command}", None
-    day = (day or now.date()) - STEP_BACK
-    return "Next, with what there was a week earlier", replace(request, as_of=day.isoformat())
+    # What the index does not have now it did not have then, and a pinned release needed the same Python.
+    if day is None or isinstance(error, NoReleaseError) or not_there(error.why) or required_python(error.why):
+        return "", None
+    return "Next, with what there was a week earlier", replace(request, as_of=(day - STEP_BACK).isoformat())
+
+
+def _day(selection: Selection, request: LockRequest, now: datetime) -> date | None:
+    """The day that the lock is as of; None where it follows from a release or a commit."""
+    stack = selection.stack
+    # The stack's date is for its own anchor: with another one it follows from that (as_of_moment).
+    text = request.as_of or (stack.as_of if stack.anchor not in request.pins else RELEASE)
+    return now.date() if text == NOW else parse_date(text)
 
 
 def _locked_stack(selection: Selection) -> str:

@@ -12,6 +12,7 @@ from envbuild.core.errors import CheckRefusedError, EnvbuildError, ResolutionErr
 from envbuild.lock import bases as module
 from envbuild.lock.bases import _next_base, lock_on_fitting_base
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
+from envbuild.lock.inputs import request
 from envbuild.lock.inputs.request import LockRequest
 from envbuild.lock.lock import LockOptions
 
@@ -63,7 +64,8 @@ def refusal(
     """What a lock of a stack on these bases ends with, each of which fails as ``tried`` says."""
     monkeypatch.setattr(module, "_tried", tried)
     monkeypatch.setattr(module, "_other_bases", lambda _: items[1:])
-    monkeypatch.setattr(module, "may_deviate", lambda *_: True)
+    for place in (module, request):
+        monkeypatch.setattr(place, "may_deviate", lambda *_: True)
     monkeypatch.setattr(module, "lock_on_base", lambda *_: None)
     context = cast("Any", SimpleNamespace(reporter=SimpleNamespace(note=lambda _: None)))
     options = LockOptions(path=folder, older=True)

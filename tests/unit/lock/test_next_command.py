@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.catalog import Catalog, Selection
-from envbuild.core.errors import BuildError, ResolutionError
+from envbuild.core.errors import BuildError, CheckRefusedError, ResolutionError
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
-from envbuild.lock.inputs.request import LockRequest
+from envbuild.lock.inputs.request import LockRequest, NoReleaseError
 from envbuild.lock.next_command import with_next_command
 
 NOW = datetime(2026, 11, 22, 20, tzinfo=timezone.utc)
@@ -70,6 +70,43 @@ def test_where_nothing_else_is_left_a_lock_that_is_there_is_named():
     assert found.fix.endswith("--as-of 2026-11-15")
 
 
+def sentence(error, stack="mcore", base="debian12", target="cpu", now=NOW, **request):
+    selection = Selection(Catalog.open(Path("/nonexistent")), stack, base, target)
+    return with_next_command(error, selection, LockRequest(**request), [], now).fix
+
+
+def test_an_earlier_day_counts_from_the_stacks_own(tmp_path):
+    (tmp_path / "envs/stacks").mkdir(parents=True)
+    path = tmp_path / "envs/stacks/dated.toml"
+    path.write_text('extends = "mcore"\nas_of = "2025-10-01"\n')
+    selection = Selection(Catalog.open(tmp_path), "dated", "debian12", "cpu")
+    found = with_next_command(BuildError("w"), selection, LockRequest(base_named=False), [], NOW)
+    assert found.fix.endswith("a week earlier: envbuild lock --stack dated --as-of 2025-09-24")
+    path.write_text('extends = "mcore"\nas_of = "release"\nanchor = "megatron-core"\n')
+    selection = Selection(Catalog.open(tmp_path), "dated", "debian12", "cpu")
+    found = with_next_command(BuildError("w"), selection, LockRequest(base_named=False), [], NOW)
+    assert "--as-of" not in found.fix
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "Because there is no version of lib==9 and your project depends on lib==9",
+        "Because lib==2.0 requires Python >=3.13 and your project depends on lib==2.0",
+    ],
+)
+def test_no_command_is_printed_that_cannot_change_the_cause(why):
+    error = ResolutionError("w", why=why, fix="f")
+    assert sentence(error, base_named=False) == "f"
+    assert sentence(error, base_named=True) == "f"
+    assert sentence(NoReleaseError("w", fix="f"), exact=True) == "f"
+
+
+def test_bases_with_the_python_that_is_needed_are_named():
+    error = ResolutionError("w", why="Because lib==2.0 depends on Python>=3.12 and", fix="f")
+    assert "The other bases of the stack (ubuntu2404) are tried without --base" in sentence(error)
+
+
 def test_pins_get_a_name():
     selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
     found = with_next_command(tried("torch"), selection, LockRequest(), [], NOW)
@@ -84,7 +121,8 @@ def test_the_anchors_pin_names_its_lock_itself():
 
 def test_other_bases_are_others():
     selection = Selection(Catalog.open(Path("/nonexistent")), "mcore", "debian12-cu130", "h200")
-    found = with_next_command(tried(), selection, LockRequest(base_named=True), [], NOW)
+    of_cuda = CheckRefusedError("w", codes=["cuda-mixed"])
+    found = with_next_command(of_cuda, selection, LockRequest(base_named=True), [], NOW)
     assert "The other bases of the stack (ubuntu2404-cu130) are tried without --base" in found.fix
 
 
@@ -93,3 +131,12 @@ def test_a_target_that_chose_the_base_is_kept():
     found = with_next_command(REFUSED, selection, LockRequest(base_named=False), [], NOW)
     allow = f"--allow {REFUSED.findings[0].id}"
     assert found.fix.endswith(f"The whole command: envbuild lock --stack mcore --target h200 {allow}")
+
+
+def test_declared_ranges_that_exclude_each_other_name_the_table_that_cures_them():
+    why = (
+        "Because a==1 depends on dep<2 and b==1 depends on dep>=2, we can conclude that a==1 and b==1 are incompatible."
+    )
+    text = sentence(ResolutionError("w", why=why, fix="f"), base_named=False)
+    assert "a declares dep<2, b dep>=2." in text
+    assert '[overrides.dep] with version, against = ["a"] and reason' in text

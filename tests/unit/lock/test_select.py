@@ -134,6 +134,44 @@ def test_a_pin_of_something_else_is_refused():
 
 def test_a_pin_of_what_a_component_from_git_may_take_is_kept():
     assert parse_pins("s", STACK, {"Flash.Attn": "v2"}) == {"flash-attn": GitRef("v2")}
+    for name in ("megatron-energon", "megatron-core-utils", "megatron-fsdp"):
+        assert parse_pins("s", STACK, {name: "main"}) == {name: GitRef("main")}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("megatron-cor", "megatron-core"), ("Megtron_Core", "megatron-core"), ("nemo", "nemo-toolkit")],
+)
+def test_a_misspelt_component_is_refused_before_anything_is_fetched(name, meant):
+    with pytest.raises(UsageError, match=f"stack s has no component '{name}' to pin") as caught:
+        parse_pins("s", STACK, {name: "main"})
+    assert f"Did you mean '{meant}'?" in caught.value.why
+    canonical = name.lower().replace("_", "-")
+    assert f"--pin {canonical}=git:REF" in caught.value.fix
+    assert parse_pins("s", STACK, {name: "git:main"}) == {canonical: GitRef("main")}
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "ref"),
+    [
+        ("https://git.example.invalid/me/core", "https://git.example.invalid/me/core", "REF"),
+        ("git+https://git.example.invalid/me/core@my/branch", "https://git.example.invalid/me/core", "my/branch"),
+        ("ssh://git@git.example.invalid/me/core.git@v1", "ssh://git@git.example.invalid/me/core.git", "v1"),
+        ("git@git.example.invalid:me/core", "git@git.example.invalid:me/core", "REF"),
+        ("https://u:secret@git.example.invalid/me/core@v1", "https://git.example.invalid/me/core", "v1"),
+    ],
+)
+def test_the_address_of_a_fork_is_answered_with_the_stack_that_takes_it(text, url, ref):
+    with pytest.raises(ConfigurationError, match="names a repository, and a pin names a version, or a ref") as caught:
+        parse_pins("s", STACK, {"megatron-core": text})
+    assert caught.value.fix.endswith(f'extends = "s"\n[components.megatron-core]\ngit = "{url}"\nref = "{ref}"')
+    assert "secret" not in str(caught.value) + caught.value.fix
+
+
+def test_the_page_of_a_pull_request_is_answered_with_its_ref():
+    with pytest.raises(ConfigurationError) as caught:
+        parse_pins("s", STACK, {"megatron-core": "https://git.example.invalid/o/core/pull/7/files"})
+    assert "--pin megatron-core=refs/pull/7/head" in caught.value.fix
 
 
 def test_a_git_pin_of_a_component_without_repository_is_refused():

@@ -20,7 +20,7 @@ from envbuild.core.errors import (
 )
 from envbuild.core.process import Finished
 from envbuild.lock.uv import program
-from envbuild.lock.uv.interpreter import pyenv_python, with_requires_python
+from envbuild.lock.uv.interpreter import behind_a_shim, pyenv_python, with_requires_python
 from envbuild.lock.uv.program import NoInterpreterError, failure, refuse_ignored_settings, run_uv, uv_version
 from envbuild.lock.uv.resolution import resolve_without_interpreter
 from envbuild.lock.uv.torch_builds import TorchSource
@@ -271,3 +271,29 @@ def test_failure_by_uvs_words(output, error):
     found = failure(Finished(status=2, output=output, seconds=0), "try", Path("log"))
     assert type(found) is error
     assert found.fix
+
+
+def test_a_build_that_fails_ends_with_its_own_error_and_phase_compile():
+    output = (
+        "error: Failed to build `saver @ git+https://x/saver@4ab`\n  Caused by: Build backend failed\n[stderr]\n"
+        "Traceback (most recent call last):\n  File \"setup.py\"\nModuleNotFoundError: No module named 'torch'\n"
+        "hint: `saver` was included because `top` depends on `saver`\n"
+    )
+    error = failure(Finished(status=1, output=output, seconds=0.0), "resolve", Path("log"))
+    assert error.why.startswith("The build's last error: ModuleNotFoundError: No module named 'torch'\n")
+    assert '[components.saver] of the stack with phase = "compile"' in error.fix
+
+
+def test_a_python_behind_a_shim_of_pyenv_is_taken_without_asking_the_shim(tmp_path, monkeypatch):
+    for path, text in (("shims", "exit 127"), ("versions/3.11.7/bin", "echo 3.11")):
+        (tmp_path / path).mkdir(parents=True)
+        program = tmp_path / path / "python3.11"
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    pyenv_python.cache_clear()
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'shims'}:/usr/bin:/bin")
+    assert behind_a_shim("3.11") == tmp_path / "versions/3.11.7/bin/python3.11"
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert behind_a_shim("3.11") is None
+    pyenv_python.cache_clear()

@@ -15,7 +15,7 @@ from envbuild.lock.components.families import with_one_version
 from envbuild.lock.components.git_sources import GitSourceReader, forced_sources, marked, with_upstreams_phases
 from envbuild.lock.components.models import Chosen, Exemption, GitSources, Lead, Preference
 from envbuild.lock.components.preferences import upstream_preferences
-from envbuild.lock.components.releases import Releases, release_has_folder
+from envbuild.lock.components.releases import Releases, refuse_missing_pins, release_has_folder
 from envbuild.lock.components.select import (
     choose,
     choose_anchor,
@@ -90,7 +90,8 @@ def leading_components(
     else:
         has_code = releases.has_folder(anchor, takeover.without)
     if has_code:
-        if unused := [name for name in pins if name not in stack.components]:
+        # Other names may be packages that a component takes from git: looked for once its commit is known.
+        if unused := [name for name in pins if name in takeover.components and name not in stack.components]:
             raise UsageError(
                 f"{', '.join(unused)} is pinned, and is not in the stack with {anchor.at()}",
                 why=f"The stack has it only where the anchor has no {takeover.without}, and this one has.",
@@ -189,6 +190,9 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     dates |= {name: item.until for name, item in exempt.items()}
     dates |= {item.package: item.until for item in inputs.deviations if item.until}
     settings = {"exclude-newer": moment.text(), "exclude-newer-package": dates}
+    # Once: what a search tries afterwards has the same pins.
+    if not inputs.deviations and not inputs.commits:
+        refuse_missing_pins(chosen, base, inputs.torch_build, settings, context)
     declarations = Declarations(base, settings, context)
     # Before the companions are held: megatron-core 0.15 declares another Transformer Engine than 0.16 does.
     moved = deviated(chosen, inputs.deviations)

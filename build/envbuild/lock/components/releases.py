@@ -18,7 +18,10 @@ from envbuild.lock.components.downloads import NOT_AN_ARCHIVE, archive_members, 
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Lead
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.pins import GIT_PREFIX, parse_ref
+from envbuild.lock.inputs.request import NoReleaseError
+from envbuild.lock.uv.explanation import not_there
 from envbuild.lock.uv.resolution import look_up, package_files, upload_seconds
+from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
 # One release, and which.
 EXACT = re.compile(r"^==\s*([^*,\s]+)$")
@@ -36,12 +39,39 @@ def find_release(chosen: Chosen, base: Base, settings: Mapping[str, object], con
     try:
         locked = look_up({chosen.name: chosen.specifier}, base, settings, f"find {chosen.name}", context)
     except ResolutionError as error:
-        exact = EXACT.match(chosen.specifier)
-        # uv's words for a release that does not exist, as opposed to one that does not fit.
-        if exact is None or "there is no version of" not in error.why:
+        # One that does not exist, as opposed to one that does not fit.
+        if chosen.name not in not_there(error.why):
             raise
-        raise _no_release(chosen, exact[1], base, settings, context, error) from error
+        exact = EXACT.match(chosen.specifier)
+        raise _no_release(chosen, exact[1] if exact else "", base, settings, context, error) from error
     return locked[chosen.name]
+
+
+def refuse_missing_pins(
+    chosen: Mapping[str, Chosen], base: Base, torch_build: str, settings: Mapping[str, object], context: LockContext
+) -> None:
+    """Refuse a release that the user pinned and the index does not have, before anything is resolved with it.
+
+    Raises:
+        NoReleaseError: names the releases next to it.
+    """
+    pinned = [
+        item
+        for item in chosen.values()
+        if item.origin is DecidedBy.PIN
+        and item.commit is None
+        and item.name not in base.provides
+        # Its named builds may be in the site's find-links alone.
+        and (item.name != "torch" or torch_build == PACKAGE_INDEX_BUILD)
+    ]
+    if not pinned:
+        return
+    try:
+        look_up({item.name: item.specifier for item in pinned}, base, settings, "find the pinned releases", context)
+    except ResolutionError as error:
+        missing = set(not_there(error.why))
+        for item in (item for item in pinned if item.name in missing):
+            find_release(item, base, settings, context)
 
 
 def _no_release(
@@ -53,12 +83,19 @@ def _no_release(
     error: ResolutionError,
 ) -> ResolutionError:
     found: dict[str, str] = {}
-    for label, specifier in (("the newest before it", f"<{version}"), ("the newest of all", "")):
+    lowest = {**settings, "resolution": "lowest"}
+    for label, specifier, how in (
+        *(
+            [("the newest before it", f"<{version}", settings), ("the first after it", f">{version}", lowest)]
+            * bool(version)
+        ),
+        ("the newest of all", "", settings),
+    ):
         with contextlib.suppress(ResolutionError):
-            near = look_up({chosen.name: specifier}, base, settings, f"find {chosen.name} {specifier}", context)
+            near = look_up({chosen.name: specifier}, base, how, f"find {chosen.name} {specifier}", context)
             found.setdefault(str(near[chosen.name]["version"]), label)
     tags: list[str] = []
-    if chosen.spec.git is not None:
+    if chosen.spec.git is not None and version:
         with contextlib.suppress(NetworkError):
             tags = context.repositories.at(chosen.spec.git).tags_of(version)
     newest = settings.get("exclude-newer")
@@ -73,8 +110,8 @@ def _no_release(
         why += f"\n{chosen.spec.git} has the tag{'s' if len(tags) > 1 else ''} {', '.join(tags)}."
         tag = tags[0] if isinstance(parse_ref(tags[0]), GitRef) else f"{GIT_PREFIX}{tags[0]}"
         fix = f"Take the tag: {quoted_command('--pin', f'{chosen.name}={tag}')}. Or a release: {fix}"
-    missing = ResolutionError(
-        f"there is no release {version} of {chosen.name}" + (f" as of {newest}" if newest else ""),
+    missing = NoReleaseError(
+        f"there is no release {version or chosen.specifier} of {chosen.name}" + (f" as of {newest}" if newest else ""),
         why=f"{why}\n{error.why}",
         fix=fix,
         log=error.log,

@@ -12,12 +12,13 @@ begins with ``< > = ! ~``                 a PEP 440 specifier
 a PEP 440 version that begins with ``v``  a git ref: upstream's tags look so (``v2.3.0``), versions on an index do not
 a PEP 440 version with ``-`` or ``_``     a git ref: so do branches (``25.04-alpha``; the version is ``25.4a0``)
 any other PEP 440 version                 a version (``2.7.3``, ``2.3``, ``2024``)
-anything else                             a git ref (``main``, ``core_v0.19.0``, ``refs/heads/2.3``)
+anything else                             a git ref (``main``, ``core_v0.19.0``, ``refs/pull/7/head``)
 ========================================  ==========================================================
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,16 @@ _LIKE_A_NAME = re.compile(r"^[vV]|[-_]")
 # The rules of git-check-ref-format(1).
 _NO_REF_NAME = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[/-]|[/.]$|(^|/)\.|\.lock(/|$)|^@$")
 _EXPRESSION = re.compile(r"[~^:]|\.\.|@\{")
+# https://HOST/OWNER/NAME@REF, git+ssh://git@HOST/NAME, git@HOST:OWNER/NAME
+_ADDRESS = re.compile(
+    r"(?:git\+)?(?P<url>(?:[a-z][a-z0-9+.-]*://(?:[^/@\s]*@)?|[\w.-]+@[\w.-]+:)[^@\s]+)(?:@(?P<ref>\S+))?",
+    re.IGNORECASE,
+)
+# A user of http, and any password; the user of ssh is part of the address.
+_SECRET = re.compile(r"^(https?://)[^/@]*@|^([a-z+]+://)[^/@:]*:[^/@]*@")
+_PULL = re.compile(r"/pull/(\d+)(?:/.*)?$")
+# How alike two names are that differ by a slip: nemo-tolkit and nemo-toolkit 0.96, megatron-core and -fsdp 0.69.
+SLIP = 0.85
 _FORMS = (
     "Write a specifier ('>=2.7,<3', '==2.7.*'), a version ('2.7.3'), or a branch, tag or commit ('main', 'v2.3.0', at "
     "least 7 digits of a commit). 'version:' or 'git:' before it decides."
@@ -210,9 +221,15 @@ def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str], whole: S
             elsewhere = whole.every_component() if whole is not None else {}
             if name in elsewhere:
                 raise _not_on_this_base(stack_name, name, elsewhere[name])
-            # What a component from git takes from git itself: known once its commit is.
+            # What a component from git takes from git itself: known once its commit is. A name like a component's is
+            # most likely that one misspelt, and is not looked for first.
             if all(spec.git is None for spec in every.values()):
                 raise unknown_pin(stack_name, raw, every)
+            if _like_a_component(name, every) and not text.startswith(GIT_PREFIX):
+                meant = f"If a component takes a package {name} from git, and that one is meant: --pin {name}=git:REF"
+                raise unknown_pin(stack_name, raw, every, meant)
+        if (address := _ADDRESS.fullmatch(text.strip())) is not None:
+            raise _no_address(stack_name, name, address)
         pins[name] = parse_ref(text)
         if name in every and isinstance(pins[name], GitRef) and every[name].git is None:
             raise ConfigurationError(
@@ -223,12 +240,44 @@ def parse_pins(stack_name: str, stack: Stack, texts: Mapping[str, str], whole: S
     return pins
 
 
-def unknown_pin(stack_name: str, name: str, known: Iterable[str]) -> UsageError:
+def unknown_pin(stack_name: str, name: str, known: Iterable[str], fix: str = "") -> UsageError:
     """That there is nothing of this name to pin."""
+    names = list(known)
+    near = _near(canonicalize_name(name), names)
+    meant = f"Did you mean {near!r}? " if near else ""
     return UsageError(
         f"stack {stack_name} has no component {name!r} to pin",
-        why=f"Its components, and what those from git take from elsewhere: {', '.join(known)}.",
-        fix="Pin one of these, or hold another package back under [requirements] of the stack.",
+        why=f"{meant}Its components, and what those from git take from elsewhere: {', '.join(names)}.",
+        fix=fix or "Pin one of these, or hold another package back under [requirements] of the stack.",
+    )
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """The component that a name may mean: nearly its name (``megatron-cor``), or a part of it (``nemo``)."""
+    names = list(known)
+    parts = [other for other in names if name in other.split("-")]
+    return next(iter([*parts, *difflib.get_close_matches(name, names, n=1)]), "")
+
+
+def _like_a_component(name: str, components: Iterable[str]) -> bool:
+    """Whether a name differs from a component's by a slip of the finger, or is a part of it."""
+    near = _near(name, components)
+    # Not transformer-engine-torch, nor megatron-energon: those are other packages of the same family.
+    slip = difflib.SequenceMatcher(None, name, near).ratio() >= SLIP and not name.startswith(f"{near}-")
+    return bool(near) and (slip or name in near.split("-"))
+
+
+def _no_address(stack_name: str, name: str, address: re.Match[str]) -> ConfigurationError:
+    url = _SECRET.sub(r"\1\2", address["url"])
+    ref = address["ref"] or "REF"
+    pull = _PULL.search(url)
+    fix = f"Of the component's own repository, write --pin {name}=refs/pull/{pull[1]}/head\n" if pull else ""
+    url = url[: pull.start()] if pull else url
+    return ConfigurationError(
+        f"--pin {name}={url} names a repository, and a pin names a version, or a ref of {name}'s own",
+        why="Which repository a component is from is said by the stack's file.",
+        fix=f"{fix}Of a fork, write a stack of a few lines, envs/stacks/NAME.toml, and lock it with --stack NAME:\n"
+        f'extends = "{stack_name}"\n[components.{name}]\ngit = "{url}"\nref = "{ref}"',
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.stack import Stack
 from envbuild.core.digests import Json, digest_of
@@ -15,6 +17,7 @@ from envbuild.lock.inputs.as_of import NOW
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.models import Lock
+from envbuild.lock.uv.explanation import required_python
 
 # Raised when a lock made from the same inputs would come out differently.
 FORMAT = 2
@@ -103,6 +106,10 @@ class LockInputs:
         return self.request.torch_build or self.selection.base.torch.build
 
 
+class NoReleaseError(ResolutionError):
+    """The index has no release that the user pinned: no other base and no older commit has it."""
+
+
 def leaves_open(stack: Stack) -> bool:
     """Whether a stack leaves releases to its anchor's upstream and the index, so that what resolves need not work."""
     return stack.anchor is not None and bool(stack.undecided())
@@ -118,12 +125,31 @@ def is_curable(error: EnvbuildError) -> bool:
 
     Others (no network, no permission, a wrong option) end a search.
     """
+    if isinstance(error, NoReleaseError):
+        return False
     return error.of_upstream or isinstance(error, (ResolutionError, CheckRefusedError, BuildError))
 
 
 def is_of_another_cuda(error: EnvbuildError) -> bool:
     """Whether packages are of another CUDA than the base, so that another base may do."""
     return isinstance(error, CheckRefusedError) and error.codes == {"cuda-mixed"}
+
+
+def has_python_for(base: Base, error: EnvbuildError) -> bool:
+    """Whether a failure is that packages need another Python, and a base has such a one."""
+    needed = required_python(error.why) if isinstance(error, ResolutionError) else ""
+    # A base names no patch release: its newest is taken.
+    return bool(needed) and SpecifierSet(needed).contains(f"{base.python.version}.99")
+
+
+def may_help(base: Base, selection: Selection, request: LockRequest, error: EnvbuildError) -> bool:
+    """Whether another base of the stack may cure a failure on the selection's: releases are open there, or it differs.
+
+    It differs by the CUDA, or by the Python, that packages need.
+    """
+    if isinstance(error, ResolutionError) and required_python(error.why) and not may_deviate(selection, request):
+        return has_python_for(base, error)
+    return may_deviate(selection, request) or is_of_another_cuda(error)
 
 
 def request_of(lock: Lock) -> LockRequest:

@@ -17,6 +17,14 @@ _NOTHING_THERE = (
     re.compile(rf"{NAME} was not found in the (?:package registry|provided package locations)"),
 )
 
+# `lib==2.0 requires Python >=3.12`, `lib==2.0 depends on Python>=3.12`
+_PYTHON = re.compile(r"(?:depends? on|requires?) Python ?((?:[<>=!~]=?[0-9.*]*[0-9*],?)+)")
+
+
+def required_python(explanation: str) -> str:
+    """The Pythons that packages need, where the base's is none of them; empty where that is not the cause."""
+    return ",".join(dict.fromkeys(one.rstrip(",") for one in _PYTHON.findall(" ".join(explanation.split()))))
+
 
 def names_in(explanation: str) -> list[str]:
     """Its words in the form of package names, as often as they are there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -31,9 +32,21 @@ def pyenv_python(version: str) -> Path | None:
 
     uv finds pyenv's shims on the search path, and a shim fails for each version that pyenv does not select.
     """
-    root = Path(os.environ.get("PYENV_ROOT") or Path("~/.pyenv").expanduser())
-    found = root.glob(f"versions/{version}*/bin/python{version}")
+    found = _root().glob(f"versions/{version}*/bin/python{version}")
     return next((path for path in sorted(found, key=_numbers, reverse=True) if _answers(path, version)), None)
+
+
+def behind_a_shim(version: str) -> Path | None:
+    """The Python of a version for which pyenv's shim comes first on the search path; None: none does.
+
+    uv prints an error for a shim that does not work, also where another Python does.
+    """
+    shim = shutil.which(f"python{version}")
+    return pyenv_python(version) if shim and Path(shim).parent == _root() / "shims" else None
+
+
+def _root() -> Path:
+    return Path(os.environ.get("PYENV_ROOT") or Path("~/.pyenv").expanduser())
 
 
 def _numbers(path: Path) -> list[int]:

@@ -20,7 +20,7 @@ from envbuild.core.errors import (
 from envbuild.core.exit_status import describe_status, full_disk, ran_out_of_space, tail
 from envbuild.core.process import Finished, ProcessOptions, answer, find_tool, run
 from envbuild.git.client import GONE
-from envbuild.lock.uv.interpreter import minor_of_project, pyenv_python
+from envbuild.lock.uv.interpreter import behind_a_shim, minor_of_project, pyenv_python
 from envbuild.lock.uv.settings import resolving_uv
 
 # uv 0.13 has no machine-readable errors; these phrases are its own words for "could not be reached".
@@ -44,6 +44,9 @@ _WANTED_PYTHON = re.compile(r"(?:for Python [=~]*|cpython-|/python)(3\.\d+)")
 # Seen with uv 0.13.8: `exclude-newer` was gone from uv.lock, and the exit status was 0.
 _DROPPED_SETTINGS = re.compile(r"Failed to parse `.*pyproject\.toml` during settings discovery|unknown field")
 KNOW_THE_KEYS = "Use the uv that envbuild pins: another one does not know a key of [tool.uv] that envbuild writes."
+# uv's words; below them is what the build itself printed.
+_NOT_BUILT = re.compile(r"Failed to (?:download and )?build `([A-Za-z0-9._-]+)")
+_BUILD_ERROR = re.compile(r"^\s*(?:\w+\.)*\w*(?:Error|Exception|error)\b: (?!Failed to )")
 # A long path comes on a line of its own.
 _BAD_CONFIGURATION = re.compile(r"^\s*error: Failed to parse:\s+`?.*\.toml", re.MULTILINE)
 
@@ -126,7 +129,9 @@ def run_uv(
                 ),
             )
 
-        finished = attempt({})
+        wanted = minor_of_project(cwd)
+        known = behind_a_shim(f"3.{wanted}") if wanted is not None else None
+        finished = attempt({"UV_PYTHON": str(known)} if known else {})
         if finished.status != 0 and _NO_INTERPRETER.search(finished.output) and (python := _passed_over(cwd)):
             finished = attempt({"UV_PYTHON": str(python)})
     if finished.status != 0:
@@ -221,6 +226,20 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
             f"cannot {what}: uv's own configuration cannot be read",
             why=output,
             fix="Correct the file that uv names above (a uv.toml, or what UV_CONFIG_FILE points to).",
+            log=log,
+        )
+    return _unresolved(output, what, log)
+
+
+def _unresolved(output: str, what: str, log: Path) -> ResolutionError:
+    if (unbuilt := _NOT_BUILT.search(output)) is not None:
+        errors = [line.strip() for line in output[unbuilt.end() :].splitlines() if _BUILD_ERROR.search(line)]
+        last = f"The build's last error: {errors[-1]}\n" if errors else ""
+        return ResolutionError(
+            f"cannot {what}",
+            why=f"{last}{output}",
+            fix=f"Take another version of {unbuilt[1]}, or of what asks for it. If its build imports torch, its place "
+            f'is phase compile: [components.{unbuilt[1]}] of the stack with phase = "compile".',
             log=log,
         )
     return ResolutionError(
