@@ -30,6 +30,9 @@ class LockedComponent(TomlModel):
     committed_at: str | None = None
     ref_kind: Literal["branch", "tag", "commit"] | None = None
     url: str | None = Field(default=None, description="the file that is taken, where another component names one")
+    index: str | None = Field(
+        default=None, description="the index that a component takes it from, by name; the site's configuration has it"
+    )
     subdirectory: str | None = Field(default=None, description="the folder of the repository that holds it")
     transitive: bool = Field(
         default=False, description="not a component of the stack: one from git takes it from there, as `because` says"
@@ -156,6 +159,15 @@ class Lock(TomlModel):
     stubbed: tuple[str, ...] = Field(
         default=(), description="packages whose compiled modules were stubs then, since their wheels were not built"
     )
+
+    @property
+    def indexes(self) -> dict[str, list[str]]:
+        """The packages of each named index."""
+        found: dict[str, list[str]] = {}
+        for package, item in self.components.items():
+            if item.index:
+                found.setdefault(item.index, []).append(package)
+        return found
 
     def site_packages(self, venv: str) -> str:
         """The folder of packages in the environment at the path ``venv``."""

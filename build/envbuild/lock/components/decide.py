@@ -229,6 +229,7 @@ def _git_sources(
         forced=forced_sources(effective.leads, base, context.repositories),
         pins=others,
         as_of=bound,
+        indexes=context.site.indexes,
     ).take(chosen)
     if unknown := others.keys() - sources.in_force.keys():
         known = [*stack.every_component(), *sources.in_force]

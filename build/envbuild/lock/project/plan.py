@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from envbuild.lock.components.decide import Decided, EffectiveStack, commit_without_llm
 from envbuild.lock.components.models import DecidedBy, Exemption, Forced, Preference
@@ -15,6 +15,7 @@ from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.project.pyproject import Project, render_project
+from envbuild.lock.uv.named_index import NamedIndex
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource, torch_source
 
 
@@ -69,7 +70,8 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
     """
     leads, chosen = decided.effective.leads, decided.chosen
     without = _left_out(inputs, decided, context)
-    torch = _torch(inputs, decided, context)
+    known = tuple(NamedIndex(name, url) for name, url in context.site.indexes.items())
+    torch = replace(_torch(inputs, decided, context), indexes=known)
     forced = upstream_overrides(leads, chosen, context.repositories)
     if leads:
         forced = without_overruled(forced, decided.preferences, leads[0].chosen.name, inputs.selection.base)

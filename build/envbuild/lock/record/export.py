@@ -18,7 +18,7 @@ from envbuild.catalog.fields import MACHINES
 from envbuild.core.errors import CheckRefusedError, ResolutionError, UsageError
 from envbuild.lock.context import WorkContext, work_folder
 from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, UV_LOCK, LockDirectory, snapshot
-from envbuild.lock.project.pyproject import with_torch_index
+from envbuild.lock.project.pyproject import with_indexes
 from envbuild.lock.record.content import (
     Content,
     locked_content,
@@ -175,9 +175,8 @@ def _cyclonedx(export: _Export, existing: Path) -> Exported:
 def _lock_again(export: _Export) -> None:
     """``uv lock`` of the lock's own project, whose constraints leave nothing to choose."""
     source = export.source()
-    if source.kind == "torch-index":
-        project = export.folder / PROJECT_FILE
-        project.write_text(with_torch_index(project.read_text(), source))
+    project = export.folder / PROJECT_FILE
+    project.write_text(with_indexes(project.read_text(), source))
     text = (export.folder / PROJECT_FILE).read_text()
     try:
         # Every version is pinned: with any Python uv writes the same.

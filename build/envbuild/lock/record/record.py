@@ -129,6 +129,7 @@ def _component(item: Chosen, version: str, plan: LockPlan) -> LockedComponent:
         modules=item.spec.modules,
         sdist=(metadata.sdist_digest or None) if metadata else None,
         url=item.url or None,
+        index=item.index or None,
     )
     if item.commit is None:
         return bare

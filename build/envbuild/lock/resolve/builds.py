@@ -33,7 +33,7 @@ def to_compile(plan: LockPlan, resolution: Resolution, repositories: Repositorie
     torch, and not the lock's: mamba-ssm, causal-conv1d, nv-grouped-gemm, which Megatron-Bridge of early 2026 asks for.
     """
     project, tags = plan.project, base_tags(plan.project.base)
-    chosen = project.every
+    chosen = {name for name, item in project.every.items() if name in project.chosen or not item.index}
     recipes = plan.inputs.selection.catalog.names("wheels")
     return frozenset(
         name
