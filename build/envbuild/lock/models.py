@@ -87,6 +87,8 @@ class Inputs(TomlModel):
     as_of: str = Field(description="nothing uploaded to the index after this moment was taken (UTC)")
     as_of_asked: str = Field(default="now", description="'now', 'release', a date or a commit")
     pins: dict[str, str] = Field(default_factory=dict, description="what the user pinned on the command line")
+    as_of_held: bool = Field(default=True, description="false: the index states no upload times, so newer may be there")
+    no_as_of: bool = Field(default=False, description="--no-as-of")
     as_of_request: str | None = Field(default=None, description="--as-of, when it was given")
     torch_build_request: str | None = Field(default=None, description="--torch-build, when it was given")
     allow: tuple[str, ...] = Field(default=(), description="--allow")

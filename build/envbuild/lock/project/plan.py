@@ -109,7 +109,7 @@ def _preferences(inputs: LockInputs, decided: Decided, context: LockContext) -> 
     floats = torch is not None and torch.origin is DecidedBy.STACK and not (torch.is_direct or torch.spec.version)
     if torch is not None and image is not None and floats and "torch" not in {*base.provides, *found}:
         dates = {name: item.until for name, item in decided.exempt.items()}
-        settings = {"exclude-newer": decided.as_of.text(), "exclude-newer-package": dates}
+        settings = decided.as_of.settings(dates)
         with context.reporter.step(f"find the torch that is nearest to {image.release}'s"):
             if (preference := torch_preference(torch, image, inputs.selection, settings, context)) is not None:
                 found["torch"] = preference
@@ -144,7 +144,7 @@ def _project(inputs: LockInputs, decided: Decided, forced: Mapping[str, tuple[st
         name=inputs.selection.stack_name,
         base=inputs.selection.base,
         torch_build=inputs.torch_build,
-        as_of=decided.as_of.text(),
+        as_of=decided.as_of.text() if decided.as_of.held else "",
         chosen=decided.chosen,
         requirements={name: item.version for name, item in stack.requirements.items()}
         | {item.package: item.specifier for item in inputs.deviations if item.added},

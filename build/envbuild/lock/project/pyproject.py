@@ -28,7 +28,7 @@ class Project:
     """All that a lock is resolved from.
 
     Attributes:
-        as_of: nothing uploaded after this moment is taken (``2026-11-21T00:00:00Z``).
+        as_of: nothing uploaded after this moment is taken (``2026-11-21T00:00:00Z``); empty: whatever there is.
         requirements: specifiers of packages that components need without declaring them.
         build_requires: PEP 508 lines of what the compile phase needs to be installed already.
         overrides: what replaces what packages declare: specifiers by package, each with its marker if it has one
@@ -132,8 +132,7 @@ def render_project(
         "optional-dependencies": {"compile": _lines(phases[Phase.COMPILE])},
     }
     # package = false: a project without sources, which uv does not try to build.
-    uv: dict[str, object] = {"package": False, **limits(base), "exclude-newer": project.as_of}
-    uv |= dates_of(project)
+    uv: dict[str, object] = {"package": False, **limits(base), **dates_of(project)}
     if compiled := project.compiled():
         uv["no-build-isolation-package"] = _lines(compiled)
     if barred := project.git_sources.barred:
@@ -225,13 +224,15 @@ def _name(line: str) -> str:
 
 
 def dates_of(project: Project) -> dict[str, object]:
-    """Dates of their own for packages that are newer than the rest, or have no upload time."""
+    """The as-of moment, and dates of their own for packages that are newer than the rest, or have no upload time."""
+    if not project.as_of:
+        return {}
     dates: dict[str, object] = dict(project.exempt)
     dates |= own_dates({name: item.spec for name, item in project.chosen.items() if item.commit is None})
     if project.torch_build != PACKAGE_INDEX_BUILD:
         # Wheels in a folder have no upload time; the exact version and its hash pin them instead.
         dates["torch"] = False
-    return {"exclude-newer-package": dates} if dates else {}
+    return {"exclude-newer": project.as_of, **({"exclude-newer-package": dates} if dates else {})}
 
 
 def _overrides(project: Project) -> tomlkit.items.Array:

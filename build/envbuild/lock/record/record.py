@@ -97,6 +97,8 @@ def _inputs(plan: LockPlan, base_digest: str) -> Inputs:
         as_of_asked=plan.as_of.asked,
         as_of_reason=plan.as_of.reason,
         pins=dict(request.pins),
+        as_of_held=plan.as_of.held,
+        no_as_of=request.no_as_of,
         as_of_request=request.as_of,
         torch_build_request=request.torch_build,
         allow=tuple(sorted(set(request.allow))),

@@ -87,7 +87,7 @@ def _needed(item: Chosen, plan: LockPlan, context: LockContext) -> list[Requirem
 def _newest(ranges: Mapping[str, tuple[str, Chosen]], plan: LockPlan, context: LockContext) -> dict[str, str]:
     """The newest release of each package in its range."""
     wanted = {name: specifier for name, (specifier, _) in ranges.items()}
-    settings = {"exclude-newer": plan.project.as_of, **dates_of(plan.project)}
+    settings = dates_of(plan.project)
     builders = sorted({item.name for _, item in ranges.values()})
     what = f"find what builds {', '.join(builders)}"
     try:

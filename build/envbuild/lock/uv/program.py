@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from envbuild.core.errors import (
     CheckRefusedError,
     ConfigurationError,
@@ -47,11 +49,19 @@ KNOW_THE_KEYS = "Use the uv that envbuild pins: another one does not know a key 
 _BAD_CONFIGURATION = re.compile(r"^\s*error: Failed to parse:\s+`?.*\.toml", re.MULTILINE)
 
 
+# uv's words for a file without an upload time, and its hint for what it left out so.
+_NO_TIME = re.compile(r"`([^`]+)` is missing an upload date")
+_FILTERED = re.compile(r"`([^`]+)` was filtered by `exclude-newer`")
+
 _PLAIN = ("--no-progress", "--color", "never")
 
 
 class NoInterpreterError(MachineError):
     """uv finds no Python of the version that it needs."""
+
+
+class NoUploadTimesError(ConfigurationError):
+    """An index does not say when its files were uploaded, and packages are to be held to a moment."""
 
 
 class TookTooLongError(ResolutionError):
@@ -162,6 +172,14 @@ def ignored_settings(output: str) -> str:
     return tail(output) if _DROPPED_SETTINGS.search(output) else ""
 
 
+def _undated(output: str) -> list[str]:
+    """The packages that uv left out, of which the index has files without upload times."""
+    # uv breaks its hints into lines.
+    text = " ".join(output.split())
+    names = {canonicalize_name(file.partition("-")[0]) for file in _NO_TIME.findall(text)}
+    return [name for name in dict.fromkeys(map(canonicalize_name, _FILTERED.findall(text))) if name in names]
+
+
 def _no_interpreter(output: str, what: str, log: Path) -> NoInterpreterError:
     found = _WANTED_PYTHON.search(output)
     python = found[1] if found else "3.X"
@@ -215,6 +233,13 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
             f"cannot {what}: uv's own configuration cannot be read",
             why=output,
             fix="Correct the file that uv names above (a uv.toml, or what UV_CONFIG_FILE points to).",
+            log=log,
+        )
+    if undated := _undated(output):
+        return NoUploadTimesError(
+            f"cannot {what}: the index does not say when {', '.join(undated)} was uploaded",
+            why=f"So nothing can be held to the as-of moment. Its pages carry no upload times (PEP 700).\n{output}",
+            fix="Use an index with upload times, or take what there is now: --no-as-of, which the record states.",
             log=log,
         )
     return ResolutionError(
