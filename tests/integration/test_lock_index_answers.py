@@ -112,3 +112,25 @@ def test_no_body_of_a_page_ends_in_exit_code_1(
     done = own.run("lock", "--stack", "s", "--json", status=None)
     assert done.returncode in (3, 4, 10), done.stderr
     assert error(done)["why"]
+
+
+# ---- what an index drops
+
+
+def test_a_nightly_build_is_warned_of_and_online_sees_that_it_is_gone(
+    own: Any, index: SimpleIndex, wheel: Callable[..., None]
+) -> None:
+    write_stack(own.project, "s", {"lib": {"version": "==2.0.dev20250105"}, "dep": {}}, as_of="2025-02-01")
+    wheel("lib", "2.0.dev20250105", requires=("dep",))
+    wheel("dep", "1.0")
+    own.run("lock", "--stack", "s")
+    (warning,) = lock_of(own, "s").warnings
+    assert "lib 2.0.dev20250105 is a nightly build" in warning
+    own.run("lock", "--check", "--online")
+    index.remove("dep-1.0-py3-none-any.whl")
+    own.run("lock", "--check")
+    refused = error(own.run("lock", "--check", "--online", "--json", status=5))
+    assert "dep" in refused["why"]
+    wheel("dep", "1.0", module="other = 1\n")
+    error(own.run("lock", "--check", "--online", "--json", status=5))
+    own.run("lock", "--stack", "s", "--online", status=2)

@@ -81,6 +81,7 @@ def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[
 )
 @click.option("--upgrade", is_flag=True, help="Resolve anew as of now, even if nothing changed.")
 @click.option("--check", is_flag=True, help="Write nothing; fail if a lock is out of date.")
+@click.option("--online", is_flag=True, help="With --check: ask the index whether it still has every release.")
 @click.option("--diff", is_flag=True, help="Write nothing; resolve anew and print what would change.")
 @click.option(
     # None where neither was given: the stack's file decides.
@@ -109,6 +110,7 @@ def command(
     allow: tuple[str, ...],
     upgrade: bool,
     check: bool,
+    online: bool,
     diff: bool,
     verify: bool | None,
     exact: bool,
@@ -133,9 +135,13 @@ def command(
         _lock_all(session, upgrade=upgrade)
         return
     if check:
-        _refuse_with(context, "--check", given - {"stack", "base", "name"})
-        _check(session, stack if "stack" in given else None, base, name)
+        _refuse_with(context, "--check", given - {"stack", "base", "name", "online"})
+        _check(session, stack if "stack" in given else None, base, name, online=online)
         return
+    if online:
+        raise UsageError(
+            "--online goes with --check alone", why="It asks the index for an existing lock.", fix="Add --check."
+        )
     _known_codes(session, allow)
     # Without anything that means one lock: every lock of the project.
     if diff and given <= {"diff", "base", "upgrade", "verify"}:
@@ -313,8 +319,12 @@ def _diff_all(session: Session, base: str | None, *, upgrade: bool, verify: bool
     session.done({"locks": [item.as_json() for item in differences]}, *lines)
 
 
-def _check(session: Session, stack: str | None, base: str | None, name: str | None) -> None:
+def _check(session: Session, stack: str | None, base: str | None, name: str | None, *, online: bool) -> None:
     paths = check_committed(session.project, session.catalog, session.context, stack=stack, base=base, name=name)
+    if online:
+        from envbuild.lock.online import refuse_gone  # slow to import
+
+        refuse_gone(paths, session.context)
     session.done({"checked": [str(path) for path in paths]}, *[f"{shown(path)}: up to date" for path in paths])
 
 

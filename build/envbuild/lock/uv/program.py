@@ -235,6 +235,10 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
             fix="Correct the file that uv names above (a uv.toml, or what UV_CONFIG_FILE points to).",
             log=log,
         )
+    return _no_resolution(output, what, log)
+
+
+def _no_resolution(output: str, what: str, log: Path) -> EnvbuildError:
     if undated := _undated(output):
         return NoUploadTimesError(
             f"cannot {what}: the index does not say when {', '.join(undated)} was uploaded",
