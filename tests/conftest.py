@@ -72,15 +72,19 @@ class Tool:
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "envbuild", *arguments]
 
-    def run(self, *arguments: str, status: int = 0, in_process: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end, in this process unless it must not be (threads, closed streams)."""
+    def run(self, *arguments: str, status: int | None = 0, in_process: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, in this process unless it must not be (threads, closed streams).
+
+        Args:
+            status: the exit code that it must have; None: any.
+        """
         if in_process and threading.current_thread() is threading.main_thread():
             done = run_here(list(arguments), self.project, self.environment())
         else:
             done = subprocess.run(
                 self.command(*arguments), cwd=self.project, env=self.environment(), capture_output=True, text=True
             )
-        assert done.returncode == status, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert status in (None, done.returncode), f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:

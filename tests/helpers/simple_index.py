@@ -11,7 +11,7 @@ import json
 import tarfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,8 @@ class SimpleIndex:
         requested: the paths that were asked for.
         password: ``user:password`` without which it answers nothing but 401.
         caching: its Cache-Control: answers may be kept, and are asked for again, as with the index that everyone uses.
+        changes: what is done to the answer for a project before it is sent.
+        bodies: status, content type and body in the place of the answer for a project.
         after: paths that it answers only once another one was asked for too.
     """
 
@@ -76,6 +78,8 @@ class SimpleIndex:
     password: str = ""
     caching: str = "no-cache"
     after: dict[str, str] = field(default_factory=dict)
+    changes: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
+    bodies: dict[str, tuple[int, str, bytes]] = field(default_factory=dict)
     requested: list[str] = field(default_factory=list)
     _files: dict[str, _File] = field(default_factory=dict)
 
@@ -115,8 +119,8 @@ class SimpleIndex:
             ],
         }
 
-    def answer(self, path: str) -> tuple[str, bytes] | None:
-        """The content type and body for a path."""
+    def answer(self, path: str) -> tuple[int, str, bytes] | None:
+        """The status, content type and body for a path."""
         self.requested.append(path)
         deadline = time.monotonic() + 300
         while path in self.after and self.after[path] not in self.requested:
@@ -124,10 +128,12 @@ class SimpleIndex:
                 return None
             time.sleep(0.05)
         match path.strip("/").split("/"):
+            case ["simple", project] if project in self.bodies:
+                return self.bodies[project]
             case ["simple", project] if (page := self.page(project)) is not None:
-                return JSON_TYPE, json.dumps(page).encode()
+                return 200, JSON_TYPE, json.dumps(self.changes.get(project, dict)(page)).encode()
             case ["files", name] if name in self._files:
-                return "application/octet-stream", self._files[name].path.read_bytes()
+                return 200, "application/octet-stream", self._files[name].path.read_bytes()
         return None
 
 
@@ -157,8 +163,8 @@ def simple_index() -> Iterator[SimpleIndex]:
                 self.end_headers()
                 return
             found = index.answer(path)
-            self.send_response(200 if found else 404)
-            kind, body = found or ("text/plain", b"")
+            status, kind, body = found or (404, "text/plain", b"")
+            self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", index.caching)

@@ -15,6 +15,7 @@ from envbuild.catalog import toml
 from envbuild.catalog.fields import Name, TomlModel
 from envbuild.catalog.stores import Store, StoreSettings, stores_in_force
 from envbuild.core.errors import ConfigurationError
+from envbuild.core.exit_status import mask
 from envbuild.store.address import parse_address
 
 PUBLIC_TORCH_INDEX = "https://download.pytorch.org/whl/{build}"
@@ -26,6 +27,9 @@ _URL = r"(https?://[^\s/]+\S*|(?!https?:)[a-z][a-z0-9+-]*:/\S+)"
 _APT_URL = re.compile(rf"{_URL}")
 # sources.list(5), "one-line-style": a suite that is a path ends in a slash and has no components.
 _APT_SOURCE = re.compile(rf"deb (\s*\[[^]]*\])?\s*{_URL}\s+(\S+/|\S+(\s+[^\s/]+)+)")
+
+# As uv names them: UV_INDEX=NAME=URL.
+_INDEX = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)=(?P<url>(https?|file)://\S+)")
 
 
 class TorchBuilds(TomlModel):
@@ -55,6 +59,9 @@ class SiteFile(TomlModel):
         default=(), description="HOST/REPOSITORY: where published bases are, asked in this order"
     )
     torch_builds: TorchBuilds = TorchBuilds()
+    indexes: dict[str, str] = Field(
+        default={}, description="where indexes are that components name in [tool.uv.sources], by that name"
+    )
     signing: Signing = Signing()
     stores: dict[Name, StoreSettings] = Field(default={}, description="remote stores, besides the local one, by name")
 
@@ -69,6 +76,7 @@ class Site(TomlModel):
     base_repositories: tuple[str, ...] = ()
     find_links: tuple[str, ...] = Field(description="from the file, uv's variable, pip's variable and pip's files")
     torch_index: str
+    indexes: dict[str, str] = Field(default={}, description="of the file and UV_INDEX, addresses by name")
     signing: Signing = Field(default=Signing(), description="of the file and the environment; paths from the root")
     known_stores: dict[str, StoreSettings] = Field(default={}, description="remote stores of the file")
     stores: tuple[Store, ...] = Field(default=(), description="remote stores in force, in the order they are asked")
@@ -97,6 +105,7 @@ def load_site(environ: Mapping[str, str] = os.environ) -> Site:
         base_repositories=_base_repositories(file, environ),
         find_links=_find_links(file, home, environ),
         torch_index=environ.get("ENVBUILD_TORCH_INDEX") or file.torch_builds.index,
+        indexes=_indexes(file, environ),
         signing=_signing(file, home, environ),
         known_stores=file.stores,
         stores=stores_in_force(file.stores, environ),
@@ -198,6 +207,23 @@ def _ca_bundle(file: SiteFile, home: Path, environ: Mapping[str, str]) -> Path |
                 )
             return path
     return next((Path(name) for name in CA_FILES if Path(name).is_file()), None)
+
+
+def _indexes(file: SiteFile, environ: Mapping[str, str]) -> dict[str, str]:
+    """The indexes with a name; uv's variable comes first, as it does for uv.
+
+    Raises:
+        ConfigurationError: the file has what is no name or no address of an index.
+    """
+    for name, url in file.indexes.items():
+        if not _INDEX.fullmatch(f"{name}={url}"):
+            raise ConfigurationError(
+                f"[indexes] {name} of the configuration file is not an index: {mask(url)!r}",
+                why="A name has letters, digits, '-', '_' and '.', and its value is a URL (https://HOST/simple).",
+                fix="Correct it.",
+            )
+    named = (match for word in environ.get("UV_INDEX", "").split() if (match := _INDEX.fullmatch(word)))
+    return {**file.indexes, **{match["name"]: match["url"] for match in named}}
 
 
 def _find_links(file: SiteFile, home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:

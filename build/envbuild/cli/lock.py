@@ -61,6 +61,7 @@ def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[
     help="Take this branch, tag, commit, version or specifier; may be repeated.",
 )
 @click.option("--as-of", metavar="WHEN", help="Take nothing newer: a date, a commit of the anchor, 'release' or 'now'.")
+@click.option("--no-as-of", is_flag=True, help="Take what there is now: for an index without upload times.")
 @click.option(
     "--name",
     metavar="NAME",
@@ -80,6 +81,7 @@ def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[
 )
 @click.option("--upgrade", is_flag=True, help="Resolve anew as of now, even if nothing changed.")
 @click.option("--check", is_flag=True, help="Write nothing; fail if a lock is out of date.")
+@click.option("--online", is_flag=True, help="With --check: ask the index whether it still has every release.")
 @click.option("--diff", is_flag=True, help="Write nothing; resolve anew and print what would change.")
 @click.option(
     # None where neither was given: the stack's file decides.
@@ -101,12 +103,14 @@ def command(
     nemo: str | None,
     pins: dict[str, str],
     as_of: str | None,
+    no_as_of: bool,
     name: str | None,
     out: Path | None,
     torch_build: str | None,
     allow: tuple[str, ...],
     upgrade: bool,
     check: bool,
+    online: bool,
     diff: bool,
     verify: bool | None,
     exact: bool,
@@ -116,16 +120,28 @@ def command(
 
     An existing lock is reused unless one of its inputs changed or a branch it follows moved.
     """
-    _consistent(torch_build, out is not None and name is not None, check=check, diff=diff, everything=everything)
+    _consistent(
+        torch_build,
+        as_of,
+        no_as_of,
+        out is not None and name is not None,
+        check=check,
+        diff=diff,
+        everything=everything,
+    )
     given = given_options(context) - {"as_json", "quiet"}
     if everything:
         _refuse_with(context, "--all", given - {"upgrade"})
         _lock_all(session, upgrade=upgrade)
         return
     if check:
-        _refuse_with(context, "--check", given - {"stack", "base", "name"})
-        _check(session, stack if "stack" in given else None, base, name)
+        _refuse_with(context, "--check", given - {"stack", "base", "name", "online"})
+        _check(session, stack if "stack" in given else None, base, name, online=online)
         return
+    if online:
+        raise UsageError(
+            "--online goes with --check alone", why="It asks the index for an existing lock.", fix="Add --check."
+        )
     _known_codes(session, allow)
     # Without anything that means one lock: every lock of the project.
     if diff and given <= {"diff", "base", "upgrade", "verify"}:
@@ -136,7 +152,9 @@ def command(
     # With the whole stack, so that a pin of what is on other bases alone is refused as that.
     parse_pins(selection.stack_name, selection.stack, pins, session.catalog.stack(selection.stack_name))
     own_pins = foreign_pins(selection.stack, pins)
-    request = LockRequest(pins=own_pins, as_of=as_of, torch_build=torch_build, allow=allow, exact=exact)
+    request = LockRequest(
+        pins=own_pins, as_of=as_of, no_as_of=no_as_of, torch_build=torch_build, allow=allow, exact=exact
+    )
     # With --out the lock has its place, and pins need not name one.
     kept = variant_name(selection.stack_name, selection.stack, {} if out else request.pins, name)
     if diff:
@@ -171,12 +189,27 @@ def _with_nemo(nemo: str | None, pins: dict[str, str]) -> dict[str, str]:
     return {"nemo-toolkit": nemo, **pins}
 
 
-def _consistent(torch_build: str | None, two_places: bool, *, check: bool, diff: bool, everything: bool) -> None:
+def _consistent(
+    torch_build: str | None,
+    as_of: str | None,
+    no_as_of: bool,
+    two_places: bool,
+    *,
+    check: bool,
+    diff: bool,
+    everything: bool,
+) -> None:
     if torch_build == "":
         raise UsageError(
             "--torch-build is empty",
             why="An empty word names no build.",
             fix="Name a build (cpu, cu130), or index, or leave the option out.",
+        )
+    if as_of and no_as_of:
+        raise UsageError(
+            "--as-of and --no-as-of exclude each other",
+            why="The one holds packages to a moment, and the other to none.",
+            fix="Leave one of them out.",
         )
     if check + diff + everything > 1:
         raise UsageError(
@@ -286,8 +319,12 @@ def _diff_all(session: Session, base: str | None, *, upgrade: bool, verify: bool
     session.done({"locks": [item.as_json() for item in differences]}, *lines)
 
 
-def _check(session: Session, stack: str | None, base: str | None, name: str | None) -> None:
+def _check(session: Session, stack: str | None, base: str | None, name: str | None, *, online: bool) -> None:
     paths = check_committed(session.project, session.catalog, session.context, stack=stack, base=base, name=name)
+    if online:
+        from envbuild.lock.online import refuse_gone  # slow to import
+
+        refuse_gone(paths, session.context)
     session.done({"checked": [str(path) for path in paths]}, *[f"{shown(path)}: up to date" for path in paths])
 
 

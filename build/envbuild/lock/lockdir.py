@@ -208,6 +208,7 @@ def _own_options(selection: Selection, request: LockRequest) -> list[str]:
     """The options of a request that differ from the stack's file and the base."""
     # Without pins: these give the lock another name or place (variant_name).
     options = ["--as-of", request.as_of] if request.as_of and request.as_of != selection.stack.as_of else []
+    options += ["--no-as-of"] if request.no_as_of else []
     if request.torch_build and request.torch_build != selection.base.torch.build:
         options += ["--torch-build", request.torch_build]
     return [*options, *(word for code in sorted(set(request.allow)) for word in ("--allow", code))]

@@ -16,7 +16,7 @@ from envbuild.lock.components.decide import Decided, decide_components
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.context import LockContext, Repositories, work_folder
 from envbuild.lock.inputs import as_of
-from envbuild.lock.inputs.request import LockInputs
+from envbuild.lock.inputs.request import LockInputs, leaves_open
 from envbuild.lock.lockdir import copy_files, shipped_lock
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.lock.project.plan import LockPlan, make_plan
@@ -24,6 +24,7 @@ from envbuild.lock.record.record import write_lock
 from envbuild.lock.resolve.builds import to_compile
 from envbuild.lock.resolve.declarations import finding_files
 from envbuild.lock.resolve.resolve import ResolvedPlan, pin_plan, resolve_plan
+from envbuild.lock.uv.program import NoUploadTimesError
 
 
 @dataclass
@@ -83,6 +84,12 @@ def new_lock(
         except _KnownLockError as known:
             copy_files(known.folder, work.folder)
         # A version that was kept can be gone from the index (test_a_dated_lock_whose_release_is_gone_is_resolved_anew).
+        except NoUploadTimesError as error:
+            # A date that the user names has to hold; and where releases are open, nothing else says which are meant.
+            if inputs.request.as_of is not None or leaves_open(selection.stack):
+                raise
+            reporter.note(f"warning: {error.what}: packages are held to no moment, and another day may lock others")
+            _make(replace(inputs, previous=None, no_as_of=True), work, steps)
         except ResolutionError:
             if inputs.previous is None:
                 raise

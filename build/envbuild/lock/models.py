@@ -30,6 +30,9 @@ class LockedComponent(TomlModel):
     committed_at: str | None = None
     ref_kind: Literal["branch", "tag", "commit"] | None = None
     url: str | None = Field(default=None, description="the file that is taken, where another component names one")
+    index: str | None = Field(
+        default=None, description="the index that a component takes it from, by name; the site's configuration has it"
+    )
     subdirectory: str | None = Field(default=None, description="the folder of the repository that holds it")
     transitive: bool = Field(
         default=False, description="not a component of the stack: one from git takes it from there, as `because` says"
@@ -96,6 +99,8 @@ class Inputs(TomlModel):
     as_of: str = Field(description="nothing uploaded to the index after this moment was taken (UTC)")
     as_of_asked: str = Field(default="now", description="'now', 'release', a date or a commit")
     pins: dict[str, str] = Field(default_factory=dict, description="what the user pinned on the command line")
+    as_of_held: bool = Field(default=True, description="false: the index states no upload times, so newer may be there")
+    no_as_of: bool = Field(default=False, description="--no-as-of")
     as_of_request: str | None = Field(default=None, description="--as-of, when it was given")
     torch_build_request: str | None = Field(default=None, description="--torch-build, when it was given")
     allow: tuple[str, ...] = Field(default=(), description="--allow")
@@ -171,6 +176,15 @@ class Lock(TomlModel):
     stubbed: tuple[str, ...] = Field(
         default=(), description="packages whose compiled modules were stubs then, since their wheels were not built"
     )
+
+    @property
+    def indexes(self) -> dict[str, list[str]]:
+        """The packages of each named index."""
+        found: dict[str, list[str]] = {}
+        for package, item in self.components.items():
+            if item.index:
+                found.setdefault(item.index, []).append(package)
+        return found
 
     def site_packages(self, venv: str) -> str:
         """The folder of packages in the environment at the path ``venv``."""

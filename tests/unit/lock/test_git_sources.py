@@ -12,12 +12,11 @@ from envbuild.catalog.stack import Component
 from envbuild.core.errors import ConfigurationError, NetworkError, ResolutionError
 from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
+from envbuild.lock.components.asked_sources import refuse_missing, settle
 from envbuild.lock.components.git_sources import (
     GitSourceReader,
     forced_sources,
     marked,
-    refuse_missing,
-    settle,
     with_upstreams_phases,
 )
 from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, Companion, DecidedBy, Lead

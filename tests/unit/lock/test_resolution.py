@@ -4,7 +4,7 @@ import pytest
 from helpers.locks import lock_context
 
 from envbuild.core.digests import sha256_bytes
-from envbuild.core.errors import InternalError
+from envbuild.core.errors import NetworkError
 from envbuild.lock.uv.resolution import Resolution, seconds_of, throw_away, upload_seconds, with_local_hashes
 from envbuild.lock.uv.torch_builds import TorchSource
 
@@ -50,7 +50,7 @@ def test_package_without_any_hash_is_refused(source, place):
         "page": TorchSource("find-links", "https://wheels.example/"),
         "index": TorchSource("package-index", None),
     }
-    with pytest.raises(InternalError, match=r"no hash is known for torch==2\.13\.0"):
+    with pytest.raises(NetworkError, match=r"states no sha256 of torch==2\.13\.0"):
         with_local_hashes([BLOCK], resolution([]), places[place])
 
 

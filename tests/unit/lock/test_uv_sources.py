@@ -41,8 +41,29 @@ b = [
     )
 
 
-def test_sources_that_are_not_git_or_url_are_ignored():
-    assert read('a = { index = "pytorch" }\nb = { path = "../b" }\nc = { workspace = true }') == ()
+def test_indexes_paths_and_members_of_the_workspace():
+    text = """
+a = { index = "site" }
+b = [{ index = "open", extra = "gpu" }, { path = "../b" }]
+c = { workspace = true }
+d = { index = "nowhere" }
+[[tool.uv.index]]
+name = "site"
+url = "https://x/simple"
+explicit = true
+[[tool.uv.index]]
+name = "open"
+url = "https://y/simple"
+[[tool.uv.index]]
+url = "https://z/simple"
+"""
+    assert read(text) == (
+        UvSource(package="a", index="site", index_url="https://x/simple", explicit=True),
+        UvSource(package="b", index="open", index_url="https://y/simple", extra="gpu"),
+        UvSource(package="b", path="../b"),
+        UvSource(package="c", workspace=True),
+        UvSource(package="d", index="nowhere"),
+    )
     assert read_sources(uv_settings(None)) == ()
 
 
@@ -50,6 +71,8 @@ def test_sources_that_are_not_git_or_url_are_ignored():
     ("text", "why"),
     [
         ("a = 5", "a is neither a table nor a list of tables: 5"),
+        ("a = { index = 5 }", "a: index must be a string that is not empty: 5"),
+        ("a = {}\n[tool.uv]\nindex = 5", "[[tool.uv.index]] is not a list of tables: 5"),
         ("a = [5]", "a is neither a table nor a list of tables: 5"),
         ("a = { git = 5 }", "a: git must be a string that is not empty: 5"),
         ('a = { git = "https://x/r", rev = "" }', "a: rev must be a string that is not empty: ''"),
@@ -58,7 +81,7 @@ def test_sources_that_are_not_git_or_url_are_ignored():
     ],
 )
 def test_another_form_is_named(text, why):
-    with pytest.raises(ValueError, match=r"\[tool\.uv\.sources\]") as caught:
+    with pytest.raises(ValueError, match=r"\[tool\.uv\.(sources|index)\]") as caught:
         read(text)
     assert why in str(caught.value)
 

@@ -97,7 +97,7 @@ def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -
 def _other_moment(plan: LockPlan, resolution: Resolution) -> str:
     """That uv resolved as of another moment than the project's; empty: it did not."""
     # Whatever the cause: with UV_NO_CONFIG, say, uv 0.13.8 reads no [tool.uv] and gives no warning.
-    stated = resolution.uv_lock.get("options", {}).get("exclude-newer")
-    if stated == plan.as_of.text():
+    stated = resolution.uv_lock.get("options", {}).get("exclude-newer", "")
+    if stated == plan.project.as_of:
         return ""
-    return f"uv.lock is as of {stated or 'no moment'}, and the project of {plan.as_of.text()}"
+    return f"uv.lock is as of {stated or 'no moment'}, and the project of {plan.project.as_of or 'none'}"

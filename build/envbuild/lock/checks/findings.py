@@ -20,6 +20,7 @@ CODES = frozenset(
         "glibc",
         "import",
         "install",
+        "nightly",
         "one-version",
         "override-range",
         "placeholder",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from envbuild.lock.components.placeholders import is_empty, is_stub
 from envbuild.lock.context import WorkContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.uv.resolution import Resolution
+
+# A day in the version: 2.11.0.dev20260105, 1.0a20260105.
+_NIGHTLY = re.compile(r"(?:dev|a|b|rc|\+\D*)20\d{6}")
 
 
 def check_releases(plan: LockPlan, resolution: Resolution, context: WorkContext) -> list[CheckFinding]:
@@ -29,6 +33,8 @@ def check_releases(plan: LockPlan, resolution: Resolution, context: WorkContext)
         elif is_empty(table):
             findings.append(_placeholder(name, version, "holds a name on the index and has no content"))
     for package, table in tables.items():
+        if "registry" in table["source"] and _NIGHTLY.search(str(table.get("version", ""))):
+            findings.append(_nightly(package, str(table["version"])))
         if is_stub(table, context):
             what = "has no content: its build downloads a wheel from another index, of which the lock has no hash"
             findings.append(_placeholder(package, str(table["version"]), what))
@@ -41,6 +47,16 @@ def _yanked(name: str, version: str, reason: str) -> CheckFinding:
         what=f"{name} {version} was yanked from the index: {reason}",
         fix=f"Take another release: --pin {name}=VERSION",
         packages=(name,),
+    )
+
+
+def _nightly(name: str, version: str) -> CheckFinding:
+    return CheckFinding(
+        code="nightly",
+        what=f"{name} {version} is a nightly build: many indexes drop those after weeks, and the lock with them",
+        fix="Take a release, or keep the file at the site. envbuild lock --check --online says whether it is there.",
+        packages=(name,),
+        warning=True,
     )
 
 

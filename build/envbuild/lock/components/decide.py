@@ -163,11 +163,13 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     selection, request = inputs.selection, inputs.request
     stack, base = selection.stack, selection.base
     pins = parse_pins(selection.stack_name, stack, request.pins)
-    bound = branch_bound(selection, request.as_of, pins, context.repositories)
+    asked = as_of.NOW if inputs.no_as_of else request.as_of
+    bound = branch_bound(selection, asked, pins, context.repositories)
     anchor = choose_anchor(stack, pins, context.repositories, bound)
     if anchor is not None:
         anchor = earlier(anchor, inputs.commits, context.repositories)
-    moment = as_of_moment(selection, request.as_of, pins, anchor, context)
+    moment = as_of_moment(selection, asked, pins, anchor, context)
+    moment = as_of.not_held(context.clock) if inputs.no_as_of else moment
     # Known only now: the companions' branches are as of the moment that follows from the anchor.
     if bound is None and moment.asked != as_of.NOW:
         bound = moment.moment
@@ -175,7 +177,7 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     releases = Releases(
         catalog=selection.catalog,
         base=base,
-        settings={"exclude-newer": moment.text(), "exclude-newer-package": dates},
+        settings=moment.settings(dates),
         undecided=frozenset(stack.undecided() - set(pins)),
         context=context,
     )
@@ -189,7 +191,7 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     chosen, exempt = hold_to_cuda(chosen, inputs, moment, context)
     dates |= {name: item.until for name, item in exempt.items()}
     dates |= {item.package: item.until for item in inputs.deviations if item.until}
-    settings = {"exclude-newer": moment.text(), "exclude-newer-package": dates}
+    settings = moment.settings(dates)
     # Once: what a search tries afterwards has the same pins.
     if not inputs.deviations and not inputs.commits:
         refuse_missing_pins(chosen, base, inputs.torch_build, settings, context)
@@ -233,6 +235,7 @@ def _git_sources(
         forced=forced_sources(effective.leads, base, context.repositories),
         pins=others,
         as_of=bound,
+        indexes=context.site.indexes,
     ).take(chosen)
     if unknown := others.keys() - sources.in_force.keys():
         known = [*stack.every_component(), *sources.in_force]

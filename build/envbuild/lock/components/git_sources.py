@@ -4,23 +4,23 @@ uv follows such a source only as far as it sees it from the project that it lock
 dependencies". So the lock's own project names them, at the commits that their refs mean here: each as a constraint,
 which asks for nothing, and under ``no-sources-package``, so that no other declaration of it counts. Which of them are
 really asked for only a resolution tells (a release may ask for an extra of a component from git):
-:func:`settle` looks, and leaves out the others.
+:func:`~envbuild.lock.components.asked_sources.settle` looks, and leaves out the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.stack import Component, Phase
-from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, NetworkError, ResolutionError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError, NetworkError
 from envbuild.core.progress import Reporter
 from envbuild.core.text import quoted_command
 from envbuild.git.refs import GitRef
+from envbuild.lock.components.asked_sources import is_outage, named_source_error, refuse_two, where
 from envbuild.lock.components.git_metadata import declared_by, metadata_of_commit, pyproject_of
 from envbuild.lock.components.models import (
     ALWAYS,
@@ -40,8 +40,14 @@ from envbuild.lock.components.project_metadata import (
     built_without_isolation,
     needed_of_environment,
     read_requirement,
-    read_sources,
     uv_settings,
+)
+from envbuild.lock.components.tree_sources import (
+    IndexNotConfiguredError,
+    configured_index,
+    folder_of,
+    refuse_two_addresses,
+    sources_of,
 )
 from envbuild.lock.components.upstream import OVERRIDES, SOURCES, holds_on, not_understood, overrides, trees_of
 from envbuild.lock.context import Repositories
@@ -58,6 +64,7 @@ class GitSourceReader:
         forced: where a leading component takes a package from, whoever asks for it (an override of its upstream).
         pins: what the user says of packages that are no components.
         as_of: a branch means its commit of then; None: its tip.
+        indexes: where the site has indexes that components name, by name.
     """
 
     base: Base
@@ -67,6 +74,7 @@ class GitSourceReader:
     forced: Mapping[str, tuple[UvSource, Chosen]]
     pins: Mapping[str, Ref]
     as_of: Bound
+    indexes: Mapping[str, str] = field(default_factory=dict)
 
     def take(self, chosen: Mapping[str, Chosen]) -> GitSources:
         """What may be taken from elsewhere than the index, besides the components themselves.
@@ -79,13 +87,21 @@ class GitSourceReader:
         candidates: list[GitSource] = []
         missing: list[MissingSource] = []
         overruled: dict[str, str] = {}
+        indexes: dict[str, str] = {}
+        declared: dict[str, tuple[str, Chosen]] = {}
         queue = [(item, True, frozenset(item.extras(self.base))) for item in chosen.values()]
         seen: set[tuple[str, tuple[str, str]]] = set()
         while queue:
             by, required, extras = queue.pop(0)
             for source, parts in self._sources(by):
-                text = f"{source.text} ({_where(by)})"
-                if source.package in chosen or source.package in self.ruled:
+                text = f"{source.text} ({where(by)})"
+                refuse_two_addresses(declared, source, by)
+                if self._is_only_there(source):
+                    # What the stack or a deviation says of its releases holds for those of that index.
+                    if source.package in chosen and not chosen[source.package].is_direct:
+                        self._refuse_another(indexes, source, by)
+                        continue
+                elif source.package in chosen or source.package in self.ruled:
                     overruled.setdefault(source.package, text)
                     continue
                 needed = required and bool(parts & {ALWAYS, BUILD, *extras})
@@ -102,7 +118,23 @@ class GitSourceReader:
         candidates.sort(key=lambda item: not item.required)
         # The others only once a resolution shows that they are asked for (settle).
         refuse_two([item for item in candidates if item.required])
-        return GitSources(candidates=tuple(candidates), missing=tuple(missing), overruled=overruled)
+        return GitSources(candidates=tuple(candidates), missing=tuple(missing), overruled=overruled, indexes=indexes)
+
+    def _is_only_there(self, source: UvSource) -> bool:
+        """Whether a package is taken from an index that is for it alone: another index's is another package."""
+        # The base brings a package, or the site says where torch's builds are, whatever an index is for.
+        return source.explicit and source.package != "torch" and source.package not in self.base.provides
+
+    def _refuse_another(self, indexes: dict[str, str], source: UvSource, by: Chosen) -> None:
+        """Note the index of a component of the stack."""
+        configured_index(source, by, self.indexes)
+        other = indexes.setdefault(source.package, source.index)
+        if other != source.index:
+            raise ConfigurationError(
+                f"{source.package} is taken from two indexes: {other} and {source.index}",
+                why=f"{where(by)} names {source.index}.",
+                fix="Take another commit of one of the components that say so.",
+            )
 
     def _sources(self, by: Chosen) -> list[tuple[UvSource, frozenset[str]]]:
         """The sources of a component that hold on the base, each with the parts of it that they are for."""
@@ -110,8 +142,9 @@ class GitSourceReader:
             return []
         repository = self.repositories.at(by.git)
         try:
-            settings = uv_settings(pyproject_of(by, self.repositories))
-            sources = [item for item in read_sources(settings) if not item.group and holds_on(item.marker, self.base)]
+            every = sources_of(by, self.repositories)
+            sources = [item for item in every if not item.group and holds_on(item.marker, self.base)]
+            sources = [item for item in sources if item.package != by.name and not self._is_general(item, by)]
             sources = [item for item in sources if item.package not in self.forced]
             sources += [item for item, _ in self.forced.values() if item.package != by.name]
             if not sources:
@@ -129,6 +162,16 @@ class GitSourceReader:
             if named:
                 found.append((item, named))
         return found
+
+    def _is_general(self, source: UvSource, by: Chosen) -> bool:
+        """Whether a source names an index that is not for it alone, and that the site does not know."""
+        general = bool(source.index) and not source.explicit and source.index not in self.indexes
+        if general and source.package not in self.ruled:
+            self.reporter.note(
+                f"note: {by.at()} takes {source.package} from its index {source.index}, which is not explicit and not "
+                "in the site's configuration: the site's own index is asked"
+            )
+        return general
 
     def _parts(self, by: Chosen) -> dict[str, frozenset[str]] | None:
         """For which parts of a component each package is needed on the base; None: not known before a build."""
@@ -176,40 +219,51 @@ class GitSourceReader:
         except ValueError as error:
             raise ConfigurationError(
                 f"cannot understand pyproject.toml of {source.text}",
-                why=f"{_where(by)} takes it from there. {error}",
+                why=f"{where(by)} takes it from there. {error}",
                 fix=f"Say which to take instead: {quoted_command('--pin', f'{source.package}=REF')}",
             ).at_upstream() from error
         except (CheckRefusedError, ConfigurationError, NetworkError) as error:
             if source.package in self.pins:
                 raise
-            if required and _is_outage(error):
-                raise _named(error, source.package, by, source.text) from error
+            if required and (is_outage(error) or isinstance(error, IndexNotConfiguredError)):
+                raise named_source_error(error, source.package, by, source.text) from error
             if not required:
                 self._note_missing(source, by, parts, error)
-            return MissingSource(name=source.package, by=by, parts=parts, place=source.text, error=error)
+            barred = isinstance(error, IndexNotConfiguredError)
+            return MissingSource(name=source.package, by=by, parts=parts, place=source.text, error=error, barred=barred)
         return GitSource(chosen=chosen, by=by, parts=parts, required=required, build_requires=needs)
 
     def _note_missing(self, source: UvSource, by: Chosen, parts: frozenset[str], error: EnvbuildError) -> None:
         extras = sorted(parts - {ALWAYS, ANY, BUILD})
         asked = f"{by.name}[{','.join(extras)}]" if extras else by.name
         self.reporter.note(
-            f"note: {source.package} of {_where(by)} is left alone, which matters only if something asks for {asked}: "
+            f"note: {source.package} of {where(by)} is left alone, which matters only if something asks for {asked}: "
             f"{error.what}"
         )
 
     def _chosen(self, source: UvSource, by: Chosen) -> Chosen:
-        because, spec = _where(by), Component()
+        because, spec = where(by), Component()
         if source.package in self.forced:
             by = self.forced[source.package][1]
             because = f"{OVERRIDES} of {by.at()}"
-        if source.package in built_without_isolation(uv_settings(pyproject_of(by, self.repositories))):
+        if not source.index and source.package in built_without_isolation(
+            uv_settings(pyproject_of(by, self.repositories))
+        ):
             spec = Component(phase=Phase.COMPILE)
         bare = Chosen(name=source.package, spec=spec, asked="", origin=DecidedBy.UPSTREAM, because=because)
+        if source.index:
+            index = configured_index(source, by, self.indexes)
+            bare = replace(bare, asked=f"any release of {source.text}", index=index)
         pin = self.pins.get(source.package)
         if pin is not None:
             return self._pinned(bare, source, pin)
+        if source.index:
+            return bare
         if source.url:
             return replace(bare, asked=source.url, url=source.url)
+        if source.path or source.workspace:
+            folder = folder_of(source, by, self.repositories)
+            return replace(bare, asked=by.asked, git=by.git, commit=by.commit, head=by.head, subdirectory=folder)
         repository = self.repositories.at(source.git)
         # As uv does with a source without rev, tag and branch.
         ref = source.git_ref or GitRef(f"refs/heads/{repository.default_branch()}")
@@ -225,7 +279,7 @@ class GitSourceReader:
         if not source.git:
             raise ConfigurationError(
                 f"{source.package}={item.asked} names a branch, tag or commit, and {source.package} has no repository",
-                why=f"{bare.because} takes it from {source.url}.",
+                why=f"{bare.because} takes it from {source.text}.",
                 fix=f"Pin a version: {quoted_command('--pin', f'{source.package}=VERSION')}",
             )
         commit = self.repositories.at(source.git).resolve(pin, self.as_of)
@@ -296,107 +350,10 @@ def marked(chosen: Mapping[str, Chosen], git_sources: GitSources) -> dict[str, C
     """The components; those of which another one says something else say so."""
     found = dict(chosen)
     for name, item in chosen.items():
+        if index := git_sources.indexes.get(name):
+            found[name] = replace(item, index=index, because=f"{item.because}, of index {index}")
+            continue
         text = git_sources.overruled.get(name)
         if text is not None and item.origin in (DecidedBy.PIN, DecidedBy.STACK):
             found[name] = replace(item, because=f"{item.because}, over {text}")
     return found
-
-
-def _where(by: Chosen) -> str:
-    folder = f"{by.subdirectory}/" if by.subdirectory else ""
-    return f"{folder}{SOURCES} of {by.at()}"
-
-
-def refuse_two(taken: Sequence[GitSource]) -> None:
-    """Refuse two commits of one package."""
-    first: dict[str, GitSource] = {}
-    for item in taken:
-        other = first.setdefault(item.name, item)
-        if other.identity != item.identity:
-            commit = other.chosen.commit
-            ref = commit.sha[:12] if commit else "VERSION"
-            raise ResolutionError(
-                f"{other.by.at()} and {item.by.at()} take {item.name} from two places",
-                why=f"{other.text()}\n{item.text()}",
-                fix=f"Say which: --pin {item.name}={ref}, or pin one of the two where it agrees with the other.",
-            )
-
-
-def settle(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> GitSources:
-    """What a resolution really takes, of what might be taken.
-
-    Args:
-        packages: of uv.lock.
-
-    Raises:
-        ResolutionError: it takes a package that two of its packages want at different commits.
-    """
-    tables = {str(package["name"]): package for package in packages}
-    takeable = git_sources.in_force.keys()
-    now = git_sources
-    while True:
-        force = now.in_force
-        asked = tuple(
-            item
-            for item in now.candidates
-            if (item.by.name not in takeable or item.by.name in force) and _is_asked(item, force, tables)
-        )
-        if asked == now.candidates:
-            refuse_two(asked)
-            return now
-        # Again: what was left out just now may have been all that asked for another one.
-        now = replace(now, candidates=asked)
-
-
-def refuse_missing(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a resolution that takes a package from the index which upstream takes from a place where it is not.
-
-    Raises:
-        NetworkError: it does, and the place cannot be reached now.
-        ResolutionError: it does; names the package.
-    """
-    tables = {str(package["name"]): package for package in packages}
-    for item in git_sources.missing:
-        if _is_asked(item, git_sources.in_force, tables):
-            if _is_outage(item.error):
-                raise _named(item.error, item.name, item.by, item.place)
-            raise ResolutionError(
-                f"{item.name} cannot be taken from where {item.by.at()} takes it",
-                why=words_of(item),
-                fix=item.error.fix,
-            ).about(item.name)
-
-
-def _is_outage(error: EnvbuildError) -> bool:
-    """Whether a source may be there again soon: another version of the package is no answer to that."""
-    return isinstance(error, NetworkError) and not error.gone
-
-
-def _named(error: EnvbuildError, package: str, by: Chosen, place: str) -> EnvbuildError:
-    return error.with_context(
-        why=f"{_where(by)} takes {package} from {place}.\n{error.why}",
-        fix=f"{error.fix}\nOr say which {package} to take instead: "
-        f"{quoted_command('--pin', f'{package}=VERSION', '--name', 'NAME')}".lstrip(),
-    )
-
-
-def words_of(item: MissingSource) -> str:
-    """Why a source cannot be had, for people."""
-    return f"{_where(item.by)} takes {item.name} from {item.place}.\n{item.error.what}\n{item.error.why}".rstrip()
-
-
-def _is_asked(
-    item: GitSource | MissingSource, force: Mapping[str, GitSource], tables: Mapping[str, Mapping[str, Any]]
-) -> bool:
-    table = tables.get(item.by.name)
-    other = force.get(item.by.name)
-    if table is None or item.name not in tables:
-        return False
-    if other is not None and other.chosen.commit != item.by.commit:
-        return False  # of a commit that is not in the lock
-    # uv.lock does not list what builds a package.
-    if BUILD in item.parts:
-        return True
-    lists = {ALWAYS: table.get("dependencies", []), **table.get("optional-dependencies", {})}
-    parts = lists if ANY in item.parts else item.parts
-    return any(entry["name"] == item.name for part in parts for entry in lists.get(part, ()))

@@ -36,6 +36,7 @@ class Chosen:
         because: where the decision comes from, for people: "pin", "requirements/manifest.json of nemo-toolkit 8cfedd7".
         subdirectory: the folder of the repository that holds the package; empty for its top.
         url: the file that is taken instead of a release or a commit.
+        index: the index that its releases are taken from, by name; empty for the site's own.
         held_by: the components whose declarations led to it, where these decide.
         overrides: upstream puts it over what packages declare of it.
         head: the tip of its branch, where an older commit of the branch is taken.
@@ -54,6 +55,7 @@ class Chosen:
     commit: Commit | None = None
     subdirectory: str = ""
     url: str = ""
+    index: str = ""
     held_by: tuple[str, ...] = ()
     overrides: bool = False
     head: Commit | None = None
@@ -232,9 +234,9 @@ class GitSource:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What two of them are the same by: the commit and folder, or the address, or the releases."""
+        """What two of them are the same by: the commit and folder, or the address, or the index and the releases."""
         item = self.chosen
-        return (item.commit.sha if item.commit else item.url or item.specifier, item.subdirectory)
+        return (item.commit.sha if item.commit else item.url or item.specifier, item.index or item.subdirectory)
 
     def text(self) -> str:
         """One line for people."""
@@ -250,6 +252,7 @@ class MissingSource:
         by: the package whose pyproject.toml says so, and for which parts of it, as of a :class:`GitSource`.
         place: what of which repository, for people.
         error: why it cannot be had.
+        barred: the site's own index is not asked for it.
     """
 
     name: str
@@ -257,6 +260,7 @@ class MissingSource:
     parts: frozenset[str]
     place: str
     error: EnvbuildError
+    barred: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,11 +270,18 @@ class GitSources:
     Attributes:
         missing: what cannot be had; it matters where something asks for it.
         overruled: sources of which the stack or the user says something else, for people, by package.
+        indexes: the index of components of the stack that another one takes from an index of its own, by package.
     """
 
     candidates: tuple[GitSource, ...] = ()
     missing: tuple[MissingSource, ...] = ()
     overruled: Mapping[str, str] = field(default_factory=dict)
+    indexes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def barred(self) -> list[str]:
+        """The packages that no release may be taken of: their index is not configured, and another is not meant."""
+        return sorted({item.name for item in self.missing if item.barred} - self.in_force.keys())
 
     @property
     def in_force(self) -> dict[str, GitSource]:

@@ -136,7 +136,7 @@ _REFS: dict[RefKind, str] = {"rev": "", "tag": "refs/tags/", "branch": "refs/hea
 
 @dataclass(frozen=True, kw_only=True)
 class UvSource:
-    """One place that a package is taken from: a git repository, or the address of a file.
+    """One place that a package is taken from: a git repository, the address of a file, an index, or the same tree.
 
     Attributes:
         ref: what of the repository, in upstream's words; empty for its default branch.
@@ -145,6 +145,11 @@ class UvSource:
         marker: on which platforms and Pythons it holds, as a PEP 508 marker; empty for all.
         extra: the one extra of the component that it holds for; empty for all.
         group: the one dependency group that it holds for; no group is ever installed with a component.
+        index: the name of a package index.
+        index_url: its address, as the same file declares it; empty where it does not.
+        explicit: no other package is taken from that index.
+        path: a folder or file, relative to the file that says so.
+        workspace: a member of the same workspace.
     """
 
     package: str
@@ -156,6 +161,11 @@ class UvSource:
     marker: str = ""
     extra: str = ""
     group: str = ""
+    index: str = ""
+    index_url: str = ""
+    explicit: bool = False
+    path: str = ""
+    workspace: bool = False
 
     @property
     def git_ref(self) -> GitRef | None:
@@ -165,6 +175,10 @@ class UvSource:
     @property
     def text(self) -> str:
         """What is taken, for people."""
+        if self.index:
+            return f"index {self.index}"
+        if self.path or self.workspace:
+            return f"path {self.path}" if self.path else "the same workspace"
         return self.url or f"{self.ref or 'the default branch'} of {self.git}"
 
 
@@ -182,10 +196,7 @@ def uv_settings(pyproject: str | None) -> dict[str, Any]:
 
 
 def read_sources(settings: dict[str, Any]) -> tuple[UvSource, ...]:
-    """The repositories and addresses that ``[tool.uv.sources]`` names, in its order.
-
-    An index, a path and a member of the workspace are left to uv: they are no place outside of the component's tree
-    that its authors chose a commit of.
+    """The places that ``[tool.uv.sources]`` names, in its order.
 
     Raises:
         ValueError: an entry has another form than uv takes.
@@ -193,14 +204,21 @@ def read_sources(settings: dict[str, Any]) -> tuple[UvSource, ...]:
     tables = settings.get("sources", {})
     if not isinstance(tables, dict):
         raise _malformed(f"[tool.uv.sources] is not a table: {tables!r}")
-    found = []
+    found, indexes = [], _indexes(settings)
     for name, entries in tables.items():
         for entry in entries if isinstance(entries, list) else [entries]:
             if not isinstance(entry, dict):
                 raise _malformed(f"[tool.uv.sources] {name} is neither a table nor a list of tables: {entry!r}")
-            if "git" in entry or "url" in entry:
-                found.append(_source(name, entry))
+            found.append(_source(name, entry, indexes))
     return tuple(found)
+
+
+def _indexes(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tables ``[[tool.uv.index]]`` by name."""
+    tables = settings.get("index", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise _malformed(f"[[tool.uv.index]] is not a list of tables: {tables!r}")
+    return {str(table["name"]): table for table in tables if "name" in table}
 
 
 def built_without_isolation(settings: dict[str, Any]) -> frozenset[str]:
@@ -219,13 +237,14 @@ def _malformed(why: str) -> ValueError:
     return ValueError(why)
 
 
-def _source(name: str, entry: dict[str, Any]) -> UvSource:
-    keys = ("git", "url", "subdirectory", "marker", "extra", "group", *_REFS)
+def _source(name: str, entry: dict[str, Any], indexes: dict[str, dict[str, Any]]) -> UvSource:
+    keys = ("git", "url", "index", "path", "subdirectory", "marker", "extra", "group", *_REFS)
     texts = {key: entry[key] for key in keys if key in entry}
     if wrong := [key for key, text in texts.items() if not isinstance(text, str) or not text]:
         raise _malformed(
             f"[tool.uv.sources] {name}: {wrong[0]} must be a string that is not empty: {texts[wrong[0]]!r}"
         )
+    index = indexes.get(texts.get("index", ""), {})
     named = [key for key in _REFS if key in texts]
     if len(named) > 1:
         raise _malformed(f"[tool.uv.sources] {name} has both {named[0]} and {named[1]}")
@@ -243,4 +262,9 @@ def _source(name: str, entry: dict[str, Any]) -> UvSource:
         marker=marker,
         extra=canonicalize_name(texts.get("extra", "")),
         group=texts.get("group", ""),
+        index=texts.get("index", ""),
+        index_url=str(index.get("url", "")),
+        explicit=index.get("explicit") is True,
+        path=texts.get("path", ""),
+        workspace=entry.get("workspace") is True,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta, timezone
 from typing import TypeAlias
 
@@ -25,11 +26,21 @@ class AsOf:
         asked: ``now``, ``release``, a date, or a commit.
         moment: UTC, whole seconds; the first one that counts as later.
         reason: how the moment follows from what was asked, for people.
+        held: packages are held to it; an index without upload times can not be.
     """
 
     asked: str
     moment: datetime
     reason: str
+    held: bool = True
+
+    def settings(self, dates: Mapping[str, object]) -> dict[str, object]:
+        """The keys of ``[tool.uv]`` that hold packages to the moment.
+
+        Args:
+            dates: moments of their own that packages have.
+        """
+        return {"exclude-newer": self.text(), "exclude-newer-package": dates} if self.held else {}
 
     def text(self) -> str:
         """The moment as uv and the record write it: ``2026-11-21T00:00:00Z``."""
@@ -64,6 +75,13 @@ def end_of(day: date) -> datetime:
 def now(clock: Clock) -> AsOf:
     """The moment of the call."""
     return AsOf(asked=NOW, moment=clock().replace(microsecond=0), reason="the moment of locking")
+
+
+def not_held(clock: Clock) -> AsOf:
+    """The moment of the call, to which no package is held."""
+    return replace(
+        now(clock), reason="the moment of locking; packages are not held to it (no upload times)", held=False
+    )
 
 
 def on_day(day: date, clock: Clock) -> AsOf:

@@ -32,6 +32,7 @@ class LockRequest:
     Attributes:
         pins: text after ``--pin COMPONENT=``, by component.
         as_of: text after ``--as-of``; None for the stack's own.
+        no_as_of: hold packages to no moment.
         torch_build: the build of torch instead of the base's.
         allow: codes of checks whose findings are let pass.
         fallback_from: the stack's default base, where nothing works: this one is taken in its place. Decides nothing.
@@ -41,6 +42,7 @@ class LockRequest:
 
     pins: Mapping[str, str] = field(default_factory=dict)
     as_of: str | None = None
+    no_as_of: bool = False
     torch_build: str | None = None
     allow: tuple[str, ...] = ()
     base_named: bool = True
@@ -62,6 +64,8 @@ class LockInputs:
         deviations: what is taken in the place of pins that do not work.
         commits: older commits of their branches to take, by component.
         behind: how far these are behind, and what blocks the branches' tips, for people.
+        no_as_of: hold packages to no moment: the user says so, or the stack pins its components and the index has no
+            upload times.
         compiled: packages that a resolution took from the index, that upstream builds in the environment itself, and of
             which there is no wheel.
     """
@@ -77,11 +81,13 @@ class LockInputs:
     commits: Mapping[str, str] = field(default_factory=dict)
     behind: tuple[str, ...] = ()
     compiled: frozenset[str] = frozenset()
+    no_as_of: bool = False
 
     @classmethod
     def of(cls, selection: Selection, request: LockRequest) -> LockInputs:
         """The inputs with their digest."""
-        return cls(selection=selection, request=request, digest=inputs_digest(selection, request))
+        digest = inputs_digest(selection, request)
+        return cls(selection=selection, request=request, digest=digest, no_as_of=request.no_as_of)
 
     def moved_on(self, existing: LockDirectory | None) -> LockInputs:
         """The inputs of the lock that replaces one which is old for its branches alone: its versions stay."""
@@ -158,6 +164,7 @@ def request_of(lock: Lock) -> LockRequest:
     return LockRequest(
         pins=inputs.pins,
         as_of=inputs.as_of_request,
+        no_as_of=inputs.no_as_of,
         torch_build=inputs.torch_build_request,
         allow=inputs.allow,
         exact=inputs.exact,
@@ -168,6 +175,7 @@ def request_options(request: LockRequest) -> list[str]:
     """The options of the command line that ask for the same."""
     options = [word for name, text in request.pins.items() for word in ("--pin", f"{name}={text}")]
     options += ["--as-of", request.as_of] if request.as_of else []
+    options += ["--no-as-of"] if request.no_as_of else []
     options += ["--torch-build", request.torch_build] if request.torch_build else []
     options += [word for code in request.allow for word in ("--allow", code)]
     return [*options, *(["--exact"] if request.exact else [])]
@@ -186,6 +194,7 @@ def inputs_digest(selection: Selection, request: LockRequest) -> str:
         # These keys are left out where they decide nothing: locks that were made before there were such keys keep their
         # digest, and are not made again.
         **({"exact": True} if request.exact else {}),
+        **({"no_as_of": True} if request.no_as_of else {}),
         **_companions(selection),
         **({"declared_ranges": True} if may_hold(selection.stack, request.pins) else {}),
         # What trains wrongly is reported of a lock whenever it is used, and decides none of its versions.

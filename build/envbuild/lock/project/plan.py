@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from envbuild.lock.components.decide import Decided, EffectiveStack, commit_without_llm
 from envbuild.lock.components.models import DecidedBy, Exemption, Forced, Preference
@@ -14,6 +14,7 @@ from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.project.pyproject import Project, render_project
+from envbuild.lock.uv.named_index import NamedIndex
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource, torch_source
 
 
@@ -68,7 +69,8 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
     """
     leads, chosen = decided.effective.leads, decided.chosen
     without = _left_out(inputs, decided, context)
-    torch = _torch(inputs, decided, context)
+    known = tuple(NamedIndex(name, url) for name, url in context.site.indexes.items())
+    torch = replace(_torch(inputs, decided, context), indexes=known)
     forced = upstream_overrides(leads, chosen, context.repositories)
     if leads:
         forced = without_overruled(forced, decided.preferences, leads[0].chosen.name, inputs.selection.base)
@@ -106,7 +108,7 @@ def _preferences(inputs: LockInputs, decided: Decided, context: LockContext) -> 
     floats = torch is not None and torch.origin is DecidedBy.STACK and not (torch.is_direct or torch.spec.version)
     if torch is not None and image is not None and floats and "torch" not in {*base.provides, *found}:
         dates = {name: item.until for name, item in decided.exempt.items()}
-        settings = {"exclude-newer": decided.as_of.text(), "exclude-newer-package": dates}
+        settings = decided.as_of.settings(dates)
         with context.reporter.step(f"find the torch that is nearest to {image.release}'s"):
             if (preference := torch_preference(torch, image, inputs.selection, settings, context)) is not None:
                 found["torch"] = preference
@@ -141,7 +143,7 @@ def _project(inputs: LockInputs, decided: Decided, forced: Mapping[str, tuple[st
         name=inputs.selection.stack_name,
         base=inputs.selection.base,
         torch_build=inputs.torch_build,
-        as_of=decided.as_of.text(),
+        as_of=decided.as_of.text() if decided.as_of.held else "",
         chosen=decided.chosen,
         requirements={name: item.version for name, item in stack.requirements.items()}
         | {item.package: item.specifier for item in inputs.deviations if item.added},

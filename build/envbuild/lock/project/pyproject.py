@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import tomlkit
 from packaging.utils import canonicalize_name
@@ -19,6 +20,7 @@ from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
 
 _EXACT = re.compile(r"^==\s*[0-9][0-9a-z.]*$")
 TORCH_INDEX_NAME = "torch-builds"
+ANY_RELEASE = ">=0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,7 @@ class Project:
     """All that a lock is resolved from.
 
     Attributes:
-        as_of: nothing uploaded after this moment is taken (``2026-11-21T00:00:00Z``).
+        as_of: nothing uploaded after this moment is taken (``2026-11-21T00:00:00Z``); empty: whatever there is.
         requirements: specifiers of packages that components need without declaring them.
         build_requires: PEP 508 lines of what the compile phase needs to be installed already.
         overrides: what replaces what packages declare: specifiers by package, each with its marker if it has one
@@ -117,6 +119,10 @@ def render_project(
     document.add(tomlkit.comment("Written by `envbuild lock`: the uv project of this lock, for plain `uv sync`."))
     if project.torch_build != PACKAGE_INDEX_BUILD:
         document.add(tomlkit.comment(f"Add --find-links with a place that has torch's +{project.torch_build} build."))
+    if named := sorted({item.index for item in project.every.values() if item.index}):
+        document.add(
+            tomlkit.comment(f"Add [[tool.uv.index]] with name, url and explicit = true for {', '.join(named)}.")
+        )
     phases = _requirements(project)
     document["project"] = {
         "name": f"envbuild-{project.name}",
@@ -126,10 +132,12 @@ def render_project(
         "optional-dependencies": {"compile": _lines(phases[Phase.COMPILE])},
     }
     # package = false: a project without sources, which uv does not try to build.
-    uv: dict[str, object] = {"package": False, **limits(base), "exclude-newer": project.as_of}
-    uv |= dates_of(project)
+    uv: dict[str, object] = {"package": False, **limits(base), **dates_of(project)}
     if compiled := project.compiled():
         uv["no-build-isolation-package"] = _lines(compiled)
+    if barred := project.git_sources.barred:
+        # It may be another package of that name, and the lock is refused where it is asked for: its code is not run.
+        uv["no-build-package"] = _lines(barred)
     if project.overrides or project.scoped_overrides:
         uv["override-dependencies"] = _overrides(project)
     if base.provides:
@@ -137,15 +145,17 @@ def render_project(
         # uv has a setting for it since astral-sh/uv#16528; before, an override with a marker that never holds.
         uv["exclude-dependencies"] = _lines(sorted(base.provides))
     constraints = [f"{package}=={version}" for package, version in sorted((pins or {}).items())]
-    constraints += [f"{name}{item.chosen.wanted}" for name, item in sorted(project.git_sources.in_force.items())]
+    taken = {name: item.chosen.wanted for name, item in sorted(project.git_sources.in_force.items())}
+    constraints += [f"{name}{wanted}" for name, wanted in taken.items() if wanted]
+    # uv takes the source of what is required or limited by the project, and drops a constraint without a range.
+    constraints += [f"{name}{ANY_RELEASE}" for name, item in sorted(project.every.items()) if item.index]
     constraints += [f"{name}{text}" for name, text in sorted(project.limits.items())]
     constraints += [f"torch!={version}" for version in (source.not_these if source else ())]
     if constraints:
         uv["constraint-dependencies"] = _lines(constraints)
-    if source is not None and source.kind == "torch-index":
-        # explicit: no other package is taken from there (uv's documentation, "Package indexes").
-        uv["index"] = [{"name": TORCH_INDEX_NAME, "url": source.location, "explicit": True}]
-        uv["sources"] = {"torch": {"index": TORCH_INDEX_NAME}}
+    # uv refuses a name that no index has: no other one is asked for these packages.
+    sources = {name: {"index": item.index} for name, item in sorted(project.every.items()) if item.index}
+    _add_sources(uv, sources, source)
     if unsourced := _unsourced(project, source):
         uv["no-sources-package"] = _lines(unsourced)
     if project.metadata:
@@ -159,12 +169,33 @@ def main_lines(project: Project) -> list[str]:
     return _requirements(project)[Phase.MAIN]
 
 
-def with_torch_index(text: str, source: TorchSource) -> str:
-    """A lock's pyproject.toml with the index that has torch's build, which the lock itself does not name."""
+def _add_sources(
+    uv: MutableMapping[str, Any], sources: Mapping[str, Mapping[str, str]], source: TorchSource | None
+) -> None:
+    """Add which packages are taken from which indexes, and where these are if that is known."""
+    # explicit: no other package is taken from there (uv's documentation, "Package indexes").
+    used = {entry["index"] for entry in sources.values()}
+    indexes = [
+        {"name": item.name, "url": item.url, "explicit": True}
+        for item in (source.indexes if source is not None else ())
+        if item.name in used
+    ]
+    if source is not None and source.kind == "torch-index":
+        indexes.append({"name": TORCH_INDEX_NAME, "url": source.location or "", "explicit": True})
+        sources = {**sources, "torch": {"index": TORCH_INDEX_NAME}}
+    if indexes:
+        uv["index"] = indexes
+    if sources:
+        uv["sources"] = dict(sources)
+
+
+def with_indexes(text: str, source: TorchSource) -> str:
+    """A lock's pyproject.toml with the indexes that have torch's build and others, where the lock itself names none."""
     document = tomlkit.parse(text)
     uv = document["tool"]["uv"]
-    uv["index"] = [{"name": TORCH_INDEX_NAME, "url": source.location, "explicit": True}]
-    uv["sources"] = {"torch": {"index": TORCH_INDEX_NAME}}
+    _add_sources(uv, uv.pop("sources", {}), source)
+    if source.kind != "torch-index":
+        return tomlkit.dumps(document)
     if unsourced := uv.get("no-sources-package"):
         uv["no-sources-package"] = [name for name in unsourced if name != "torch"]
     return tomlkit.dumps(document)
@@ -193,13 +224,15 @@ def _name(line: str) -> str:
 
 
 def dates_of(project: Project) -> dict[str, object]:
-    """Dates of their own for packages that are newer than the rest, or have no upload time."""
+    """The as-of moment, and dates of their own for packages that are newer than the rest, or have no upload time."""
+    if not project.as_of:
+        return {}
     dates: dict[str, object] = dict(project.exempt)
     dates |= own_dates({name: item.spec for name, item in project.chosen.items() if item.commit is None})
     if project.torch_build != PACKAGE_INDEX_BUILD:
         # Wheels in a folder have no upload time; the exact version and its hash pin them instead.
         dates["torch"] = False
-    return {"exclude-newer-package": dates} if dates else {}
+    return {"exclude-newer": project.as_of, **({"exclude-newer-package": dates} if dates else {})}
 
 
 def _overrides(project: Project) -> tomlkit.items.Array:
@@ -221,7 +254,7 @@ def _unsourced(project: Project, source: TorchSource | None) -> list[str]:
     if all(item.commit is None for item in project.chosen.values()):
         return []
     from_index = source is not None and source.kind == "torch-index"
-    names = [*project.chosen, *project.git_sources.in_force]
+    names = [name for name, item in project.every.items() if not item.index]
     return [name for name in names if not (name == "torch" and from_index)]
 
 

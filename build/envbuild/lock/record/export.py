@@ -18,7 +18,7 @@ from envbuild.catalog.fields import MACHINES
 from envbuild.core.errors import CheckRefusedError, ResolutionError, UsageError
 from envbuild.lock.context import WorkContext, work_folder
 from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, UV_LOCK, LockDirectory, snapshot
-from envbuild.lock.project.pyproject import with_torch_index
+from envbuild.lock.project.pyproject import with_indexes
 from envbuild.lock.record.content import (
     Content,
     locked_content,
@@ -64,6 +64,7 @@ class _Export:
     lock: LockDirectory
     phases: tuple[str, ...]
     context: WorkContext
+    refresh: bool = False
 
     @property
     def folder(self) -> Path:
@@ -80,8 +81,13 @@ class _Export:
         run_uv(arguments, what=self.what, log=self.context.log, cwd=self.folder, on_line=self.context.reporter.update)
 
 
-def export_lock(lock: LockDirectory, kind: Format, phases: Collection[str], context: Context) -> Exported:
+def export_lock(
+    lock: LockDirectory, kind: Format, phases: Collection[str], context: Context, *, refresh: bool = False
+) -> Exported:
     """Write ``lock``'s ``phases`` as ``kind``.
+
+    Args:
+        refresh: ask the index for what uv's cache has.
 
     Raises:
         UsageError: ``phases`` names none of the lock's, or what is not one.
@@ -102,7 +108,7 @@ def export_lock(lock: LockDirectory, kind: Format, phases: Collection[str], cont
     label = f"export-{lock.lock.stack}-{lock.lock.base.name}"
     with work_folder(context, "export", label) as work, context.reporter.step(f"export as {kind.value}"):
         copy = snapshot(lock, work.folder / "lock")
-        export = _Export(lock=copy, phases=chosen, context=work)
+        export = _Export(lock=copy, phases=chosen, context=work, refresh=refresh)
         return _pylock(export) if kind is Format.PYLOCK else _cyclonedx(export, lock.path / UV_LOCK)
 
 
@@ -134,6 +140,7 @@ def _pylock(export: _Export) -> Exported:
     glibc = max(minor for minor in _PLATFORMS_OF_UV if minor <= max(17, int(base.glibc.split(".")[1])))
     # PEP 751 asks for a hash of every file. --no-deps: the phase files name every package already.
     arguments: list[str | Path] = ["pip", "compile", "--format", "pylock.toml", "--no-deps", "--generate-hashes"]
+    arguments += ["--refresh"] if export.refresh else []
     # Nothing is built: any Python does.
     arguments += ["--no-header", "--python-version", base.python, "--python", sys.executable]
     arguments += ["--python-platform", f"{MACHINES[base.platform]}-manylinux_2_{glibc}", *source.uv_args()]
@@ -175,9 +182,8 @@ def _cyclonedx(export: _Export, existing: Path) -> Exported:
 def _lock_again(export: _Export) -> None:
     """``uv lock`` of the lock's own project, whose constraints leave nothing to choose."""
     source = export.source()
-    if source.kind == "torch-index":
-        project = export.folder / PROJECT_FILE
-        project.write_text(with_torch_index(project.read_text(), source))
+    project = export.folder / PROJECT_FILE
+    project.write_text(with_indexes(project.read_text(), source))
     text = (export.folder / PROJECT_FILE).read_text()
     try:
         # Every version is pinned: with any Python uv writes the same.

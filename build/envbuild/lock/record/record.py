@@ -107,6 +107,8 @@ def _inputs(plan: LockPlan, base_digest: str) -> Inputs:
         as_of_asked=plan.as_of.asked,
         as_of_reason=plan.as_of.reason,
         pins=dict(request.pins),
+        as_of_held=plan.as_of.held,
+        no_as_of=request.no_as_of,
         as_of_request=request.as_of,
         torch_build_request=request.torch_build,
         allow=tuple(sorted(set(request.allow))),
@@ -139,6 +141,7 @@ def _component(item: Chosen, version: str, plan: LockPlan) -> LockedComponent:
         modules=item.spec.modules,
         sdist=(metadata.sdist_digest or None) if metadata else None,
         url=item.url or None,
+        index=item.index or None,
     )
     if item.commit is None:
         return bare

@@ -33,7 +33,7 @@ def to_compile(plan: LockPlan, resolution: Resolution, repositories: Repositorie
     torch, and not the lock's: mamba-ssm, causal-conv1d, nv-grouped-gemm, which Megatron-Bridge of early 2026 asks for.
     """
     project, tags = plan.project, base_tags(plan.project.base)
-    chosen = project.every
+    chosen = {name for name, item in project.every.items() if name in project.chosen or not item.index}
     recipes = plan.inputs.selection.catalog.names("wheels")
     return frozenset(
         name
@@ -87,7 +87,7 @@ def _needed(item: Chosen, plan: LockPlan, context: LockContext) -> list[Requirem
 def _newest(ranges: Mapping[str, tuple[str, Chosen]], plan: LockPlan, context: LockContext) -> dict[str, str]:
     """The newest release of each package in its range."""
     wanted = {name: specifier for name, (specifier, _) in ranges.items()}
-    settings = {"exclude-newer": plan.project.as_of, **dates_of(plan.project)}
+    settings = dates_of(plan.project)
     builders = sorted({item.name for _, item in ranges.values()})
     what = f"find what builds {', '.join(builders)}"
     try:

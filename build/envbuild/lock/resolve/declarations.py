@@ -100,7 +100,7 @@ def _likely(plan: LockPlan, names: Sequence[str], what: str, context: LockContex
 def releases_as_of(plan: LockPlan, wanted: Mapping[str, str], what: str, context: LockContext) -> Packages:
     """The releases of components, by specifier, that uv takes as of the plan's moment, each by itself."""
     dates = {name: day for name, day in own_dates(plan.effective.stack.every_component()).items() if name in wanted}
-    settings = {"exclude-newer": plan.project.as_of, "exclude-newer-package": dates}
+    settings = plan.as_of.settings(dates)
     return look_up(wanted, plan.project.base, settings, what, context, preferred=plan.preferred)
 
 

@@ -17,7 +17,7 @@ from envbuild.core.background import Background, run_in_background
 from envbuild.core.errors import ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import SilentReporter
-from envbuild.lock.components.git_sources import refuse_missing, settle, words_of
+from envbuild.lock.components.asked_sources import refuse_barred, refuse_missing, settle, words_of
 from envbuild.lock.components.models import CompileMetadata, GitSources
 from envbuild.lock.components.placeholders import is_stub
 from envbuild.lock.components.releases import EXACT
@@ -29,7 +29,7 @@ from envbuild.lock.resolve.builds import build_constraints
 from envbuild.lock.resolve.conflicts import explain_pins
 from envbuild.lock.resolve.declarations import with_declarations
 from envbuild.lock.resolve.held_back import with_newer
-from envbuild.lock.uv.explanation import not_there
+from envbuild.lock.uv.explanation import names_in, not_there
 from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.resolution import Packages, Resolution, resolve, throw_away
 
@@ -307,6 +307,7 @@ def _with_what_is_asked_for(
 def _explain_refused(error: ResolutionError, sources: GitSources) -> ResolutionError:
     """The error with what to do about a package that uv refuses to take from elsewhere, or does not find."""
     refused = list(dict.fromkeys(map(canonicalize_name, _URL_REFUSED.findall(error.why))))
+    refuse_barred(sources, names_in(error.why))
     missing = {item.name: item for item in sources.missing if item.name in {*refused, *not_there(error.why)}}
     if not refused and not missing:
         return error

@@ -364,7 +364,7 @@ class Candidates:
 
     def _asked(self, package: str, specifier: str, *, lowest: bool, dated: bool) -> dict[str, Any] | None:
         settings: dict[str, object] = {"resolution": "lowest"} if lowest else {}
-        if dated:
+        if dated and self._decided.as_of.held:
             settings["exclude-newer"] = self._decided.as_of.text()
         # Placeholders hold a name on the index and have nothing in them: for the 1.8.0.dev0 of Transformer Engine that
         # NeMo of 2025-03-01 pins, the index has 0.0.0 below and 1.9.0 above.

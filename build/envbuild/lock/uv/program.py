@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from envbuild.core.errors import (
     CheckRefusedError,
     ConfigurationError,
@@ -51,11 +53,19 @@ _BUILD_ERROR = re.compile(r"^\s*(?:\w+\.)*\w*(?:Error|Exception|error)\b: (?!Fai
 _BAD_CONFIGURATION = re.compile(r"^\s*error: Failed to parse:\s+`?.*\.toml", re.MULTILINE)
 
 
+# uv's words for a file without an upload time, and its hint for what it left out so.
+_NO_TIME = re.compile(r"`([^`]+)` is missing an upload date")
+_FILTERED = re.compile(r"`([^`]+)` was filtered by `exclude-newer`")
+
 _PLAIN = ("--no-progress", "--color", "never")
 
 
 class NoInterpreterError(MachineError):
     """uv finds no Python of the version that it needs."""
+
+
+class NoUploadTimesError(ConfigurationError):
+    """An index does not say when its files were uploaded, and packages are to be held to a moment."""
 
 
 class TookTooLongError(ResolutionError):
@@ -173,6 +183,14 @@ def ignored_settings(output: str) -> str:
     return tail(output) if _DROPPED_SETTINGS.search(output) else ""
 
 
+def _undated(output: str) -> list[str]:
+    """The packages that uv left out, of which the index has files without upload times."""
+    # uv breaks its hints into lines.
+    text = " ".join(output.split())
+    names = {canonicalize_name(file.partition("-")[0]) for file in _NO_TIME.findall(text)}
+    return [name for name in dict.fromkeys(map(canonicalize_name, _FILTERED.findall(text))) if name in names]
+
+
 def _no_interpreter(output: str, what: str, log: Path) -> NoInterpreterError:
     found = _WANTED_PYTHON.search(output)
     python = found[1] if found else "3.X"
@@ -231,7 +249,7 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
     return _unresolved(output, what, log)
 
 
-def _unresolved(output: str, what: str, log: Path) -> ResolutionError:
+def _unresolved(output: str, what: str, log: Path) -> EnvbuildError:
     if (unbuilt := _NOT_BUILT.search(output)) is not None:
         errors = [line.strip() for line in output[unbuilt.end() :].splitlines() if _BUILD_ERROR.search(line)]
         last = f"The build's last error: {errors[-1]}\n" if errors else ""
@@ -240,6 +258,13 @@ def _unresolved(output: str, what: str, log: Path) -> ResolutionError:
             why=f"{last}{output}",
             fix=f"Take another version of {unbuilt[1]}, or of what asks for it. If its build imports torch, its place "
             f'is phase compile: [components.{unbuilt[1]}] of the stack with phase = "compile".',
+            log=log,
+        )
+    if undated := _undated(output):
+        return NoUploadTimesError(
+            f"cannot {what}: the index does not say when {', '.join(undated)} was uploaded",
+            why=f"So nothing can be held to the as-of moment. Its pages carry no upload times (PEP 700).\n{output}",
+            fix="Use an index with upload times, or take what there is now: --no-as-of, which the record states.",
             log=log,
         )
     return ResolutionError(

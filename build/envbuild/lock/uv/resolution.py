@@ -18,7 +18,7 @@ from envbuild.catalog.base import Base
 from envbuild.catalog.fields import MACHINES
 from envbuild.core import tomlread
 from envbuild.core.digests import sha256_file
-from envbuild.core.errors import InternalError, NetworkError, ResolutionError
+from envbuild.core.errors import NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
 from envbuild.lock.context import WorkContext
@@ -198,10 +198,11 @@ def with_local_hashes(blocks: list[str], resolution: Resolution, source: TorchSo
         name = canonicalize_name(block.split("==")[0].split("[")[0].strip())
         hashes = sorted(sha256_file(wheel) for wheel in _local_wheels(name, resolution, source))
         if not hashes:
-            raise InternalError(
-                f"no hash is known for {block.splitlines()[0]}",
-                why="uv gave none, and no wheel of it lies in a local folder.",
-                fix="Serve the wheel from an index or page that states hashes, or from a local folder.",
+            raise NetworkError(
+                f"the index states no sha256 of {block.splitlines()[0]}",
+                why="Without it, a lock cannot tell a replaced file, and none is taken from its files by itself.",
+                fix="Serve it from an index or page that states sha256 hashes, or from a folder of find-links; or pin "
+                f"another version: --pin {name}=VERSION",
             )
         head, *comments = block.split("\n")
         pieces = [head, *(f"    --hash={digest}" for digest in hashes)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Literal
@@ -14,10 +14,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from envbuild.catalog.site import Site
-from envbuild.core.errors import NetworkError
+from envbuild.core.errors import ConfigurationError, NetworkError
 from envbuild.core.exit_status import mask
 from envbuild.lock.models import Lock
 from envbuild.lock.uv.credentials import request_for
+from envbuild.lock.uv.named_index import NamedIndex
 
 PROBE_SECONDS = 10
 PACKAGE_INDEX_BUILD = "index"
@@ -31,22 +32,23 @@ class TorchSource:
 
     ``location`` is an absolute folder or the URL of a page for ``find-links``, a URL for ``torch-index``, None for
     ``package-index``. ``not_these`` are versions that other places of the site have and that are not meant.
+    ``indexes`` are those that components have for other packages.
     """
 
     kind: Literal["find-links", "torch-index", "package-index"]
     location: str | None
     not_these: tuple[str, ...] = ()
+    indexes: tuple[NamedIndex, ...] = ()
 
     def uv_args(self) -> list[str]:
         """What ``uv pip install`` of exactly pinned, hashed packages needs to find the build."""
-        match self.kind:
-            case "find-links":
-                return ["--find-links", self.location or ""]
-            case "torch-index":
-                # Everything is pinned and hashed, so looking on both indexes can choose nothing else.
-                return ["--index", self.location or "", "--index-strategy", "unsafe-best-match"]
-            case "package-index":
-                return []
+        indexes = [index.argument for index in self.indexes]
+        if self.kind == "torch-index":
+            indexes.append(self.location or "")
+        arguments = ["--find-links", self.location or ""] if self.kind == "find-links" else []
+        arguments += [word for index in indexes for word in ("--index", index)]
+        # Everything is pinned and hashed, so looking on several indexes can choose nothing else.
+        return [*arguments, *(["--index-strategy", "unsafe-best-match"] if indexes else [])]
 
     def folder(self) -> Path | None:
         """The local folder, when it is one."""
@@ -89,15 +91,27 @@ def torch_source(site: Site, version: str, build: str, python: str) -> TorchSour
 
 
 def locked_torch(site: Site, lock: Lock) -> TorchSource:
-    """Where this site has the build of torch that a lock states.
+    """Where this site has the build of torch that a lock states, and the indexes that it names.
 
     Raises:
+        ConfigurationError: the site does not say where an index is.
         NetworkError: no place has it.
     """
+    indexes = tuple(NamedIndex(name, _address(site, name, lock)) for name in lock.indexes)
     if not lock.torch.version or "torch" in lock.base.provides:
-        return PACKAGE_INDEX  # a stack without torch, or a base that brings it
+        return replace(PACKAGE_INDEX, indexes=indexes)  # a stack without torch, or a base that brings it
     public = lock.torch.version.split("+")[0]
-    return torch_source(site, f"=={public}", lock.torch.build, lock.base.python)
+    return replace(torch_source(site, f"=={public}", lock.torch.build, lock.base.python), indexes=indexes)
+
+
+def _address(site: Site, name: str, lock: Lock) -> str:
+    if (url := site.indexes.get(name)) is not None:
+        return url
+    raise ConfigurationError(
+        f"the site's configuration does not name index {name!r}",
+        why=f"The lock of {lock.stack} on {lock.base.name} takes {', '.join(lock.indexes[name])} from it.",
+        fix=f'Write into the configuration file where it is, or where a mirror of it is:\n[indexes]\n{name} = "URL"',
+    )
 
 
 def _absolute(place: str) -> str:

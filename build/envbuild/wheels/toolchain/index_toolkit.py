@@ -107,7 +107,8 @@ def _looked_up(wanted: Mapping[str, str], lock: LockDirectory, cuda: str, source
         with sources.workplace("toolkit") as work, work.reporter.step(f"look for the CUDA toolkit {cuda} on the index"):
             what = f"find the CUDA toolkit {cuda} on the package index"
             # As of the lock's moment, so that the toolkit is the same on every machine and day.
-            found = look_up(wanted, sources.base, {"exclude-newer": moment}, what, work)
+            settings = {"exclude-newer": moment} if lock.lock.inputs.as_of_held else {}
+            found = look_up(wanted, sources.base, settings, what, work)
         packages = tuple(_found(name, found[canonicalize_name(name)]) for name in sorted(wanted))
         (entry / LIST_FILE).write_text(PinnedList(packages=packages).model_dump_json(indent=1) + "\n")
 

@@ -1,0 +1,124 @@
+"""Which of the sources of components a resolution asks for, and those that must not be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
+from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, GitSource, GitSources, MissingSource
+from envbuild.lock.components.tree_sources import IndexNotConfiguredError
+from envbuild.lock.components.upstream import SOURCES
+
+
+def where(by: Chosen) -> str:
+    folder = f"{by.subdirectory}/" if by.subdirectory else ""
+    return f"{folder}{SOURCES} of {by.at()}"
+
+
+def refuse_two(taken: Sequence[GitSource]) -> None:
+    """Refuse two commits of one package."""
+    first: dict[str, GitSource] = {}
+    for item in taken:
+        other = first.setdefault(item.name, item)
+        if other.identity != item.identity:
+            commit = other.chosen.commit
+            ref = commit.sha[:12] if commit else "VERSION"
+            raise ResolutionError(
+                f"{other.by.at()} and {item.by.at()} take {item.name} from two places",
+                why=f"{other.text()}\n{item.text()}",
+                fix=f"Say which: --pin {item.name}={ref}, or pin one of the two where it agrees with the other.",
+            )
+
+
+def settle(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> GitSources:
+    """What a resolution really takes, of what might be taken.
+
+    Args:
+        packages: of uv.lock.
+
+    Raises:
+        ResolutionError: it takes a package that two of its packages want at different commits.
+    """
+    tables = {str(package["name"]): package for package in packages}
+    takeable = git_sources.in_force.keys()
+    now = git_sources
+    while True:
+        force = now.in_force
+        asked = tuple(
+            item
+            for item in now.candidates
+            if (item.by.name not in takeable or item.by.name in force) and _is_asked(item, force, tables)
+        )
+        if asked == now.candidates:
+            refuse_two(asked)
+            return now
+        # Again: what was left out just now may have been all that asked for another one.
+        now = replace(now, candidates=asked)
+
+
+def refuse_missing(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a resolution that takes a package from the index which upstream takes from a place where it is not.
+
+    Raises:
+        NetworkError: it does, and the place cannot be reached now.
+        ResolutionError: it does; names the package.
+    """
+    tables = {str(package["name"]): package for package in packages}
+    for item in git_sources.missing:
+        if _is_asked(item, git_sources.in_force, tables):
+            if is_outage(item.error) or item.barred:
+                raise named_source_error(item.error, item.name, item.by, item.place)
+            raise ResolutionError(
+                f"{item.name} cannot be taken from where {item.by.at()} takes it",
+                why=words_of(item),
+                fix=item.error.fix,
+            ).about(item.name)
+
+
+def is_outage(error: EnvbuildError) -> bool:
+    """Whether a source may be there again soon: another version of the package is no answer to that."""
+    return isinstance(error, NetworkError) and not error.gone
+
+
+def refuse_barred(git_sources: GitSources, packages: Collection[str]) -> None:
+    """Refuse to go on where one of these packages is asked for, and its index is not configured.
+
+    Raises:
+        IndexNotConfiguredError: it is.
+    """
+    for item in git_sources.missing:
+        if item.barred and item.name in packages:
+            raise item.error
+
+
+def named_source_error(error: EnvbuildError, package: str, by: Chosen, place: str) -> EnvbuildError:
+    if isinstance(error, IndexNotConfiguredError):
+        return error
+    return error.with_context(
+        why=f"{where(by)} takes {package} from {place}.\n{error.why}",
+        fix=f"{error.fix}\nOr say which {package} to take instead: --pin {package}=VERSION --name NAME".lstrip(),
+    )
+
+
+def words_of(item: MissingSource) -> str:
+    """Why a source cannot be had, for people."""
+    return f"{where(item.by)} takes {item.name} from {item.place}.\n{item.error.what}\n{item.error.why}".rstrip()
+
+
+def _is_asked(
+    item: GitSource | MissingSource, force: Mapping[str, GitSource], tables: Mapping[str, Mapping[str, Any]]
+) -> bool:
+    table = tables.get(item.by.name)
+    other = force.get(item.by.name)
+    if table is None or item.name not in tables:
+        return False
+    if other is not None and other.chosen.commit != item.by.commit:
+        return False  # of a commit that is not in the lock
+    # uv.lock does not list what builds a package.
+    if BUILD in item.parts:
+        return True
+    lists = {ALWAYS: table.get("dependencies", []), **table.get("optional-dependencies", {})}
+    parts = lists if ANY in item.parts else item.parts
+    return any(entry["name"] == item.name for part in parts for entry in lists.get(part, ()))

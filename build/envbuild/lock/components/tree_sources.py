@@ -1,0 +1,137 @@
+"""What a component's tree says of its sources: its own pyproject.toml and its workspace's, and places in the tree."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from packaging.utils import canonicalize_name
+
+from envbuild.core.errors import ConfigurationError
+from envbuild.core.exit_status import mask
+from envbuild.git.refs import Commit
+from envbuild.git.repository import GitRepository
+from envbuild.lock.components.git_metadata import pyproject_of
+from envbuild.lock.components.models import Chosen
+from envbuild.lock.components.project_metadata import (
+    PYPROJECT,
+    UvSource,
+    are_texts,
+    read_pyproject,
+    read_sources,
+    uv_settings,
+)
+from envbuild.lock.context import Repositories
+
+_PROJECT_FILES = (PYPROJECT, "setup.py")
+
+
+class IndexNotConfiguredError(ConfigurationError):
+    """A component takes a package from an index of which the site does not say where it is."""
+
+
+def sources_of(item: Chosen, repositories: Repositories) -> tuple[UvSource, ...]:
+    """The sources of a component from git, as uv reads them; paths count from the top of the tree.
+
+    Raises:
+        ValueError: a pyproject.toml has another form.
+    """
+    own = uv_settings(pyproject_of(item, repositories))
+    top = uv_settings(repositories.at(item.git).read_file(item.commit, PYPROJECT)) if item.commit else {}
+    if not item.subdirectory or "workspace" not in top:
+        return tuple(_from_top(source, item.subdirectory) for source in read_sources(own))
+    # A member of a workspace has the indexes of the workspace, and its sources where it has none itself.
+    indexes = [*top.get("index", []), *own.get("index", [])]
+    found = [_from_top(source, item.subdirectory) for source in read_sources({**own, "index": indexes})]
+    named = {source.package for source in found}
+    return (*found, *(_from_top(source, "") for source in read_sources(top) if source.package not in named))
+
+
+def _from_top(source: UvSource, folder: str) -> UvSource:
+    return replace(source, path=posixpath.normpath(posixpath.join(folder, source.path))) if source.path else source
+
+
+def folder_of(source: UvSource, by: Chosen, repositories: Repositories) -> str:
+    """The folder of the component's tree that a source means; empty for its top.
+
+    Raises:
+        ConfigurationError: the tree does not have it.
+    """
+    if by.commit is not None:
+        repository = repositories.at(by.git)
+        for folder in _members(repository, by.commit) if source.workspace else [source.path]:
+            place = "" if folder == "." else folder
+            files = [repository.read_file(by.commit, posixpath.join(place, name)) for name in _PROJECT_FILES]
+            if any(files) and (not source.workspace or _named(files[0] or "") == source.package):
+                return place
+    raise ConfigurationError(
+        f"{by.at()} has no project of {source.package} in its tree",
+        why=f"It takes it from {source.text}, which is outside of the commit, in a submodule, or not there.",
+        fix=f"Say which to take instead: --pin {source.package}=VERSION --name NAME, or make it a component of the "
+        "stack.",
+    )
+
+
+def _named(pyproject: str) -> str:
+    project = read_pyproject(pyproject).get("project", {})
+    return canonicalize_name(str(project.get("name", ""))) if isinstance(project, dict) else ""
+
+
+def _members(repository: GitRepository, commit: Commit) -> Iterator[str]:
+    """The folders of a workspace's members, its top among them."""
+    workspace = uv_settings(repository.read_file(commit, PYPROJECT)).get("workspace", {})
+    patterns = workspace.get("members", []) if isinstance(workspace, dict) else []
+    if not are_texts(patterns):
+        raise ValueError(f"[tool.uv.workspace] members is not a list of strings: {patterns!r}")
+    yield "."
+    for pattern in patterns:
+        folders = [""]
+        for word in posixpath.normpath(pattern).split("/"):
+            folders = [
+                posixpath.join(folder, name)
+                for folder in folders
+                for name in repository.list_tree(commit, folder)
+                if fnmatchcase(name, word)
+            ]
+        yield from folders
+
+
+def configured_index(source: UvSource, by: Chosen, indexes: Mapping[str, str]) -> str:
+    """The name of a source's index, which the site has an address of.
+
+    Args:
+        indexes: addresses by name.
+
+    Raises:
+        IndexNotConfiguredError: the site has none.
+    """
+    if source.index in indexes:
+        return source.index
+    declared = mask(source.index_url)
+    raise IndexNotConfiguredError(
+        f"{by.at()} takes {source.package} from index {source.index!r}, and the site's configuration does not name it",
+        why=(f"Its {PYPROJECT} declares it as {declared}." if declared else f"Its {PYPROJECT} does not declare it.")
+        + f" On another index {source.package} may be another package.",
+        fix="Write into the configuration file where it is, or where a mirror of it is:\n"
+        f'[indexes]\n{source.index} = "{declared or "URL"}"',
+    )
+
+
+def refuse_two_addresses(declared: dict[str, tuple[str, Chosen]], source: UvSource, by: Chosen) -> None:
+    """Note the address of a source's index; one name cannot mean two.
+
+    Raises:
+        ConfigurationError: another component has another index of that name.
+    """
+    if not source.index or not source.index_url:
+        return
+    url, other = declared.setdefault(source.index, (source.index_url, by))
+    if url.rstrip("/") != source.index_url.rstrip("/"):
+        raise ConfigurationError(
+            f"{other.at()} and {by.at()} have two indexes of the name {source.index!r}",
+            why=f"{mask(url)} and {mask(source.index_url)}. A lock and the site's configuration have indexes by name.",
+            fix=f"Take another commit of one of them, or give {source.package} a version of its own: "
+            f"--pin {source.package}=VERSION --name NAME",
+        )

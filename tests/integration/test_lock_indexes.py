@@ -1,0 +1,205 @@
+"""Packages that components from git take from an index of their own: that one, at the site's address, or no lock."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.git_repos import History
+from helpers.lock_runs import ANY, OLD, error, lock_of, result
+from helpers.simple_index import SimpleIndex, simple_index
+from helpers.stack_files import BASE, write_base, write_stack
+from helpers.upstreams import PUBLIC, project_files
+from helpers.wheels import make_wheel
+
+URL = f"{PUBLIC}/x/comp"
+DECLARED = "https://index.example.invalid/simple"
+
+
+def index_table(name: str = "site", *, explicit: bool = True) -> str:
+    return f'[[tool.uv.index]]\nname = "{name}"\nurl = "{DECLARED}"\nexplicit = {str(explicit).lower()}\n'
+
+
+EXPLICIT = f'[tool.uv.sources]\nkitops = {{ index = "site" }}\n{index_table()}'
+
+
+class World:
+    """A component from git, the default index, and an index of the component's own; both have a `kitops`."""
+
+    def __init__(self, own: Any, index: SimpleIndex, site: SimpleIndex, folder: Path) -> None:
+        self.own, self.index, self.site = own, index, site
+        self.folder = folder
+        self.history = History(folder / "x/comp")
+        for place, where, version in ((index, "public", "2.0"), (site, "site", "1.0.19")):
+            place.add(self.wheel(where, "kitops", version, module=f"where = '{where}'\n"), OLD)
+
+    def wheel(self, where: str, name: str, version: str, needs: tuple[str, ...] = (), **more: Any) -> Path:
+        return make_wheel(self.folder / where, name, version, ANY, needs, **more)
+
+    def commit(self, text: str, *needs: str, extras: str = "", more: dict[str, Any] | None = None) -> str:
+        files = project_files("comp", "1.0", "comp", needs)
+        files["pyproject.toml"] = f"{files['pyproject.toml']}[project.optional-dependencies]\n{extras}\n{text}"
+        return self.history.commit("main", "2025-04-01T00:00:00Z", {**files, **(more or {})})
+
+    def configure(self, **indexes: str) -> None:
+        file = self.folder / "config.toml"
+        file.write_text("[indexes]\n" + "".join(f'{name} = "{url}"\n' for name, url in indexes.items()))
+        self.own.env["ENVBUILD_CONFIG"] = str(file)
+
+    def stack(self, **more: Any) -> None:
+        components = {"comp": {"git": URL, "ref": "main", "modules": ["comp"]}, **more}
+        setuptools = {"version": "==80.0", "reason": "what builds the packages from git"}
+        write_stack(self.own.project, "s", components, as_of="now", requirements={"setuptools": setuptools})
+
+    def lock(self, *more: str, status: int = 0) -> Any:
+        return self.own.run("lock", "--stack", "s", "--json", *more, status=status)
+
+    def refused(self, status: int, *more: str) -> dict[str, Any]:
+        return error(self.lock(*more, status=status))
+
+    def text(self, file: str) -> str:
+        text: str = (self.own.project / "lockfiles/s" / BASE / file).read_text()
+        return text
+
+    def asked_default_for(self, package: str) -> list[str]:
+        return [path for path in self.index.requested if package in path]
+
+
+@pytest.fixture
+def world(own: Any, index: SimpleIndex, wheel: Callable[..., Path], tmp_path: Path) -> Iterator[World]:
+    from helpers.build_backend import BACKEND, SETUPTOOLS_MODULE
+
+    wheel("setuptools", "80.0", module=SETUPTOOLS_MODULE, sources={"setuptools/build_meta.py": BACKEND})
+    settings = tmp_path / "gitconfig"
+    settings.write_text(f'[url "file://{tmp_path}/"]\n\tinsteadOf = {PUBLIC}/\n[protocol "file"]\n\tallow = always\n')
+    own.env |= {"GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
+    (tmp_path / "x").mkdir()
+    write_base(own.project)
+    with simple_index() as site:
+        made = World(own, index, site, tmp_path)
+        made.stack()
+        yield made
+
+
+@pytest.mark.parametrize("needs", ["kitops>=1.0", "kitops==1.0.19"])
+def test_an_explicit_index_is_configured_or_the_lock_is_refused(world: World, needs: str) -> None:
+    world.commit(EXPLICIT, needs)
+    refused = world.refused(3)
+    assert "takes kitops from index 'site'" in refused["what"]
+    assert DECLARED in refused["why"]
+    assert f'[indexes]\nsite = "{DECLARED}"' in refused["fix"]
+    assert world.asked_default_for("kitops") == []
+    world.configure(site=world.site.url)
+    assert result(world.lock())["components"]["kitops"] == "1.0.19"
+    assert world.asked_default_for("kitops") == []
+    component = lock_of(world.own, "s").components["kitops"]
+    assert (component.index, component.transitive) == ("site", True)
+    (digest,) = (world.folder / "site").glob("kitops-1.0.19*")
+    assert hashlib.sha256(digest.read_bytes()).hexdigest() in world.text("main.txt")
+    # By name: no file that is committed names a host.
+    committed = "".join(world.text(file) for file in ("pyproject.toml", "stack.lock.toml", "main.txt", "git.txt"))
+    assert [host for host in ("127.0.0.1", "index.example") if host in committed] == []
+    assert '[tool.uv.sources.kitops]\nindex = "site"' in world.text("pyproject.toml")
+    assert result(world.lock())["built"] is False
+    assert "no change" in world.own.run("lock", "--stack", "s", "--diff").stdout
+
+
+def test_what_is_locked_is_installed_from_that_index_by_its_hash(world: World) -> None:
+    world.commit(EXPLICIT, "kitops")
+    world.configure(site=world.site.url)
+    world.lock()
+    world.own.run("sync", "--stack", "s", "--into", "venv")
+    assert "site" in (world.own.project / "venv/lib/python3.11/site-packages/kitops/__init__.py").read_text()
+    world.own.run("export", "--stack", "s", "--format", "cyclonedx", "--output", "bom.json")
+    world.configure()
+    refused = error(world.own.run("sync", "--stack", "s", "--into", "other", "--json", status=3))
+    assert "does not name index 'site'" in refused["what"]
+
+
+def test_a_release_that_the_index_does_not_have_is_not_taken_from_another(world: World) -> None:
+    world.commit(EXPLICIT, "kitops==2.0")
+    world.configure(site=world.site.url)
+    assert "kitops" in world.refused(4)["why"]
+    assert world.asked_default_for("kitops") == []
+
+
+def test_an_index_that_cannot_be_reached_is_not_replaced(world: World) -> None:
+    world.commit(EXPLICIT, "kitops")
+    world.configure(site="http://127.0.0.1:1/simple")
+    world.own.env["UV_HTTP_RETRIES"] = "0"
+    world.refused(10)
+    assert world.asked_default_for("kitops") == []
+
+
+def test_an_extra_matters_where_something_asks_for_it(world: World) -> None:
+    text = f'[tool.uv.sources]\nkitops = [{{ index = "site", extra = "ops" }}]\n{index_table()}'
+    world.commit(text, extras='ops = ["kitops"]')
+    assert "kitops" not in result(world.lock())["components"]
+    # A release asks for the extra: known only once that is resolved.
+    world.index.add(world.wheel("public", "asks", "1.0", ("comp[ops]",)), OLD)
+    world.stack(asks={})
+    assert "index 'site'" in world.refused(3)["what"]
+    assert 'no-build-package = ["kitops"]' in world.text("pyproject.toml")
+    world.configure(site=world.site.url)
+    assert result(world.lock())["components"]["kitops"] == "1.0.19"
+
+
+def test_a_component_of_the_stack_is_taken_from_it_too(world: World) -> None:
+    world.commit(EXPLICIT, "kitops")
+    world.stack(kitops={"version": ">=1"})
+    assert "index 'site'" in world.refused(3)["what"]
+    world.configure(site=world.site.url)
+    world.lock()
+    component = lock_of(world.own, "s").components["kitops"]
+    assert (component.version, component.index, component.transitive) == ("1.0.19", "site", False)
+
+
+def test_an_index_that_is_not_explicit_is_followed_where_the_site_has_it(world: World) -> None:
+    world.commit(EXPLICIT.replace("= true", "= false"), "kitops")
+    done = world.lock()
+    assert result(done)["components"].get("kitops") is None
+    assert "kitops==2.0" in world.text("main.txt")
+    assert "takes kitops from its index site, which is not explicit" in done.stderr
+    world.configure(site=world.site.url)
+    world.lock("--upgrade")
+    assert "kitops==1.0.19" in world.text("main.txt")
+
+
+def test_one_name_with_two_addresses_is_refused(world: World) -> None:
+    world.commit(EXPLICIT, "kitops")
+    other = History(world.folder / "x/other")
+    files = project_files("other", "1.0", "other", ("kitops",))
+    files["pyproject.toml"] += EXPLICIT.replace("index.example", "another.example")
+    other.commit("main", "2025-04-01T00:00:00Z", files)
+    world.stack(other={"git": f"{PUBLIC}/x/other", "ref": "main"})
+    world.configure(site=world.site.url)
+    refused = world.refused(3)
+    assert "two indexes of the name 'site'" in refused["what"]
+    assert "another.example" in refused["why"]
+
+
+@pytest.mark.parametrize(
+    ("source", "more"),
+    [
+        ('[tool.uv.sources]\nkitops = { path = "libs/kitops" }\n', ""),
+        ("[tool.uv.sources]\nkitops = { workspace = true }\n", '[tool.uv.workspace]\nmembers = ["libs/*"]\n'),
+    ],
+)
+def test_what_is_in_the_same_tree_is_taken_from_there(world: World, source: str, more: str) -> None:
+    member = project_files("kitops", "0.5", "kitops")
+    commit = world.commit(source + more, "kitops", more={f"libs/kitops/{name}": text for name, text in member.items()})
+    world.lock()
+    assert f"kitops @ git+{URL}@{commit}#subdirectory=libs/kitops" in world.text("git.txt")
+    assert [path for path in world.asked_default_for("kitops") if "files" in path] == []
+    world.own.run("lock", "--check")
+
+
+@pytest.mark.parametrize("path", ["../kitops", "/opt/kitops", "libs/kitops"])
+def test_a_path_outside_of_the_tree_is_no_package_of_the_index(world: World, path: str) -> None:
+    world.commit(f'[tool.uv.sources]\nkitops = {{ path = "{path}" }}\n', "kitops")
+    refused = world.refused(4)
+    assert f"kitops from path {path}" in json.dumps(refused)
