@@ -187,7 +187,7 @@ def test_reports_and_commands_show_what_is_not_vouched_for(mixed, answer, comman
     assert [item["name"] for item in done["not_vouched"]] == ENTRIES
     page, junit = mixed.certificates()[0].with_name("report.html"), mixed.certificates()[0].with_name("junit.xml")
     assert "Not vouched for" in page.read_text()
-    assert f"<div>{GATHERED}: not run</div>" in page.read_text()
+    assert f'<p class="quiet">{GATHERED}: not run</p>' in page.read_text()
     assert 'skipped="1"' in junit.read_text()
     assert 'message="known to train wrongly, not run: the loss of gathered' in junit.read_text()
     (tmp_path / "trust.toml").write_text(f'[keys.own]\nfile = "{keys.public}"\n')

@@ -33,7 +33,7 @@ def check_releases(plan: LockPlan, resolution: Resolution, context: WorkContext)
         elif is_empty(table):
             findings.append(_placeholder(name, version, "holds a name on the index and has no content"))
     for package, table in tables.items():
-        if "registry" in table["source"] and _NIGHTLY.search(str(table.get("version", ""))):
+        if "registry" in table.get("source", {}) and _NIGHTLY.search(str(table.get("version", ""))):
             findings.append(_nightly(package, str(table["version"])))
         if is_stub(table, context):
             what = "has no content: its build downloads a wheel from another index, of which the lock has no hash"
