@@ -17,7 +17,7 @@ from envbuild.catalog.base import Base
 from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.data import data_root
 from envbuild.catalog.extends import merged
-from envbuild.catalog.fields import NAME_PATTERN
+from envbuild.catalog.fields import NAME_PATTERN, Device
 from envbuild.catalog.folders import exists, listed, no_file
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.models import KINDS, Cluster, Companions, Target
@@ -376,11 +376,11 @@ def select(
             + _stack_for(catalog, stack_name, base_name),
         )
     selection = Selection(catalog, stack_name, base_name, target_name)
-    _refuse_other_platform(selection)
+    _refuse_other_hardware(selection)
     return selection
 
 
-def _refuse_other_platform(selection: Selection) -> None:
+def _refuse_other_hardware(selection: Selection) -> None:
     base, target = selection.base, selection.target
     if base.platform != target.platform:
         raise ConfigurationError(
@@ -388,6 +388,13 @@ def _refuse_other_platform(selection: Selection) -> None:
             why=f"The base is for {base.platform}, the target's machines are {target.platform}.",
             fix=f"Take a base for {target.platform} (its file says platform), and name it for the target in "
             f"envs/stacks/{selection.stack_name}.toml.",
+        )
+    # No case would run on a GPU, and what is certified so is counted as an image for CPUs.
+    if base.device is Device.CUDA and target.device is Device.CPU:
+        raise ConfigurationError(
+            f"base {selection.base_name} is for GPUs, and target {selection.target_name} has none",
+            why=f"The base has CUDA {base.cuda}, which would be certified without a GPU.",
+            fix='Take a base without CUDA, or a target with device = "cuda" and its sm.',
         )
 
 

@@ -56,3 +56,14 @@ def test_base_of_another_platform_than_the_targets_is_refused(tmp_path):
         select(Catalog.open(tmp_path), "mixed", "gb200", None, HostDistribution("debian", "12"))
     assert "linux/amd64" in caught.value.why
     assert "linux/arm64" in caught.value.why
+
+
+def test_target_without_gpus_is_refused_on_a_base_with_cuda(tmp_path):
+    """Its certificate would have cases of the CPU alone, and the image is one for GPUs."""
+    for kind in ("stacks", "targets"):
+        (tmp_path / "envs" / kind).mkdir(parents=True)
+    text = CATALOG.path("stacks", "mcore").read_text().replace('target = "h200"', 'target = "lab"')
+    (tmp_path / "envs/stacks/mcore.toml").write_text(text)
+    (tmp_path / "envs/targets/lab.toml").write_text('summary = "x"\ndevice = "cpu"\nplatform = "linux/amd64"\n')
+    with pytest.raises(ConfigurationError, match="base debian12-cu130 is for GPUs, and target lab has none"):
+        select(Catalog.open(tmp_path), "mcore", "lab", None, HostDistribution("debian", "12"))
