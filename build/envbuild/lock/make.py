@@ -16,7 +16,7 @@ from envbuild.lock.components.decide import Decided, decide_components
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.context import LockContext, Repositories, work_folder
 from envbuild.lock.inputs import as_of
-from envbuild.lock.inputs.request import LockInputs, leaves_open
+from envbuild.lock.inputs.request import LockInputs, leaves_open, may_deviate
 from envbuild.lock.lockdir import copy_files, shipped_lock
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.lock.project.plan import LockPlan, make_plan
@@ -119,7 +119,9 @@ def _resolved(inputs: LockInputs, context: LockContext, steps: LockProgress) -> 
         raise _KnownLockError(folder)
     with finding_files(plan, context) as files, reading_ahead(plan.project, files, context) as api_read:
         first = steps.resolved = resolve_plan(plan, files, context)
-        refuse_at_once(first, context)
+        # Where nothing else is tried, a person reads all findings together.
+        if may_deviate(inputs.selection, inputs.request) or not inputs.request.base_named:
+            refuse_at_once(first, context)
         resolved = steps.resolved = pin_plan(first, context)
         # check_lock compares the same pairs: it should find them in the store, and not begin them a second time.
         api_read.result()

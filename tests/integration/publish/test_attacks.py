@@ -176,7 +176,12 @@ def test_a_certificate_that_the_gate_would_refuse(
     """Of a trusted key: whoever may push attaches it, and lists the image with it."""
     world.certify(**changes)
     lenient = world.selection.catalog.policy("default").model_copy(
-        update={"matrices": ("mine", "certify-full"), "shipped_matrix": False, "whole_matrix": False}
+        update={
+            "matrices": ("mine", "certify-full"),
+            "cpu_matrices": None,
+            "shipped_matrix": False,
+            "whole_matrix": False,
+        }
     )
     publication = publish(world.request(place, policy=lenient), world.context).publication
     assert refused(world, f"{place}:{publication.tag}").reason == reason
