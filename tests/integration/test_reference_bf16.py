@@ -27,6 +27,7 @@ DIGEST = "sha256:" + "0" * 64
 
 
 # oneDNN without AVX: there rounding decided another element of a bias, and a fixed band refused the stack.
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["SSE41", None])
 def test_healthy_baseline_passes(stack_python: Path, tmp_path: Path, isa: str | None) -> None:
     capabilities = Capabilities(device=Device.CPU)
