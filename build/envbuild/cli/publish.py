@@ -33,7 +33,7 @@ from envbuild.publish.publish import Published, publish
 from envbuild.publish.revoke import Revoked, revoke
 
 # All that goes with --revoke, itself the parameter `digest`.
-REVOKING = {"to", "digest", "reason", "as_json", "quiet"}
+REVOKING = {"to", "digest", "reason", "sqsh_to", "as_json", "quiet"}
 # With these alone the base itself is published.
 BASE = {"base", "to", "as_json", "quiet"}
 
@@ -82,7 +82,7 @@ def command(session: Session, **values: Any) -> None:
                 why="Whoever meets the revoked image is shown it.",
                 fix="Write why, in one sentence.",
             )
-        revoked = revoke(arguments.to, arguments.digest, reason, session.context)
+        revoked = revoke(arguments.to, arguments.digest, reason, session.context, sqsh_to=arguments.sqsh_to)
         _keep(session, arguments.to, revoked.publications)
         _print_revoked(session, revoked)
         return

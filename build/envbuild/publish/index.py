@@ -116,7 +116,12 @@ def _from_own_tags(registry: Registry) -> RepositoryIndex:
 
 
 def read_all(registry: Registry) -> tuple[Publication, ...]:
-    """The same as :func:`read_index`, with what has a tag of its own and is not in the index.
+    """The publications of :func:`load_all`."""
+    return load_all(registry).publications
+
+
+def load_all(registry: Registry) -> RepositoryIndex:
+    """The same as :func:`load_index`, with what has a tag of its own and is not in the index.
 
     Whoever may push can put an older index back, and cannot take tags away. Where this account may not list them, the
     index counts alone.
@@ -125,11 +130,12 @@ def read_all(registry: Registry) -> tuple[Publication, ...]:
         CheckRefusedError: what is there is damaged, or a tag was written over.
         NetworkError: the registry cannot be reached, or refuses.
     """
-    publications = read_index(registry)
+    index = load_index(registry)
+    publications, sizes = index.publications, dict(index.sizes)
     listed = {item.tag + PUBLICATION_SUFFIX for item in publications}
     tags = list_tags_if_allowed(registry) or []
     missing = [tag for tag in tags if tag.endswith(PUBLICATION_SUFFIX) and tag not in listed]
-    for tag, publication, _ in _read_entries(registry, missing):
+    for tag, publication, size in _read_entries(registry, missing):
         if publication.tag + PUBLICATION_SUFFIX != tag:
             raise CheckRefusedError(
                 f"the tag {tag} of {registry.address} is refused",
@@ -137,7 +143,8 @@ def read_all(registry: Registry) -> tuple[Publication, ...]:
                 fix="Publish that image again, or remove the tag there.",
             )
         publications = _merged(publications, [publication])
-    return publications
+        sizes[publication.oci_digest] = size
+    return replace(index, publications=publications, sizes=sizes)
 
 
 def _read_entries(registry: Registry, tags: Iterable[str]) -> Iterator[tuple[str, Publication, int]]:
@@ -177,7 +184,7 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
         PublicationRefusedError: another publisher took the immutable tag meanwhile.
         NetworkError: the registry cannot be reached, refuses, or does not keep what is written.
     """
-    refuse_taken(registry, publication)
+    _refuse_taken_unless_revoked(registry, publication)
     # The last one decides what a writer of the index puts back: it is written last.
     own_tags = reversed(revocation_tags(publication)) if publication.revoked else [publication.tag + PUBLICATION_SUFFIX]
     for tag in own_tags:
@@ -204,7 +211,7 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
         if merged == index.publications and index.before is not None:
             if publication.tag in {item.tag for item in merged}:
                 # Again: another's record may have come after the first look, and a registry refuses neither.
-                refuse_taken(registry, publication)
+                _refuse_taken_unless_revoked(registry, publication)
                 return merged
             raise removed(registry, publication.oci_digest)
         if not _write(registry, merged, sizes, index):
@@ -226,6 +233,12 @@ def refuse_taken(registry: Registry, publication: Publication) -> None:
     found = read_entry(registry, publication.tag + PUBLICATION_SUFFIX)
     if found is not None and not is_same(found[0], publication):
         raise _taken_by(registry, found[0])
+
+
+def _refuse_taken_unless_revoked(registry: Registry, publication: Publication) -> None:
+    # Whoever may push may write another record there, and must not keep the image from being taken back.
+    if publication.revoked is None:
+        refuse_taken(registry, publication)
 
 
 def taken(registry: Registry, tag: str, why: str) -> PublicationRefusedError:

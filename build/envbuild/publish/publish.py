@@ -23,7 +23,13 @@ from envbuild.oci.push import Blob, RegistryManifest, Sent, digest_of_tag, push_
 from envbuild.oci.referrers import attach, list_referrers
 from envbuild.publish import artifacts, index
 from envbuild.publish.artifacts import Artifact
-from envbuild.publish.draft import Destination, PublishRequest, draft_publication, find_standing
+from envbuild.publish.draft import (
+    Destination,
+    PublishRequest,
+    draft_publication,
+    find_standing,
+    refuse_other_place,
+)
 from envbuild.publish.gate import Admitted, Rules, admit
 from envbuild.publish.models import Publication
 from envbuild.publish.moving import move_tag
@@ -81,6 +87,8 @@ def publish(request: PublishRequest, context: Context) -> Published:
         standing = find_standing(draft, there.publications, context.clock())
         if standing is not None and admitted is not None and not _is_trusted(standing, request, context):
             standing = None
+        if standing is None:
+            _refuse_other_place(draft, there, request, context)
         # A newer certificate than this one stays: only what is no certificate is looked for then.
         newer = standing is not None and standing.certificate_digest != draft.certificate_digest
         attached = _artifacts(request, manifest, None if newer else admitted, draft, folder)
@@ -118,6 +126,13 @@ def _is_trusted(standing: Publication, request: PublishRequest, context: Context
         return True
     trust = require_trust(request.trust)
     return not objection_to_signature(standing, trust, request.policy, context.clock())
+
+
+def _refuse_other_place(draft: Publication, there: Destination, request: PublishRequest, context: Context) -> None:
+    listed = next((item for item in there.publications if item.tag == draft.tag), None)
+    # Whoever may push can list any place: what a trusted key signed counts.
+    if listed is not None and (not draft.certificate_digest or _is_trusted(listed, request, context)):
+        refuse_other_place(draft, listed, str(there.registry.address))
 
 
 def _list(there: Destination, draft: Publication, manifest_bytes: int, context: Context) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from envbuild.catalog.context import Context
-from envbuild.core.errors import ConfigurationError, PublicationRefusedError
+from envbuild.core.errors import ConfigurationError, EnvbuildError, InterruptedByUserError
 from envbuild.publish import index
 from envbuild.publish.models import Publication, Revocation
 from envbuild.publish.moving import move_tag
 from envbuild.publish.repository import open_repository
-from envbuild.publish.sqsh_stores import store_of
+from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store, store_of
+from envbuild.store.registry import Registry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,39 +31,75 @@ class Revoked:
     nothing_to_do: bool = False
 
 
-def revoke(to: str, digest: str, reason: str, context: Context) -> Revoked:
+def revoke(to: str, digest: str, reason: str, context: Context, *, sqsh_to: str | None = None) -> Revoked:
     """Revoke what was published under a digest: of the OCI image, of docker's manifest, or of the .sqsh.
+
+    What cannot be done for one tag or store keeps none of the others from it: the first error is raised at the end.
+
+    Args:
+        sqsh_to: a .sqsh store that has the image, too, which the index need not know.
 
     Raises:
         ConfigurationError: nothing there has the digest.
         PublicationRefusedError: it is taken back, and its moving tag is somebody else's now.
-        NetworkError: the registry cannot be reached, or refuses.
+        NetworkError: the registry or a store cannot be reached, or refuses.
     """
     registry = open_repository(to, context.site)
-    found = index.load_index(registry)
-    named = [item for item in found.publications if digest in item.digests]
-    if not named:
-        raise ConfigurationError(
-            f"nothing with the digest {digest} was published to {registry.address}",
-            why=f"Its index has {len(found.publications)} publications, and none of that digest.",
-            fix="Name the digest of an image (OCI or docker) or of a .sqsh, as `envbuild publish` printed it.",
-        )
+    extra = open_sqsh_store(sqsh_to, context.site) if sqsh_to else None
+    found, named = _named(registry, digest)
     now = Revocation(reason=reason, at=context.moment())
-    publications = []
-    for item in named:
-        # Also those that are revoked: the run that did so may have been killed before the store and the tags.
-        revoked = item if item.revoked else item.model_copy(update={"revoked": now})
-        if revoked is not item:
-            index.record(registry, revoked, found.sizes[item.oci_digest])
-        publications.append(revoked)
-        if item.sqsh is not None and item.sqsh.place:
-            store_of(item.sqsh.place, context.site).revoke(item.sqsh.digest, revoked.revoked or now)
-    try:
-        heads = {tag: move_tag(registry, tag) for tag in dict.fromkeys(item.moving_tag for item in named)}
-    except PublicationRefusedError as error:
-        raise error.with_context(why=f"The image was taken back, and readers refuse it. {error.why}") from error
-    for tag, head in heads.items():
-        if head is not None and head.sqsh is not None and head.sqsh.place:
-            store_of(head.sqsh.place, context.site).move_tag(tag, head, context.clock())
+    # Also those that are revoked: the run that did so may have been killed before the stores and the tags.
+    publications = tuple(item if item.revoked else item.model_copy(update={"revoked": now}) for item in named)
+    failures: list[EnvbuildError] = []
+    for item, revoked in zip(named, publications, strict=True):
+        with _collected(failures):
+            if revoked is not item:
+                index.record(registry, revoked, found.sizes[item.oci_digest])
+    for revoked in publications:
+        with _collected(failures):
+            _revoke_in_stores(revoked, extra, context)
+    heads: dict[str, Publication | None] = {}
+    for tag in dict.fromkeys(item.moving_tag for item in named):
+        with _collected(failures):
+            heads[tag] = head = move_tag(registry, tag)
+            if head is not None and head.sqsh is not None and head.sqsh.place:
+                store_of(head.sqsh.place, context.site).move_tag(tag, head, context.clock())
+    if failures:
+        error = failures[0]
+        if all(index.revocation_of(registry, item.model_copy(update={"revoked": None})) for item in publications):
+            error = error.with_context(why=f"The image was taken back, and readers refuse it. {error.why}")
+        raise error from failures[0]
     nothing = all(item.revoked is not None for item in named)
-    return Revoked(publications=tuple(publications), heads=heads, nothing_to_do=nothing)
+    return Revoked(publications=publications, heads=heads, nothing_to_do=nothing)
+
+
+def _named(registry: Registry, digest: str) -> tuple[index.RepositoryIndex, list[Publication]]:
+    """What has a digest; by the publications' own tags where the index, which may be an older one, lacks it."""
+    for load in (index.load_index, index.load_all):
+        found = load(registry)
+        if named := [item for item in found.publications if digest in item.digests]:
+            return found, named
+    raise ConfigurationError(
+        f"nothing with the digest {digest} was published to {registry.address}",
+        why=f"It has {len(found.publications)} publications, and none of that digest.",
+        fix="Name the digest of an image (OCI or docker) or of a .sqsh, as `envbuild publish` printed it.",
+    )
+
+
+def _revoke_in_stores(publication: Publication, extra: SqshStore | None, context: Context) -> None:
+    if publication.revoked is None:
+        raise ValueError("it is revoked")
+    place = publication.sqsh.place if publication.sqsh else ""
+    for store in (store_of(place, context.site) if place else None, extra):
+        if store is not None:
+            store.revoke(publication.oci_digest, publication.revoked)
+
+
+@contextmanager
+def _collected(failures: list[EnvbuildError]) -> Iterator[None]:
+    try:
+        yield
+    except InterruptedByUserError:
+        raise
+    except EnvbuildError as error:
+        failures.append(error)

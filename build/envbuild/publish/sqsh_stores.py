@@ -155,12 +155,16 @@ class SqshStore:
         return not kept
 
     def revoke(self, digest: str, revocation: Revocation) -> Publication | None:
-        """Take a publication back: readers refuse it from now on. None when nothing of this digest is there."""
+        """Take a publication back: readers refuse it from now on. None when nothing of this digest is there.
+
+        Args:
+            digest: of the OCI image.
+        """
+        # First, and next to the document, which a publisher or somebody else may write anew, or have damaged.
+        self._change(self._revoked_path(digest), revocation.model_dump_json().encode(), lambda there: there)
         found = self.find(digest)
         if found is None:
             return None
-        # First, and next to the document, which a publisher or somebody else may write anew.
-        self._change(self._revoked_path(found), revocation.model_dump_json().encode(), lambda there: there)
         path = document_of(found)
 
         def revoked(there: bytes) -> bytes:
@@ -173,7 +177,7 @@ class SqshStore:
         """Why a publication was taken back, by its document or next to it; None where it was not."""
         if publication.revoked is not None:
             return publication.revoked
-        there = self._read(self._revoked_path(publication))
+        there = self._read(self._revoked_path(publication.oci_digest))
         if there is None:
             return None
         try:
@@ -240,8 +244,8 @@ class SqshStore:
                 f"envbuild publish --to REGISTRY/REPO --revoke {there.oci_digest} --reason TEXT.",
             )
 
-    def _revoked_path(self, publication: Publication) -> str:
-        return f"{REVOKED}/{hex_of(publication.oci_digest)}.json"
+    def _revoked_path(self, oci_digest: str) -> str:
+        return f"{REVOKED}/{hex_of(oci_digest)}.json"
 
     def _change(self, path: str, new: bytes, changed: Callable[[bytes], bytes]) -> bytes:
         try:

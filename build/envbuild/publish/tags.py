@@ -79,8 +79,16 @@ def refuse_reserved(moving_tag: str) -> None:
     """Refuse a moving tag that names something else, here or for another publisher.
 
     Raises:
-        PublicationRefusedError: it is internal, or has the form of an immutable one.
+        PublicationRefusedError: it is internal, has the form of an immutable one, or is no tag of a registry.
     """
+    if not re.fullmatch(TAG_PATTERN, moving_tag + DOCKER_SUFFIX):
+        raise PublicationRefusedError(
+            f"{moving_tag!r:.150} cannot be a moving tag",
+            why="A tag has letters, digits, '.', '_' and '-', and begins with none of '.' and '-'; at most 128, with "
+            f"{DOCKER_SUFFIX}, the ending of the tag next to it.",
+            fix="Name another one: --tag NAME.",
+            reason="reserved-tag",
+        )
     for pattern, why in _RESERVED.items():
         if re.fullmatch(pattern, moving_tag):
             raise PublicationRefusedError(

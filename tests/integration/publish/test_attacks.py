@@ -138,6 +138,34 @@ def test_a_revocation_that_is_rolled_back(place: str, attacker: Attacker, world:
     assert digest_of_tag(attacker.registry, publication.moving_tag) == NOTHING.digest
 
 
+def test_a_revocation_is_not_held_up(place: str, attacker: Attacker, world: PublishWorld) -> None:
+    """By an index from before the image, a record that is another's, or a tag that is somebody else's."""
+    first = world.publish(place)
+    before = attacker.index()
+    world.rebuild(NEWER)
+    second = world.publish(place)
+    entry = read_manifest(attacker.registry, f"{first.tag}-publication")
+    assert entry is not None
+    attacker.write_back(before)
+    revoke(place, second.oci_digest, "not in that index", world.context)
+    assert refused(world, f"{place}:{second.tag}").reason == "revoked"
+    assert digest_of_tag(attacker.registry, first.moving_tag) == first.oci_digest
+
+    attacker.list_also(first, tag=f"{first.tag}-r7", moving_tag="aaa")
+    put_manifest(attacker.registry, "aaa", entry)
+    forged = json.loads(entry.content)
+    forged["annotations"]["org.envbuild.publication"] = (
+        first.model_copy(update={"moving_tag": "x"}).canonical().decode()
+    )
+    put_manifest(attacker.registry, f"{first.tag}-publication", replace(entry, content=json.dumps(forged).encode()))
+    with pytest.raises(PublicationRefusedError, match="the tag aaa") as caught:
+        revoke(place, first.oci_digest, "wrong NCCL", world.context)
+    check_error(caught.value)
+    assert "was taken back" in caught.value.why
+    assert refused(world, f"{place}:{first.moving_tag}").reason == "revoked"
+    assert digest_of_tag(attacker.registry, first.moving_tag) == NOTHING.digest
+
+
 def test_a_revoked_image_under_another_tag(place: str, attacker: Attacker, world: PublishWorld) -> None:
     publication = world.publish(place)
     before = attacker.index()

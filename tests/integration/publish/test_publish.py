@@ -245,6 +245,26 @@ def test_the_sqsh_goes_to_a_store_instead(
     assert kept.revoked is not None
 
 
+def test_a_revocation_reaches_the_store(secure: Secure, repository: str, world: PublishWorld, tmp_path: Path) -> None:
+    """The index names one place of a .sqsh: it stays that one. Others are named with the revocation."""
+    place, other, to = tmp_path / "share", tmp_path / "other", f"{secure.host}/{repository}"
+    for folder in (place, other):
+        folder.mkdir()
+    found = world.publish(to, sqsh_to=str(place))
+    for changes in ({}, {"sqsh_to": str(other)}):
+        with pytest.raises(PublicationRefusedError) as caught:
+            publish(world.request(to, **changes), world.context)
+        assert caught.value.reason == "sqsh-elsewhere"
+        assert str(place) in caught.value.fix
+    assert publish(world.request(to, sqsh=False), world.context).nothing_to_do
+    # Of another repository, whose index has it elsewhere.
+    world.publish(f"{to}-2", sqsh_to=str(other))
+    store = open_sqsh_store(str(other), world.context.site)
+    revoke(to, found.oci_digest, "wrong", world.context, sqsh_to=str(other))
+    for kept in (store.publications(), open_sqsh_store(str(place), world.context.site).publications()):
+        assert [item.revoked.reason if item.revoked else "" for item in kept] == ["wrong"]
+
+
 def test_a_lost_index_is_made_again(secure: Secure, repository: str, world: PublishWorld) -> None:
     """Also one that another writer replaced: each publication has a tag of its own."""
     registry, to = secure.registry(repository), f"{secure.host}/{repository}"

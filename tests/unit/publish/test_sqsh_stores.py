@@ -158,11 +158,23 @@ def test_a_store_without_conditional_writes_is_told(store, tmp_path, monkeypatch
 def test_revocation_stays_with_a_new_certificate(store, tmp_path):
     image = make_image(store, tmp_path)
     image.put(store)
-    assert store.revoke(image.publication.sqsh.digest, BACK).revoked == BACK
+    assert store.revoke(image.publication.oci_digest, BACK).revoked == BACK
     assert store.revoke(image.publication.oci_digest, BACK.model_copy(update={"reason": "other"})).revoked == BACK
     make_image(store, tmp_path, published_at=moment(days=1)).put(store)
     assert store.find(image.publication.tag).revoked == BACK
     assert store.revoke("sha256:" + "0" * 64, BACK) is None
+
+
+def test_revocation_where_its_document_was_changed(store, tmp_path):
+    image = make_image(store, tmp_path)
+    image.put(store)
+    (file,) = (tmp_path / "share" / "publications").rglob("*.json")
+    content = file.read_bytes()
+    file.write_bytes(b"{")
+    with pytest.raises(CheckRefusedError):
+        store.revoke(image.publication.oci_digest, BACK)
+    file.write_bytes(content)
+    assert store.revocation(store.find(image.publication.tag)) == BACK
 
 
 def test_newer_certificate_of_an_image_takes_the_older_ones_place(store, tmp_path):

@@ -69,6 +69,8 @@ def test_a_tag_that_no_registry_takes_is_refused(tmp_path):
     [
         "mcore-0123456789ab-h200", "mcore-0123456789ab-h200-r2", "uncertified-mcore-0123456789ab-cpu", "x-docker",
         "x-publication", "x-revoked", "envbuild-index", "sha256-" + "a" * 64, "base-debian12-0123456789ab",
+        # No registry takes these, or docker's next to it.
+        "", "bad tag", "stable\n", "x;touch", ".x", "-x", "a" * 122,
     ],
 )  # fmt: skip
 def test_a_moving_tag_names_nothing_else(tag):
@@ -78,7 +80,7 @@ def test_a_moving_tag_names_nothing_else(tag):
 
 
 @pytest.mark.parametrize(
-    "tag", ["stable", "mcore-main-h200", "base-h200", "docker-h200", "mcore-r2", "envbuild-index2"]
+    "tag", ["stable", "mcore-main-h200", "base-h200", "docker-h200", "mcore-r2", "envbuild-index2", "a" * 121]
 )
 def test_a_moving_tag_of_an_own_name(tag):
     refuse_reserved(tag)
