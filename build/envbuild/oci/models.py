@@ -232,6 +232,12 @@ def not_an_image(name: str, why: str, fix: str = "") -> CheckRefusedError:
     )
 
 
+def not_of_envbuild(name: str, why: str, fix: str = "") -> CheckRefusedError:
+    """The error for what a registry has in the place of a document."""
+    fix = fix or "Somebody wrote something else there: remove it, and publish the image again."
+    return CheckRefusedError(f"{name} is refused", why="\n".join(map(printable, why.split("\n"))), fix=fix)
+
+
 def read(raw: bytes, model: type[M], name: str, refuse: Refuse = refused_as_base) -> M:
     """A document as its model.
 

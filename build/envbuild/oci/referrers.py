@@ -12,7 +12,7 @@ from envbuild.core import jsonread
 from envbuild.core.digests import Json, canonical_json
 from envbuild.core.errors import NetworkError
 from envbuild.oci.artifact import artifact_entry
-from envbuild.oci.models import INDEX_TYPES, MANIFEST_TYPE, Index, not_an_image, read
+from envbuild.oci.models import INDEX_TYPES, MANIFEST_TYPE, Index, not_of_envbuild, read
 from envbuild.oci.models import Descriptor as Referrer
 from envbuild.oci.push import (
     CONFLICT,
@@ -128,4 +128,4 @@ def not_kept(registry: Registry, tag: str) -> NetworkError:
 
 
 def _entries(registry: Registry, content: bytes) -> tuple[Referrer, ...]:
-    return read(content, Index, f"a list of artifacts of {registry.address}", not_an_image).manifests
+    return read(content, Index, f"a list of artifacts of {registry.address}", not_of_envbuild).manifests

@@ -16,7 +16,7 @@ from envbuild.certify.certificate.statement import CLOCK_SKEW, is_after
 from envbuild.certify.certificate.trust import Trust
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import PublicationRefusedError
-from envbuild.core.text import quoted_command
+from envbuild.core.text import printable, quoted_command
 from envbuild.image.output import PlacedImage
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.oci.docker_manifest import docker_manifest
@@ -27,7 +27,7 @@ from envbuild.publish.index import is_same, read_entry, revocation_of
 from envbuild.publish.models import Publication, PublishedSqsh, Revocation
 from envbuild.publish.moving import refuse_foreign
 from envbuild.publish.signature import sign_publication
-from envbuild.publish.sqsh_stores import FILES, SqshStore
+from envbuild.publish.sqsh_stores import SqshStore, store_of
 from envbuild.publish.tags import INDEX_TAG, PUBLICATION_SUFFIX, UNCERTIFIED, Tags, refuse_reserved, tags_of
 from envbuild.store.registry import Registry
 
@@ -147,26 +147,27 @@ def _published_sqsh(
     return PublishedSqsh(digest=record.digest, size_bytes=record.size_bytes, place=place)
 
 
-def refuse_other_place(draft: Publication, there: Publication, address: str) -> None:
-    """Refuse to give a .sqsh another place than the index names: a revocation would not reach the one that it had.
+def refuse_other_place(draft: Publication, there: Publication, context: Context) -> None:
+    """Refuse to give a .sqsh another place than the index names: a revocation would not reach the one that it has.
 
     Args:
         there: the publication of the same tag that the draft would replace.
-        address: of the registry.
 
     Raises:
         PublicationRefusedError: it would.
+        NetworkError: the place cannot be reached, or refuses.
     """
     place = there.sqsh.place if there.sqsh else ""
-    if not place or (draft.sqsh is not None and draft.sqsh.place == place):
+    if there.sqsh is None or not place or (draft.sqsh is not None and draft.sqsh.place == place):
         return
-    store = place.rpartition(f"/{FILES}/")[0]
-    raise PublicationRefusedError(
-        f"{draft.tag} of {address} keeps its .sqsh in {store}",
-        why="It was published there. With another place in the index, a revocation would not reach that one.",
-        fix=f"Add {quoted_command('--sqsh-to', store)}; the next image may go elsewhere.",
-        reason="sqsh-elsewhere",
-    )
+    store = store_of(place, context.site)
+    if store.has_file(there.sqsh):
+        raise PublicationRefusedError(
+            f"the .sqsh of {draft.tag} is in {store.address}, and stays there",
+            why="It was published there. With another place in the index, a revocation would not reach that one.",
+            fix=f"Add {quoted_command('--sqsh-to', store.address)}; the next image may go elsewhere.",
+            reason="sqsh-elsewhere",
+        )
 
 
 def _moment(publications: tuple[Publication, ...], moving_tag: str, now: datetime) -> str:
@@ -213,7 +214,7 @@ def _refuse_tag_of_another(draft: Publication, publications: tuple[Publication, 
 def _revoked(draft: Publication, revocation: Revocation) -> PublicationRefusedError:
     return PublicationRefusedError(
         f"the image {draft.oci_digest} is not published again",
-        why=f"It was revoked at {revocation.at}: {revocation.reason}",
+        why=f"It was revoked at {revocation.at}: {printable(revocation.reason)}",
         fix="Build another image: from a new lock, or with what was wrong put right.",
         reason="revoked",
     )

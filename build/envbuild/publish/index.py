@@ -20,7 +20,7 @@ from envbuild.certify.certificate.statement import is_after
 from envbuild.core.digests import Json, canonical_json
 from envbuild.core.errors import CheckRefusedError, NetworkError, PublicationRefusedError
 from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
-from envbuild.oci.models import MANIFEST_TYPE, Index, Manifest, not_an_image, read
+from envbuild.oci.models import MANIFEST_TYPE, Index, Manifest, not_of_envbuild, read
 from envbuild.oci.push import (
     CONFLICT,
     NOT_THERE,
@@ -87,7 +87,7 @@ def load_index(registry: Registry) -> RepositoryIndex:
     if found is None:
         return _from_own_tags(registry)
     where = f"the index of {registry.address}"
-    index = read(found.content, Index, where, not_an_image)
+    index = read(found.content, Index, where, lambda name, why, _: not_of_envbuild(name, why, _MADE_ANEW))
     publications = []
     for entry in index.manifests:
         publication = read_publication(entry.annotations.get(PUBLICATION, "").encode(), where, fix=_MADE_ANEW)
@@ -357,7 +357,7 @@ def read_entry(registry: Registry, tag: str) -> tuple[Publication, int] | None:
     where = f"the tag {tag} of {registry.address}"
     if found is None:
         return None  # listed before it is all there: whoever writes it puts it into the index
-    entry = read(found.content, _Entry, where, not_an_image)
+    entry = read(found.content, _Entry, where, not_of_envbuild)
     publication = read_publication(entry.annotations.get(PUBLICATION, "").encode(), where)
     if entry.subject is None or entry.subject.digest != publication.oci_digest:
         why = "It is not the record of a publication: it refers to another image than it states."

@@ -132,7 +132,7 @@ def _refuse_other_place(draft: Publication, there: Destination, request: Publish
     listed = next((item for item in there.publications if item.tag == draft.tag), None)
     # Whoever may push can list any place: what a trusted key signed counts.
     if listed is not None and (not draft.certificate_digest or _is_trusted(listed, request, context)):
-        refuse_other_place(draft, listed, str(there.registry.address))
+        refuse_other_place(draft, listed, context)
 
 
 def _list(there: Destination, draft: Publication, manifest_bytes: int, context: Context) -> None:

@@ -23,6 +23,7 @@ from envbuild.core.errors import (
     PublicationRefusedError,
 )
 from envbuild.core.files import write_atomic
+from envbuild.core.text import printable
 from envbuild.publish.admission import objections_to
 from envbuild.publish.kept_files import KeptFile, WantedFile, keep_file
 from envbuild.publish.models import Publication, PublishedSqsh
@@ -190,7 +191,7 @@ def admit(
         UsageError: no trusted keys are named.
     """
     if publication.revoked is not None:
-        why = f"It was taken back at {publication.revoked.at}: {publication.revoked.reason}"
+        why = f"It was taken back at {publication.revoked.at}: {printable(publication.revoked.reason)}"
         raise _refused(request, "revoked", why, f"Pull another one. {LOOK}")
     if publication.certificate_digest is None:
         if request.uncertified:

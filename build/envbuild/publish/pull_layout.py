@@ -10,7 +10,7 @@ from envbuild.catalog.context import Context
 from envbuild.core.background import run_in_background
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.core.files import clone_or_copy, machine_errors, replace_tree
-from envbuild.oci.models import Descriptor, Manifest, not_an_image, read
+from envbuild.oci.models import Descriptor, Manifest, not_of_envbuild, read
 from envbuild.oci.push import read_manifest
 from envbuild.oci.write import OciImage, write_documents
 from envbuild.publish.kept_files import KeptFile, WantedFile, keep_file
@@ -50,7 +50,7 @@ def pull_layout(request: PullRequest, folder: Path, context: Context) -> Pulled:
                     why=f"{source.address} does not have {publication.oci_digest} any more, which its index names.",
                     fix="Publish it again; retention rules must spare what the index names.",
                 )
-            manifest = read(found.content, Manifest, f"the image {publication.tag}", not_an_image)
+            manifest = read(found.content, Manifest, f"the image {publication.tag}", not_of_envbuild)
             files = _fetch(source, (manifest.config, *manifest.layers), context)
         return Taken(
             verified=verified,

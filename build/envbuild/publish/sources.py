@@ -20,7 +20,7 @@ from envbuild.core.digests import is_digest, sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, UsageError
 from envbuild.core.exit_status import mask
 from envbuild.core.files import machine_errors
-from envbuild.oci.models import Manifest, not_an_image, read
+from envbuild.oci.models import Manifest, not_of_envbuild, read
 from envbuild.oci.push import read_manifest
 from envbuild.oci.referrers import list_referrers
 from envbuild.publish.bundle import BUNDLE_TYPE, certificate_in
@@ -198,7 +198,7 @@ class RepositorySource:
             bounded.count()
             if found is None:
                 continue
-            manifest = read(found.content, Manifest, f"an artifact of {self.address}", not_an_image)
+            manifest = read(found.content, Manifest, f"an artifact of {self.address}", not_of_envbuild)
             for layer in manifest.layers:
                 if layer.media_type == BUNDLE_TYPE and layer.size_bytes <= LARGEST_BYTES * 2:
                     bounded.count(layer.size_bytes)

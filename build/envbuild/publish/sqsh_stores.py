@@ -16,6 +16,7 @@ each other's. It is believed by no reader: the certificate is signed, and the .s
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,7 +30,7 @@ from envbuild.catalog.fields import TomlModel, moment_of
 from envbuild.catalog.site import Site
 from envbuild.certify.certificate.statement import CLOCK_SKEW, is_after
 from envbuild.core.digests import canonical_json, hex_of, is_digest, sha256_file
-from envbuild.core.errors import CheckRefusedError, ConfigurationError, PublicationRefusedError
+from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError, PublicationRefusedError
 from envbuild.core.files import NotPlainFileError, machine_errors
 from envbuild.core.validation import describe_errors
 from envbuild.publish.models import (
@@ -44,6 +45,7 @@ from envbuild.store.address import parse_address
 from envbuild.store.backend import ObjectStore, StoredObject
 from envbuild.store.conditional import change
 from envbuild.store.connect import open_object_store
+from envbuild.store.limits import MOST_SECONDS
 from envbuild.store.registry_errors import Wording
 
 FILES, NAMES, CERTIFICATES = "sqsh/sha256", "names/sha256", "certificates/sha256"
@@ -129,9 +131,13 @@ class SqshStore:
             return False
         return (
             found == publication
-            and self.objects.size(f"{FILES}/{hex_of(sqsh.digest)}{SUFFIX}") == sqsh.size_bytes
+            and self.has_file(sqsh)
             and (publication.certificate_digest is None or self.bundle(publication) is not None)
         )
+
+    def has_file(self, sqsh: PublishedSqsh) -> bool:
+        """Whether a .sqsh is there; by its size, since to hash it is to fetch it."""
+        return self.objects.size(f"{FILES}/{hex_of(sqsh.digest)}{SUFFIX}") == sqsh.size_bytes
 
     def move_tag(self, tag: str, publication: Publication, at: datetime) -> bool:
         """Let a moving tag mean a publication that was put there; False: it means a newer one, and stays.
@@ -210,7 +216,16 @@ class SqshStore:
 
     def publications(self) -> tuple[Publication, ...]:
         """Everything that is published there."""
-        return tuple(self._publication(path) for path in sorted(self.objects.names(PUBLICATIONS)))
+        started, read = time.monotonic(), list[Publication]()
+        for path in sorted(self.objects.names(PUBLICATIONS)):
+            if time.monotonic() - started > MOST_SECONDS:
+                raise NetworkError(
+                    f"the .sqsh store {self.address} has too many publications",
+                    why=f"{len(read)} were read in {MOST_SECONDS:.0f} s, and there are more.",
+                    fix=f"Look who writes below {PUBLICATIONS}/ there, and remove what nobody needs.",
+                )
+            read.append(self._publication(path))
+        return tuple(read)
 
     def bundle(self, publication: Publication) -> bytes | None:
         """The bundle of a publication's certificate; None where it has none, or it is not there."""

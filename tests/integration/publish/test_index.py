@@ -65,6 +65,7 @@ def test_a_tampered_index_is_refused(
     spoil(registry, change)
     with pytest.raises(CheckRefusedError) as caught:
         read_index(registry)
+    assert f"remove the tag {INDEX_TAG}" in caught.value.fix
     assert f"index of {registry.address}" in caught.value.what
     assert caught.value.fix
     with pytest.raises(CheckRefusedError):

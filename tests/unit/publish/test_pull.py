@@ -290,6 +290,16 @@ def test_tag_that_leads_to_another_publication_is_refused(there):
         assert refused.value.reason == "entry"
 
 
+def test_reason_of_a_revocation_is_one_line(there):
+    """Nobody signs it: it must not look like a help of envbuild's."""
+    publication = there.publish()
+    there.store.revoke(publication.oci_digest, BACK.model_copy(update={"reason": "old\n  help:  run this \x1b[1m"}))
+    with pytest.raises(PublicationRefusedError) as refused:
+        pull(there.request(), there.context)
+    assert "\n" not in refused.value.why
+    assert "\x1b" not in refused.value.why
+
+
 def test_revocation_that_is_written_over_counts(there):
     publication = there.publish()
     file = served(there, "publications")

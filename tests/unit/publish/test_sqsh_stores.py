@@ -10,6 +10,7 @@ from helpers.sqsh_stores import BUNDLE, make_image
 from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError, PublicationRefusedError
+from envbuild.publish import sqsh_stores
 from envbuild.publish.models import Revocation
 from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store, store_of
 from envbuild.store import conditional
@@ -175,6 +176,14 @@ def test_revocation_where_its_document_was_changed(store, tmp_path):
         store.revoke(image.publication.oci_digest, BACK)
     file.write_bytes(content)
     assert store.revocation(store.find(image.publication.tag)) == BACK
+
+
+def test_publications_without_end(store, tmp_path, monkeypatch):
+    make_image(store, tmp_path).put(store)
+    monkeypatch.setattr(sqsh_stores, "MOST_SECONDS", -1, raising=False)
+    with pytest.raises(NetworkError, match="too many publications") as refused:
+        store.publications()
+    assert refused.value.fix
 
 
 def test_newer_certificate_of_an_image_takes_the_older_ones_place(store, tmp_path):
