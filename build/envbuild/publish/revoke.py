@@ -88,7 +88,7 @@ def _named(registry: Registry, digest: str) -> tuple[index.RepositoryIndex, list
 
 def _revoke_in_stores(publication: Publication, extra: SqshStore | None, context: Context) -> None:
     if publication.revoked is None:
-        raise ValueError("it is revoked")
+        raise ValueError("the publication is not revoked")
     place = publication.sqsh.place if publication.sqsh else ""
     for store in (store_of(place, context.site) if place else None, extra):
         if store is not None:
