@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import Tool, shared_folder
+from helpers.browser import Browser, open_browser
 from helpers.build_backend import BACKEND, SETUPTOOLS_MODULE
 from helpers.cuda import toolkit
 from helpers.docker_daemon import Daemon, docker_daemon, docker_programs
@@ -50,6 +51,13 @@ def mini(tmp_path_factory: pytest.TempPathFactory, mini_cache: Path) -> Tool:
 def mini_image(mini: Tool) -> dict[str, Any]:
     """What ``envbuild image --json`` says of the small stack's image."""
     return image_of(mini)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Chromium, for pages."""
+    with open_browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.browser import Browser, open_browser
+from helpers.browser import Browser
 from helpers.nights import AT, nights
 from helpers.reports import REPORTS
 
@@ -18,12 +17,6 @@ pytestmark = pytest.mark.slow
 
 # Those of devices, and those at which the layouts for wider screens begin.
 WIDTHS = (320, 375, 641, 768, 961, 1024, 1121, 1280)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with open_browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.browser import ENTER, TAB, Browser, open_browser
+from helpers.browser import ENTER, TAB, Browser
 from helpers.reports import REPORTS, full, large
 
 from envbuild.certify.report.files import write_reports
@@ -20,12 +19,6 @@ SCHEMES = ("light", "dark")
 TEXT, DRAWN = 4.5, 3.0
 RED = "body { background: red }"
 FOCUSED = "const e = document.activeElement; return [e.tagName, e.textContent.trim().slice(0, 40)]"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with open_browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.browser import ENTER, TAB, Browser, open_browser
+from helpers.browser import ENTER, TAB, Browser
 from helpers.nights import AT, nights
 
 from envbuild.ledger.ledger import Ledger
@@ -15,12 +14,6 @@ from envbuild.nightly.site.site import write_site
 pytestmark = pytest.mark.slow
 
 TEXT = 4.5  # WCAG 2, AA
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with open_browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

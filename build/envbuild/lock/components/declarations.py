@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
 from envbuild.core.errors import CheckRefusedError, ResolutionError
-from envbuild.lock.components.downloads import base_tags, fetch_file, tags_of, wheel_name
+from envbuild.lock.components.downloads import NOT_AN_ARCHIVE, base_tags, fetch_file, tags_of, wheel_name
 from envbuild.lock.components.git_metadata import declared_by
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.project_metadata import read_requirement
@@ -192,7 +192,7 @@ def _metadata_of(wheel: bytes, title: str) -> bytes:
             # Directly below the top: a wheel may carry the .dist-info of what it vendors deeper down.
             inside = (name for name in archive.namelist() if name.count("/") == 1)
             return archive.read(next(name for name in inside if name.endswith(".dist-info/METADATA")))
-    except (zipfile.BadZipFile, StopIteration) as error:
+    except (*NOT_AN_ARCHIVE, StopIteration) as error:
         raise CheckRefusedError(
             f"the wheel of {title} cannot be read",
             why="It is not a wheel: " + (str(error) or "it has no METADATA."),

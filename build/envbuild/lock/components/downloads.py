@@ -5,12 +5,14 @@ Downloads carry the credentials that uv would send.
 
 from __future__ import annotations
 
+import http.client
 import io
 import ssl
 import tarfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -60,8 +62,8 @@ def tags_of(wheel: str) -> frozenset[Tag]:
 
 
 # What the readers raise for bytes that are not an archive: gzip's BadGzipFile is an OSError, and a stream that is cut
-# off ends with EOFError.
-NOT_AN_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError)
+# off ends with EOFError. zipfile raises RuntimeError for what is encrypted or compressed in another way.
+NOT_AN_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError)
 
 
 def archive_members(content: bytes) -> Iterator[tuple[str, Callable[[], bytes]]]:
@@ -73,6 +75,9 @@ def archive_members(content: bytes) -> Iterator[tuple[str, Callable[[], bytes]]]
         return
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:*") as tar:
         yield from ((entry.name, partial(_extracted, tar, entry)) for entry in tar if entry.isfile())
+        # tarfile takes a damaged header for the end; the checksum of what compressed it comes after the real one.
+        while tar.fileobj is not None and tar.fileobj.read(1 << 20):
+            pass
 
 
 def _extracted(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
@@ -143,7 +148,7 @@ def _read(file: Mapping[str, Any], title: str, context: WorkContext) -> bytes:
         with urllib.request.urlopen(request, timeout=DOWNLOAD_SECONDS, context=trust) as answer:  # noqa: S310 - uv's own URL
             content: bytes = answer.read()
             return content
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         raise NetworkError(
             f"cannot download {title}",
             why=f"{mask(url)}: {getattr(error, 'reason', error)}",
