@@ -1,10 +1,13 @@
 """Files of an index that are not what they should be: each ends in an error with words, never in a fault."""
 
+import base64
 import gzip
+import http.server
 import io
 import socketserver
 import tarfile
 import zipfile
+from dataclasses import replace
 
 import pytest
 from helpers.locks import lock_context
@@ -88,3 +91,26 @@ def test_tar_that_is_damaged_in_its_middle_is_refused():
     content[content.index(b"kernels-1.0/kernels.egg-info")] ^= 0xFF
     with pytest.raises(CheckRefusedError, match="kernels"):
         declaring_files("kernels", bytes(content))
+
+
+def test_file_of_an_index_of_the_site_is_asked_for_with_its_password(tmp_path, monkeypatch):
+    asked = []
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"file")
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv("UV_INDEX_SITE_USERNAME", "u")
+    monkeypatch.setenv("UV_INDEX_SITE_PASSWORD", "p")
+    with serving(Answer) as server:
+        context = lock_context(tmp_path)
+        host = f"http://127.0.0.1:{server.server_port}"
+        context = replace(context, site=context.site.model_copy(update={"indexes": {"site": f"{host}/simple"}}))
+        assert fetch_file({"url": f"{host}/kernels-1.0.tar.gz"}, "it", context)[0] == b"file"
+    assert asked == ["Basic " + base64.b64encode(b"u:p").decode()]

@@ -144,7 +144,7 @@ def _read(file: Mapping[str, Any], title: str, context: WorkContext) -> bytes:
     try:
         bundle = context.site.ca_bundle
         trust = ssl.create_default_context(cafile=str(bundle)) if bundle else None
-        request = request_for(url)
+        request = request_for(url, named=context.site.indexes)
         with urllib.request.urlopen(request, timeout=DOWNLOAD_SECONDS, context=trust) as answer:  # noqa: S310 - uv's own URL
             content: bytes = answer.read()
             return content

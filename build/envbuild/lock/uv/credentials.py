@@ -31,35 +31,42 @@ class _Index:
     name: str = ""
 
 
-def request_for(url: str, environ: Mapping[str, str] = os.environ) -> urllib.request.Request:
+def request_for(
+    url: str, environ: Mapping[str, str] = os.environ, named: Mapping[str, str] | None = None
+) -> urllib.request.Request:
     """A request for ``url`` without the credentials in its text, and with the header that they make.
 
     The header stays with the host: it is not sent on when that redirects to another.
+
+    Args:
+        named: addresses of the site's own indexes by name, besides those of uv's settings.
     """
     parts = urllib.parse.urlsplit(url)
     own, _, host = parts.netloc.rpartition("@")
     bare = urllib.parse.urlunsplit(parts._replace(netloc=host))
     request = urllib.request.Request(bare)  # noqa: S310 - from uv's or the site's own settings
-    if (found := _userinfo(own) or credentials(bare, environ)) is not None:
+    if (found := _userinfo(own) or credentials(bare, environ, named)) is not None:
         token = base64.b64encode(":".join(found).encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {token}")
     return request
 
 
-def credentials(url: str, environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
+def credentials(
+    url: str, environ: Mapping[str, str] = os.environ, named: Mapping[str, str] | None = None
+) -> tuple[str, str] | None:
     """User name and password for ``url`` (without any in it); None where there are none."""
     realm = _realm(url)
     if realm is None:
         return None
-    for index in _indexes(environ):
+    for index in (*_indexes(environ), *(_Index(address, name) for name, address in (named or {}).items())):
         if _realm(index.url) != realm:
             continue
         # UV_INDEX_<NAME>_USERNAME: the name in capitals, other characters as underscores (uv's documentation, "Package
         # indexes").
         prefix = f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', index.name.upper())}"
-        named = (environ.get(f"{prefix}_USERNAME", ""), environ.get(f"{prefix}_PASSWORD", "")) if index.name else None
-        if named is not None and any(named):
-            return named
+        own = (environ.get(f"{prefix}_USERNAME", ""), environ.get(f"{prefix}_PASSWORD", "")) if index.name else None
+        if own is not None and any(own):
+            return own
         if (found := _userinfo(urllib.parse.urlsplit(index.url).netloc.rpartition("@")[0])) is not None:
             return found
     return _from_netrc(realm[1], environ)
