@@ -165,10 +165,10 @@ class Catalog:
         """
         place = toml.where(path, ("extends",))
         folders = self.folders if extended != name else self.folders[self.folders.index(path.parents[1]) + 1 :]
-        found = self._path("stacks", extended, folders)
-        if found is not None and found not in chain:
-            return found
-        if found is not None or extended == name:
+        base_file = self._path("stacks", extended, folders)
+        if base_file is not None and base_file not in chain:
+            return base_file
+        if base_file is not None or extended == name:
             raise ConfigurationError(
                 f"{place}: stack {name} extends itself",
                 why=" extends ".join([*(file.stem for file in chain), extended]) + ".",

@@ -65,10 +65,10 @@ class Conflict(TomlModel):
     def is_about(self, versions: Mapping[str, str | None]) -> bool:
         """Whether every package that it names is there in such a version."""
         # prereleases=True: a specifier leaves them out by default (PEP 440), whatever is there.
-        found = {name: versions.get(name) for name in self.packages}
+        locked = {name: versions.get(name) for name in self.packages}
         return all(
             version is not None and SpecifierSet(self.packages[name]).contains(version, prereleases=True)
-            for name, version in found.items()
+            for name, version in locked.items()
         )
 
     def affects(self, values: Mapping[str, object]) -> bool:
@@ -79,7 +79,7 @@ class Conflict(TomlModel):
 
     def setting(self) -> str:
         """What trains wrongly, for people: ``pipeline = 2, virtual_pipeline > 1``."""
-        return "; or ".join(", ".join(_text(*item) for item in table.items()) for table in self.cases)
+        return "; or ".join(", ".join(_text(*setting) for setting in table.items()) for table in self.cases)
 
 
 def _meets(condition: Condition, value: object) -> bool:
@@ -100,7 +100,7 @@ def _text(name: str, condition: Condition) -> str:
 
 def known_wrong(conflicts: Mapping[str, Conflict], versions: Mapping[str, str | None]) -> dict[str, Conflict]:
     """The entries that are about cases that these versions train wrongly, by name."""
-    return {name: item for name, item in conflicts.items() if item.cases and item.is_about(versions)}
+    return {name: conflict for name, conflict in conflicts.items() if conflict.cases and conflict.is_about(versions)}
 
 
 def values_of(fields: Mapping[str, object], training: Training, model: ModelSpec) -> dict[str, object]:

@@ -188,11 +188,11 @@ def _base_repositories(file: SiteFile, environ: Mapping[str, str]) -> tuple[str,
     """
     named = tuple(environ.get("ENVBUILD_BASE_REPOSITORIES", "").split()) or file.base_repositories
     try:
-        found = [parse_address(f"oci://{name.removeprefix('oci://')}") for name in named]
+        addresses = [parse_address(f"oci://{name.removeprefix('oci://')}") for name in named]
     except ConfigurationError as error:
         fix = "Correct ENVBUILD_BASE_REPOSITORIES, or base_repositories of the configuration file."
         raise error.with_context(fix=fix) from error
-    return tuple(f"{address.host}/{address.path}" for address in found)
+    return tuple(f"{address.host}/{address.path}" for address in addresses)
 
 
 def _ca_bundle(file: SiteFile, home: Path, environ: Mapping[str, str]) -> Path | None:

@@ -352,14 +352,16 @@ class Stack(TomlModel):
         own, takeover = kept(self.components), self.takeover
         added = kept(takeover.components) if takeover is not None else {}
         removed = self.every_component().keys() - own.keys() - added.keys()
-        found: dict[str, object] = {
+        tables: dict[str, object] = {
             "components": {name: _using(spec, removed) for name, spec in own.items()},
-            "environment": {name: item for name, item in self.environment.items() if item.device in (None, device)},
+            "environment": {
+                name: variable for name, variable in self.environment.items() if variable.device in (None, device)
+            },
         }
         if takeover is not None:
             added = {name: _using(spec, removed) for name, spec in added.items()}
-            found["takeover"] = takeover.model_copy(update={"components": added})
-        return self.model_copy(update=found)
+            tables["takeover"] = takeover.model_copy(update={"components": added})
+        return self.model_copy(update=tables)
 
     def taken_over(self) -> Stack:
         """The stack as it is once its takeover holds.
@@ -373,7 +375,7 @@ class Stack(TomlModel):
 
     def variables_on(self, cuda_major: str | None) -> dict[str, str]:
         """The variables that are set on bases with this CUDA, with {venv} and {site_packages}."""
-        values = {name: item.value_on(cuda_major) for name, item in self.environment.items()}
+        values = {name: variable.value_on(cuda_major) for name, variable in self.environment.items()}
         return {name: value for name, value in values.items() if value is not None}
 
     def undecided(self) -> set[str]:
@@ -382,15 +384,15 @@ class Stack(TomlModel):
 
     def overrides_of_all(self) -> list[str]:
         """The packages whose overrides are for what all others declare."""
-        return [name for name, item in self.overrides.items() if not item.only_against]
+        return [name for name, override in self.overrides.items() if not override.only_against]
 
     def scoped_overrides(self) -> dict[str, dict[str, str]]:
         """The overrides that are for what single packages declare: by these, specifiers by package."""
-        found: dict[str, dict[str, str]] = {}
-        for name, item in self.overrides.items():
-            for declared_by in item.against if item.only_against else ():
-                found.setdefault(declared_by, {})[name] = item.version
-        return found
+        scoped: dict[str, dict[str, str]] = {}
+        for name, override in self.overrides.items():
+            for declared_by in override.against if override.only_against else ():
+                scoped.setdefault(declared_by, {})[name] = override.version
+        return scoped
 
     def builds_for(self, target: str) -> Builds | None:
         """The entry for ``target``, or None when the stack is not for it."""

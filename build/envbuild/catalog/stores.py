@@ -79,10 +79,10 @@ def choose_stores(known: Mapping[str, StoreSettings], text: str, mode: str, sour
     Raises:
         ConfigurationError: it is not a name, an address or a mode.
     """
-    if mode and mode not in [item.value for item in StoreMode]:
+    if mode and mode not in [entry.value for entry in StoreMode]:
         raise ConfigurationError(
             f"{mode!r} is not a mode of a store",
-            why=f"{MODE_VARIABLE} is one of {', '.join(item.value for item in StoreMode)}.",
+            why=f"{MODE_VARIABLE} is one of {', '.join(entry.value for entry in StoreMode)}.",
             fix="Correct it, or unset it.",
         )
     if text == OFF:
@@ -94,7 +94,7 @@ def choose_stores(known: Mapping[str, StoreSettings], text: str, mode: str, sour
     elif "://" in text:
         address = str(parse_address(text))
         # An address that the file has too keeps the settings of the file: its mode and endpoint.
-        same = next((item for item in known.items() if item[1].url == address), None)
+        same = next((entry for entry in known.items() if entry[1].url == address), None)
         chosen = dict([same or (address, _unnamed(address))])
     else:
         raise ConfigurationError(
@@ -103,8 +103,8 @@ def choose_stores(known: Mapping[str, StoreSettings], text: str, mode: str, sour
             fix=f"Name one of these, an address (oci://..., s3://..., gs://..., file:///...), or {OFF!r} for none.",
         )
     return tuple(
-        Store(name=name, url=item.url, mode=StoreMode(mode) if mode else item.mode, endpoint=item.endpoint)
-        for name, item in chosen.items()
+        Store(name=name, url=entry.url, mode=StoreMode(mode) if mode else entry.mode, endpoint=entry.endpoint)
+        for name, entry in chosen.items()
     )
 
 

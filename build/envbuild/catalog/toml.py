@@ -139,10 +139,12 @@ def check(values: Mapping[str, Any], text: str, model: type[M], name: str) -> M:
         return model.model_validate_json(json.dumps(values, default=lambda _: {}), strict=True)
     except ValidationError as error:
         lines = line_numbers(text)
-        found = error.errors(include_url=False)
-        wrong_inside = {tuple(problem["loc"])[:length] for problem in found for length in range(len(problem["loc"]))}
+        details = error.errors(include_url=False)
+        wrong_inside = {tuple(problem["loc"])[:length] for problem in details for length in range(len(problem["loc"]))}
         # A list that is too short only because its items are wrong is not worth a line.
-        reported = [item for item in found if item["type"] != "too_short" or tuple(item["loc"]) not in wrong_inside]
+        reported = [
+            detail for detail in details if detail["type"] != "too_short" or tuple(detail["loc"]) not in wrong_inside
+        ]
         problems = [_describe(problem, model, lines) for problem in reported]
         first = lines_for(_location(reported[0]), lines)
         raise ConfigurationError(
@@ -161,7 +163,7 @@ def line_numbers(text: str) -> dict[Location, int]:
     """The line (from 1) of every table header and key of a TOML text, by its path."""
     # Neither tomllib nor tomlkit gives the lines of keys. Only headers and keys at the beginning of a line are found;
     # what is inside of a value has the line of its key.
-    found: dict[Location, int] = {}
+    lines: dict[Location, int] = {}
     arrays: dict[Location, int] = {}
     prefix: Location = ()
     closing = ""
@@ -178,15 +180,15 @@ def line_numbers(text: str) -> dict[Location, int]:
                 prefix = (*base, arrays[base])
             else:
                 prefix = _resolve(parts, arrays, whole=True)
-            found.setdefault(prefix, number)
+            lines.setdefault(prefix, number)
         elif key := _KEY.match(line):
-            found.setdefault((*prefix, *_parts(key[1])), number)
+            lines.setdefault((*prefix, *_parts(key[1])), number)
             value = line[key.end() :]
             for quote in ('"""', "'''"):
                 # Opened here and closed on a later line: until then no line is a key.
                 if value.count(quote) == 1:
                     closing = quote
-    return found
+    return lines
 
 
 def _resolve(parts: Location, arrays: dict[Location, int], *, whole: bool = False) -> Location:
@@ -223,7 +225,7 @@ def _location(problem: Any) -> Location:
 
 def _describe(problem: Any, model: type[BaseModel], lines: dict[Location, int]) -> str:
     location = _location(problem)
-    found, context = problem["input"], problem.get("ctx", {})
+    value, context = problem["input"], problem.get("ctx", {})
     match problem["type"]:
         case "extra_forbidden":
             allowed = fields_at(model, location[:-1])
@@ -233,15 +235,15 @@ def _describe(problem: Any, model: type[BaseModel], lines: dict[Location, int]) 
         case "missing":
             text = "this key is required and missing"
         case "enum" | "literal_error":
-            text = f"found {found!r}; allowed: {context['expected']}"
+            text = f"found {value!r}; allowed: {context['expected']}"
         case "string_pattern_mismatch":
-            text = f"found {found!r}; must match {context['pattern']}"
+            text = f"found {value!r}; must match {context['pattern']}"
         case "too_short":
             text = f"needs at least {context['min_length']} item; has {context['actual_length']}"
         case "value_error":
             text = str(context["error"])
         case _:
-            shown = f"; found {found!r}" if not isinstance(found, (dict, list)) else ""
+            shown = f"; found {value!r}" if not isinstance(value, (dict, list)) else ""
             text = f"{problem['msg'].lower()}{shown}"
     return f"line {lines_for(location, lines)}, {dotted(location)}: {text}"
 

@@ -173,7 +173,7 @@ class CertificationFailedError(EnvbuildError):
         shown = super().as_json()
         if self.run is not None:
             for key in ("cases", "environment_findings", "problems"):
-                shown[key] = [dict(item) for item in getattr(self.run, key)]
+                shown[key] = [dict(row) for row in getattr(self.run, key)]
         return shown
 
 

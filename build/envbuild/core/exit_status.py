@@ -44,8 +44,8 @@ def tail(text: str, lines: int = TAIL_LINES) -> str:
 def innermost_calls(output: str) -> str:
     """The top of the last stack that faulthandler wrote down; the last lines where there is none."""
     # The heading that faulthandler writes over each stack; the last one is of the thread that failed.
-    _, found, stack = output.rpartition("most recent call first):\n")
-    return "\n".join(stack.splitlines()[:INNERMOST_LINES]) if found else tail(output, lines=INNERMOST_LINES)
+    _, heading, stack = output.rpartition("most recent call first):\n")
+    return "\n".join(stack.splitlines()[:INNERMOST_LINES]) if heading else tail(output, lines=INNERMOST_LINES)
 
 
 def ran_out_of_space(output: str, path: Path) -> bool:

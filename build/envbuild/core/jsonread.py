@@ -44,10 +44,10 @@ def foreign(text: str | bytes) -> Any:
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    table = dict(pairs)
+    if len(table) != len(pairs):
         raise ValueError("an object has a key twice")
-    return found
+    return table
 
 
 def _no_constant(word: str) -> None:

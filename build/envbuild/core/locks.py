@@ -118,7 +118,7 @@ def close_to_readers(file: int | Path) -> None:
 def is_file_at(descriptor: int, path: Path) -> bool:
     """Whether a descriptor is of the file that a path names now: another process may have put one in its place."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return False
-    return os.path.samestat(os.fstat(descriptor), found)
+    return os.path.samestat(os.fstat(descriptor), status)

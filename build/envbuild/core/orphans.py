@@ -74,7 +74,7 @@ class Orphans:
 
 def _parents() -> dict[int, int]:
     """The parent of each process that is not a zombie."""
-    found = {}
+    parents = {}
     for folder in PROC.iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError, IndexError):
@@ -82,8 +82,8 @@ def _parents() -> dict[int, int]:
                 state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
                 # Zombies and dead processes (proc(5)) hold no file any more.
                 if state not in "ZX":
-                    found[int(folder.name)] = int(parent)
-    return found
+                    parents[int(folder.name)] = int(parent)
+    return parents
 
 
 def _line(pid: int, parents: dict[int, int]) -> Iterator[int]:

@@ -85,14 +85,14 @@ def find_tool(name: str, package: str) -> Path:
     """
     # Debian gives ordinary accounts a PATH without the sbin folders, and some tools are there (login.defs, ENV_PATH).
     path = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
-    found = shutil.which(name, path=path)
-    if found is None:
+    program = shutil.which(name, path=path)
+    if program is None:
         raise MachineError(
             f"the program {name} is not installed",
             why=f"{name} was looked for on PATH and in the sbin folders.",
             fix=f"Install it: apt-get install {package}",
         )
-    return Path(found)
+    return Path(program)
 
 
 def run(

@@ -105,8 +105,8 @@ def _stdin(stdin: bytes | int | None) -> int:
 
 @cache
 def _prefix() -> tuple[str, ...]:
-    found = shutil.which(DIE_WITH_PARENT[0])
-    return (found, *DIE_WITH_PARENT[1:]) if found else ()
+    program = shutil.which(DIE_WITH_PARENT[0])
+    return (program, *DIE_WITH_PARENT[1:]) if program else ()
 
 
 @contextlib.contextmanager

@@ -15,16 +15,16 @@ NAMED = 3
 
 def describe_errors(error: ValidationError) -> str:
     """The first findings, each with the key that it is about."""
-    found = error.errors(include_url=False)
-    described = [_describe(item) for item in found[:NAMED]]
-    more = len(found) - NAMED
+    problems = error.errors(include_url=False)
+    described = [_describe(problem) for problem in problems[:NAMED]]
+    more = len(problems) - NAMED
     return "; ".join(described) + (f"; and {more} more" if more > 0 else "")
 
 
-def _describe(item: Any) -> str:
-    key = ".".join(str(part) for part in item["loc"])
-    value = item["input"]
-    match item["type"]:
+def _describe(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    value = problem["input"]
+    match problem["type"]:
         case "json_invalid":
             return "it is not JSON, or is truncated"
         case "missing":
@@ -33,7 +33,7 @@ def _describe(item: Any) -> str:
             return f"the key {key} is unknown (another version of envbuild may have written it)"
         case "value_error":
             # The message itself has "Value error, " in front.
-            return f"{key}: {item['ctx']['error']}" if key else str(item["ctx"]["error"])
+            return f"{key}: {problem['ctx']['error']}" if key else str(problem["ctx"]["error"])
         case _:
             shown = f" ({value!r:.60})" if not isinstance(value, dict | list) else ""
             return f"{key} has a wrong value{shown}" if key else f"it has a wrong value{shown}"

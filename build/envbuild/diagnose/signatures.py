@@ -52,7 +52,7 @@ def match_text(text: str, without: Collection[str] = ()) -> list[Signature]:
     # Not splitlines(): to re.MULTILINE a line ends at "\n" alone.
     text = "\n".join(line[:LINE_CHARACTERS] for line in text.split("\n"))
     known = [entry for entry in signatures() if entry.stage not in without]
-    hits = [(found.start(), entry) for entry in known if (found := entry.pattern.search(text))]
+    hits = [(match.start(), entry) for entry in known if (match := entry.pattern.search(text))]
     # The first failure of a log is most often the cause of the others.
     hits.sort(key=lambda hit: hit[0])
     return [entry for _, entry in hits]

@@ -35,11 +35,11 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
         return StackPart(trees[name], tuple(modules.get(name, ())), is_used=bool(users.get(name)))
 
     reaches = {name: Reach([part(name), *map(part, users.get(name, ()))], outlines) for name, _ in request["pairs"]}
-    found = [
+    by_pair = [
         find_drift(trees[name], trees[used], reaches[name], request["unused"].get(name, ()))
         for name, used in request["pairs"]
     ]
-    return {"findings": [[asdict(finding) for finding in findings] for findings in found]}
+    return {"findings": [[asdict(finding) for finding in findings] for findings in by_pair]}
 
 
 if __name__ == "__main__":

@@ -65,7 +65,11 @@ def _compare(consumer: SourceTree, provider: SourceTree, unused: Sequence[str]) 
     tables = Tables(consumer, provider)
     reader = Reader(tables)
     # All of them before anything is looked up: a table and the syntax that is walked have to be of one reading.
-    read = [found for module in _modules_to_walk(tables, unused) if (found := tables.with_syntax(module)) is not None]
+    read = [
+        module_table
+        for module in _modules_to_walk(tables, unused)
+        if (module_table := tables.with_syntax(module)) is not None
+    ]
     _note_patches(reader, [patches_of(table, tree) for table, tree in read])
     for table, tree in read:
         reader.lost.update((table.name, name) for name in failed_imports(reader, table, tree.body))

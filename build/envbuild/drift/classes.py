@@ -85,8 +85,8 @@ class Classes:
 
     def _base(self, node: ast.expr, scope: Scope) -> Base:
         # `Generic[T]` and `Base[int]` have the order of the class before the brackets.
-        found = self.reader.evaluate(node.value if isinstance(node, ast.Subscript) else node, scope)
-        match found:
+        symbols = self.reader.evaluate(node.value if isinstance(node, ast.Subscript) else node, scope)
+        match symbols:
             case (ClassSymbol(definition=definition),):
                 return definition
             case (ExternalSymbol() as external,):
@@ -148,8 +148,8 @@ class Classes:
             if not all(self._is_harmless(decorator, base.scope) for decorator in base.decorators):
                 return ()
             if own := base.body.bindings.get("__init__"):
-                found = self._functions(own, bound=True)
-                return tuple(replace(entry, name=full_name(base)) for entry in found)
+                functions = self._functions(own, bound=True)
+                return tuple(replace(entry, name=full_name(base)) for entry in functions)
             if self._dataclass_options(base).get("init", False):
                 return self._generated(base)
         # object.__init__ takes nothing.
@@ -157,7 +157,7 @@ class Classes:
 
     def _functions(self, values: Iterable[object], *, bound: bool) -> tuple[Callable, ...]:
         """The signatures of definitions; empty as soon as one is not certain."""
-        found = []
+        functions = []
         for value in values:
             # One definition that cannot be read may be the one that is called.
             if not isinstance(value, FunctionDefinition) or (form := self._form(value)) == "unknown":
@@ -165,17 +165,17 @@ class Classes:
             # A classmethod is bound on a class as well; a plain function only on an object.
             drops_first = form == "class" or (form == "plain" and bound)
             own = without_first(value.signature) if drops_first else value.signature
-            found.append(Callable(own, full_name(value), self.reader.tables.provided(value.scope.module)))
-        return tuple(found)
+            functions.append(Callable(own, full_name(value), self.reader.tables.provided(value.scope.module)))
+        return tuple(functions)
 
     def _members(self, definition: ClassDefinition, name: str, *, through_super: bool) -> tuple[Callable, ...]:
         order = self.order(definition)[1 if through_super else 0 :]
         if name == "__init__":
             if any(isinstance(base, ClassDefinition) and self._is_patched(base, name) for base in order):
                 return ()
-            found = self._initializers(order, full_name(definition))
+            members = self._initializers(order, full_name(definition))
             # `Base.__init__(self, ...)` is called with self.
-            return found if through_super else tuple(_with_self(entry) for entry in found)
+            return members if through_super else tuple(_with_self(entry) for entry in members)
         for base in order:
             if isinstance(base, ExternalSymbol) and base.name in _PLAIN:
                 continue
@@ -202,12 +202,12 @@ class Classes:
     def _is_harmless(self, decorator: ast.expr, scope: Scope) -> bool:
         called = isinstance(decorator, ast.Call)
         wanted = Decorating.FACTORY if called else Decorating.HARMLESS
-        found = self.reader.evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, scope)
-        return bool(found) and all(
+        symbols = self.reader.evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, scope)
+        return bool(symbols) and all(
             symbol.name in HARMLESS
             if isinstance(symbol, ExternalSymbol)
             else isinstance(symbol, FunctionSymbol) and symbol.definition.decorating is wanted
-            for symbol in found
+            for symbol in symbols
         )
 
     # Dataclasses

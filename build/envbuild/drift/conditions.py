@@ -87,21 +87,21 @@ class Conditions:
 
     def _version(self, test: ast.expr) -> BranchOutcome | None:
         """The verdict of a comparison of versions; None for other tests."""
-        found: bool | None = None
+        holds: bool | None = None
         match test:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(least)), *_]):
                 which = _AT_LEAST.fullmatch(name)
                 # is_torch_min_version is about another package: no verdict here.
                 if which and which[1] in _nicknames(self.provider.name):
-                    found = self._compare(operator.ge, least)
+                    holds = self._compare(operator.ge, least)
             case ast.Compare(left=left, ops=[how], comparators=[right]) if type(how) in _COMPARES:
                 literal = _literal(right)
                 if literal and self._is_own_version(left):
-                    found = self._compare(_COMPARES[type(how)], literal)
-        if found is not None:
+                    holds = self._compare(_COMPARES[type(how)], literal)
+        if holds is not None:
             # A test that the version passes protects nothing: megatron-core 0.12.3 asks for Transformer Engine
             # 2.2.0.dev0, and then passes an argument that 2.2.0 lacks and 2.3.0 has (tests/integration/test_drift.py).
-            return BranchOutcome.TRUE if found else BranchOutcome.FALSE
+            return BranchOutcome.TRUE if holds else BranchOutcome.FALSE
         # A version that is not compared with a literal, or not the provider's: its author thought of other versions.
         return BranchOutcome.ADAPTED if any("version" in word for word in _words(test)) else None
 
@@ -143,8 +143,8 @@ class Conditions:
             if name in _INSPECTS:
                 return True
             if name in _LOOKS and node.args:
-                found = self.reader.evaluate(node.args[0], scope)
-                if any(isinstance(symbol, _OF_A_TREE) for symbol in found):
+                symbols = self.reader.evaluate(node.args[0], scope)
+                if any(isinstance(symbol, _OF_A_TREE) for symbol in symbols):
                     return True
         return False
 
@@ -161,8 +161,8 @@ def catching(statement: ast.Try, errors: frozenset[str]) -> list[ast.ExceptHandl
 def suppressed(statement: ast.With | ast.AsyncWith) -> frozenset[str]:
     """The errors that ``with contextlib.suppress(...)`` swallows."""
     names: set[str] = set()
-    for item in statement.items:
-        match item.context_expr:
+    for manager in statement.items:
+        match manager.context_expr:
             case ast.Call(func=ast.Name(id="suppress") | ast.Attribute(attr="suppress"), args=arguments):
                 names.update(getattr(node, "id", getattr(node, "attr", "BaseException")) for node in arguments)
     return frozenset(names)

@@ -91,7 +91,7 @@ class ExpressionWalker:
         self.file = self.tables.file_of(table.name) or table.name
         self.conditions = Conditions(reader, self.tables.provider, lost=set(), gained=set())
         self.optional = OptionalImports(self.tables)
-        self.found: list[Finding] = []
+        self.findings: list[Finding] = []
         # The function each finding is in: those of a function defined in a `try` are not what the `try` runs into.
         self._functions: list[Scope | None] = []
 
@@ -184,13 +184,13 @@ class ExpressionWalker:
         # functools.partial keeps its arguments: they count in the later call.
         if isinstance(target, PartialSymbol):
             return self._problems(target.target, target.arguments.then(given))
-        found: list[tuple[Callable, Misfit]] = []
+        problems: list[tuple[Callable, Misfit]] = []
         for entry in self.classes.callables(target):
             refused = misfits(entry.signature, given, entry.foreign) if entry.provided else ()
             if not refused:
                 return []
-            found.extend((entry, misfit) for misfit in refused)
-        return found
+            problems.extend((entry, misfit) for misfit in refused)
+        return problems
 
     def _report(
         self,
@@ -203,7 +203,7 @@ class ExpressionWalker:
     ) -> None:
         severity, why = place.severity(errors)
         self._functions.append(place.function)
-        self.found.append(
+        self.findings.append(
             Finding(
                 kind=kind,
                 consumer=self.tables.consumer.title,

@@ -23,13 +23,13 @@ class OptionalImports:
 
     def note(self, body: Iterable[ast.stmt], bound: Iterable[str]) -> Modules:
         """What the body of a ``try`` imports of other packages; ``bound`` are names that tell whether it worked."""
-        found: set[str] = set()
+        tops: set[str] = set()
         for statement in body:
             if isinstance(statement, ast.Import):
-                found.update(alias.name.partition(".")[0] for alias in statement.names)
+                tops.update(alias.name.partition(".")[0] for alias in statement.names)
             elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-                found.add(statement.module.partition(".")[0])
-        modules = frozenset(filter(self._is_foreign, found))
+                tops.add(statement.module.partition(".")[0])
+        modules = frozenset(filter(self._is_foreign, tops))
         if modules:
             self._names.update(dict.fromkeys(bound, modules))
         return modules
@@ -41,11 +41,11 @@ class OptionalImports:
                 yes, no = self.needed(operand, scope)
                 return no, yes
             case ast.BoolOp(op=how, values=values):
-                found = [self.needed(value, scope) for value in values]
+                needs = [self.needed(value, scope) for value in values]
                 # `a and b` says something of both where it is true, `a or b` where it is false.
                 if isinstance(how, ast.And):
-                    return NONE.union(*(yes for yes, _ in found)), NONE
-                return NONE, NONE.union(*(no for _, no in found))
+                    return NONE.union(*(yes for yes, _ in needs)), NONE
+                return NONE, NONE.union(*(no for _, no in needs))
             case ast.Compare(left=left, ops=[how], comparators=[ast.Constant(value=None)]):
                 yes, no = self.needed(left, scope)
                 return (no, yes) if isinstance(how, ast.Is) else (yes, no)

@@ -134,13 +134,13 @@ class Segment:
     @cached_property
     def mentioned(self) -> frozenset[str]:
         """Dotted names in it, in imports and elsewhere: modules, and what is in modules."""
-        found = set(self._dotted)
+        mentioned = set(self._dotted)
         if "import" in self.words:
             for dots, module, inside, rest in _FROM.findall(self.text):
                 origin = self._absolute(len(dots), module)
                 names = _WORD.findall(_ALIAS.sub("", inside or rest.partition(";")[0]))
-                found.update([origin, *(f"{origin}.{name}" for name in names)])
-        return frozenset(found)
+                mentioned.update([origin, *(f"{origin}.{name}" for name in names)])
+        return frozenset(mentioned)
 
     @property
     def imports_computed_names(self) -> bool:
@@ -157,8 +157,8 @@ class Segment:
 
     def stars(self) -> list[str]:
         """The modules of ``from ... import *``."""
-        found = _FROM.findall(self.text)
-        return [self._absolute(len(dots), module) for dots, module, _, rest in found if rest.strip().startswith("*")]
+        modules = _FROM.findall(self.text)
+        return [self._absolute(len(dots), module) for dots, module, _, rest in modules if rest.strip().startswith("*")]
 
     def _absolute(self, level: int, module: str) -> str:
         if not level:
@@ -240,8 +240,8 @@ def _finish(segment: Segment) -> None:
     code = segment.text
     head = _header(code)
     if segment.bases is not None:
-        found = re.sub(r"\[[^]]*\]", "", head.partition("(")[2].rpartition(")")[0])
-        names = [part.strip() for part in found.split(",") if "=" not in part]
+        bases = re.sub(r"\[[^]]*\]", "", head.partition("(")[2].rpartition(")")[0])
+        names = [part.strip() for part in bases.split(",") if "=" not in part]
         segment.bases = frozenset(name.rpartition(".")[2] for name in names if name)
     elif segment.parent is not None:
         segment.parent.add(" ".join(_DEFAULT.findall(head)))
@@ -252,10 +252,10 @@ def _finish(segment: Segment) -> None:
 def _header(code: str) -> str:
     """The text up to the colon that begins the body."""
     depth = 0
-    for found in re.finditer(r"[(\[{)\]}:]", code):
-        depth += (found[0] in "([{") - (found[0] in ")]}")
-        if found[0] == ":" and not depth:
-            return code[: found.start()]
+    for bracket in re.finditer(r"[(\[{)\]}:]", code):
+        depth += (bracket[0] in "([{") - (bracket[0] in ")]}")
+        if bracket[0] == ":" and not depth:
+            return code[: bracket.start()]
     return code
 
 
@@ -265,14 +265,14 @@ def _code(source: bytes) -> str:
     return _TEXT.sub(_as_code, text)
 
 
-def _as_code(found: re.Match[str]) -> str:
-    literal = found[0]
+def _as_code(match: re.Match[str]) -> str:
+    literal = match[0]
     if literal.startswith("#"):
         return ""
     content = literal[3:-3] if literal.startswith(('"""', "'''")) else literal[1:-1]
-    start = found.start()
+    start = match.start()
     # Two letters: `rf` and `fr` are prefixes as well.
-    if "f" in found.string[max(0, start - 2) : start].lower():
+    if "f" in match.string[max(0, start - 2) : start].lower():
         # What stands in braces is code; brackets outside of them are not balanced.
         return (
             f" {content.translate(_BRACKETS)} ".replace("\n", " ") if content.count("{") == content.count("}") else ""

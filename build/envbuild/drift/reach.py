@@ -182,10 +182,10 @@ class Reach:
         """The methods of a class that bases which are not here call, as frameworks do; None: any."""
         called: frozenset[str] = frozenset()
         for base in (segment.bases or frozenset()) - seen:
-            found = [methods_called_by(base)]
+            methods = [methods_called_by(base)]
             if base in self._classes:
-                found = [self._called_from_outside(other, seen | {base}) for other in self._classes[base]]
-            for names in found:
+                methods = [self._called_from_outside(other, seen | {base}) for other in self._classes[base]]
+            for names in methods:
                 if names is None:
                     return None
                 called |= names

@@ -34,7 +34,7 @@ class Relevance:
         if not body:
             return False
         # Annotations of parameters ask nothing, and name classes without calling them. Decorators stand above a `def`.
-        first = min(item.lineno for item in (body[0], *getattr(body[0], "decorator_list", ())))
+        first = min(first_node.lineno for first_node in (body[0], *getattr(body[0], "decorator_list", ())))
         text = b"\n".join(self._lines[first - 1 : node.end_lineno]).decode(errors="replace")
         # Python reads identifiers in this form (PEP 3131): `\ufb01` in a source is the name `fi`.
         words = set(_WORD.findall(text if text.isascii() else unicodedata.normalize("NFKC", text)))

@@ -59,14 +59,14 @@ def signature_of(arguments: ast.arguments) -> Signature:
     ]
     # ast has the defaults of the last ones alone.
     first_default = len(by_position) - len(arguments.defaults)
-    found = [parameter(name, kind, optional=i >= first_default) for i, (name, kind) in enumerate(by_position)]
+    parameters = [parameter(name, kind, optional=i >= first_default) for i, (name, kind) in enumerate(by_position)]
     if arguments.vararg:
-        found.append(Parameter(arguments.vararg.arg, Parameter.VAR_POSITIONAL))
+        parameters.append(Parameter(arguments.vararg.arg, Parameter.VAR_POSITIONAL))
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        found.append(parameter(argument.arg, Parameter.KEYWORD_ONLY, optional=default is not None))
+        parameters.append(parameter(argument.arg, Parameter.KEYWORD_ONLY, optional=default is not None))
     if arguments.kwarg:
-        found.append(Parameter(arguments.kwarg.arg, Parameter.VAR_KEYWORD))
-    return signature(found)
+        parameters.append(Parameter(arguments.kwarg.arg, Parameter.VAR_KEYWORD))
+    return signature(parameters)
 
 
 def parameter(name: str, kind: object, *, optional: bool) -> Parameter:
@@ -98,13 +98,13 @@ def misfits(whole: Signature, given: CallArguments, optional: frozenset[str] = f
     # An order of kinds as in inspect.signature; the call is bound by hand, as Signature.bind stops at its first error.
     by_position = [entry for entry in entries if entry.kind in _BY_POSITION]
     by_keyword = {entry.name for entry in entries if entry.kind in _BY_KEYWORD}
-    found: list[Misfit] = []
+    refusals: list[Misfit] = []
     unknown = [name for name in given.keywords if name not in by_keyword]
     if unknown and Parameter.VAR_KEYWORD not in kinds:
-        found.append(Misfit(FindingKind.UNEXPECTED_KEYWORD, f"takes no keyword {_quoted(unknown)}"))
+        refusals.append(Misfit(FindingKind.UNEXPECTED_KEYWORD, f"takes no keyword {_quoted(unknown)}"))
     if given.positional > len(by_position) and Parameter.VAR_POSITIONAL not in kinds:
         most = len(by_position)
-        found.append(
+        refusals.append(
             Misfit(
                 FindingKind.TOO_MANY_ARGUMENTS, f"takes at most {most} positional arguments; {given.positional} given"
             )
@@ -112,7 +112,9 @@ def misfits(whole: Signature, given: CallArguments, optional: frozenset[str] = f
     # A keyword with a positional-only parameter's name goes into **kwargs.
     filled = [entry.name for entry in by_position[: given.positional] if entry.kind is not Parameter.POSITIONAL_ONLY]
     if twice := [name for name in filled if name in given.keywords]:
-        found.append(Misfit(FindingKind.TOO_MANY_ARGUMENTS, f"gets {_quoted(twice)} twice: by position and by keyword"))
+        refusals.append(
+            Misfit(FindingKind.TOO_MANY_ARGUMENTS, f"gets {_quoted(twice)} twice: by position and by keyword")
+        )
     # `*args` and `**kwargs` in a call may bring what seems to be missing.
     if given.complete:
         open_entries = [*by_position[given.positional :], *(e for e in entries if e.kind is Parameter.KEYWORD_ONLY)]
@@ -123,8 +125,8 @@ def misfits(whole: Signature, given: CallArguments, optional: frozenset[str] = f
             if entry.default is Parameter.empty and entry.name not in named | optional
         ]
         if absent:
-            found.append(Misfit(FindingKind.MISSING_ARGUMENT, f"requires {_quoted(absent)}"))
-    return tuple(found)
+            refusals.append(Misfit(FindingKind.MISSING_ARGUMENT, f"requires {_quoted(absent)}"))
+    return tuple(refusals)
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -117,8 +117,8 @@ class Reader:
 
     def is_one_of(self, names: Collection[str], node: ast.expr, scope: Scope) -> bool:
         """Whether an expression can only stand for one of these things of neither tree."""
-        found = self.evaluate(node, scope)
-        return bool(found) and all(isinstance(symbol, ExternalSymbol) and symbol.name in names for symbol in found)
+        symbols = self.evaluate(node, scope)
+        return bool(symbols) and all(isinstance(symbol, ExternalSymbol) and symbol.name in names for symbol in symbols)
 
     def lookup(self, name: str, scope: Scope) -> Symbols:
         """What a name may be in a scope."""
@@ -193,12 +193,12 @@ class Reader:
         if values:
             # `from . import ops` in a package's __init__ names the submodule `ops`, and not itself.
             itself = ImportedName(module, name)
-            found = _union(self._value(value) for value in values if value != itself)
-            return _union((found, submodule)) or ((UNKNOWN,) if itself in values else ())
+            symbols = _union(self._value(value) for value in values if value != itself)
+            return _union((symbols, submodule)) or ((UNKNOWN,) if itself in values else ())
         if submodule:
             return submodule
-        found = _union(self.member(star, name) for star in self._stars_with(table, name))
-        return found or (UNKNOWN,)
+        symbols = _union(self.member(star, name) for star in self._stars_with(table, name))
+        return symbols or (UNKNOWN,)
 
     def _stars_with(self, table: ModuleTable, name: str) -> list[str]:
         return [star for star in table.scope.stars if self._through_star(star, name, frozenset()) is not Presence.NO]
@@ -272,7 +272,7 @@ def full_name(definition: ClassDefinition | FunctionDefinition) -> str:
 
 
 def _union(groups: Iterable[Symbols]) -> Symbols:
-    found: dict[Symbol, None] = {}
+    symbols: dict[Symbol, None] = {}
     for group in groups:
-        found.update(dict.fromkeys(group))
-    return tuple(found)
+        symbols.update(dict.fromkeys(group))
+    return tuple(symbols)

@@ -25,22 +25,22 @@ def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
 # Walking with it takes 0.6 of the time of ast.walk (160 modules of the standard library, Python 3.11).
 def children(node: ast.AST) -> list[ast.AST]:
     """The nodes right below one, in the order of its fields; operators and contexts are left out."""
-    found: list[ast.AST] = []
+    nodes: list[ast.AST] = []
     for name in _fields(node.__class__):
         value = getattr(node, name, None)
         if value.__class__ is list:
-            found += [item for item in value if isinstance(item, ast.AST)]
+            nodes += [child for child in value if isinstance(child, ast.AST)]
         elif isinstance(value, ast.AST):
-            found.append(value)
-    return found
+            nodes.append(value)
+    return nodes
 
 
 def walk(node: ast.AST) -> list[ast.AST]:
     """A node and all nodes below it, level by level; operators and contexts are left out."""
-    found = [node]
-    for item in found:  # it grows
-        found += children(item)
-    return found
+    nodes = [node]
+    for inner in nodes:  # it grows
+        nodes += children(inner)
+    return nodes
 
 
 def every_statement(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -57,9 +57,9 @@ def blocks_of(statement: ast.stmt) -> list[Sequence[ast.stmt]]:
     """The blocks of a compound statement."""
     if isinstance(statement, _SIMPLE):
         return []
-    found = [block for part in ("body", "orelse", "finalbody") if (block := getattr(statement, part, None))]
+    blocks = [block for part in ("body", "orelse", "finalbody") if (block := getattr(statement, part, None))]
     holders = [*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]
-    return [*found, *(holder.body for holder in holders)]
+    return [*blocks, *(holder.body for holder in holders)]
 
 
 def own_statements(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:

@@ -38,7 +38,7 @@ class Walker(ExpressionWalker):
     def walk(self, tree: ast.Module, scope: Scope) -> list[Finding]:
         """All findings of the module, in the order of its lines."""
         self._block(tree.body, Location(scope))
-        return sorted(self.found, key=lambda finding: (finding.line, finding.name, finding.detail))
+        return sorted(self.findings, key=lambda finding: (finding.line, finding.name, finding.detail))
 
     # Statements
 
@@ -105,25 +105,25 @@ class Walker(ExpressionWalker):
         return replace(place, adapted=True) if verdict is BranchOutcome.ADAPTED else place
 
     def _with(self, node: ast.With | ast.AsyncWith, place: Location) -> Location:
-        for item in node.items:
-            self._expression(item.context_expr, place)
+        for manager in node.items:
+            self._expression(manager.context_expr, place)
         self._block(node.body, replace(place, caught=place.caught | suppressed(node)))
         return place
 
     _asyncwith = _with
 
     def _try(self, node: ast.Try, place: Location) -> Location:
-        start = len(self.found)
+        start = len(self.findings)
         every = IMPORT_ERRORS | CALL_ERRORS | ATTRIBUTE_ERRORS
         caught = frozenset().union(*(caught_names(handler) for handler in catching(node, every)))
         needed = self._optional_imports(node)
         self._block(node.body, replace(place, caught=place.caught | caught).with_modules(needed))
         # A function that is defined in the body runs later, outside of the `try`.
-        failing = [i for i in range(start, len(self.found)) if self._functions[i] is place.function]
+        failing = [i for i in range(start, len(self.findings)) if self._functions[i] is place.function]
         if failing and catching(node, IMPORT_ERRORS):
             lost = self._lose(node)
             for i in failing:
-                self.found[i] = replace(self.found[i], lost=lost)
+                self.findings[i] = replace(self.findings[i], lost=lost)
         imports_fit = not failing and any(self._imports_provided(statement, place.scope) for statement in node.body)
         if imports_fit:
             self._gain(node, place.scope)

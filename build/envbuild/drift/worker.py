@@ -70,10 +70,10 @@ def find_drift_apart(wheels: Mapping[str, Path], comparison: Comparison, folder:
         ),
     )
     with machine_errors(answer):
-        found = json.loads(answer.read_bytes())
-    if refused := found.get("refused"):
+        answers = json.loads(answer.read_bytes())
+    if refused := answers.get("refused"):
         raise CheckRefusedError(refused["what"], why=refused["why"], fix=refused["fix"])
     return {
         pair: [read_finding(fields) for fields in findings]
-        for pair, findings in zip(comparison.pairs, found["findings"], strict=True)
+        for pair, findings in zip(comparison.pairs, answers["findings"], strict=True)
     }

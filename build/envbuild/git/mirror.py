@@ -92,13 +92,13 @@ class Mirror:
 
     def matching(self, prefixes: Iterable[str]) -> set[str]:
         """The objects in the mirror whose names begin with one of ``prefixes`` (a whole name: that object)."""
-        found: set[str] = set()
+        objects: set[str] = set()
         names = list(prefixes)
         for start in range(0, len(names), BATCH):
             # The one command that looks for an object by name and, in a partial clone, does not try to fetch it.
             arguments = [f"--disambiguate={prefix}" for prefix in names[start : start + BATCH]]
-            found.update(self.local(["rev-parse", *arguments], "look for commits").split())
-        return found
+            objects.update(self.local(["rev-parse", *arguments], "look for commits").split())
+        return objects
 
     def refs(self) -> RemoteRefs:
         """The repository's branches and tags, listed once, so that one run sees one state.
@@ -124,8 +124,8 @@ class Mirror:
         """
         what = f"find {', '.join(branches)} of {self.url}"
         names = {name: name if GitRef(name).is_of_the_host else f"{BRANCHES}{name}" for name in branches}
-        found = listed_commits(self._git.list_refs(self.path, [REMOTE, *names.values()], what))
-        return {name: found[whole] for name, whole in names.items() if whole in found}
+        listed = listed_commits(self._git.list_refs(self.path, [REMOTE, *names.values()], what))
+        return {name: listed[whole] for name, whole in names.items() if whole in listed}
 
     def default_branch(self) -> str | None:
         """The branch that HEAD of the repository names; None without one.
@@ -134,8 +134,8 @@ class Mirror:
             NetworkError: the server cannot be reached.
         """
         what = f"find the default branch of {self.url}"
-        found = _DEFAULT_BRANCH.search(self._git.list_refs(self.path, ["--symref", REMOTE, "HEAD"], what))
-        return found[1] if found else None
+        match = _DEFAULT_BRANCH.search(self._git.list_refs(self.path, ["--symref", REMOTE, "HEAD"], what))
+        return match[1] if match else None
 
     def last_refs(self) -> RemoteRefs | None:
         """The last listing of branches and tags, without a request; None when there was none."""

@@ -58,12 +58,12 @@ class RemoteRefs:
     @classmethod
     def listed(cls, output: str) -> RemoteRefs:
         """Read the output of ``git ls-remote``."""
-        found: dict[str, dict[str, str]] = {"heads": {}, "tags": {}}
+        refs: dict[str, dict[str, str]] = {"heads": {}, "tags": {}}
         for commit, kind, name, peeled in _LISTED.findall(output):
             # An annotated tag is listed twice: its own object, and with ^{} the commit that it points at.
-            if peeled or name not in found[kind]:
-                found[kind][name] = commit
-        return cls(branches=found["heads"], tags=found["tags"])
+            if peeled or name not in refs[kind]:
+                refs[kind][name] = commit
+        return cls(branches=refs["heads"], tags=refs["tags"])
 
     def tips(self) -> set[str]:
         """The commits that branches and tags point at."""

@@ -90,8 +90,8 @@ class GitRepository(TreeReader):
             NetworkError: the server cannot be reached.
         """
         names = {name: name.removeprefix(BRANCHES) for name in branches}
-        found = self._mirror.tips(list(names.values()))
-        return {name: found[short] for name, short in names.items() if short in found}
+        commits = self._mirror.tips(list(names.values()))
+        return {name: commits[short] for name, short in names.items() if short in commits}
 
     def before_changes(self, tip: Commit, paths: Sequence[str], most: int) -> list[Commit]:
         """The commits of a branch right before those that changed one of the paths, newest first.
@@ -105,13 +105,13 @@ class GitRepository(TreeReader):
         """
         what = f"read the history of {tip.name}"
         limits = ["--first-parent", f"--max-count={most}"]
-        found = []
+        commits = []
         for sha in self._mirror.local(["rev-list", *limits, tip.sha, "--", *paths], what).split():
             # With paths, git would name the last ancestor that changed one of them, and not the parent.
             parents = self._mirror.local(["rev-list", "--parents", "--max-count=1", sha], what).split()[1:]
             if parents and self._mirror.matching([parents[0]]):
-                found.append(self._commit(parents[0], tip.kind, tip.name))
-        return found
+                commits.append(self._commit(parents[0], tip.kind, tip.name))
+        return commits
 
     def differ(self, one: Commit, other: Commit, paths: Sequence[str]) -> bool:
         """Whether the trees of two commits differ in one of the files and folders."""
@@ -193,16 +193,16 @@ class GitRepository(TreeReader):
     def _short_commit(self, digits: str, refs: RemoteRefs) -> str:
         # All of it: whether a short commit is the only one must not depend on what was fetched before.
         self._mirror.fetch_commits(refs.tips(), f"fetch all branches and tags of {self.url}")
-        found = sorted(oid for oid in self._mirror.matching([digits]) if self._type_of(oid) == "commit")
-        if not found:
+        commits = sorted(oid for oid in self._mirror.matching([digits]) if self._type_of(oid) == "commit")
+        if not commits:
             raise self._unknown(digits, refs)
-        if len(found) > 1:
+        if len(commits) > 1:
             raise ConfigurationError(
-                f"{digits!r} is the beginning of {len(found)} commits of {self.url}",
-                why="\n".join(found[:NEAR_NAMES]),
+                f"{digits!r} is the beginning of {len(commits)} commits of {self.url}",
+                why="\n".join(commits[:NEAR_NAMES]),
                 fix="Write more digits, or all 40.",
             )
-        return found[0]
+        return commits[0]
 
     def _type_of(self, oid: str) -> str:
         return self._mirror.local(["cat-file", "-t", oid], "look at an object").strip()
@@ -239,9 +239,9 @@ class GitRepository(TreeReader):
         walk = ["rev-list", "--first-parent", "--timestamp"]
         limit = [f"--min-age={int(moment.timestamp())}", "--max-count=1"]
         what = f"find branch {branch} as of {moment:%Y-%m-%d %H:%M:%S} UTC"
-        found = self._mirror.local([*walk, *limit, tip], what).split()
-        if found:
-            return found[1]
+        commits = self._mirror.local([*walk, *limit, tip], what).split()
+        if commits:
+            return commits[1]
         first = self._mirror.local([*walk, tip], what).splitlines()[-1].split()
         shallow = self._where_commits_go() if self._mirror.is_shallow() else ""
         raise ConfigurationError(

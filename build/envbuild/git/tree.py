@@ -45,8 +45,8 @@ class TreeReader:
         Raises:
             NetworkError: a file's content is not in the mirror and cannot be fetched.
         """
-        found: dict[str, str | None] = dict.fromkeys(paths)
-        pending = {path: _inside(path) for path in found}
+        contents: dict[str, str | None] = dict.fromkeys(paths)
+        pending = {path: _inside(path) for path in contents}
         for _ in range(SYMLINK_ROUNDS):
             places = {path: place for path, place in pending.items() if place}
             if not places:
@@ -61,8 +61,8 @@ class TreeReader:
                 if entry.mode == _SYMLINK:
                     pending[path] = _inside(posixpath.join(posixpath.dirname(place), texts[entry.oid]))
                 else:
-                    found[path] = texts[entry.oid]
-        return found
+                    contents[path] = texts[entry.oid]
+        return contents
 
     def list_tree(self, commit: Commit, path: str = "", *, recursive: bool = False) -> list[str]:
         """The names in a directory, sorted, or none; ``recursive``: the files below it, as paths."""
@@ -71,8 +71,8 @@ class TreeReader:
             return []
         prefix = f"{place}/" if place else ""
         # With the slash git lists what is in the folder, without it the entry of the folder itself (git 2.39).
-        found = self._entries(commit, [prefix] if prefix else [], recursive=recursive)
-        return sorted(name.removeprefix(prefix) for name in found)
+        entries = self._entries(commit, [prefix] if prefix else [], recursive=recursive)
+        return sorted(name.removeprefix(prefix) for name in entries)
 
     def submodule_commit(self, commit: Commit, path: str) -> str | None:
         """The commit that the submodule at ``path`` is pinned to; None when there is no submodule."""

@@ -70,8 +70,8 @@ def build_image(inputs: ImageInputs, context: Context, choice: BaseChoice = Base
         NetworkError: the package archive or an index cannot be reached.
     """
     check_inputs(inputs)
-    if choice is not BaseChoice.ANEW and (found := _find(inputs, context, choice)):
-        return found
+    if choice is not BaseChoice.ANEW and (kept := _find(inputs, context, choice)):
+        return kept
     _check_machine(inputs, context, choice)
     with hold_base(inputs, context, choice) as base:
         # Not when it is packed: the environment would have been made in vain.
@@ -129,8 +129,8 @@ def _find(inputs: ImageInputs, context: Context, choice: BaseChoice) -> BuiltIma
 def _known_base(inputs: ImageInputs, context: Context, choice: BaseChoice) -> StoredBase | None:
     """The base to build on, as far as the store has it."""
     selection, lock = inputs.selection, inputs.lock.lock
-    if found := find_locked(selection, lock, context.store):
-        return found
+    if base := find_locked(selection, lock, context.store):
+        return base
     if choice is BaseChoice.LOCKED or can_be_taken(selection, lock, context.site):
         return None
     return find_base(selection.base, context.store)

@@ -73,7 +73,7 @@ def image_contents(parts: ImageParts, config: RunConfig, scans: tuple[CachedScan
 
 def _compiled_for(wheels: Mapping[str, Built]) -> dict[str, Architectures]:
     """The architectures that each wheel of the wheelhouse must contain."""
-    needed = [item.record.parts for item in wheels.values()]
+    needed = [built.record.parts for built in wheels.values()]
     return {parts.package: Architectures.of(parts.sm, parts.ptx) for parts in needed}
 
 
@@ -113,9 +113,9 @@ def make_record(
         base_made_by=base.record.made_by,
         base_packages=base.record.packages,
         packages=environment.packages,
-        components=tuple(sorted(name for name, item in lock.components.items() if not item.transitive)),
+        components=tuple(sorted(name for name, component in lock.components.items() if not component.transitive)),
         not_checked=environment.not_checked,
-        wheels={name: item.record.digest for name, item in inputs.wheels.items()},
+        wheels={name: component.record.digest for name, component in inputs.wheels.items()},
         checks={**checks},
         uv=uv_version(),
         gzip=gzip_writer.ENCODER,
@@ -127,6 +127,6 @@ def write_reports(
 ) -> tuple[ReferrerRecord, ...]:
     """Write an image's SBOMs and provenance into ``folder``, and attach them to its OCI layout."""
     inputs = parts.inputs
-    packages = inventory(inputs.lock, [item.scan for item in scans], VENV.strip("/"), inputs.wheels)
+    packages = inventory(inputs.lock, [layer.scan for layer in scans], VENV.strip("/"), inputs.wheels)
     created = timestamp(record.source_date_epoch)
     return attach(folder / OCI_DIR, folder, reports_of(record, packages), created)

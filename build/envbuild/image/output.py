@@ -211,8 +211,8 @@ def verify(image: PlacedImage) -> None:
         # What copies an image by its tag reads index.json, which no digest covers.
         if listed != named:
             raise _not_built(image, f"{OCI_DIR}/index.json does not name the image of the record, {record.oci_digest}")
-        found = layout.parse(blob_path(record.oci_digest), Manifest)
-        if [found.config.digest, *(layer.digest for layer in found.layers)] != stated[1:]:
+        manifest = layout.parse(blob_path(record.oci_digest), Manifest)
+        if [manifest.config.digest, *(layer.digest for layer in manifest.layers)] != stated[1:]:
             raise _not_built(image, "the manifest has other layers than the record")
         # For what it refuses: an index that shows other programs another image, and reports that are not whole
         # (oci/index.py).

@@ -46,7 +46,7 @@ def refuse_foreign(path: Path) -> None:
         what = "a link" if path.is_symlink() else "not a folder"
         raise _in_the_way(path, f"It is {what}; envbuild puts a folder there.")
     with machine_errors(path, "read"):
-        names = sorted(item.name for item in path.iterdir())
+        names = sorted(entry.name for entry in path.iterdir())
         if names and not _is_image(path):
             raise _in_the_way(path, f"It is not an image that envbuild put there, and holds {_some(names)}.")
 
@@ -68,8 +68,8 @@ def refuse_extra(path: Path) -> None:
         # Without onerror, os.walk passes over a folder that it cannot list; what is in it would be lost.
         for folder, below, names in os.walk(path, onerror=_raise):
             inside = Path(folder).relative_to(path)
-            found = [str(inside / name) for name in names]
-            extra += [name for name in found if name not in own and not _BLOB.fullmatch(name)]
+            paths = [str(inside / name) for name in names]
+            extra += [name for name in paths if name not in own and not _BLOB.fullmatch(name)]
             extra += [f"{inside / name}/" for name in below if str(inside / name) not in folders]
             # os.walk goes only into what is left in its list: a foreign folder is named once, whatever is in it.
             below[:] = [name for name in below if str(inside / name) in folders]

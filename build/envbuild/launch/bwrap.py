@@ -94,7 +94,7 @@ def run_task(image: OpenImage, task: Task, python: str, hashed: Path, extra: Map
 
 def variables_of(image: PlacedImage) -> dict[str, str]:
     """The image's own variables, from its record."""
-    return dict(item.split("=", 1) for item in image.record.environment)
+    return dict(line.split("=", 1) for line in image.record.environment)
 
 
 def layers_of(image: PlacedImage) -> list[LayerBlob]:

@@ -53,10 +53,10 @@ class NvidiaDriver:
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """An image's variables, with the places of the driver in them."""
-        found = dict(variables)
-        found["LD_LIBRARY_PATH"] = ":".join(filter(None, (f"{INSIDE}/lib", variables.get("LD_LIBRARY_PATH"))))
-        found["PATH"] = ":".join(filter(None, (variables.get("PATH"), f"{INSIDE}/bin")))
-        return found
+        environment = dict(variables)
+        environment["LD_LIBRARY_PATH"] = ":".join(filter(None, (f"{INSIDE}/lib", variables.get("LD_LIBRARY_PATH"))))
+        environment["PATH"] = ":".join(filter(None, (variables.get("PATH"), f"{INSIDE}/bin")))
+        return environment
 
 
 def find_driver(listed: str | None = None, devices: Path = DEVICES) -> NvidiaDriver:
@@ -80,21 +80,21 @@ def find_driver(listed: str | None = None, devices: Path = DEVICES) -> NvidiaDri
     others = [devices / name for name in _OTHERS if (devices / name).exists()]
     # Access to MIG instances goes by these (NVIDIA's MIG User Guide).
     others += sorted(devices.glob("nvidia-caps/*"))
-    found = shutil.which("nvidia-smi")
-    programs = (Path(found).resolve(),) if found else ()
+    program = shutil.which("nvidia-smi")
+    programs = (Path(program).resolve(),) if program else ()
     return NvidiaDriver(devices=(*nodes, *others), libraries=libraries, programs=programs)
 
 
 def driver_libraries(listed: str) -> dict[str, Path]:
     """The driver's libraries among those that ``ldconfig -p`` lists for this processor."""
     kind = _KINDS.get(platform.machine(), "")
-    found: dict[str, Path] = {}
+    libraries: dict[str, Path] = {}
     for line in _LISTED.finditer(listed):
         # ldconfig lists 32-bit libraries under the same names, without x86-64 in their kind; the loader takes the
         # first.
         if _LIBRARY.match(line["name"]) and kind in line["kind"].split(","):
-            found.setdefault(line["name"], Path(line["path"]).resolve())
-    return found
+            libraries.setdefault(line["name"], Path(line["path"]).resolve())
+    return libraries
 
 
 def no_driver(why: str) -> CertificationCannotRunError:

@@ -175,8 +175,8 @@ def parse_environment(text: str) -> dict[str, str]:
     values: dict[str, str] = {}
     for line in text.splitlines():
         # enroot 4.1 writes the image's Env there unquoted, and expands variables and strips quotes when it starts.
-        name, found, value = line.partition("=")
-        if not found or not name:
+        name, equals, value = line.partition("=")
+        if not equals or not name:
             continue
         value = _VARIABLE.sub(lambda match: values.get(match[1], ""), value)
         if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":

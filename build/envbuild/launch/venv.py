@@ -78,8 +78,8 @@ def path_executor() -> PythonExecutor:
         CertificationCannotRunError: there is no Python; reason ``no-environment``.
     """
     for name in ("python", "python3"):
-        if found := shutil.which(name):
-            return PythonExecutor(where="here", program=Path(found).absolute())
+        if program := shutil.which(name):
+            return PythonExecutor(where="here", program=Path(program).absolute())
     raise CertificationCannotRunError(
         "there is no Python here",
         why="Neither python nor python3 is on PATH.",

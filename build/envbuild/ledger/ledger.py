@@ -103,14 +103,14 @@ class Ledger:
         # A negative limit is none (SQLite, "lang_select", LIMIT).
         limit = -1 if newest is None else newest
         with database_errors(self.path):
-            found = self._connection.execute(query, (*given.values(), limit)).fetchall()
-        return tuple(self._row(kind, body) for (body,) in reversed(found))
+            rows = self._connection.execute(query, (*given.values(), limit)).fetchall()
+        return tuple(self._row(kind, body) for (body,) in reversed(rows))
 
     def get(self, kind: type[R], key: str) -> R | None:
         """The row of a key."""
         with database_errors(self.path):
-            found = self._connection.execute(f"SELECT body FROM {kind.table} WHERE key = ?", (key,)).fetchone()  # noqa: S608
-        return None if found is None else self._row(kind, found[0])
+            row = self._connection.execute(f"SELECT body FROM {kind.table} WHERE key = ?", (key,)).fetchone()  # noqa: S608
+        return None if row is None else self._row(kind, row[0])
 
     def export(self) -> dict[str, Json]:
         """Everything, as one JSON value: the rows of each table by their keys' order."""
@@ -120,8 +120,8 @@ class Ledger:
             self._connection.execute("BEGIN")
             try:
                 for kind in ROW_TYPES:
-                    found = self._connection.execute(f"SELECT body FROM {kind.table} ORDER BY key").fetchall()  # noqa: S608
-                    tables[kind.table] = [jsonread.loads(body) for (body,) in found]
+                    rows = self._connection.execute(f"SELECT body FROM {kind.table} ORDER BY key").fetchall()  # noqa: S608
+                    tables[kind.table] = [jsonread.loads(body) for (body,) in rows]
             finally:
                 # Nothing was written: this ends it.
                 self._connection.execute("ROLLBACK")
@@ -138,8 +138,8 @@ class Ledger:
     def merged(self, address: str) -> frozenset[str]:
         """What of shared state at an address is in this ledger already."""
         with database_errors(self.path):
-            found = self._connection.execute("SELECT key FROM merged WHERE address = ?", (address,)).fetchall()
-        return frozenset(key for (key,) in found)
+            rows = self._connection.execute("SELECT key FROM merged WHERE address = ?", (address,)).fetchall()
+        return frozenset(key for (key,) in rows)
 
     def merge(self, rows: Iterable[Row], address: str, keys: Iterable[str]) -> int:
         """Write rows of shared state, and that they are here and there; how many changed something."""
@@ -155,7 +155,7 @@ class Ledger:
 
     def unsent(self, address: str) -> tuple[Unsent, ...]:
         """The rows that shared state at an address does not have, or not as they are here."""
-        found: list[Unsent] = []
+        unsent: list[Unsent] = []
         with database_errors(self.path):
             for kind in ROW_TYPES:
                 query = (
@@ -163,15 +163,15 @@ class Ledger:
                     " WHERE address = ? AND kind = ? AND key = own.key AND revision = own.revision) ORDER BY key"
                 )
                 rows = self._connection.execute(query, (address, kind.table)).fetchall()
-                found += [Unsent(self._row(kind, body), revision) for body, revision in rows]
-        return tuple(found)
+                unsent += [Unsent(self._row(kind, body), revision) for body, revision in rows]
+        return tuple(unsent)
 
     def mark_sent(self, address: str, sent: Iterable[Unsent], key: str) -> None:
         """Note that shared state has rows, under ``key``."""
         with transaction(self._connection, self.path):
             self._connection.executemany(
                 "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?)",
-                [(address, item.row.table, item.row.key, item.revision) for item in sent],
+                [(address, row.row.table, row.row.key, row.revision) for row in sent],
             )
             self._note_merged(address, [key])
 
@@ -185,9 +185,9 @@ class Ledger:
         self._connection.executemany("INSERT OR IGNORE INTO merged VALUES (?, ?)", [(address, key) for key in keys])
 
     def _put(self, row: Row) -> bool:
-        found = self.get(type(row), row.key)
+        old = self.get(type(row), row.key)
         # Also where both are the same: what is not written has no new revision, and is not sent again.
-        if found is not None and found.rank() >= row.rank():
+        if old is not None and old.rank() >= row.rank():
             return False
         self._connection.execute("UPDATE counter SET revision = revision + 1")
         self._connection.execute(
@@ -210,10 +210,10 @@ class Ledger:
 
 def grouped(rows: Iterable[R], key: Callable[[R], K]) -> dict[K, list[R]]:
     """Rows by a key, each group in their order."""
-    found: defaultdict[K, list[R]] = defaultdict(list)
+    groups: defaultdict[K, list[R]] = defaultdict(list)
     for row in rows:
-        found[key(row)].append(row)
-    return dict(found)
+        groups[key(row)].append(row)
+    return dict(groups)
 
 
 def rows_of(exported: Any, where: str) -> list[Row]:
@@ -224,9 +224,9 @@ def rows_of(exported: Any, where: str) -> list[Row]:
     """
     fix = "Update envbuild, or export it again where it is from."
     if not isinstance(exported, dict) or exported.get("schema") != SCHEMA:
-        found = exported.get("schema") if isinstance(exported, dict) else type(exported).__name__
+        schema = exported.get("schema") if isinstance(exported, dict) else type(exported).__name__
         raise CheckRefusedError(
-            f"{where} is not a ledger that this envbuild reads", why=f"It has {found!r}, not {SCHEMA!r}.", fix=fix
+            f"{where} is not a ledger that this envbuild reads", why=f"It has {schema!r}, not {SCHEMA!r}.", fix=fix
         )
     try:
         return [kind.model_validate(row) for kind in ROW_TYPES for row in exported.get(kind.table, ())]
@@ -265,13 +265,13 @@ def _salvaged(path: Path) -> list[Row]:
         if error.reason != DAMAGED:
             raise
         return []
-    found: list[Row] = []
+    rows: list[Row] = []
     with old:
         for kind in ROW_TYPES:
             # Table by table: of a damaged one the others may be whole.
             with contextlib.suppress(CheckRefusedError):
-                found += old.rows(kind)
-    return found
+                rows += old.rows(kind)
+    return rows
 
 
 def _replace(path: Path, new: Path) -> None:

@@ -81,7 +81,7 @@ class SharedState:
             self._fetch(ledger, keys)
         unsent = ledger.unsent(self.address)
         if unsent:
-            key = self._put([item.row for item in unsent], (PART,), ())
+            key = self._put([row.row for row in unsent], (PART,), ())
             # Afterwards: a process that is killed before sends the same rows again, under the same key.
             ledger.mark_sent(self.address, unsent, key)
             keys = [*keys, key]
@@ -111,13 +111,13 @@ class SharedState:
         for key in self._whole_first(missing):
             # Asked again: an entry with all rows may have brought this one along.
             # One that is listed and not there yet is asked for again the next time.
-            if key not in ledger.merged(self.address) and (found := self._take(key)) is not None:
-                rows, contained = found
+            if key not in ledger.merged(self.address) and (tables := self._take(key)) is not None:
+                rows, contained = tables
                 changed += ledger.merge(rows, self.address, [key, *contained])
         return changed
 
     def _put_together(self, ledger: Ledger, keys: Sequence[str]) -> None:
-        contained = {key for found in self._wholes(keys).values() for key in found}
+        contained = {key for contained_keys in self._wholes(keys).values() for key in contained_keys}
         if len(set(keys) - contained) <= MOST_PARTS:
             return
         # First all that is there: an entry that says which others it has must have their rows.
@@ -136,13 +136,15 @@ class SharedState:
         refs = self.remote.list_index(KIND, (WHOLE,)) if keys else []
         documents = self.remote.documents(KIND, [ref.key for ref in refs if ref.key in set(keys)])
         # A damaged one counts as any other here, and is refused when it is taken.
-        return {key: _contained(item) for key, item in documents.items() if isinstance(item, Document)}
+        return {key: _contained(document) for key, document in documents.items() if isinstance(document, Document)}
 
     def _put(self, rows: Sequence[Row], index_path: tuple[str, ...], contains: Sequence[str]) -> str:
         tables: dict[str, Json] = {
             kind.table: [jsonread.loads(row.body()) for row in rows if isinstance(row, kind)] for kind in ROW_TYPES
         }
-        content = canonical_json({"schema": SCHEMA, **{name: found for name, found in tables.items() if found}})
+        content = canonical_json(
+            {"schema": SCHEMA, **{name: table_rows for name, table_rows in tables.items() if table_rows}}
+        )
         key = sha256_bytes(content)
         record: JsonValue = {"contains": list(contains)}
         with self.store.staging(KIND) as folder:
@@ -180,8 +182,8 @@ def _unpacked(path: Path) -> bytes:
 
 def _contained(document: Document) -> list[str]:
     record = document.record
-    found = record.get("contains") if isinstance(record, dict) else None
-    return [str(key) for key in found] if isinstance(found, list) else []
+    keys = record.get("contains") if isinstance(record, dict) else None
+    return [str(key) for key in keys] if isinstance(keys, list) else []
 
 
 def _refused(where: str, why: str) -> CheckRefusedError:

@@ -62,12 +62,12 @@ def _choose(archive: ArchiveFiles, tag: str | None) -> SavedImage:
     images = archive.parse(SAVED_FILE, SavedImages).root
     if not images:
         raise archive.refused(f"Its {SAVED_FILE} lists no image.", "Write it anew: docker save IMAGE.")
-    found = [image for image in images if tag is None or tag in (image.tags or ())]
-    if len(found) != 1:
+    matching = [image for image in images if tag is None or tag in (image.tags or ())]
+    if len(matching) != 1:
         known = ", ".join(sorted(name for image in images for name in image.tags or ("(without a tag)",)))
-        why = "It has several images" if found else f"It has no image {tag}"
+        why = "It has several images" if matching else f"It has no image {tag}"
         raise archive.refused(f"{why}; tags in it: {known}.", 'Name one under [obtain] of the base: tag = "..."')
-    return found[0]
+    return matching[0]
 
 
 def _layer(file: Path, to: Path, name: str, called: str, diff_id: str = "") -> Layer:

@@ -19,21 +19,21 @@ def docker_manifest(manifest: bytes) -> bytes:
     Raises:
         CheckRefusedError: it is not the manifest of an image.
     """
-    found = read(manifest, Manifest, "an OCI manifest", not_an_image)
+    document = read(manifest, Manifest, "an OCI manifest", not_an_image)
     layers: list[Json] = [
         {
-            "mediaType": _LAYER_TYPES.get(item.media_type, item.media_type),
-            "digest": item.digest,
-            "size": item.size_bytes,
+            "mediaType": _LAYER_TYPES.get(layer.media_type, layer.media_type),
+            "digest": layer.digest,
+            "size": layer.size_bytes,
         }
-        for item in found.layers
+        for layer in document.layers
     ]
     return canonical_json(
         {
             "schemaVersion": 2,
             "mediaType": DOCKER_MANIFEST_TYPE,
             # The configuration of an OCI image is one of docker's (image-spec, config.md): it has the same keys.
-            "config": {"mediaType": CONFIG_TYPE, "digest": found.config.digest, "size": found.config.size_bytes},
+            "config": {"mediaType": CONFIG_TYPE, "digest": document.config.digest, "size": document.config.size_bytes},
             "layers": layers,
         }
     )

@@ -83,9 +83,9 @@ class ImageFiles:
         path = blob_path(descriptor.digest)
         self._compare(path, sha256_file(self.file(path)), descriptor)
 
-    def _compare(self, path: str, found: str, descriptor: Descriptor) -> None:
-        if found != descriptor.digest:
-            raise self.refused(f"{path} has the digest {found}.")
+    def _compare(self, path: str, actual: str, descriptor: Descriptor) -> None:
+        if actual != descriptor.digest:
+            raise self.refused(f"{path} has the digest {actual}.")
 
     def _missing(self, path: str) -> CheckRefusedError:
         return self.refused(f"{path} is missing, or is not a file.")

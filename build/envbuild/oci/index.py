@@ -114,11 +114,11 @@ def only_digest(files: ImageFiles, tag: str | None) -> str:
     if not index.manifests:
         raise files.refused(f"Its {INDEX_FILE} lists no image.")
     tags = [(entry.annotations.get(REF_NAME, ""), entry.digest) for entry in index.manifests]
-    found = {digest for known, digest in tags if tag in (None, known)}
-    if len(found) == 1:
-        return found.pop()
+    digests = {digest for known, digest in tags if tag in (None, known)}
+    if len(digests) == 1:
+        return digests.pop()
     known = ", ".join(sorted(known or "(without a tag)" for known, _ in tags))
-    why = "It has no image with this tag" if not found else "It has several images"
+    why = "It has no image with this tag" if not digests else "It has several images"
     raise CheckRefusedError(
         f"{files.name} does not state which image the base is",
         why=printable(f"{why}; tags in it: {known}."),
@@ -128,18 +128,18 @@ def only_digest(files: ImageFiles, tag: str | None) -> str:
 
 def _entries(files: ImageFiles, index: Index, tag: str) -> list[IndexEntry]:
     """What an index lists; where a tag is wanted, the blobs under others are not read."""
-    found = []
-    for item in index.manifests:
-        entry = IndexEntry(item, None)
+    entries = []
+    for descriptor in index.manifests:
+        entry = IndexEntry(descriptor, None)
         # BuildKit's attestations have the platform unknown/unknown (its docs, "Attestation storage"), and are no
         # image's.
-        if (not (tag and item.tags) or tag in item.tags) and entry.system != "unknown":
-            if item.media_type in INDEX_TYPES:
-                entry = IndexEntry(item, files.blob(item, Index))
-            elif item.media_type in MANIFEST_TYPES:
-                entry = IndexEntry(item, files.blob(item, Manifest))
-        found.append(entry)
-    return found
+        if (not (tag and descriptor.tags) or tag in descriptor.tags) and entry.system != "unknown":
+            if descriptor.media_type in INDEX_TYPES:
+                entry = IndexEntry(descriptor, files.blob(descriptor, Index))
+            elif descriptor.media_type in MANIFEST_TYPES:
+                entry = IndexEntry(descriptor, files.blob(descriptor, Manifest))
+        entries.append(entry)
+    return entries
 
 
 def _choose(files: ImageFiles, entries: Sequence[IndexEntry], tag: str) -> IndexEntry:

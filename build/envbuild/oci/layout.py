@@ -32,20 +32,20 @@ def open_layout(files: ImageFiles, tag: str) -> Image:
     Raises:
         CheckRefusedError: there is none, there are several, it is damaged, or the index lists something else.
     """
-    found = find_tagged(files, tag)
-    config = files.blob(found.manifest.config, Configuration)
+    image = find_tagged(files, tag)
+    config = files.blob(image.manifest.config, Configuration)
     layers = []
-    for position, item in enumerate(found.manifest.layers):
+    for position, descriptor in enumerate(image.manifest.layers):
         layer = LayerBlob(
-            file=files.file(blob_path(item.digest)),
-            digest=item.digest,
-            size_bytes=item.size_bytes,
+            file=files.file(blob_path(descriptor.digest)),
+            digest=descriptor.digest,
+            size_bytes=descriptor.size_bytes,
             # The type of a layer is required (image-spec, descriptor.md). Where it is missing, the first bytes decide.
-            media_type=item.media_type or None,
+            media_type=descriptor.media_type or None,
         )
         layers.append(ImageLayer.of(layer, config.layer_name(position)))
-    reports = tuple(_read_report(files, report) for report in found.reports)
-    return Image(digest=found.digest, config=config, layers=tuple(layers), reports=reports)
+    reports = tuple(_read_report(files, report) for report in image.reports)
+    return Image(digest=image.digest, config=config, layers=tuple(layers), reports=reports)
 
 
 def _read_report(files: ImageFiles, entry: IndexEntry) -> AttachedReport:
@@ -54,7 +54,7 @@ def _read_report(files: ImageFiles, entry: IndexEntry) -> AttachedReport:
     for descriptor in (*([entry.manifest.config] if entry.manifest else []), *layers):
         files.check(descriptor)
     return AttachedReport(
-        artifact_type=entry.artifact_type, digest=entry.digest, files=tuple(item.digest for item in layers)
+        artifact_type=entry.artifact_type, digest=entry.digest, files=tuple(layer.digest for layer in layers)
     )
 
 

@@ -59,7 +59,7 @@ class _Document(BaseModel):
         if not isinstance(value, dict):
             return value
         # Go writes null for an empty list or map: docker's Volumes and Entrypoint.
-        return {key: item for key, item in value.items() if item is not None}
+        return {key: field for key, field in value.items() if field is not None}
 
 
 class _Listed(_Document):

@@ -107,9 +107,9 @@ def choose(index: Index, platform: str, name: str) -> Descriptor:
     raise _other_platform(name, platform, ", ".join(known) or "no platform that it names")
 
 
-def _other_platform(name: str, platform: str, found: str) -> CheckRefusedError:
+def _other_platform(name: str, platform: str, offered: str) -> CheckRefusedError:
     fix = "Correct the base's platform, or choose an image that is made for it."
-    return refused_as_base(name, f"The base is for {platform}; the image is for {found}.", fix)
+    return refused_as_base(name, f"The base is for {platform}; the image is for {offered}.", fix)
 
 
 def check_layers(manifest: Manifest, configuration: Configuration, platform: str, name: str) -> None:

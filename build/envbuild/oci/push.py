@@ -83,7 +83,7 @@ def push_blobs(
     """
     waiting: queue.SimpleQueue[Blob] = queue.SimpleQueue()
     # The largest first: the last one to begin decides when all are there.
-    for blob in sorted({blob.digest: blob for blob in blobs}.values(), key=lambda item: -item.size_bytes):
+    for blob in sorted({blob.digest: blob for blob in blobs}.values(), key=lambda one: -one.size_bytes):
         waiting.put(blob)
     failed = threading.Event()
 
@@ -127,16 +127,18 @@ def read_manifest(registry: Registry, reference: str) -> RegistryManifest | None
     answer = registry.ask("GET", f"manifests/{reference}", accept=(200, 404), headers={"Accept": ACCEPT})
     if answer.status == 404:
         return None
-    found = RegistryManifest(content=answer.body, media_type=answer.headers.get("Content-Type", "").partition(";")[0])
+    manifest = RegistryManifest(
+        content=answer.body, media_type=answer.headers.get("Content-Type", "").partition(";")[0]
+    )
     # A digest has a colon, and a tag cannot (distribution-spec 1.1, "Pulling manifests").
-    stated = reference if ":" in reference else answer.headers.get("Docker-Content-Digest", found.digest)
-    if stated != found.digest:
+    stated = reference if ":" in reference else answer.headers.get("Docker-Content-Digest", manifest.digest)
+    if stated != manifest.digest:
         raise NetworkError(
             f"{registry.error.name} sent something else than {reference}",
-            why=f"It stated {stated}; what came has the digest {found.digest}.",
+            why=f"It stated {stated}; what came has the digest {manifest.digest}.",
             fix="It was damaged there or on the way: run the same command again, then have its administrators look.",
         )
-    return found
+    return manifest
 
 
 def digest_of_tag(registry: Registry, tag: str) -> str | None:
@@ -147,8 +149,8 @@ def digest_of_tag(registry: Registry, tag: str) -> str | None:
     # The header is recommended, not required (distribution-spec 1.1, "Pulling manifests").
     if stated := answer.headers.get("Docker-Content-Digest"):
         return str(stated)
-    found = read_manifest(registry, tag)
-    return found.digest if found else None
+    manifest = read_manifest(registry, tag)
+    return manifest.digest if manifest else None
 
 
 def put_manifest(

@@ -61,8 +61,8 @@ def list_referrers(registry: Registry, digest: str) -> tuple[Referrer, ...]:
     """
     answer = _first_page(registry, digest)
     if answer is None:
-        found = read_manifest(registry, tag_of(digest))
-        return _entries(registry, found.content) if found else ()
+        index = read_manifest(registry, tag_of(digest))
+        return _entries(registry, index.content) if index else ()
 
     def next_page(headers: Mapping[str, str]) -> str:
         query = next_query(headers)
@@ -100,8 +100,10 @@ def _add_to_tag(registry: Registry, tag: str, entries: Sequence[dict[str, Json]]
     for _ in range(MOST_WRITES):
         before = read_manifest(registry, tag)
         there: list[Json] = jsonread.foreign(before.content)["manifests"] if before else []
-        listed = [item for item in there if isinstance(item, dict) and item.get("digest") not in gone]
-        known = {item.get("digest") for item in listed}
+        listed = [
+            descriptor for descriptor in there if isinstance(descriptor, dict) and descriptor.get("digest") not in gone
+        ]
+        known = {descriptor.get("digest") for descriptor in listed}
         missing = [entry for entry in entries if entry["digest"] not in known]
         if not missing:
             return sent
@@ -113,7 +115,7 @@ def _add_to_tag(registry: Registry, tag: str, entries: Sequence[dict[str, Json]]
         if answer.status in NOT_THERE:
             # What a retention rule took is listed no more, or the registry would never take this index again. Where
             # all is there, the next refusal is the registry's last word.
-            digests = [str(item.get("digest")) for item in (*listed, *missing)]
+            digests = [str(descriptor.get("digest")) for descriptor in (*listed, *missing)]
             gone = {digest for digest in digests if digest_of_tag(registry, digest) is None} or {""}
     raise not_kept(registry, tag)
 

@@ -126,9 +126,9 @@ def check_blob(blob: LayerBlob) -> None:
             _compare(sha256_file(blob.file), blob.digest, "blob")
 
 
-def _compare(found: str, stated: str, name: str) -> None:
-    if found != stated:
-        raise Refusal("", f"The digest of the {name} should be {stated} and is {found}.", _AGAIN)
+def _compare(actual: str, stated: str, name: str) -> None:
+    if actual != stated:
+        raise Refusal("", f"The digest of the {name} should be {stated} and is {actual}.", _AGAIN)
 
 
 def _check_known(blob: LayerBlob) -> None:
@@ -150,13 +150,13 @@ def _check_packing(file: Path, media_type: str) -> None:
     """Programs that go by the media type must read the same as those that go by the first bytes."""
     with machine_errors(file, "read"), file.open("rb") as stream:
         first = stream.read(_BLOCK_BYTES)
-    found = _packing(first) if first else "empty"
+    actual = _packing(first) if first else "empty"
     stated = next(packing for ending, packing in _ENDINGS.items() if media_type.endswith(ending))
     # An unknown packing is refused when it is read, after the digest was compared.
-    if found not in ("", stated) and (first or stated in _COMPRESSED):
+    if actual not in ("", stated) and (first or stated in _COMPRESSED):
         raise Refusal(
             "",
-            f"Its media type {media_type} states {stated}; by its first bytes it is {found}.",
+            f"Its media type {media_type} states {stated}; by its first bytes it is {actual}.",
             "Write the image anew with a tool that labels its layers right, as `skopeo copy` does, or use another one.",
         )
 
@@ -277,10 +277,10 @@ class _Ahead:
         """The pieces; the thread ends with them, or when the caller stops."""
         self._thread.start()
         try:
-            while (item := self._ready.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
+            while (piece := self._ready.get()) is not None:
+                if isinstance(piece, BaseException):
+                    raise piece
+                yield piece
         finally:
             self._stopped.set()
             self._thread.join()
@@ -294,12 +294,12 @@ class _Ahead:
         except BaseException as error:  # noqa: BLE001 - raised again where the pieces are read
             self._put(error)
 
-    def _put(self, item: bytes | BaseException | None) -> bool:
+    def _put(self, piece: bytes | BaseException | None) -> bool:
         while not self._stopped.is_set():
             try:
                 # With a limit: after the reader stopped, nothing is taken any more, and the thread would wait without
                 # end.
-                self._ready.put(item, timeout=STOP_SECONDS)
+                self._ready.put(piece, timeout=STOP_SECONDS)
             except queue.Full:
                 continue
             return True

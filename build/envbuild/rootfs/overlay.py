@@ -80,16 +80,16 @@ def merged(layers: Sequence[LayerBlob], overlay: Overlay = NO_OVERLAY, supersede
 
 def superseded_in(layers: Sequence[LayerBlob]) -> set[tuple[int, int]]:
     """The members that a later one of the same layer replaces; reads all layers."""
-    found = set()
+    paths = set()
     for index, blob in enumerate(layers):
         last: dict[str, int] = {}
         for place, (member, _) in enumerate(members_of(blob)):
             if member.kind is Kind.DIRECTORY:
                 continue
             if member.name in last:
-                found.add((index, last[member.name]))
+                paths.add((index, last[member.name]))
             last[member.name] = place
-    return found
+    return paths
 
 
 def _refusals(

@@ -38,9 +38,9 @@ class Stream:
         """The next ``count`` bytes."""
         end = self._at + count
         if end <= len(self._piece):
-            found = self._piece[self._at : end]
+            portion = self._piece[self._at : end]
             self._at = end
-            return found
+            return portion
         return b"".join(self.pieces(count))
 
     def pieces(self, count: int) -> Iterator[memoryview]:
@@ -48,10 +48,10 @@ class Stream:
         while count:
             if self.at_end():
                 raise Refusal("", "The tar ends in the middle of a member.")
-            found = memoryview(self._piece)[self._at : self._at + count]
-            self._at += len(found)
-            count -= len(found)
-            yield found
+            portion = memoryview(self._piece)[self._at : self._at + count]
+            self._at += len(portion)
+            count -= len(portion)
+            yield portion
 
     def skip_to(self, position: int) -> None:
         """Pass over everything before a position."""

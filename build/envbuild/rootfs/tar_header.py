@@ -129,9 +129,9 @@ class TarHeader(tarfile.TarInfo):
         """The map of a sparse file, checked; None for any other file."""
         if self.sparse is None:
             return None
-        found = [segment for segment in self.sparse if segment != (0, 0)]  # unused places of the old format
-        check(found, self.size, self.stored, self.name)
-        return found
+        segments = [segment for segment in self.sparse if segment != (0, 0)]  # unused places of the old format
+        check(segments, self.size, self.stored, self.name)
+        return segments
 
 
 def read_header(archive: Archive) -> TarHeader:

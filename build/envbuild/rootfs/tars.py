@@ -34,8 +34,8 @@ class _Archive(tarfile.TarFile):
         """The next member; tarfile's own takes a damaged header for the end."""
         # TarFile.__init__ reads the first member already, and keeps it there (CPython, Lib/tarfile.py).
         if self.firstmember is not None:
-            found, self.firstmember = self.firstmember, None
-            return found
+            member, self.firstmember = self.firstmember, None
+            return member
         self.header_bytes = 0
         # A member that is cut off.
         if self.fileobj.tell() < self.offset:

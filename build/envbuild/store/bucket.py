@@ -81,16 +81,16 @@ class Bucket:
 
         with self._errors(f"read {path}"):
             try:
-                found = wait_for(lambda: obstore.get(self._store, path))
-                if found.meta["size"] > at_most_bytes:
+                answer = wait_for(lambda: obstore.get(self._store, path))
+                if answer.meta["size"] > at_most_bytes:
                     raise NotPlainFileError(f"{path.rpartition('/')[2]} is larger than {at_most_bytes >> 20} MiB")
-                content = wait_for(lambda: bytes(found.bytes()))
+                content = wait_for(lambda: bytes(answer.bytes()))
             except FileNotFoundError:
                 self._check_bucket()
                 return None
         # S3 compares entity tags, Google generations; obstore wants no key without a value.
-        version = {key: value for key in ("e_tag", "version") if (value := found.meta[key])}
-        return StoredObject(content, version, found.meta["last_modified"])
+        version = {key: value for key in ("e_tag", "version") if (value := answer.meta[key])}
+        return StoredObject(content, version, answer.meta["last_modified"])
 
     def create(self, path: str, content: bytes) -> bool:
         from obstore.exceptions import AlreadyExistsError
@@ -218,12 +218,12 @@ class Bucket:
         with self._errors(f"read {path}"):
             try:
                 options: Any = {"range": {"offset": start}} if start else None
-                found = wait_for(lambda: obstore.get(self._store, path, options=options))
+                answer = wait_for(lambda: obstore.get(self._store, path, options=options))
             except FileNotFoundError:
                 self._check_bucket()
                 return False
             with machine_errors(to), to.open("ab" if start else "wb") as out:
-                chunks = iter(found.stream(min_chunk_size=CHUNK_BYTES))
+                chunks = iter(answer.stream(min_chunk_size=CHUNK_BYTES))
                 while out.tell() <= size_bytes and (chunk := wait_for(lambda: next(chunks, None))) is not None:
                     out.write(chunk)
         return True
@@ -344,10 +344,10 @@ def open_bucket(
             options |= {"base_url": url} if url else {}
             store = GCSStore(address.host, **options)
         elif address.scheme == "s3":
-            found, account = aws_settings(environ)
-            found |= {"endpoint": url} if url else {}
+            settings, account = aws_settings(environ)
+            settings |= {"endpoint": url} if url else {}
             # Sent along with each put and each part, so that the server compares what came.
-            store = S3Store(address.host, checksum_algorithm="SHA256", **options, **found)
+            store = S3Store(address.host, checksum_algorithm="SHA256", **options, **settings)
         else:
             raise NotImplementedError(f"{address.scheme}:// has no client here")
     except Exception as error:
@@ -376,14 +376,14 @@ def aws_settings(environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
         # "Configuration and credential file settings").
         profile if profile == "default" else f"profile {profile}",
     )
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "aws_access_key_id": keys.get("aws_access_key_id", ""),
         "aws_secret_access_key": keys.get("aws_secret_access_key", ""),
         "aws_session_token": keys.get("aws_session_token", ""),
         "region": "" if environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") else config.get("region", ""),
     }
-    account = f"profile {profile} of AWS's credentials file" if found["aws_access_key_id"] else "this machine's role"
-    return {name: value for name, value in found.items() if value}, account
+    account = f"profile {profile} of AWS's credentials file" if settings["aws_access_key_id"] else "this machine's role"
+    return {name: value for name, value in settings.items() if value}, account
 
 
 def _section(path: Path, name: str) -> Mapping[str, str]:

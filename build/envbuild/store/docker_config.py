@@ -59,8 +59,8 @@ def credentials_for(host: str, environ: Mapping[str, str], repository: str = "")
     paths = tuple("/".join((host, *folders[:count])) for count in range(len(folders), 0, -1))
     for file in _files(environ):
         config = _read(file)
-        if config is not None and (found := _in(config, file, names, paths, environ)) is not None:
-            return found
+        if config is not None and (credentials := _in(config, file, names, paths, environ)) is not None:
+            return credentials
     return None
 
 
@@ -81,7 +81,7 @@ def _files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = jsonread.foreign(path.read_bytes())
+        document = jsonread.foreign(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -90,7 +90,7 @@ def _read(path: Path) -> dict[str, Any] | None:
             why=error.strerror or "" if isinstance(error, OSError) else "It is not JSON.",
             fix="Correct the file, or make it anew with `docker login` or `podman login`.",
         ) from error
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _in(
@@ -104,8 +104,8 @@ def _in(
             return _ask(str(helper), name, path, environ)
     # containers-auth.json(5): the nearest path, then the registry. Helpers know registries alone.
     for name in (*paths, *names):
-        if isinstance(entry := auths.get(name), dict) and (found := _decoded(entry, path)) is not None:
-            return found
+        if isinstance(entry := auths.get(name), dict) and (credentials := _decoded(entry, path)) is not None:
+            return credentials
     if config.get("credsStore"):
         return _ask(str(config["credsStore"]), names[0], path, environ)
     return None

@@ -63,15 +63,15 @@ def read_document(raw: bytes, kind: str, key: str, where: str) -> Document:
         CheckRefusedError: it is damaged, or belongs to another entry.
     """
     try:
-        found = Document.model_validate_json(raw)
-        names = [file.name for file in found.files]
+        document = Document.model_validate_json(raw)
+        names = [file.name for file in document.files]
         if len(set(names)) != len(names):
             raise refused(kind, key, where, "Its document has a file twice.")
     except ValidationError as error:
         raise refused(kind, key, where, f"Its document cannot be read: {describe_errors(error)}.") from error
-    if (found.kind, found.key) != (kind, key):
-        raise refused(kind, key, where, f"It is {found.kind} {short(found.key)}, kept under another name.")
-    return found
+    if (document.kind, document.key) != (kind, key):
+        raise refused(kind, key, where, f"It is {document.kind} {short(document.key)}, kept under another name.")
+    return document
 
 
 def refused(kind: str, key: str, where: str, why: str) -> CheckRefusedError:

@@ -123,7 +123,7 @@ def _digest(file: Path) -> str:
 
 
 def _files(entry: Path) -> list[Path]:
-    found = []
+    files = []
     for folder, folders, names in os.walk(entry):
         folders[:] = sorted(name for name in folders if name != UNINDEXED_FOLDER)
         for name in sorted(names):
@@ -131,5 +131,5 @@ def _files(entry: Path) -> list[Path]:
             if path.is_symlink():
                 raise InternalError(f"the store entry has a symbolic link: {path.relative_to(entry)}")
             if name != ENTRY_INDEX_FILE:
-                found.append(path)
-    return found
+                files.append(path)
+    return files

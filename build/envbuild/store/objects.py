@@ -33,10 +33,10 @@ class Objects:
 
     def read(self, kind: str, key: str) -> bytes | None:
         try:
-            found = self._store.read(_entry(kind, key), MOST_BYTES)
+            content = self._store.read(_entry(kind, key), MOST_BYTES)
         except NotPlainFileError as error:
             raise refused(kind, key, self._store.address, f"Its document is refused: {error}.") from error
-        return None if found is None else found.content
+        return None if content is None else content.content
 
     def create(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> bool:  # noqa: ARG002
         # The index first: what it lists may be missing, but no entry is missing from it.
@@ -48,8 +48,8 @@ class Objects:
         self._store.write(_entry(kind, key), document)
 
     def keys(self, kind: str) -> list[str]:
-        found = [PurePosixPath(path) for path in self._store.names(f"{ENTRIES}/{kind}")]
-        return [f"sha256:{path.stem}" for path in found if path.suffix == ".json"]
+        paths = [PurePosixPath(path) for path in self._store.names(f"{ENTRIES}/{kind}")]
+        return [f"sha256:{path.stem}" for path in paths if path.suffix == ".json"]
 
     def list_index(self, kind: str, index_path: tuple[str, ...]) -> list[EntryRef]:
         top = f"{INDEX}/{kind}/"

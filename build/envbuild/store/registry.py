@@ -257,13 +257,13 @@ class Registry:
         credentials = credentials_for(self.address.host, self._environ, self.address.path)
         self._credentials = credentials
         if scheme.lower() == "bearer" and challenged.get("realm"):
-            found = f"Bearer {self._token(challenged, credentials)}"
+            header = f"Bearer {self._token(challenged, credentials)}"
         elif scheme.lower() == "basic" and credentials is not None:
-            found = credentials.basic
+            header = credentials.basic
         else:
-            found = ""
+            header = ""
         # The same again would be refused again.
-        self._authorization = "" if found == refused else found
+        self._authorization = "" if header == refused else header
 
     def _token(self, challenge: Mapping[str, str], credentials: Credentials | None) -> str:
         realm = urllib.parse.urlsplit(challenge["realm"])
@@ -285,9 +285,9 @@ class Registry:
         if response.status != 200:
             raise self.refused("GET its token", response.status, answer)
         with contextlib.suppress(ValueError, AttributeError):
-            found = jsonread.foreign(answer)
+            document = jsonread.foreign(answer)
             # The token specification has both names; some registries send one, some the other.
-            if token := found.get("token") or found.get("access_token"):
+            if token := document.get("token") or document.get("access_token"):
                 return str(token)
         raise self.error.no_token(realm)
 

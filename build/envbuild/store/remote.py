@@ -97,20 +97,20 @@ class Remote:
             NetworkError: the store cannot be reached or refuses.
         """
         mine = describe(kind, key, index_path, folder, record)
-        found, problem = self._present(kind, key)
-        if (found or problem) and replace(found):
+        document, problem = self._present(kind, key)
+        if (document or problem) and replace(document):
             self._upload(mine, folder, anew=True)
             self.backend.replace(kind, key, index_path, mine.as_bytes(), mine.files)
             return Pushed.REPLACED
         if problem:
             raise problem
-        if found is None:
+        if document is None:
             self._upload(mine, folder, anew=False)
             # Only now: what a document names must be there before it.
             if self.backend.create(kind, key, index_path, mine.as_bytes(), mine.files):
                 return Pushed.NEW
-            found = self.find(kind, key)
-        return Pushed.SAME if found is not None and found.files == mine.files else Pushed.OTHER
+            document = self.find(kind, key)
+        return Pushed.SAME if document is not None and document.files == mine.files else Pushed.OTHER
 
     def _present(self, kind: str, key: str) -> tuple[Document | None, CheckRefusedError | None]:
         try:
@@ -140,5 +140,5 @@ class Remote:
         # Daemon threads: Ctrl-C ends the command though a store does not answer.
         shares = [keys[start::REQUESTS_AT_ONCE] for start in range(min(REQUESTS_AT_ONCE, len(keys)))]
         working = [run_in_background(partial(read, share)) for share in shares]
-        found = dict(pair for work in working for pair in work.result())
-        return {key: entry for key in keys if (entry := found[key][0] or found[key][1]) is not None}
+        documents = dict(pair for work in working for pair in work.result())
+        return {key: entry for key in keys if (entry := documents[key][0] or documents[key][1]) is not None}

@@ -47,11 +47,11 @@ class OciRepository:
         self._registry = Registry(address, ca_bundle, environ, wording)
 
     def read(self, kind: str, key: str) -> bytes | None:
-        found = self._manifest(_tag(kind, key))
-        if found is None:
+        manifest = self._manifest(_tag(kind, key))
+        if manifest is None:
             return None
         try:
-            config = jsonread.foreign(found.body)["config"]
+            config = jsonread.foreign(manifest.body)["config"]
             digest, size = str(config["digest"]), int(config["size"])
             if size > MOST_BYTES or not is_digest(digest):
                 raise ValueError("it names no document")
@@ -79,8 +79,8 @@ class OciRepository:
         if answer.status in CONFLICT:
             return False
         time.sleep(SETTLE_SECONDS)
-        found = self._manifest(tag)
-        return found is not None and found.body == manifest
+        present = self._manifest(tag)
+        return present is not None and present.body == manifest
 
     def replace(self, kind: str, key: str, index_path: tuple[str, ...], document: bytes, files: EntryFiles) -> None:
         manifest = self._prepared(document, files)
@@ -89,16 +89,16 @@ class OciRepository:
 
     def keys(self, kind: str) -> list[str]:
         beginning = f"{kind}-"
-        found = [tag.removeprefix(beginning) for tag in list_tags(self._registry) if tag.startswith(beginning)]
-        return [f"sha256:{name}" for name in found if re.fullmatch(r"[0-9a-f]{64}", name)]
+        tags = [tag.removeprefix(beginning) for tag in list_tags(self._registry) if tag.startswith(beginning)]
+        return [f"sha256:{name}" for name in tags if re.fullmatch(r"[0-9a-f]{64}", name)]
 
     def list_index(self, kind: str, index_path: tuple[str, ...]) -> list[EntryRef]:
-        found = []
+        entries = []
         for match in map(_INDEX_TAG.fullmatch, list_tags(self._registry)):
             if match is not None and match[1] == kind:
                 place = tuple(match[2].split("."))
-                found += [EntryRef(f"sha256:{match[3]}", place)] if place[: len(index_path)] == index_path else []
-        return found
+                entries += [EntryRef(f"sha256:{match[3]}", place)] if place[: len(index_path)] == index_path else []
+        return entries
 
     def has(self, digest: str, size_bytes: int) -> bool:
         return has_blob(self._registry, digest, size_bytes)

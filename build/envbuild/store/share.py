@@ -94,8 +94,8 @@ class Share:
 
     def names(self, prefix: str) -> list[str]:
         with self._errors("read"):
-            found = sorted(self._root.joinpath(prefix).rglob("*"))
-            return [path.relative_to(self._root).as_posix() for path in found if not path.is_dir()]
+            paths = sorted(self._root.joinpath(prefix).rglob("*"))
+            return [path.relative_to(self._root).as_posix() for path in paths if not path.is_dir()]
 
     def size(self, path: str) -> int | None:
         with self._errors("read"):

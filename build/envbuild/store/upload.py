@@ -160,8 +160,8 @@ class _Upload:
         return f"{self.place}{'&' if '?' in self.place else '?'}{urllib.parse.urlencode({'digest': self.digest})}"
 
     def went_on(self, answer: BaseHTTPResponse, offset: int) -> None:
-        found = _RANGE.fullmatch(answer.headers.get("Range", ""))
-        at = int(found[1]) + 1 if found else offset
+        match = _RANGE.fullmatch(answer.headers.get("Range", ""))
+        at = int(match[1]) + 1 if match else offset
         # Only tries without a chunk are counted, as long as it does not begin anew each time.
         if at > self.furthest and self.opened <= MOST_OPENED and self.sent <= MOST_TIMES * self.size_bytes:
             self.furthest = at
@@ -172,9 +172,9 @@ class _Upload:
     def find_state(self) -> None:
         """Ask how much has arrived, and begin anew where that is not known."""
         answer = self.request("GET", self.place, {}, 0)
-        found = _RANGE.fullmatch(answer.headers.get("Range", "")) if answer is not None else None
+        match = _RANGE.fullmatch(answer.headers.get("Range", "")) if answer is not None else None
         # "0-0" is sent for nothing as well as for one byte.
-        if answer is None or answer.status not in (202, 204) or found is None or found[1] == "0":
+        if answer is None or answer.status not in (202, 204) or match is None or match[1] == "0":
             self.open()
         else:
             self.went_on(answer, self.offset)

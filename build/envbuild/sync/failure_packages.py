@@ -71,7 +71,7 @@ def of_import(output: str, installed: InstalledPackages) -> FailurePackages:
     errors = _errors(output)
     named = [name for error in errors for name in _named(error.message, installed)]
     # Of an error and its causes the first is where things went wrong; one without packages says less than the next.
-    files = next((found for error in errors if (found := _innermost(error.frames, installed))), {})
+    files = next((packages for error in errors if (packages := _innermost(error.frames, installed))), {})
     missing = next((module for error in errors if (module := _missing(error.message, installed))), "")
     running = [*files][:FRAME_PACKAGES]
     return FailurePackages(
@@ -93,15 +93,15 @@ def cause_of_installation(output: str) -> str:
     lines = [line.strip(" \u00d7├╰─▶│") for line in _uv_failure(output).splitlines()]
     lines = [line for line in lines if line]
     errors = [line for line in lines[1:] if _ERROR.search(line) and not _COMMAND_FAILED.search(line)]
-    found = "; ".join(dict.fromkeys([*lines[:1], *(errors or lines)[-1:]])) or tail(output, lines=1).strip()
-    return textwrap.shorten(_FOLDERS.sub("", found), MOST_CHARACTERS, placeholder=" ...")
+    cause = "; ".join(dict.fromkeys([*lines[:1], *(errors or lines)[-1:]])) or tail(output, lines=1).strip()
+    return textwrap.shorten(_FOLDERS.sub("", cause), MOST_CHARACTERS, placeholder=" ...")
 
 
 def _uv_failure(output: str) -> str:
     """What uv says of its failure: the lines about its progress name packages, too, and so do its hints."""
     # The last one: a log begins with the attempt that was made without the network.
-    found = re.search(r"(?s:.*)^(?: *\u00d7 |error: )((?s:.*?))(?:^ *hint: |\Z)", output, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"(?s:.*)^(?: *\u00d7 |error: )((?s:.*?))(?:^ *hint: |\Z)", output, re.MULTILINE)
+    return match[1] if match else ""
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,11 @@ def _error(text: str) -> _Error:
 
 def _innermost(files: Iterable[str], installed: InstalledPackages) -> dict[str, str]:
     """The packages whose code was running, innermost first, each with its innermost file."""
-    found: dict[str, str] = {}
+    packages: dict[str, str] = {}
     for path in files:
         if name := installed.of_file(path):
-            found.setdefault(name, inside(path))
-    return found
+            packages.setdefault(name, inside(path))
+    return packages
 
 
 def _named(message: str, installed: InstalledPackages) -> Iterator[str]:

@@ -86,7 +86,7 @@ class Imports:
         count = len(self.imported) + len(self.not_checked) + len(self.failed)
         raise CheckRefusedError(
             f"{len(self.failed)} of {count} modules of the stack do not import",
-            why="\n".join(f"{item.module} ({item.component}) {item.failure}" for item in self.failed),
+            why="\n".join(f"{failure.module} ({failure.component}) {failure.failure}" for failure in self.failed),
             fix=FIX,
             log=self.failed[0].log,
         )
@@ -114,7 +114,7 @@ NOTHING_ABSENT = Absent()
 
 def modules_of(lock: Lock) -> dict[str, tuple[str, ...]]:
     """The modules that must import, by component."""
-    return {name: item.modules for name, item in lock.components.items() if item.modules}
+    return {name: component.modules for name, component in lock.components.items() if component.modules}
 
 
 def check_environment(target: Target) -> dict[str, str]:
@@ -164,20 +164,20 @@ def try_imports(
         InconclusiveError: an import did not come to its end the second time either.
     """
 
-    def one(item: tuple[str, str], limit_seconds: float) -> NotChecked | NotImported | None:
-        found = attempt(item, probe.run, limit_seconds)
-        loads = isinstance(found, NotChecked) and any(words in found.reason for words in _DRIVER)
+    def one(pair: tuple[str, str], limit_seconds: float) -> NotChecked | NotImported | None:
+        answers = attempt(pair, probe.run, limit_seconds)
+        loads = isinstance(answers, NotChecked) and any(words in answers.reason for words in _DRIVER)
         if not loads or probe.run_with_stub is None:
-            return found
-        again = attempt(item, probe.run_with_stub, limit_seconds, label="-with-stub")
+            return answers
+        again = attempt(pair, probe.run_with_stub, limit_seconds, label="-with-stub")
         # A stub does not have all that the driver has.
         asks_more = isinstance(again, NotImported) and _DRIVER_SYMBOL.search(again.output)
-        return found if asks_more else again
+        return answers if asks_more else again
 
     def attempt(
-        item: tuple[str, str], run: RunCommand, limit_seconds: float, label: str = ""
+        pair: tuple[str, str], run: RunCommand, limit_seconds: float, label: str = ""
     ) -> NotChecked | NotImported | None:
-        component, module = item
+        component, module = pair
         log = probe.logs / f"import-{module}{label}.log"
         # -I: neither the current directory nor PYTHON* variables nor a user's packages may help.
         # Shortly before its time is over a process writes down where it is.
@@ -186,9 +186,9 @@ def try_imports(
         finished = conclusive.run_once(run, argv, what=what, log=log, limit_seconds=limit_seconds)
         return _judge(component, module, finished, absent, log)
 
-    def first(item: tuple[str, str]) -> NotChecked | NotImported | InconclusiveError | None:
+    def first(pair: tuple[str, str]) -> NotChecked | NotImported | InconclusiveError | None:
         try:
-            return one(item, conclusive.LIMIT_SECONDS)
+            return one(pair, conclusive.LIMIT_SECONDS)
         except InconclusiveError as error:
             return error
 
@@ -197,23 +197,23 @@ def try_imports(
         longer = conclusive.LONGER * conclusive.LIMIT_SECONDS
         # Only now: the others have ended.
         return {
-            item: one(item, longer) if isinstance(outcome, InconclusiveError) else outcome
-            for item, outcome in tried.items()
+            pair: one(pair, longer) if isinstance(outcome, InconclusiveError) else outcome
+            for pair, outcome in tried.items()
         }
 
     work = [(component, module) for component, names in modules.items() for module in names]
-    lowest = [item for item in work if not any(_is_below(module, item[1]) for _, module in work)]
+    lowest = [pair for pair in work if not any(_is_below(module, pair[1]) for _, module in work)]
     with reporter.step(f"import {len(work)} modules"), interruptible(os.cpu_count() or 1) as pool:
-        found = outcomes(lowest)
-        shown = [module for (_, module), finding in found.items() if finding is None]
-        left = [item for item in work if item not in found]
-        tried = [item for item in left if not any(_is_below(module, item[1]) for module in shown)]
-        found |= {**dict.fromkeys(left), **outcomes(tried)}
-    findings = [found[item] for item in work]
+        answers = outcomes(lowest)
+        shown = [module for (_, module), finding in answers.items() if finding is None]
+        left = [pair for pair in work if pair not in answers]
+        tried = [pair for pair in left if not any(_is_below(module, pair[1]) for module in shown)]
+        answers |= {**dict.fromkeys(left), **outcomes(tried)}
+    findings = [answers[pair] for pair in work]
     return Imports(
-        imported=tuple(module for item, (_, module) in zip(findings, work, strict=True) if item is None),
-        not_checked=tuple(item for item in findings if isinstance(item, NotChecked)),
-        failed=tuple(item for item in findings if isinstance(item, NotImported)),
+        imported=tuple(module for pair, (_, module) in zip(findings, work, strict=True) if pair is None),
+        not_checked=tuple(pair for pair in findings if isinstance(pair, NotChecked)),
+        failed=tuple(pair for pair in findings if isinstance(pair, NotImported)),
     )
 
 

@@ -103,10 +103,10 @@ def make_venv(place: InstallTarget, *, sees_base: bool) -> None:
         make(place.python)
     except NoInterpreterError:
         # A version is looked for on this machine; a path is that of a base.
-        found = None if "/" in place.python else pyenv_python(place.python)
-        if found is None:
+        interpreter = None if "/" in place.python else pyenv_python(place.python)
+        if interpreter is None:
             raise
-        make(str(found))
+        make(str(interpreter))
 
 
 def install_packages(

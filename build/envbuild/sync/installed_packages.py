@@ -77,8 +77,8 @@ class InstalledPackages:
 
 def inside(path: str) -> str:
     """A file's path below the folder that packages are installed in; empty where it is in none."""
-    found = max((path.rfind(folder) + len(folder) for folder in FOLDERS if folder in path), default=0)
-    return path[found:] if found else ""
+    start = max((path.rfind(folder) + len(folder) for folder in FOLDERS if folder in path), default=0)
+    return path[start:] if start else ""
 
 
 def _paths(record: Path) -> Iterator[str]:

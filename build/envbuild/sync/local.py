@@ -89,11 +89,11 @@ def sync(
     place, done = fill_environment(lock, into, scope, logs, context)
     gpu_code = check_prebuilt(site_packages_of(into), target.sm, context.store, context.reporter)
     with local_probe(lock, place, target) as probe:
-        found = import_modules(lock, scope, probe, context.reporter).refuse_failed()
+        imports = import_modules(lock, scope, probe, context.reporter).refuse_failed()
     return Synced(
         phases=done,
-        imported=found.imported,
-        not_checked=found.not_checked,
+        imported=imports.imported,
+        not_checked=imports.not_checked,
         environment=lock.lock.variables(place.venv),
         gpu_code=gpu_code,
     )

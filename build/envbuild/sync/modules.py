@@ -17,7 +17,9 @@ def import_modules(lock: LockDirectory, scope: InstallScope, probe: ImportProbe,
     """Import the modules of the scope's phases; those of the others, and of what was left out, are not checked."""
     phases, leave_out = scope.phases, scope.leave_out
     # A commit is installed in phase git, whatever the phase of its component.
-    phase_of = {name: "git" if item.commit else item.phase.value for name, item in lock.lock.components.items()}
+    phase_of = {
+        name: "git" if component.commit else component.phase.value for name, component in lock.lock.components.items()
+    }
     modules = modules_of(lock.lock)
     left_out = {name: names for name, names in modules.items() if phase_of[name] not in phases or name in leave_out}
     absent_phases = tuple(phase for phase in PHASE_FILES if phase not in phases and lock.file(phase))
@@ -27,7 +29,7 @@ def import_modules(lock: LockDirectory, scope: InstallScope, probe: ImportProbe,
         modules=frozenset(module for names in left_out.values() for module in names),
     )
     present = {name: names for name, names in modules.items() if name not in left_out}
-    found = try_imports(present, probe, reporter, absent=absent)
+    imports = try_imports(present, probe, reporter, absent=absent)
     skipped = tuple(
         NotChecked(
             module=module,
@@ -37,4 +39,4 @@ def import_modules(lock: LockDirectory, scope: InstallScope, probe: ImportProbe,
         for name, names in left_out.items()
         for module in names
     )
-    return replace(found, not_checked=found.not_checked + skipped)
+    return replace(imports, not_checked=imports.not_checked + skipped)

@@ -51,7 +51,7 @@ class Trial:
     @property
     def scope(self) -> InstallScope:
         """What is installed, for an installation on this machine."""
-        wheels = {name: str(item.wheel) for name, item in self.wheels.items()}
+        wheels = {name: str(built.wheel) for name, built in self.wheels.items()}
         return InstallScope(phases=self.phases, wheels=wheels, leave_out=self.leave_out | self.stubs.keys())
 
     @property
@@ -158,5 +158,5 @@ class ThisMachine:
 def _python_version(venv: Path) -> str:
     """The version of an environment's interpreter, with its patch release."""
     # uv's key for it; PEP 405 names none.
-    found = re.search(r"^version_info = (\d+\.\d+\.\d+)", (venv / "pyvenv.cfg").read_text(), re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"^version_info = (\d+\.\d+\.\d+)", (venv / "pyvenv.cfg").read_text(), re.MULTILINE)
+    return match[1] if match else ""

@@ -154,8 +154,8 @@ class Verifier:
         # Before any place is made: a result of another place is worth as much.
         for place in places:
             for key in (_key(place, trial), _key_of_failure(place, trial)):
-                if found := self.context.store.find(KIND, key):
-                    return _VERIFIED.validate_json((found / RESULT_FILE).read_bytes())
+                if entry := self.context.store.find(KIND, key):
+                    return _VERIFIED.validate_json((entry / RESULT_FILE).read_bytes())
         return self._tried(self._place(places), trial)
 
     def _place(self, places: Sequence[Place]) -> Place:
@@ -171,11 +171,11 @@ class Verifier:
         known, reporter = self._known, self.context.reporter
         self._known = known | _looked_over(places, known)
         for place in places:
-            found = self._known[place.where]
-            if not found.problem:
+            remembered = self._known[place.where]
+            if not remembered.problem:
                 return place
-            if found.was_tried and (work is not None or place.where not in known):
-                reporter.note(f"{place.where} cannot be had for the verification: {found.problem.splitlines()[0]}")
+            if remembered.was_tried and (work is not None or place.where not in known):
+                reporter.note(f"{place.where} cannot be had for the verification: {remembered.problem.splitlines()[0]}")
         raise _no_place(places, self._known, self.without)
 
     def _tried(self, place: Place, trial: Trial) -> VerifiedLock:
@@ -205,23 +205,23 @@ class Verifier:
                     where=filled.where,
                     imported=imports.imported,
                     not_checked=tuple(
-                        f"{item.module} ({item.component}): {item.reason}" for item in imports.not_checked
+                        f"{outcome.module} ({outcome.component}): {outcome.reason}" for outcome in imports.not_checked
                     ),
-                    findings=tuple(_not_imported(item, installed, filled.venv) for item in imports.failed),
+                    findings=tuple(_not_imported(outcome, installed, filled.venv) for outcome in imports.failed),
                     stubbed=tuple(trial.stubs),
                     base_image=filled.base_image,
                     base_made_at=filled.base_made_at,
                 )
         except BuildError as error:
             return VerifiedLock(where=place.where, imported=(), findings=(_not_installed(error, trial.lock),)), False
-        return verified, all(item.raised for item in imports.failed)
+        return verified, all(outcome.raised for outcome in imports.failed)
 
     @contextlib.contextmanager
     def _code(self, trial: Trial) -> Iterator[Mapping[str, Sequence[Path]]]:
         """The folders with the Python code of packages that are not built, unpacked for as long as the block runs."""
         context, origins = self.context, buildable(trial.lock)
         with context.store.staging("sources") as staged:
-            found: dict[str, list[Path]] = {}
+            files: dict[str, list[Path]] = {}
             for name, folders in trial.folders.items():
                 origin = origins[name]
                 sources = WheelSources(
@@ -229,8 +229,8 @@ class Verifier:
                 )
                 top = unpack(name, sources.archive(origin), staged / name, origin.subdirectory)
                 places = [top / origin.subdirectory / folder for folder in folders]
-                found[name] = [place for place in places if place.is_dir()]
-            yield found
+                files[name] = [place for place in places if place.is_dir()]
+            yield files
 
 
 def _key(place: Place, trial: Trial) -> str:
@@ -241,11 +241,11 @@ def _key(place: Place, trial: Trial) -> str:
             "where": place.key,
             "sm": list(trial.target.sm),
             "phases": list(trial.phases),
-            "wheels": {name: item.record.digest for name, item in trial.wheels.items()},
+            "wheels": {name: built.record.digest for name, built in trial.wheels.items()},
             "leave_out": [*sorted(trial.leave_out)],
             "stubs": dict(trial.stubs),
             # Left out where there are none, so that results from before this key was there are still found.
-            **({"folders": {name: [*item] for name, item in trial.folders.items()}} if trial.folders else {}),
+            **({"folders": {name: [*built] for name, built in trial.folders.items()}} if trial.folders else {}),
             "programs": [sha256_file(data_root() / name) for name in (PROBE, extension_stubs.PROGRAM)],
         }
     )
@@ -253,18 +253,18 @@ def _key(place: Place, trial: Trial) -> str:
 
 def _key_of_failure(place: Place, trial: Trial) -> str:
     """The key of a result with findings: what these are about, later code may see otherwise."""
-    code = "".join(sha256_file(Path(str(item.__file__))) for item in (failure_packages, installed_packages))
+    code = "".join(sha256_file(Path(str(module.__file__))) for module in (failure_packages, installed_packages))
     return digest_of({"trial": _key(place, trial), "code": code})
 
 
 def _looked_over(places: Sequence[Place], known: Mapping[str, _Look]) -> dict[str, _Look]:
     """What is known of the places up to the first that can be had, which is made where it is not there."""
-    found: dict[str, _Look] = {}
+    looks: dict[str, _Look] = {}
     for place in places:
-        look = found[place.where] = known[place.where] if place.where in known else _look(place)
+        look = looks[place.where] = known[place.where] if place.where in known else _look(place)
         if not look.problem:
             break
-    return found
+    return looks
 
 
 def _look(place: Place) -> _Look:
@@ -287,17 +287,17 @@ def _no_place(places: Sequence[Place], known: Mapping[str, _Look], without: str)
     )
 
 
-def _not_imported(item: NotImported, installed: InstalledPackages, venv: str) -> CheckFinding:
-    about = failure_packages.of_import(item.output, installed)
+def _not_imported(failure: NotImported, installed: InstalledPackages, venv: str) -> CheckFinding:
+    about = failure_packages.of_import(failure.output, installed)
     return CheckFinding(
         code=IMPORT_CODE,
         # Findings that are let pass go into the record, which names no place.
-        what=f"{item.module} of {item.component} does not import: {item.cause.replace(venv, '{venv}')}",
-        fix=f"{FIX}\n  log: {item.log}",
+        what=f"{failure.module} of {failure.component} does not import: {failure.cause.replace(venv, '{venv}')}",
+        fix=f"{FIX}\n  log: {failure.log}",
         packages=about.packages,
         missing_module=about.missing_module,
         files=about.files,
-        subject=f"{item.component} {item.module}",
+        subject=f"{failure.component} {failure.module}",
     )
 
 

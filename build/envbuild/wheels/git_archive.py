@@ -106,12 +106,12 @@ def version_variables(name: str, version: str, tree: Path) -> dict[str, str]:
     Args:
         tree: the folder of the package.
     """
-    found = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_" + name.replace("-", "_").upper(): version}
+    variables = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_" + name.replace("-", "_").upper(): version}
     project = tree / "pyproject.toml"
     # It has one variable, for whatever is built (nvidia-resiliency-ext).
     if project.is_file() and "poetry-dynamic-versioning" in project.read_text(errors="replace"):
-        found["POETRY_DYNAMIC_VERSIONING_BYPASS"] = version
-    return found
+        variables["POETRY_DYNAMIC_VERSIONING_BYPASS"] = version
+    return variables
 
 
 def only_folder(archive: bytes, folder: str) -> bytes:

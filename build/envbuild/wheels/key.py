@@ -79,7 +79,7 @@ def _flat(prefix: str, value: Json) -> list[tuple[str, str]]:
     if isinstance(value, dict):
         return [pair for name, inner in value.items() for pair in _flat(f"{prefix}.{name}" if prefix else name, inner)]
     if isinstance(value, list | tuple):
-        return [(prefix, " ".join(str(item) for item in value))]
+        return [(prefix, " ".join(str(part) for part in value))]
     return [(prefix, str(value))]
 
 

@@ -64,16 +64,16 @@ class WheelPlan:
 
 def buildable(lock: LockDirectory) -> dict[str, SourceOrigin]:
     """The packages of the compile phase that are built here, and from what: those that come as wheels are not."""
-    found = {}
-    for name, item in lock.lock.components.items():
-        if item.phase is Phase.COMPILE and item.commit and item.git:
-            folder = item.subdirectory or ""
-            found[name] = SourceOrigin(
-                package=name, version=item.version, git=item.git, commit=item.commit, subdirectory=folder
+    origins = {}
+    for name, component in lock.lock.components.items():
+        if component.phase is Phase.COMPILE and component.commit and component.git:
+            folder = component.subdirectory or ""
+            origins[name] = SourceOrigin(
+                package=name, version=component.version, git=component.git, commit=component.commit, subdirectory=folder
             )
-        elif item.phase is Phase.COMPILE and item.sdist:
-            found[name] = SourceOrigin(package=name, version=item.version, sdist=item.sdist)
-    return found
+        elif component.phase is Phase.COMPILE and component.sdist:
+            origins[name] = SourceOrigin(package=name, version=component.version, sdist=component.sdist)
+    return origins
 
 
 def choose(lock: LockDirectory, asked: Sequence[str]) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ def plan_wheels(
             ptx=wanted.ptx,
             glibc=lock.lock.base.glibc,
             build_requirements=_requirements(lock, main, origin, recipe, sources),
-            variables={variable: _filled(item.value, texts) for variable, item in sorted(recipe.variables.items())},
+            variables={variable: _filled(value.value, texts) for variable, value in sorted(recipe.variables.items())},
             gpu_code=recipe.gpu_code,
             nvcc_front=front_digest(),
             patches=tuple(f"sha256:{sha256(content).hexdigest()}" for _, content in patches),

@@ -67,8 +67,8 @@ class WheelSources:
             return (kept / FILE).read_bytes()
         with self.reporter.step(f"download the sdist of {name} {version}"), self.workplace("sdists") as work:
             # uv looks it up, so that its index, find-links and credentials hold here too.
-            found = look_up({name: f"=={version}"}, self.base, {}, f"find {name} {version}", work)
-            package = found[canonicalize_name(name)]
+            packages = look_up({name: f"=={version}"}, self.base, {}, f"find {name} {version}", work)
+            package = packages[canonicalize_name(name)]
             stated = str(package.get("sdist", {}).get("hash", ""))
             # Refused before the download. Hashes are optional (PEP 503): without one the file itself is compared below.
             if stated and stated != digest:
@@ -118,9 +118,9 @@ class WheelSources:
             ) from error
 
 
-def _other(name: str, version: str, locked: str, found: str) -> CheckRefusedError:
+def _other(name: str, version: str, locked: str, built: str) -> CheckRefusedError:
     return CheckRefusedError(
         f"the sdist of {name} {version} is not the one that was locked",
-        why=f"Locked {locked}, the index has {found}.",
+        why=f"Locked {locked}, the index has {built}.",
         fix="Find out who changed it; if the change is wanted, lock again with --upgrade.",
     )

@@ -147,7 +147,7 @@ def lines_for(base: Base, listed: Sequence[str]) -> tuple[str, ...]:
 
 
 def _lines(base: Base, listed: Iterable[str], suite_of: Callable[[Base, Mapping[str, str]], str]) -> tuple[str, ...]:
-    found: dict[tuple[int, str, str, str], set[str]] = {}
+    parts_of: dict[tuple[int, str, str, str], set[str]] = {}
     suites = suites_of(base)
     for line in listed:
         values = _values(line)
@@ -161,12 +161,12 @@ def _lines(base: Base, listed: Iterable[str], suite_of: Callable[[Base, Mapping[
             continue
         key = values["SIGNED_BY"] or signed_by(values["SOURCESENTRY"])
         place = (suites.index(suite), suite, values["REPO_URI"], key)
-        found.setdefault(place, set()).add(values["COMPONENT"])
+        parts_of.setdefault(place, set()).add(values["COMPONENT"])
     # Updates and security fixes alone make no base: their suites have only what changed since the release.
-    if not any(suite == suites[0] for _, suite, _, _ in found):
+    if not any(suite == suites[0] for _, suite, _, _ in parts_of):
         return ()
     lines = []
-    for (_, suite, uri, key), components in sorted(found.items()):
+    for (_, suite, uri, key), components in sorted(parts_of.items()):
         option = f"[signed-by={key}] " if key.startswith("/") else ""
         ordered = [name for name in base.archive.components if name in components]
         lines.append(f"deb {option}{uri} {suite} {' '.join(ordered)}")
@@ -184,12 +184,12 @@ def signed_by(entry: str) -> str:
         text = Path(file).read_text(encoding="utf-8", errors="replace")
         if file.endswith(".sources"):
             parts = [part for part in re.split(r"\n\s*\n", text) if re.search(r"^[^#\s]", part, re.MULTILINE)]
-            found = re.search(r"^signed-by:\s*(/\S+)", parts[int(number) - 1], re.MULTILINE | re.IGNORECASE)
+            match = re.search(r"^signed-by:\s*(/\S+)", parts[int(number) - 1], re.MULTILINE | re.IGNORECASE)
         else:
-            found = re.search(r"\[[^]]*signed-by=(/[^]\s]+)", text.splitlines()[int(number) - 1])
+            match = re.search(r"\[[^]]*signed-by=(/[^]\s]+)", text.splitlines()[int(number) - 1])
     except (OSError, ValueError, IndexError):
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""
 
 
 def _values(line: str) -> dict[str, str] | None:

@@ -41,21 +41,21 @@ def base_tag(name: str, digest: str) -> str:
     return f"base-{name}-{digest.removeprefix('sha256:')[:12]}"
 
 
-def taken_again(found: FoundImage, layers: list[Layer]) -> ImportedBase:
+def taken_again(image: FoundImage, layers: list[Layer]) -> ImportedBase:
     """The base that an image is, with the names and sources that it had where it was made.
 
     Args:
         layers: of the image, lowest first.
     """
-    annotations = found.annotations
+    annotations = image.annotations
     named = [
         Layer(layer.record.model_copy(update={"name": stated.removeprefix(LAYER_OF) or layer.record.name}), layer.file)
-        for layer, stated in zip(layers, found.history, strict=True)
+        for layer, stated in zip(layers, image.history, strict=True)
     ]
     return ImportedBase(
         layers=named,
-        config=found.config,
-        made_by=annotations.get(MADE_BY, found.name),
+        config=image.config,
+        made_by=annotations.get(MADE_BY, image.name),
         name=annotations.get(NAME, ""),
         digest=annotations.get(DIGEST, ""),
     )

@@ -153,22 +153,31 @@ def obtain(folder: Path, selection: Selection, context: Context, *, at: datetime
     if isinstance(base.obtain, Mmdebstrap):
         mirror = apt.at_moment(base, context.site.apt_mirror, at)
         layer = mmdebstrap.build(folder, base, name, mirror, log, context.reporter)
-        found = ImportedBase(layers=[layer], config=BaseConfig(), made_by=mmdebstrap.mmdebstrap_version())
+        imported_base = ImportedBase(layers=[layer], config=BaseConfig(), made_by=mmdebstrap.mmdebstrap_version())
     else:
         # Of .../envs/bases/NAME.toml the folder that holds envs/: paths in the file are relative to it.
         root = selection.catalog.path("bases", name).parents[2]
-        found = imported.take(folder, base, name, root, context)
+        imported_base = imported.take(folder, base, name, root, context)
         rootfs.mkdir()
         with context.reporter.step(f"unpack base {name}"):
-            unpack([layer.blob for layer in found.layers], rootfs)
+            unpack([layer.blob for layer in imported_base.layers], rootfs)
     if base.python.source is PythonSource.STANDALONE:
         python = standalone.add_python(rootfs, base, name, log, context.reporter)
-        found = replace(found, layers=[*found.layers, python.layer], made_by=f"{found.made_by}, {python.made_by}")
-    return found
+        imported_base = replace(
+            imported_base,
+            layers=[*imported_base.layers, python.layer],
+            made_by=f"{imported_base.made_by}, {python.made_by}",
+        )
+    return imported_base
 
 
 def complete(
-    folder: Path, found: ImportedBase, selection: Selection, context: Context, *, made_at: datetime | None = None
+    folder: Path,
+    imported_base: ImportedBase,
+    selection: Selection,
+    context: Context,
+    *,
+    made_at: datetime | None = None,
 ) -> None:
     """Make a store entry of what was obtained: its layers, its record, and files to mount on in its root file system.
 
@@ -176,7 +185,7 @@ def complete(
         CheckRefusedError: it is not what its file says, or has an environment already.
     """
     base, name, rootfs = selection.base, selection.base_name, folder / ROOTFS
-    for layer in found.layers:
+    for layer in imported_base.layers:
         # A base of the same layer twice has one file for both.
         place = layer_file(folder, layer.record)
         place.parent.mkdir(exist_ok=True)
@@ -184,13 +193,13 @@ def complete(
     _refuse_environment(rootfs, name)
     _make_mount_points(rootfs, name)
     with context.reporter.step(f"compare base {name} with its file"):
-        facts.check(base, name, rootfs, found.config.environment)
+        facts.check(base, name, rootfs, imported_base.config.environment)
     record = BaseRecord(
-        layers=tuple(layer.record for layer in found.layers),
-        made_by=found.made_by,
-        name=found.name,
-        digest=found.digest,
-        config=found.config,
+        layers=tuple(layer.record for layer in imported_base.layers),
+        made_by=imported_base.made_by,
+        name=imported_base.name,
+        digest=imported_base.digest,
+        config=imported_base.config,
         packages=facts.packages_of(rootfs),
         made_at=made_at.strftime(MOMENT_FORMAT) if made_at else "",
     )

@@ -140,9 +140,9 @@ def _differing(base: Base, rootfs: Path, variables: Mapping[str, str]) -> Iterat
         yield f"platform: no C library ({_LIBC}) for {base.platform} is in it"
     else:
         data = libc.read_bytes()
-        found = _MACHINES.get(int.from_bytes(data[_MACHINE_AT : _MACHINE_AT + 2], "little"), "another processor")
-        if found != MACHINES[base.platform]:
-            yield f"platform: {base.platform} in the file, {found} in the base"
+        machine = _MACHINES.get(int.from_bytes(data[_MACHINE_AT : _MACHINE_AT + 2], "little"), "another processor")
+        if machine != MACHINES[base.platform]:
+            yield f"platform: {base.platform} in the file, {machine} in the base"
         banner = _BANNER.search(data)
         glibc = banner[1].decode() if banner else "unknown"
         # One that is newer runs what was locked for an older one.
@@ -160,16 +160,16 @@ def _differing(base: Base, rootfs: Path, variables: Mapping[str, str]) -> Iterat
 def _libc(rootfs: Path, processor: str) -> Path | None:
     # Debian and Ubuntu have a folder for each processor ("Multiarch" in their documentation); others have lib64.
     folders = [f"{top}/{processor}-linux-gnu" for top in ("lib", "usr/lib")] + ["lib64", "usr/lib64", "lib", "usr/lib"]
-    found = (inside(rootfs, f"{folder}/{_LIBC}") for folder in folders)
-    return next((file for file in found if file is not None and file.is_file()), None)
+    paths = (inside(rootfs, f"{folder}/{_LIBC}") for folder in folders)
+    return next((file for file in paths if file is not None and file.is_file()), None)
 
 
-def _same_version(found: str | None, stated: str) -> bool:
+def _same_version(actual: str | None, stated: str) -> bool:
     """Whether two spellings are one version: NVIDIA's torch calls itself ``.nv25.09``, and its metadata ``.nv25.9``."""
     try:
-        return found is not None and Version(found) == Version(stated)
+        return actual is not None and Version(actual) == Version(stated)
     except InvalidVersion:
-        return found == stated
+        return actual == stated
 
 
 def _differing_python(base: Base, rootfs: Path, variables: Mapping[str, str]) -> Iterator[str]:
@@ -183,8 +183,8 @@ def _differing_python(base: Base, rootfs: Path, variables: Mapping[str, str]) ->
     )
     try:
         # The last line: a base's sitecustomize, and Python's warnings, may print before it.
-        found = json.loads(finished.output.strip().splitlines()[-1])
-        version, packages = found["version"], found["packages"]
+        facts = json.loads(finished.output.strip().splitlines()[-1])
+        version, packages = facts["version"], facts["packages"]
     except (IndexError, ValueError, KeyError, TypeError):
         yield f"python: {base.python.executable} does not run: {tail(finished.output)}"
         return

@@ -112,10 +112,10 @@ def take(folder: Path, base: Base, name: str, root: Path, context: Context) -> I
 
 def _from(source: ImageSource, digest: str, base: Base, folder: Path, context: Context) -> ImportedBase:
     with context.reporter.step(f"find {source.name}"):
-        found = find_image(source, digest, base.platform)
-    layers = keep_layers(source, found, context.store, folder)
+        image = find_image(source, digest, base.platform)
+    layers = keep_layers(source, image, context.store, folder)
     made_by = f"{base.obtain.source}, {base.pinned}"
-    return ImportedBase(layers=layers, config=found.config, digest=found.digest, made_by=made_by)
+    return ImportedBase(layers=layers, config=image.config, digest=image.digest, made_by=made_by)
 
 
 def _layout(obtain: OciLayout, name: str, root: Path) -> FolderFiles:
@@ -148,11 +148,11 @@ def _checked(obtain: Tar, name: str, root: Path, digest: str) -> Iterator[Path]:
     # Twice: the file may be written to while it is read, and the layers' digests are those of what was read.
     def compare() -> None:
         with machine_errors(file, "read"):
-            found = sha256_file(file)
-        if found != digest:
+            actual = sha256_file(file)
+        if actual != digest:
             raise CheckRefusedError(
                 f"{file} is not what base {name} is made of",
-                why=f"Its digest should be {digest} and is {found}.",
+                why=f"Its digest should be {digest} and is {actual}.",
                 fix=f"Put the right file there; or, if it was changed on purpose: "
                 f"{quoted_command('envbuild', 'image', 'resolve', '--base', name)}",
             )

@@ -58,8 +58,8 @@ def take_locked(selection: Selection, lock: Lock, context: Context) -> StoredBas
         CheckRefusedError: what is there under its digest is damaged, or no base for the stack.
         MachineError: the disk is full.
     """
-    if found := find_locked(selection, lock, context.store):
-        return found
+    if base := find_locked(selection, lock, context.store):
+        return base
     tries: list[Callable[..., None]] = [partial(_pull, repository=name) for name in context.site.base_repositories]
     if _has_snapshots(selection, lock, context.site):
         tries.append(_make_again)
@@ -100,17 +100,17 @@ def _pull(folder: Path, *, repository: str, selection: Selection, lock: Lock, co
     )
     with context.reporter.step(f"take base {selection.base_name} from {repository}"):
         image = find_image(source, lock.base_image, platform)
-        found = taken_again(image, keep_layers(source, image, context.store, folder))
+        base = taken_again(image, keep_layers(source, image, context.store, folder))
         (folder / ROOTFS).mkdir()
-        unpack([layer.blob for layer in found.layers], folder / ROOTFS)
-    complete(folder, found, selection, context)
+        unpack([layer.blob for layer in base.layers], folder / ROOTFS)
+    complete(folder, base, selection, context)
 
 
 def _make_again(folder: Path, *, selection: Selection, lock: Lock, context: Context) -> None:
     complete(folder, obtain(folder, selection, context, at=moment_of(lock.base_made_at)), selection, context)
-    found = base_image(load(folder / RECORD_FILE, BaseRecord), selection.base.platform).digest
-    if found != lock.base_image:
-        raise _OtherBaseError(f"from the snapshot of {lock.base_made_at} it is {short(found)}")
+    digest = base_image(load(folder / RECORD_FILE, BaseRecord), selection.base.platform).digest
+    if digest != lock.base_image:
+        raise _OtherBaseError(f"from the snapshot of {lock.base_made_at} it is {short(digest)}")
 
 
 def refuse_rebuilt(selection: Selection, lock: Lock) -> CheckRefusedError:

@@ -94,8 +94,8 @@ def _install(folder: Path, base: Base, name: str, log: Path) -> Path:
         options=ProcessOptions(env=environment, working_on=folder.parent),
     )
     # A link for the minor version lies next to it.
-    found = [path for path in folder.glob("cpython-*") if not path.is_symlink()]
-    if finished.status != 0 or len(found) != 1:
+    pythons = [path for path in folder.glob("cpython-*") if not path.is_symlink()]
+    if finished.status != 0 or len(pythons) != 1:
         raise NetworkError(
             f"cannot make base {name}: uv does not install Python {base.python.version}",
             why=f"uv {describe_status(finished.status)}:\n{tail(finished.output)}",
@@ -103,7 +103,7 @@ def _install(folder: Path, base: Base, name: str, log: Path) -> Path:
             "UV_PYTHON_INSTALL_MIRROR, or a list of builds with UV_PYTHON_DOWNLOADS_JSON_URL.",
             log=log,
         )
-    return found[0]
+    return pythons[0]
 
 
 def _replace_path(tree: Path, before: str, after: str) -> None:

@@ -52,9 +52,9 @@ def _ranges(file: Path) -> list[tuple[str, int, int]]:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []  # mmdebstrap finds no entry then
-    found = []
+    ranges = []
     for line in lines:
         match line.strip().split(":"):
             case [name, start, count] if start.isdigit() and count.isdigit():
-                found.append((name, int(start), int(count)))
-    return found
+                ranges.append((name, int(start), int(count)))
+    return ranges

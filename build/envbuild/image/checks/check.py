@@ -26,8 +26,12 @@ def check_image(contents: ImageContents, allow: Collection[str], reporter: Repor
     Raises:
         CheckRefusedError: a check found something, and its code is not allowed.
     """
-    found = {code: list(rule(contents)) for code, rule in RULES.items()}
-    own = {code: [item for item in items if not item.of_base] for code, items in found.items() if code not in allow}
+    findings = {code: list(rule(contents)) for code, rule in RULES.items()}
+    own = {
+        code: [finding for finding in items if not finding.of_base]
+        for code, items in findings.items()
+        if code not in allow
+    }
     if codes := sorted(code for code, items in own.items() if items):
         error = CheckRefusedError(
             f"the image is refused: {', '.join(codes)}",
@@ -37,16 +41,16 @@ def check_image(contents: ImageContents, allow: Collection[str], reporter: Repor
         )
         error.codes = frozenset(codes)
         raise error
-    for code, items in found.items():
+    for code, items in findings.items():
         for line in _lines({code: items}):
             reporter.note(f"note: {line}")
     return {
-        code: CheckRecord(findings=tuple(str(item) for item in items), allowed=code in allow)
-        for code, items in found.items()
+        code: CheckRecord(findings=tuple(str(finding) for finding in items), allowed=code in allow)
+        for code, items in findings.items()
     }
 
 
-def _lines(found: Mapping[str, list[ImageFinding]]) -> list[str]:
+def _lines(findings: Mapping[str, list[ImageFinding]]) -> list[str]:
     # Names in layers are foreign text.
-    lines = [f"{code}: {printable(str(item))}" for code, items in found.items() for item in items]
+    lines = [f"{code}: {printable(str(finding))}" for code, items in findings.items() for finding in items]
     return lines if len(lines) <= PRINTED else [*lines[:PRINTED], f"and {len(lines) - PRINTED} more"]

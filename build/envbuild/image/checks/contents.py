@@ -34,8 +34,8 @@ class ImageContents:
 
     def scans(self) -> Iterator[tuple[LayerScan, bool]]:
         """Each layer's scan, and whether the layer is of a base that is an image."""
-        for item in self.layers:
-            yield item.scan, item.digest in self.of_base
+        for layer in self.layers:
+            yield layer.scan, layer.digest in self.of_base
 
 
 @dataclass(frozen=True, kw_only=True)

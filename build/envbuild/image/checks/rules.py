@@ -33,30 +33,30 @@ def setuid(image: ImageContents) -> Iterator[ImageFinding]:
     """Programs that run as another user, other than those of the base's Debian packages."""
     bits = stat.S_ISUID | stat.S_ISGID
     for scan, of_base in image.scans():
-        for item in scan.special:
-            if item.capabilities or (item.kind == "f" and item.mode & bits and not item.owned):
-                why = "file capabilities" if item.capabilities else f"mode {item.mode:o}"
+        for file in scan.special:
+            if file.capabilities or (file.kind == "f" and file.mode & bits and not file.owned):
+                why = "file capabilities" if file.capabilities else f"mode {file.mode:o}"
                 # The base's own set-user-ID programs (su, mount) are part of the distribution.
-                yield ImageFinding(text=f"/{item.path} has {why}, and no Debian package brings it", of_base=of_base)
+                yield ImageFinding(text=f"/{file.path} has {why}, and no Debian package brings it", of_base=of_base)
 
 
 def world_writable(image: ImageContents) -> Iterator[ImageFinding]:
     """What every user may change: files, and folders without the sticky bit."""
     for scan, of_base in image.scans():
-        for item in scan.special:
+        for file in scan.special:
             # The sticky bit keeps users from renaming or removing files of others: /tmp has it.
-            if item.mode & stat.S_IWOTH and not (item.kind == "d" and item.mode & stat.S_ISVTX):
-                yield ImageFinding(text=f"/{item.path} has mode {item.mode:o}", of_base=of_base)
+            if file.mode & stat.S_IWOTH and not (file.kind == "d" and file.mode & stat.S_ISVTX):
+                yield ImageFinding(text=f"/{file.path} has mode {file.mode:o}", of_base=of_base)
 
 
 def secrets(image: ImageContents) -> Iterator[ImageFinding]:
     """Credentials in variables, in labels, and in files that are not as their package brings them."""
     for scan, of_base in image.scans():
         # Test keys and examples that a wheel or a Debian package ships as published are no secrets.
-        published = {item.path for item in scan.secrets if item.vouched}
-        for item in scan.secrets:
-            if item.path not in published and _source_of(item.path) not in published:
-                yield ImageFinding(text=f"/{item.path} holds {item.what}", of_base=of_base)
+        published = {hit.path for hit in scan.secrets if hit.vouched}
+        for hit in scan.secrets:
+            if hit.path not in published and _source_of(hit.path) not in published:
+                yield ImageFinding(text=f"/{hit.path} holds {hit.what}", of_base=of_base)
     for kind, values in (("variable", image.variables), ("label", image.labels)):
         for name in secret_variables(values):
             yield ImageFinding(text=f"the {kind} {name} holds a credential")
@@ -73,14 +73,14 @@ def _source_of(path: str) -> str:
 def caches(image: ImageContents) -> Iterator[ImageFinding]:
     """Caches, lists and logs that can be made again."""
     for kept in image.layers:
-        found = [
+        caches = [
             f"/{entry.path}"
             for entry in read_listing(kept.listing)
             if entry.kind == "f" and entry.size and CACHES.match(entry.path)
         ]
-        if found:
+        if caches:
             of_base = kept.digest in image.of_base
-            text = f"layer {kept.name} has {_some(found)}"
+            text = f"layer {kept.name} has {_some(caches)}"
             yield ImageFinding(text=text, of_base=of_base)
 
 
@@ -88,10 +88,10 @@ def builder_paths(image: ImageContents) -> Iterator[ImageFinding]:
     """Paths of the machine that built the image."""
     for scan, of_base in image.scans():
         by_folder: dict[str, list[str]] = {}
-        for item in scan.places:
-            by_folder.setdefault(item.what, []).append(f"/{item.path}")
-        for folder, found in sorted(by_folder.items()):
-            yield ImageFinding(text=f"{folder} is named in {_some(found)}", of_base=of_base)
+        for hit in scan.places:
+            by_folder.setdefault(hit.what, []).append(f"/{hit.path}")
+        for folder, paths in sorted(by_folder.items()):
+            yield ImageFinding(text=f"{folder} is named in {_some(paths)}", of_base=of_base)
 
 
 def duplicates(image: ImageContents) -> Iterator[ImageFinding]:
@@ -126,14 +126,14 @@ def architectures(image: ImageContents) -> Iterator[ImageFinding]:
         return
     packages = gpu_packages(image)
     for name, wanted in sorted(image.compiled.items()):
-        found = packages[name].architectures if name in packages else Architectures()
+        actual = packages[name].architectures if name in packages else Architectures()
         # A wheel without GPU code passes: extensions of C++ alone are compiled in this phase too.
-        if found not in (wanted, Architectures()):
-            yield ImageFinding(text=f"{name} contains {found.text()}; compiled for the target is {wanted.text()}")
-    for name, item in sorted(packages.items()):
-        if REQUIRED.match(name) and not item.unknown and (lacking := lacks(item, image.sm)):
-            has = item.main_file.architectures.text()
-            text = f"{name} {item.version} has nothing for {', '.join(f'sm_{one}' for one in lacking)}, but {has}"
+        if actual not in (wanted, Architectures()):
+            yield ImageFinding(text=f"{name} contains {actual.text()}; compiled for the target is {wanted.text()}")
+    for name, code in sorted(packages.items()):
+        if REQUIRED.match(name) and not code.unknown and (lacking := lacks(code, image.sm)):
+            has = code.main_file.architectures.text()
+            text = f"{name} {code.version} has nothing for {', '.join(f'sm_{one}' for one in lacking)}, but {has}"
             yield ImageFinding(text=text)
 
 
@@ -144,11 +144,11 @@ def gpu_packages(image: ImageContents) -> dict[str, PackageCode]:
         for package in scan.python:
             if REQUIRED.match(package.name):
                 files.setdefault((package.name, package.version), [])
-        for item in scan.gpu:
-            if item.package:
-                files.setdefault((item.package, item.version), []).append(item)
+        for file in scan.gpu:
+            if file.package:
+                files.setdefault((file.package, file.version), []).append(file)
     return {
-        name: PackageCode(package=name, version=version, files=tuple(item.code for item in items))
+        name: PackageCode(package=name, version=version, files=tuple(file.code for file in items))
         for (name, version), items in files.items()
     }
 

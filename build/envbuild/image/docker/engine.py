@@ -41,7 +41,7 @@ class Engine:
         self.otherwise = otherwise
         with self.errors(VERSION):
             version = api.version()
-        components = {item["Name"] for item in version.get("Components", ())}
+        components = {component["Name"] for component in version.get("Components", ())}
         # Podman answers the same requests; the components that it lists tell it from docker.
         self.is_podman = "Podman Engine" in components
         self.version = f"{'podman' if self.is_podman else 'docker'} {version.get('Version', 'of unknown version')}"
@@ -50,7 +50,7 @@ class Engine:
     def is_rootless(self) -> bool:
         """Whether root in its containers is the account that runs it."""
         with self.errors("report how it runs"):
-            return any("rootless" in str(item) for item in self.api.info().get("SecurityOptions") or ())
+            return any("rootless" in str(option) for option in self.api.info().get("SecurityOptions") or ())
 
     def find(self, name: str) -> str | None:
         """The ID of an image (the digest of its configuration), by its tag or ID."""
@@ -71,10 +71,10 @@ class Engine:
             # A load takes as long as the image is large; the SDK's limit is for each request.
             self.api.timeout = None
             try:
-                found = [str(message["error"]) for message in self.api.load_image(archive) if message.get("error")]
+                errors = [str(message["error"]) for message in self.api.load_image(archive) if message.get("error")]
             finally:
                 self.api.timeout = TIMEOUT_SECONDS
-        return found[-1] if found else ""
+        return errors[-1] if errors else ""
 
     def errors(self, doing: str) -> contextlib.AbstractContextManager[None]:
         """Turn failures of the SDK's calls into errors of envbuild."""
@@ -115,16 +115,16 @@ def _settings(environ: Mapping[str, str]) -> dict[str, Any]:
     if environ.get("DOCKER_HOST"):
         return dict(kwargs_from_env(environment=environ))
     name = environ.get("DOCKER_CONTEXT")
-    found = ContextAPI.get_context(name)
-    if found is None:
+    context = ContextAPI.get_context(name)
+    if context is None:
         raise MachineError(
             f"there is no docker context {name or 'with the name of the current one'}",
             why="DOCKER_CONTEXT, or currentContext of docker's config.json, names it.",
             fix="`docker context ls` lists them; or name a daemon with DOCKER_HOST.",
         )
     # Contexts have the address in the SDK's spelling (docker.utils.parse_host); messages have that of DOCKER_HOST.
-    address = (found.Host or DEFAULT_SOCKET).replace("http+unix://", "unix://")
-    return {"base_url": address, **({"tls": found.TLSConfig} if found.TLSConfig else {})}
+    address = (context.Host or DEFAULT_SOCKET).replace("http+unix://", "unix://")
+    return {"base_url": address, **({"tls": context.TLSConfig} if context.TLSConfig else {})}
 
 
 @contextlib.contextmanager
@@ -164,7 +164,7 @@ def disk_full(why: str) -> MachineError:
 
 def _no_answer(address: str, doing: str, otherwise: str, error: BaseException) -> MachineError:
     """The error for a daemon that does not run, refuses this account, or went away."""
-    number = next((item.errno for item in _causes(error) if isinstance(item, OSError) and item.errno), 0)
+    number = next((cause.errno for cause in _causes(error) if isinstance(cause, OSError) and cause.errno), 0)
     why = mask(str(error))
     if number in (errno.EACCES, errno.EPERM):
         return MachineError(

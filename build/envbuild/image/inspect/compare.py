@@ -52,10 +52,10 @@ class ImageDifference:
         """The object that ``--json`` prints."""
         return {
             "packages": {
-                "python": [item.as_json() for item in self.python],
-                "debian": [item.as_json() for item in self.debian],
+                "python": [change.as_json() for change in self.python],
+                "debian": [change.as_json() for change in self.debian],
             },
-            "configuration": [item.as_json() for item in self.configuration],
+            "configuration": [change.as_json() for change in self.configuration],
             "layers": {"shared": list(self.shared), "new": list(self.new)},
             "to_ship_bytes": self.to_ship_bytes,
             "size_bytes": self.size_bytes,
@@ -70,7 +70,7 @@ class ImageDifference:
             ("configuration", self.configuration),
         ):
             if changes:
-                printed += [f"{title}:", *[f"  {item.line()}" for item in changes]]
+                printed += [f"{title}:", *[f"  {change.line()}" for change in changes]]
         count = len(self.shared) + len(self.new)
         share = self.to_ship_bytes / self.size_bytes if self.size_bytes else 0
         printed.append(
@@ -108,7 +108,7 @@ def _flat(values: Mapping[str, Json]) -> dict[str, Json]:
     flat: dict[str, Json] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            flat |= {f"{ONE_OF.get(name, name)} {key}": item for key, item in value.items()}
+            flat |= {f"{ONE_OF.get(name, name)} {key}": part for key, part in value.items()}
         elif value:
             flat[name] = value
     return flat
@@ -117,4 +117,4 @@ def _flat(values: Mapping[str, Json]) -> dict[str, Json]:
 def _shown(value: Json) -> str:
     if value is None:
         return "-"
-    return " ".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value)
+    return " ".join(str(part) for part in value) if isinstance(value, (list, tuple)) else str(value)

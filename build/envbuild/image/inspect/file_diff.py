@@ -109,10 +109,10 @@ def _members(image: Image) -> Iterator[tuple[Member, Content | None]]:
 def _row(member: Member, content: Content | None) -> Row:
     digest = ""
     if content is not None:
-        found = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for piece in content.pieces():
-            found.update(piece)
-        digest = f"sha256:{found.hexdigest()}"
+            sha256.update(piece)
+        digest = f"sha256:{sha256.hexdigest()}"
     is_link = member.kind is Kind.SYMLINK
     return (
         name_bytes(member.name),

@@ -23,24 +23,24 @@ class Inspected:
     @property
     def python(self) -> dict[str, str]:
         """Version by name of each Python package: the environment's own, else what lies elsewhere."""
-        found: dict[str, str] = {}
+        versions: dict[str, str] = {}
         # Lowest first: of two versions the upper one stays, and so that of the environment.
         for kept in self.scans:
-            for item in kept.scan.python:
+            for package in kept.scan.python:
                 # What a package brings along in itself (a folder _vendor) is that package's affair.
-                if item.folder.split("/")[-2:-1] in (["site-packages"], ["dist-packages"]):
-                    found[item.name] = item.version
-        return dict(sorted(found.items()))
+                if package.folder.split("/")[-2:-1] in (["site-packages"], ["dist-packages"]):
+                    versions[package.name] = package.version
+        return dict(sorted(versions.items()))
 
     @property
     def debian(self) -> dict[str, str]:
         """Version by name of each Debian package, as the uppermost layer with dpkg's status has them."""
-        found: dict[str, str] = {}
+        versions: dict[str, str] = {}
         for kept in self.scans:
             # A layer that installs a package has dpkg's whole status, so the uppermost is complete.
             if kept.scan.debian is not None:
-                found = {item.name: item.version for item in kept.scan.debian}
-        return found
+                versions = {package.name: package.version for package in kept.scan.debian}
+        return versions
 
     @property
     def components(self) -> dict[str, str]:
@@ -63,9 +63,9 @@ def inspect_image(image: OpenedImage, builder_paths: tuple[str, ...], store: Loc
     return Inspected(image=image, scans=tuple(scans))
 
 
-def as_json(found: Inspected) -> dict[str, Json]:
+def as_json(inspected: Inspected) -> dict[str, Json]:
     """The object that ``--json`` prints."""
-    image = found.image
+    image = inspected.image
     config = image.config
     return {
         "source": image.source,
@@ -75,8 +75,8 @@ def as_json(found: Inspected) -> dict[str, Json]:
         "size_bytes": image.size_bytes,
         "platform": f"{config.os}/{config.architecture}" if config.os and config.architecture else None,
         "created": config.created,
-        "components": {**found.components},
-        "packages": {"python": {**found.python}, "debian": {**found.debian}},
+        "components": {**inspected.components},
+        "packages": {"python": {**inspected.python}, "debian": {**inspected.debian}},
         "layers": [
             {
                 "name": kept.name,
@@ -87,12 +87,12 @@ def as_json(found: Inspected) -> dict[str, Json]:
                 "entries": kept.scan.entries,
                 "share": round(layer.size_bytes / image.size_bytes, 4) if image.size_bytes else 0,
             }
-            for layer, kept in zip(image.layers, found.scans, strict=True)
+            for layer, kept in zip(image.layers, inspected.scans, strict=True)
         ],
         "configuration": configuration(image),
         "decided_by": decided_by(image),
-        "reports": [{"artifact_type": item.artifact_type, "manifest_digest": item.digest} for item in image.reports],
-        "checks": {name: item.model_dump(mode="json") for name, item in image.record.checks.items()}
+        "reports": [{"artifact_type": entry.artifact_type, "manifest_digest": entry.digest} for entry in image.reports],
+        "checks": {name: entry.model_dump(mode="json") for name, entry in image.record.checks.items()}
         if image.record
         else {},
     }
@@ -134,9 +134,9 @@ def decided_by(image: OpenedImage) -> dict[str, Json]:
     }
 
 
-def lines(found: Inspected) -> list[str]:
+def lines(inspected: Inspected) -> list[str]:
     """The same for people."""
-    image, components, python, debian = found.image, found.components, found.python, found.debian
+    image, components, python, debian = inspected.image, inspected.components, inspected.python, inspected.debian
     named = " ".join(filter(None, [image.source, image.digest]))
     decides = {name: value for name, value in decided_by(image).items() if value and isinstance(value, (str, int))}
     sections = {
@@ -144,23 +144,23 @@ def lines(found: Inspected) -> list[str]:
         "components:": [f"{name} {version}" for name, version in components.items()],
         f"Python packages ({len(python)}):": [f"{name} {python[name]}" for name in python if name not in components],
         f"Debian packages ({len(debian)}):": [f"{name} {version}" for name, version in debian.items()],
-        "layers (files, size, unpacked, share):": _layer_lines(found),
+        "layers (files, size, unpacked, share):": _layer_lines(inspected),
         "environment:": [f"{name}={value}" for name, value in image.variables.items()],
         "labels:": [f"{name}={value}" for name, value in image.labels.items()],
     }
     return [
         line
         for title, under in sections.items()
-        for line in (printable(title), *(f"  {printable(item)}" for item in under))
+        for line in (printable(title), *(f"  {printable(text)}" for text in under))
     ]
 
 
-def _layer_lines(found: Inspected) -> list[str]:
-    total = found.image.size_bytes or 1
+def _layer_lines(inspected: Inspected) -> list[str]:
+    total = inspected.image.size_bytes or 1
     return [
         f"{short(layer.digest)}  {kept.scan.files:>7}  {megabytes(layer.size_bytes):>11}  "
         f"{megabytes(kept.scan.file_bytes):>11}  {layer.size_bytes / total:>6.1%}  {kept.name}"
-        for layer, kept in zip(found.image.layers, found.scans, strict=True)
+        for layer, kept in zip(inspected.image.layers, inspected.scans, strict=True)
     ]
 
 

@@ -60,16 +60,16 @@ def place_and_tag(named: str) -> tuple[Path, str]:
         CheckRefusedError: it is neither a directory nor a regular file.
     """
     with machine_errors(Path(named), "read"):
-        found, tag = named, ""
+        place, tag = named, ""
         # A folder with a colon in its name comes before a tag.
         if not Path(named).exists() and ":" in named:
-            found, _, tag = named.rpartition(":")
-        path = Path(found)
+            place, _, tag = named.rpartition(":")
+        path = Path(place)
         # An empty path would be the current folder.
-        if not found or not path.exists():
+        if not place or not path.exists():
             raise ConfigurationError(
                 f"there is no image {named or repr(named)}",
-                why=f"{path} does not exist." if found else "The name is empty.",
+                why=f"{path} does not exist." if place else "The name is empty.",
                 fix="Name a folder of out/images, an OCI layout (FOLDER or FOLDER:TAG), an archive, or a .sqsh file.",
             )
         # Reading a FIFO waits for a writer, and some devices never end.
@@ -109,7 +109,7 @@ def _components(files: ImageFiles, reports: Iterable[AttachedReport]) -> tuple[s
     for report in reports:
         if report.artifact_type == CYCLONEDX and report.files:
             listed = files.parse(blob_path(report.files[0]), _Sbom).components
-            return tuple(item.name for item in listed if _COMPONENT in item.properties)
+            return tuple(component.name for component in listed if _COMPONENT in component.properties)
     return ()
 
 

@@ -39,15 +39,15 @@ def open_sqsh(file: Path) -> OpenedImage:
 
 def _config(file: Path) -> Configuration:
     """Variables and labels from the files that enroot writes; none where /etc or a file of them is a link."""
-    found = {"etc/environment": "", "etc/rc": ""}
+    texts = {"etc/environment": "", "etc/rc": ""}
     with contextlib.closing(members_of_sqsh(file, "etc")) as members:
         for member, content in members:
-            if member.name in found and content is not None and content.size <= MOST_BYTES:
-                found[member.name] = content.read().decode(errors="replace")
-    labels = [match for line in found["etc/rc"].splitlines() if (match := _LABEL.match(line))]
+            if member.name in texts and content is not None and content.size <= MOST_BYTES:
+                texts[member.name] = content.read().decode(errors="replace")
+    labels = [match for line in texts["etc/rc"].splitlines() if (match := _LABEL.match(line))]
     run = RunConfig(
-        environment=tuple(line for line in found["etc/environment"].splitlines() if "=" in line),
+        environment=tuple(line for line in texts["etc/environment"].splitlines() if "=" in line),
         # The line "# enroot-provenance: URI" looks like a label, but for the colon.
-        labels=tuple({item["name"]: item["value"] for item in labels if not item["name"].endswith(":")}.items()),
+        labels=tuple({label["name"]: label["value"] for label in labels if not label["name"].endswith(":")}.items()),
     )
     return Configuration(run=run)

@@ -69,7 +69,7 @@ class Assembly:
         Raises:
             CheckRefusedError: a file of a layer was removed, or written into.
         """
-        found = []
+        paths = []
         missing = set(self._placed)
         for _, relative, info in walk(self.tree):
             if stat.S_ISDIR(info.st_mode):
@@ -77,12 +77,12 @@ class Assembly:
             placed = self._placed.get(relative)
             missing.discard(relative)
             if placed is None or placed.identity[0] != info.st_ino:
-                found.append(relative)
+                paths.append(relative)
             elif placed.identity != _identity(info):
                 raise self._changed(relative, "was written into")
         if missing:
             raise self._changed(min(missing), "was removed")
-        return found
+        return paths
 
     def _changed(self, relative: str, what: str) -> CheckRefusedError:
         placed = self._placed[relative]
@@ -139,7 +139,7 @@ def _identity(info: os.stat_result) -> tuple[int, int, int]:
 
 def _is_same(info: os.stat_result, target: Path) -> bool:
     try:
-        found = target.lstat()
+        status = target.lstat()
     except FileNotFoundError:
         return False
-    return (found.st_dev, found.st_ino) == (info.st_dev, info.st_ino)
+    return (status.st_dev, status.st_ino) == (info.st_dev, info.st_ino)

@@ -32,8 +32,8 @@ def rows(info: Path) -> list[tuple[str, str]]:
 def infos(site_packages: Path, packages: Collection[str]) -> dict[str, Path]:
     """The ``.dist-info`` folders of some packages, by canonical name."""
     # The name in a dist-info folder has no dash (binary distribution format, "Escaping and Unicode").
-    found = {str(canonicalize_name(path.name.split("-")[0])): path for path in site_packages.glob("*.dist-info")}
-    return {name: path for name, path in sorted(found.items()) if name in packages}
+    folders = {str(canonicalize_name(path.name.split("-")[0])): path for path in site_packages.glob("*.dist-info")}
+    return {name: path for name, path in sorted(folders.items()) if name in packages}
 
 
 def conflicts(listed: Mapping[str, list[tuple[str, str]]]) -> Iterator[tuple[str, list[str]]]:
@@ -95,7 +95,7 @@ def distributions(site_packages: Path) -> dict[str, str]:
     """Version by canonical name of every installed distribution."""
     files = ((folder.name, folder / "METADATA") for folder in site_packages.glob("*.dist-info"))
     packages = (python_package(name, {"METADATA": file.read_bytes()}) for name, file in files)
-    return dict(sorted((item.name, item.version) for item in packages if item))
+    return dict(sorted((package.name, package.version) for package in packages if package))
 
 
 def check_against(locked: Mapping[str, str], installed: Mapping[str, str]) -> None:

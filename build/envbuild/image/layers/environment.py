@@ -187,7 +187,7 @@ def _tried(maker: LayerMaker, plans: Sequence[LayerPlan], inputs: EnvironmentInp
         run_with_stub=box.checker_with_stubs(inputs.variables, maker.staged / "driver", DRIVER),
     )
     imports = try_imports(modules_of(lock.lock), probe, reporter).refuse_failed()
-    not_checked = {item.module: item.reason for item in imports.not_checked}
+    not_checked = {outcome.module: outcome.reason for outcome in imports.not_checked}
     driver = inputs.driver if "torch" in {*packages, *inputs.selection.base.provides} else None
     if driver and (reason := _not_started(driver, maker, inputs)):
         not_checked[f"driver {driver.value}"] = reason

@@ -117,9 +117,11 @@ class LayerMaker:
             NetworkError: an index cannot be reached.
         """
         trees = self._source_trees(plan)
-        ready = {name: (_path_inside(item), item.wheel) for name, item in self.wheels.items() if name in plan.packages}
+        ready = {
+            name: (_path_inside(origin), origin.wheel) for name, origin in self.wheels.items() if name in plan.packages
+        }
         # With the commit in the path: uv caches builds by it.
-        ready |= {name: (f"{SOURCES}/{name}-{item.commit}", folder) for name, (item, folder) in trees.items()}
+        ready |= {name: (f"{SOURCES}/{name}-{origin.commit}", folder) for name, (origin, folder) in trees.items()}
         runner = self.sandbox.installer(
             self.lock.path,
             self._access,
@@ -128,8 +130,8 @@ class LayerMaker:
             files=dict(ready.values()),
             variables={
                 key: value
-                for name, (item, tree) in trees.items()
-                for key, value in version_variables(name, item.version, tree / (item.subdirectory or "")).items()
+                for name, (origin, tree) in trees.items()
+                for key, value in version_variables(name, origin.version, tree / (origin.subdirectory or "")).items()
             },
         )
         target = InstallTarget(
@@ -145,7 +147,9 @@ class LayerMaker:
         if plan.packages:
             paths = {name: path for name, (path, _) in ready.items()}
             paths |= {
-                name: f"{paths[name]}/{item.subdirectory}" for name, (item, _) in trees.items() if item.subdirectory
+                name: f"{paths[name]}/{origin.subdirectory}"
+                for name, (origin, _) in trees.items()
+                if origin.subdirectory
             }
             others = {name for name in self.lock.packages() if name not in plan.packages}
             install_packages(
@@ -163,19 +167,19 @@ class LayerMaker:
                 make_venv(target, sees_base=bool(self.lock.lock.base.provides))
         # uv saw a folder of the sandbox; PEP 610 wants the origin, which `pip freeze` prints.
         for name, info in infos(self.site_packages, trees).items():
-            item = trees[name][0]
+            origin = trees[name][0]
             with machine_errors(info):
-                from_commit(info, item.git or "", item.commit or "", item.subdirectory)
+                from_commit(info, origin.git or "", origin.commit or "", origin.subdirectory)
         remove_leftovers(self.sandbox.tree / "venv", self.site_packages)
 
     def _source_trees(self, plan: LayerPlan) -> dict[str, tuple[LockedComponent, Path]]:
         """The sources of packages that come from git: a base has no git, and needs none."""
-        found = {}
-        for name, item in self.lock.lock.components.items():
-            if name in plan.packages and item.git and item.commit and name not in self.wheels:
-                archive = archive_of_commit(name, item.git, item.commit, self.context.store)
-                found[name] = item, unpack(name, archive, self.staged / name)
-        return found
+        trees = {}
+        for name, component in self.lock.lock.components.items():
+            if name in plan.packages and component.git and component.commit and name not in self.wheels:
+                archive = archive_of_commit(name, component.git, component.commit, self.context.store)
+                trees[name] = component, unpack(name, archive, self.staged / name)
+        return trees
 
     def _settle_conflicts(self, plan: LayerPlan, target: InstallTarget, others: Collection[str]) -> None:
         """Install one package again over the others where several bring a file under the same name.
@@ -204,9 +208,9 @@ class LayerMaker:
                 link(self.sandbox.tree / relative, tree / relative)
 
 
-def _path_inside(item: Built) -> str:
+def _path_inside(built: Built) -> str:
     """The path of a wheel inside the sandbox: one for each digest, since uv's cache goes by paths."""
-    return f"{BUILT}/{short(item.record.digest)}/{item.wheel.name}"
+    return f"{BUILT}/{short(built.record.digest)}/{built.wheel.name}"
 
 
 def _conflict(path: str, names: list[str]) -> CheckRefusedError:

@@ -50,8 +50,8 @@ def access(site: Site, source: TorchSource, folder: str, environ: Mapping[str, s
     def seen(text: str) -> str:
         """``text`` with the file:// places in it as they are seen inside, where they are bound."""
 
-        def bound(found: re.Match[str]) -> str:
-            bind = Bind(source=Path(found[1]), target=f"{folder}/local/{len(binds)}")
+        def bound(match: re.Match[str]) -> str:
+            bind = Bind(source=Path(match[1]), target=f"{folder}/local/{len(binds)}")
             binds.append(bind)
             return f"file://{bind.target}"
 

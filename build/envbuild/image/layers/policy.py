@@ -84,10 +84,10 @@ def group_packages(lock: LockDirectory, policy: LayerPolicy) -> dict[str, list[s
     for phase in PHASE_FILES:
         known = Phase.COMPILE if phase == Phase.COMPILE.value else Phase.MAIN
         phases |= dict.fromkeys(locked_content(lock, (phase,)), known)
-    components = {str(canonicalize_name(name)): item for name, item in lock.lock.components.items()}
+    components = {str(canonicalize_name(name)): component for name, component in lock.lock.components.items()}
     # A component from git stands in git.txt, whichever phase it belongs to.
     phases |= {name: components[name].phase for name in components if name in phases}
-    found: dict[str, list[str]] = {name: [] for name in policy.order[1:]}
+    groups: dict[str, list[str]] = {name: [] for name in policy.order[1:]}
     for name, phase in sorted(phases.items()):
-        found[policy.layer_of(name, phase, component=name in components)].append(name)
-    return {name: packages for name, packages in found.items() if packages}
+        groups[policy.layer_of(name, phase, component=name in components)].append(name)
+    return {name: packages for name, packages in groups.items() if packages}

@@ -156,8 +156,8 @@ class InstallSandbox:
         log = self.logs / "driver-stub.log"
         if not all(make_stub(compiler, folder, INSIDE_STUBS, log, name) for name in names):
             return None
-        found = variables_with_stub(variables, INSIDE_STUBS)
-        return self.checker(found, Bind(source=folder, target=INSIDE_STUBS), *binds, writable=writable)
+        stubbed = variables_with_stub(variables, INSIDE_STUBS)
+        return self.checker(stubbed, Bind(source=folder, target=INSIDE_STUBS), *binds, writable=writable)
 
     def compile(self, tree: Path, python: str, log: Path) -> None:
         """Compile the sources of one layer with the base's Python; ``tree`` has nothing of the other layers."""

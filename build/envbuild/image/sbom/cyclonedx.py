@@ -41,27 +41,27 @@ def cyclonedx(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[st
                 ],
             },
         },
-        "components": [_component(item) for item in packages],
-        "dependencies": [{"ref": root, "dependsOn": sorted(item.purl for item in packages)}],
+        "components": [_component(package) for package in packages],
+        "dependencies": [{"ref": root, "dependsOn": sorted(package.purl for package in packages)}],
     }
 
 
-def _component(item: ListedPackage) -> dict[str, Any]:
-    files = [distribution(item.name, item.version, digest) for digest in item.hashes]
-    if item.commit:
-        files.append({"type": "vcs", "url": item.repository, "comment": f"commit {item.commit}"})
-    properties = [("envbuild:component", "true")] if item.component else []
-    properties += [("envbuild:wheel", item.wheel), ("envbuild:sdist", item.sdist)]
+def _component(package: ListedPackage) -> dict[str, Any]:
+    files = [distribution(package.name, package.version, digest) for digest in package.hashes]
+    if package.commit:
+        files.append({"type": "vcs", "url": package.repository, "comment": f"commit {package.commit}"})
+    properties = [("envbuild:component", "true")] if package.component else []
+    properties += [("envbuild:wheel", package.wheel), ("envbuild:sdist", package.sdist)]
     component: dict[str, Any] = {
         "type": "library",
-        "bom-ref": item.purl,
-        "name": item.name,
-        "version": item.version,
-        "purl": item.purl,
-        "licenses": _licences(item),
+        "bom-ref": package.purl,
+        "name": package.name,
+        "version": package.version,
+        "purl": package.purl,
+        "licenses": _licences(package),
         # The very file, where only one can be it.
-        "hashes": [{"alg": "SHA-256", "content": item.hashes[0].removeprefix("sha256:")}]
-        if len(item.hashes) == 1
+        "hashes": [{"alg": "SHA-256", "content": package.hashes[0].removeprefix("sha256:")}]
+        if len(package.hashes) == 1
         else [],
         "externalReferences": files,
         "properties": [{"name": name, "value": value} for name, value in properties if value],
@@ -69,7 +69,7 @@ def _component(item: ListedPackage) -> dict[str, Any]:
     return {key: value for key, value in component.items() if value}
 
 
-def _licences(item: ListedPackage) -> list[dict[str, Any]]:
-    if item.licence:
-        return [{"expression": item.licence}]
-    return [{"license": {"name": name}} for name in item.licence_names]
+def _licences(package: ListedPackage) -> list[dict[str, Any]]:
+    if package.licence:
+        return [{"expression": package.licence}]
+    return [{"license": {"name": name}} for name in package.licence_names]

@@ -61,57 +61,61 @@ def inventory(
     debian: tuple[DebianPackage, ...] = ()
     for scan in scans:
         # By folder: a package of an upper layer takes the place of the same one below.
-        python.update({item.folder: item for item in scan.python})
+        python.update({package.folder: package for package in scan.python})
         debian = scan.debian if scan.debian is not None else debian
     locked = locked_content(lock, PHASE_FILES)
-    built: dict[str, Built] = {canonicalize_name(name): item for name, item in wheels.items()}
+    built: dict[str, Built] = {canonicalize_name(name): package for name, package in wheels.items()}
     components: dict[str, LockedComponent] = {
-        canonicalize_name(name): item for name, item in lock.lock.components.items()
+        canonicalize_name(name): package for name, package in lock.lock.components.items()
     }
-    found = []
+    listed = []
     missing = set(locked)
-    for item in python.values():
-        if _is_installed(item, venv):
-            missing.discard(item.name)
-            found.append(_locked(item, locked.get(item.name, Package()), components.get(item.name), built))
+    for package in python.values():
+        if _is_installed(package, venv):
+            missing.discard(package.name)
+            listed.append(_locked(package, locked.get(package.name, Package()), components.get(package.name), built))
         else:
-            found.append(_python(item))
+            listed.append(_python(package))
     if missing:
         raise InternalError(
             f"the image lacks {len(missing)} locked packages",
             why=f"No layer has a dist-info folder of {', '.join(sorted(missing))} in {venv}.",
             fix="Report it with the lock.",
         )
-    found += [_debian(item, lock.lock.base) for item in debian]
+    listed += [_debian(package, lock.lock.base) for package in debian]
     # A copy that another package brings along of what is installed by itself is no second package.
     # The last of a key stays: False sorts before True, so the entry with hashes or a commit.
-    unique = {item.purl: item for item in sorted(found, key=lambda item: bool(item.hashes or item.commit))}
-    return tuple(sorted(unique.values(), key=lambda item: (not item.component, item.kind != "pypi", item.purl)))
+    unique = {
+        package.purl: package for package in sorted(listed, key=lambda package: bool(package.hashes or package.commit))
+    }
+    return tuple(
+        sorted(unique.values(), key=lambda package: (not package.component, package.kind != "pypi", package.purl))
+    )
 
 
-def _is_installed(item: PythonPackage, venv: str) -> bool:
+def _is_installed(package: PythonPackage, venv: str) -> bool:
     """Whether it is in the environment by itself, and not within another package."""
-    return item.folder.startswith(f"{venv}/") and item.folder.split("/")[-2] == "site-packages"
+    return package.folder.startswith(f"{venv}/") and package.folder.split("/")[-2] == "site-packages"
 
 
-def _python(item: PythonPackage) -> ListedPackage:
-    purl = PackageURL(type="pypi", name=item.name, version=item.version).to_string()
-    names = (item.licence_text,) if item.licence_text else ()
+def _python(package: PythonPackage) -> ListedPackage:
+    purl = PackageURL(type="pypi", name=package.name, version=package.version).to_string()
+    names = (package.licence_text,) if package.licence_text else ()
     return ListedPackage(
-        kind="pypi", name=item.name, version=item.version, purl=purl, licence=item.licence, licence_names=names
+        kind="pypi", name=package.name, version=package.version, purl=purl, licence=package.licence, licence_names=names
     )
 
 
 def _locked(
-    item: PythonPackage, locked: Package, component: LockedComponent | None, built: Mapping[str, Built]
+    package: PythonPackage, locked: Package, component: LockedComponent | None, built: Mapping[str, Built]
 ) -> ListedPackage:
-    plain = _python(item)
-    wheel = built.get(item.name)
+    plain = _python(package)
+    wheel = built.get(package.name)
     # A wheel of the wheelhouse was built here: the lock has the hashes of what it was built from.
     hashes = (wheel.record.digest,) if wheel else tuple(sorted(locked.hashes))
     return replace(
         plain,
-        purl=_git_purl(item, component) if component and component.git and component.commit else plain.purl,
+        purl=_git_purl(package, component) if component and component.git and component.commit else plain.purl,
         hashes=hashes,
         repository=component.git or "" if component else "",
         commit=component.commit or "" if component else "",
@@ -121,7 +125,7 @@ def _locked(
     )
 
 
-def _git_purl(item: PythonPackage, component: LockedComponent) -> str:
+def _git_purl(package: PythonPackage, component: LockedComponent) -> str:
     """``pkg:github/OWNER/REPOSITORY@COMMIT`` where the purl specification has a type for the place."""
     address = urllib.parse.urlsplit(component.git or "")
     owner, _, repository = address.path.strip("/").removesuffix(".git").rpartition("/")
@@ -135,20 +139,22 @@ def _git_purl(item: PythonPackage, component: LockedComponent) -> str:
             subpath=component.subdirectory,
         ).to_string()
     origin = f"git+{component.git}@{component.commit}"
-    return PackageURL(type="pypi", name=item.name, version=item.version, qualifiers={"vcs_url": origin}).to_string()
+    return PackageURL(
+        type="pypi", name=package.name, version=package.version, qualifiers={"vcs_url": origin}
+    ).to_string()
 
 
-def _debian(item: DebianPackage, base: LockedBase) -> ListedPackage:
+def _debian(package: DebianPackage, base: LockedBase) -> ListedPackage:
     qualifiers = {"distro": f"{base.distribution}-{base.release}"}
-    if item.architecture:
-        qualifiers["arch"] = item.architecture
+    if package.architecture:
+        qualifiers["arch"] = package.architecture
     purl = PackageURL(
-        type="deb", namespace=base.distribution, name=item.name, version=item.version, qualifiers=qualifiers
+        type="deb", namespace=base.distribution, name=package.name, version=package.version, qualifiers=qualifiers
     )
     return ListedPackage(
         kind="deb",
-        name=item.name,
-        version=item.version,
+        name=package.name,
+        version=package.version,
         purl=purl.to_string(),
-        licence_names=item.licences,
+        licence_names=package.licences,
     )

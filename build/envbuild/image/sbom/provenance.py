@@ -47,7 +47,7 @@ def provenance(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[s
                 "resolvedDependencies": [
                     {"name": f"base {record.base}", "digest": _digest(record.base_digest)},
                     {"name": f"lock {record.stack}", "digest": _digest(record.lock_digest)},
-                    *[_material(item) for item in packages],
+                    *[_material(package) for package in packages],
                 ],
             },
             "runDetails": {
@@ -59,22 +59,22 @@ def provenance(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[s
     }
 
 
-def _material(item: ListedPackage) -> dict[str, Json]:
+def _material(package: ListedPackage) -> dict[str, Json]:
     """A package as a resource: by its commit, by the wheel that was installed, or by the file that the lock names."""
-    found: dict[str, Json] = {"name": item.name, "uri": item.purl}
+    material: dict[str, Json] = {"name": package.name, "uri": package.purl}
     annotations: dict[str, Json] = {}
-    if item.commit:
+    if package.commit:
         # in-toto's DigestSet has the name for it (in-toto attestation, "DigestSet").
-        found["digest"] = {"gitCommit": item.commit}
-    elif len(item.hashes) == 1:
-        found["digest"] = _digest(item.hashes[0])
-    elif item.hashes:
+        material["digest"] = {"gitCommit": package.commit}
+    elif len(package.hashes) == 1:
+        material["digest"] = _digest(package.hashes[0])
+    elif package.hashes:
         # The lock names every wheel of a release; which one was installed here is not recorded.
-        annotations["oneOf"] = list(item.hashes)
-    if item.wheel:
-        annotations |= {"wheel": item.wheel, "wheelDigest": item.hashes[0]}
-        annotations |= {"sdist": item.sdist} if item.sdist else {}
-    return {**found, **({"annotations": annotations} if annotations else {})}
+        annotations["oneOf"] = list(package.hashes)
+    if package.wheel:
+        annotations |= {"wheel": package.wheel, "wheelDigest": package.hashes[0]}
+        annotations |= {"sdist": package.sdist} if package.sdist else {}
+    return {**material, **({"annotations": annotations} if annotations else {})}
 
 
 def _digest(digest: str) -> dict[str, Json]:

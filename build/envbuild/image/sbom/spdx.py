@@ -37,29 +37,29 @@ def spdx(record: ImageRecord, packages: Sequence[ListedPackage]) -> dict[str, An
                 "checksums": [{"algorithm": "SHA256", "checksumValue": record.oci_digest.removeprefix("sha256:")}],
                 **_not_asserted(),
             },
-            *[_package(item, ids[item.purl]) for item in packages],
+            *[_package(package, ids[package.purl]) for package in packages],
         ],
         "relationships": [
             _relation(DOCUMENT, "DESCRIBES", IMAGE),
-            *[_relation(IMAGE, "CONTAINS", ids[item.purl]) for item in packages],
+            *[_relation(IMAGE, "CONTAINS", ids[package.purl]) for package in packages],
         ],
     }
 
 
 def _ids(packages: Sequence[ListedPackage]) -> dict[str, str]:
     """SPDX identifiers, which have letters, digits, dots and dashes alone."""
-    found: dict[str, str] = {}
+    ids: dict[str, str] = {}
     taken: set[str] = set()
-    for item in packages:
+    for package in packages:
         # SPDX 2.3, section 7.2.
-        plain = "SPDXRef-Package-" + re.sub(r"[^A-Za-z0-9.]+", "-", f"{item.kind}-{item.name}-{item.version}")
+        plain = "SPDXRef-Package-" + re.sub(r"[^A-Za-z0-9.]+", "-", f"{package.kind}-{package.name}-{package.version}")
         name, count = plain, 1
         while name in taken:
             count += 1
             name = f"{plain}-{count}"
         taken.add(name)
-        found[item.purl] = name
-    return found
+        ids[package.purl] = name
+    return ids
 
 
 def _not_asserted() -> dict[str, Any]:
@@ -73,27 +73,27 @@ def _not_asserted() -> dict[str, Any]:
     }
 
 
-def _package(item: ListedPackage, name: str) -> dict[str, Any]:
+def _package(listed: ListedPackage, name: str) -> dict[str, Any]:
     package: dict[str, Any] = {
         "SPDXID": name,
-        "name": item.name,
-        "versionInfo": item.version,
+        "name": listed.name,
+        "versionInfo": listed.version,
         **_not_asserted(),
         "externalRefs": [
-            {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": item.purl}
+            {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": listed.purl}
         ],
     }
-    if item.commit:
-        package["downloadLocation"] = f"git+{item.repository}@{item.commit}"
-    if len(item.hashes) == 1:
-        package["checksums"] = [{"algorithm": "SHA256", "checksumValue": item.hashes[0].removeprefix("sha256:")}]
-    elif item.hashes:
+    if listed.commit:
+        package["downloadLocation"] = f"git+{listed.repository}@{listed.commit}"
+    if len(listed.hashes) == 1:
+        package["checksums"] = [{"algorithm": "SHA256", "checksumValue": listed.hashes[0].removeprefix("sha256:")}]
+    elif listed.hashes:
         # SPDX has no field for alternatives.
-        package["comment"] = f"One of the files {', '.join(item.hashes)}"
+        package["comment"] = f"One of the files {', '.join(listed.hashes)}"
     # SPDX 2.3, section 10.1: a LicenseRef needs the licence's text in the document, which packages seldom bring.
-    if item.licence and "LicenseRef-" not in item.licence:
-        package["licenseDeclared"] = item.licence
-    elif text := ", ".join(filter(None, [item.licence, *item.licence_names])):
+    if listed.licence and "LicenseRef-" not in listed.licence:
+        package["licenseDeclared"] = listed.licence
+    elif text := ", ".join(filter(None, [listed.licence, *listed.licence_names])):
         package["licenseComments"] = f"The package says: {text}"
     return package
 

@@ -61,8 +61,8 @@ def scan_layer(
     def build(folder: Path) -> None:
         nonlocal was_read
         with store.reporter.step(f"read layer {printable(name)}"):
-            found = read_layer(members(), folder / LISTING_FILE, builder_paths, folder.parent)
-        write_atomic(folder / SCAN_FILE, found.model_dump_json(indent=1) + "\n")
+            scan = read_layer(members(), folder / LISTING_FILE, builder_paths, folder.parent)
+        write_atomic(folder / SCAN_FILE, scan.model_dump_json(indent=1) + "\n")
         was_read = True
 
     entry = store.get_or_build(KIND, key, build)
@@ -71,5 +71,5 @@ def scan_layer(
     if check and not was_read:
         with store.reporter.step(f"check layer {printable(name)}"):
             check()
-    found = LayerScan.model_validate_json((entry.path / SCAN_FILE).read_bytes())
-    return CachedScan(name=name, digest=digest, scan=found, listing=entry.path / LISTING_FILE)
+    scan = LayerScan.model_validate_json((entry.path / SCAN_FILE).read_bytes())
+    return CachedScan(name=name, digest=digest, scan=scan, listing=entry.path / LISTING_FILE)

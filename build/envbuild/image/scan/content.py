@@ -50,10 +50,10 @@ _SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCE
 
 def secrets(path: str, content: bytes) -> list[str]:
     """The kinds of credentials in a file, never the credentials themselves."""
-    found = [what for what, begins, follows in _PATTERNS if _has_token(content, begins, follows)]
-    if not found and any(name.search(path) and password.search(content) for name, password in _FILES):
+    kinds = [what for what, begins, follows in _PATTERNS if _has_token(content, begins, follows)]
+    if not kinds and any(name.search(path) and password.search(content) for name, password in _FILES):
         return ["a password"]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(kinds))
 
 
 def _has_token(content: bytes, begins: bytes, follows: re.Pattern[bytes]) -> bool:
@@ -84,19 +84,19 @@ class PathSearch:
         self._wanted = [path.encode() for path in paths]
         self._overlap = max((len(path) for path in self._wanted), default=1)
         self._before = b""
-        self.found: set[str] = set()
+        self.paths: set[str] = set()
 
     def feed(self, piece: bytes) -> None:
         data = self._before + piece
         for path in self._wanted:
             if _names(path, data):
-                self.found.add(path.decode())
+                self.paths.add(path.decode())
         # The end is kept: a path may lie across two pieces.
         self._before = data[-self._overlap :]
 
     def end(self) -> None:
         """After the last piece."""
-        self.found |= {path.decode() for path in self._wanted if self._before.endswith(path)}
+        self.paths |= {path.decode() for path in self._wanted if self._before.endswith(path)}
 
 
 def _names(path: bytes, data: bytes) -> bool:

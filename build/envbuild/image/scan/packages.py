@@ -73,7 +73,7 @@ def python_package(folder: str, files: Mapping[str, bytes]) -> PythonPackage | N
     expression, text = _licence(
         str(fields.get("License-Expression", "")),
         str(fields.get("License", "")),
-        [str(item) for item in fields.get_all("Classifier", [])],
+        [str(classifier) for classifier in fields.get_all("Classifier", [])],
     )
     return PythonPackage(
         name=canonicalize_name(name),
@@ -92,9 +92,9 @@ def _licence(expression: str, text: str, classifiers: list[str]) -> tuple[str, s
             return str(canonicalize_license_expression(candidate)), ""
     # The field License was any text before PEP 639, often that of the licence, and setuptools wrote UNKNOWN for none.
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    found = sorted({CLASSIFIERS[item] for item in classifiers if item in CLASSIFIERS})
-    if len(found) == 1:
-        return found[0], ""
+    licences = sorted({CLASSIFIERS[classifier] for classifier in classifiers if classifier in CLASSIFIERS})
+    if len(licences) == 1:
+        return licences[0], ""
     return "", first if 0 < len(first) <= LICENCE_NAME and first.upper() != "UNKNOWN" else ""
 
 
@@ -116,7 +116,7 @@ def from_elsewhere(origin: str) -> bool:
 
 def debian_packages(status: bytes, copyrights: Mapping[str, bytes]) -> tuple[DebianPackage, ...]:
     """The installed packages of dpkg's status file."""
-    found = []
+    packages = []
     for paragraph in status.decode(errors="replace").split("\n\n"):
         fields = dict(re.findall(r"^(Package|Version|Status|Architecture|Source): (.*)$", paragraph, re.MULTILINE))
         # Three words, want, flag and status (dpkg-query(1)): a removed package may keep a paragraph, "deinstall ok
@@ -126,7 +126,7 @@ def debian_packages(status: bytes, copyrights: Mapping[str, bytes]) -> tuple[Deb
         name, version = fields["Package"], fields.get("Version", "")
         # deb-control(5): left out where it is the package's own name; a version in brackets only where it differs.
         source, _, source_version = str(fields.get("Source") or name).partition(" ")
-        found.append(
+        packages.append(
             DebianPackage(
                 name=name,
                 version=version,
@@ -136,7 +136,7 @@ def debian_packages(status: bytes, copyrights: Mapping[str, bytes]) -> tuple[Deb
                 licences=_debian_licences(copyrights.get(name, b"")),
             )
         )
-    return tuple(sorted(found, key=lambda item: (item.name, item.architecture)))
+    return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))
 
 
 def _debian_licences(text: bytes) -> tuple[str, ...]:
@@ -150,22 +150,22 @@ def _debian_licences(text: bytes) -> tuple[str, ...]:
 
 def debian_files(lists: Mapping[str, bytes]) -> set[str]:
     """Every path of dpkg's lists (``NAME.list``), where it is after the merge of /bin, /lib and /sbin into /usr."""
-    found = set()
+    paths = set()
     for name, content in lists.items():
         if name.endswith(".list"):
-            found |= {merged_usr(line.lstrip("/")) for line in content.decode("utf-8", "surrogateescape").splitlines()}
-    return found
+            paths |= {merged_usr(line.lstrip("/")) for line in content.decode("utf-8", "surrogateescape").splitlines()}
+    return paths
 
 
 def debian_digests(lists: Mapping[str, bytes]) -> dict[str, str]:
     """The MD5 digests of files by path that dpkg keeps (``NAME.md5sums``)."""
-    found = {}
+    digests = {}
     for name, content in lists.items():
         if name.endswith(".md5sums"):
             for line in content.decode("utf-8", "surrogateescape").splitlines():
                 digest, _, path = line.partition("  ")
-                found[merged_usr(path.removeprefix("./"))] = digest
-    return found
+                digests[merged_usr(path.removeprefix("./"))] = digest
+    return digests
 
 
 def merged_usr(path: str) -> str:

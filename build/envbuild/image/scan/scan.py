@@ -127,7 +127,7 @@ class _Reader:
             for _ in seen:
                 pass
         search.end()
-        self._places += [Hit(path=path, what=found) for found in sorted(search.found)]
+        self._places += [Hit(path=path, what=place) for place in sorted(search.paths)]
         return digest.hexdigest()
 
     def _elf(self, path: str, pieces: Iterator[bytes]) -> None:
@@ -166,7 +166,7 @@ class _Reader:
 
     def finish(self) -> LayerScan:
         packages = {folder: python_package(folder, files) for folder, files in sorted(self._dist_info.items())}
-        python = tuple(item for item in packages.values() if item)
+        python = tuple(entry for entry in packages.values() if entry)
         digests, owners = self._recorded(python)
         debian_digest, listed = debian_digests(self._lists), debian_files(self._lists)
 
@@ -176,17 +176,19 @@ class _Reader:
             return hit.model_copy(update={"vouched": known})
 
         unknown = PythonPackage(name="", version="", folder="")
-        gpu = [(owners.get(item.file, unknown), item) for item in self._gpu]
+        gpu = [(owners.get(entry.file, unknown), entry) for entry in self._gpu]
         return LayerScan(
             entries=self._entries,
             files=self._files,
             file_bytes=self._file_bytes,
             python=python,
             debian=None if self._status is None else debian_packages(self._status, self._copyrights),
-            special=tuple(item.model_copy(update={"owned": merged_usr(item.path) in listed}) for item in self._special),
+            special=tuple(
+                entry.model_copy(update={"owned": merged_usr(entry.path) in listed}) for entry in self._special
+            ),
             secrets=tuple(vouched(hit) for hit in self._secrets),
             places=tuple(self._places),
-            gpu=tuple(GpuFile(package=item.name, version=item.version, code=code) for item, code in gpu),
+            gpu=tuple(GpuFile(package=entry.name, version=entry.version, code=code) for entry, code in gpu),
             libraries={family: tuple(sorted(paths)) for family, paths in sorted(self._libraries.items())},
         )
 
@@ -194,7 +196,7 @@ class _Reader:
         """Digests of files by RECORDs of wheels, and the packages that bring files with GPU code."""
         digests: dict[str, str] = {}
         owners: dict[str, PythonPackage] = {}
-        wanted = {*self._digests, *(item.file for item in self._gpu)}
+        wanted = {*self._digests, *(file.file for file in self._gpu)}
         for package in python:
             above = package.folder.rpartition("/")[0]
             # A RECORD that was written while the package was built here is no evidence.

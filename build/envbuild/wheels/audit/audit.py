@@ -69,7 +69,7 @@ def check_wheel(wheel: Path, plan: WheelPlan, environment: Path, scratch: Path, 
     unknown: Mapping[str, str] = {}
     # Loading runs the wheel's own code: not of a wheel that is refused already.
     if not problems:
-        loaded = load(wheel, [item.name for item in binaries if item.machine], plan, environment, scratch, log)
+        loaded = load(wheel, [binary.name for binary in binaries if binary.machine], plan, environment, scratch, log)
         problems += loaded.problems
         unknown = loaded.unknown
     if problems:
@@ -84,10 +84,10 @@ def check_wheel(wheel: Path, plan: WheelPlan, environment: Path, scratch: Path, 
     return AuditedWheel(
         wheel=retagged(wheel, tag.platform, scratch.with_name(f"{scratch.name}-tagged")),
         tag=tag,
-        architectures=sum((item.architectures for item in binaries), Architectures()),
-        libraries=tuple(sorted({name for item in binaries for name in item.libraries})),
-        glibc=max((item.newest("GLIBC") for item in binaries), key=version_key, default=""),
-        libstdcxx=max((item.newest("GLIBCXX") for item in binaries), key=version_key, default=""),
+        architectures=sum((binary.architectures for binary in binaries), Architectures()),
+        libraries=tuple(sorted({name for binary in binaries for name in binary.libraries})),
+        glibc=max((binary.newest("GLIBC") for binary in binaries), key=version_key, default=""),
+        libstdcxx=max((binary.newest("GLIBCXX") for binary in binaries), key=version_key, default=""),
         imported=tuple(name for name in plan.modules if name not in unknown),
         not_imported=unknown,
     )
@@ -141,20 +141,20 @@ def _wrong_platform(platform: str, plan: WheelPlan) -> Iterable[str]:
 
 
 def _wrong_content(binaries: Sequence[Binary], plan: WheelPlan, provided: frozenset[str]) -> Iterable[str]:
-    found = sum((item.architectures for item in binaries), Architectures())
+    actual = sum((binary.architectures for binary in binaries), Architectures())
     # Neither more nor less: a missing SM fails on the node, a foreign one makes the wheel and its build larger.
-    if found != plan.expected:
-        yield f"It contains {found.text()}; asked for was {plan.expected.text()}."
-    own = {Path(item.name).name for item in binaries}
+    if actual != plan.expected:
+        yield f"It contains {actual.text()}; asked for was {plan.expected.text()}."
+    own = {Path(binary.name).name for binary in binaries}
     machine = MACHINES[plan.parts.platform]
-    for item in binaries:
-        if item.machine not in ("", machine):
-            yield f"{item.name} is for {item.machine}, not {machine}."
+    for binary in binaries:
+        if binary.machine not in ("", machine):
+            yield f"{binary.name} is for {binary.machine}, not {machine}."
         # The machine that compiled it may have a newer glibc than the base.
-        yield from too_new(item, plan.parts.glibc, machine)
-        absent = [name for name in item.libraries if name not in own | provided and not _everywhere(name)]
+        yield from too_new(binary, plan.parts.glibc, machine)
+        absent = [name for name in binary.libraries if name not in own | provided and not _everywhere(name)]
         if absent:
-            yield f"{item.name} needs {', '.join(absent)}, which the locked environment does not have."
+            yield f"{binary.name} needs {', '.join(absent)}, which the locked environment does not have."
 
 
 def _everywhere(library: str) -> bool:

@@ -35,14 +35,14 @@ def read_binary(name: str, content: bytes) -> Binary:
     """
     try:
         elf = ELFFile(io.BytesIO(content))
-        found = Architectures()
+        architectures = Architectures()
         for section in map(elf.get_section_by_name, SECTIONS):
             if section is not None:
-                found += fatbin(section.data(), name)
+                architectures += fatbin(section.data(), name)
         machine = str(elf["e_machine"])
         return Binary(
             name=name,
-            architectures=found,
+            architectures=architectures,
             libraries=_libraries(elf),
             versions=_versions(elf),
             machine=MACHINE_NAMES.get(machine, machine),
@@ -76,9 +76,9 @@ def _processor(elf: ELFFile) -> str:
     if not isinstance(properties, NoteSection):
         return ""
     for note in properties.iter_notes():
-        for item in note["n_desc"] if note["n_type"] == "NT_GNU_PROPERTY_TYPE_0" else ():
-            if item.pr_type == "GNU_PROPERTY_X86_ISA_1_NEEDED":
-                levels = [name for bit, name in _ISA_LEVELS.items() if item.pr_data & bit]
+        for entry in note["n_desc"] if note["n_type"] == "NT_GNU_PROPERTY_TYPE_0" else ():
+            if entry.pr_type == "GNU_PROPERTY_X86_ISA_1_NEEDED":
+                levels = [name for bit, name in _ISA_LEVELS.items() if entry.pr_data & bit]
                 return levels[-1] if levels else ""
     return ""
 
@@ -91,13 +91,13 @@ def read_wheel(wheel: Path) -> tuple[Binary, ...]:
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
-            found = []
+            binaries = []
             for name in sorted(archive.namelist()):
                 with archive.open(name) as stream:
                     # By content, not by name: executables have no suffix, and text files may end with .so.
                     if stream.read(4) == ELF_MAGIC:
-                        found.append(read_binary(name, archive.read(name)))
-            return tuple(found)
+                        binaries.append(read_binary(name, archive.read(name)))
+            return tuple(binaries)
     # zipfile ends with EOFError where a member is cut short.
     except (zipfile.BadZipFile, OSError, EOFError) as error:
         raise not_understood(wheel.name, f"It is not a readable wheel: {error}") from error

@@ -64,12 +64,12 @@ def fatbin(data: bytes | memoryview, name: str) -> Architectures:
     Raises:
         CheckRefusedError: its form is not known.
     """
-    found: dict[int, list[str]] = {SASS_KIND: [], PTX_KIND: []}
+    code: dict[int, list[str]] = {SASS_KIND: [], PTX_KIND: []}
     for entry in entries(data, name):
-        if entry.kind not in found:
+        if entry.kind not in code:
             raise not_understood(name, f"Its GPU code has an entry of the unknown kind {entry.kind} for sm_{entry.sm}.")
-        found[entry.kind].append(entry.sm)
-    return Architectures.of(found[SASS_KIND], found[PTX_KIND])
+        code[entry.kind].append(entry.sm)
+    return Architectures.of(code[SASS_KIND], code[PTX_KIND])
 
 
 def entries(data: bytes | memoryview, name: str) -> Iterator[FatbinEntry]:

@@ -87,15 +87,15 @@ def load(wheel: Path, libraries: Sequence[str], plan: WheelPlan, environment: Pa
     if not mark:
         why = f"a module or a library of it ended the interpreter that loaded it: {tail(finished.output) or 'silently'}"
         return Loaded((why,), {})
-    found = json.loads(answer.splitlines()[0])
+    answers = json.loads(answer.splitlines()[0])
     problems: list[str] = []
     unknown: dict[str, str] = {}
-    for name, why in found["libraries"].items():
+    for name, why in answers["libraries"].items():
         if _of_driver(why) or is_foreign(why, plan.recipe.foreign_symbols):
             unknown[name] = why
         else:
             problems.append(f"{name} does not load: {why}")
-    for name, (kind, why, missing) in found["modules"].items():
+    for name, (kind, why, missing) in answers["modules"].items():
         # An exception of the module's own is no verdict: it may come of the GPU that this machine lacks.
         if (kind == "missing" and is_elsewhere(missing, scratch)) or kind == "other" or _of_driver(why):
             unknown[name] = why

@@ -61,10 +61,10 @@ def true_tag(binaries: Sequence[Binary], glibc: str, machine: str, provided: Col
     Args:
         provided: names of shared libraries that the locked environment has; they count as if the wheel had them.
     """
-    own = {item.name.rpartition("/")[2] for item in binaries}
+    own = {binary.name.rpartition("/")[2] for binary in binaries}
     against: tuple[str, ...] = ()
     for policy in reversed(_policies(machine, glibc)):
-        against = tuple(reason for item in binaries for reason in _against(item, policy, own, provided))
+        against = tuple(reason for binary in binaries for reason in _against(binary, policy, own, provided))
         if not against:
             return Tag(platform=policy.name, policy=_plain(policy))
     return Tag(platform=f"linux_{machine}", against=against)
@@ -74,7 +74,7 @@ def true_tag(binaries: Sequence[Binary], glibc: str, machine: str, provided: Col
 def _policies(machine: str, glibc: str) -> tuple[Policy, ...]:
     """The policies that a base with a glibc satisfies, newest first."""
     known = WheelPolicies(libc=Libc.GLIBC, arch=Architecture(machine))
-    fitting = [item for item in known if item is not known.linux and _glibc_of(item) <= version_key(glibc)]
+    fitting = [policy for policy in known if policy is not known.linux and _glibc_of(policy) <= version_key(glibc)]
     # An older glibc than any policy's is of no base; then the least is asked of it.
     return tuple(sorted(fitting, key=_glibc_of, reverse=True)) or (known.lowest,)
 

@@ -62,23 +62,27 @@ class PackageCode(TomlModel):
     @property
     def architectures(self) -> Architectures:
         """What all of its files together have code for."""
-        return sum((item.architectures for item in self.files), Architectures())
+        return sum((file.architectures for file in self.files), Architectures())
 
     @property
     def main_file(self) -> FileCode:
         """The file with the most GPU code: torch's libtorch_cuda.so, and not the few kernels of its others."""
-        return max(self.files, key=lambda item: item.size_bytes, default=FileCode(file=""))
+        return max(self.files, key=lambda file: file.size_bytes, default=FileCode(file=""))
 
     @property
     def unknown(self) -> str:
         """Why nothing can be said of it; empty where something can."""
-        return next((f"{item.file}: {item.unknown}" for item in self.files if item.unknown), "")
+        return next((f"{file.file}: {file.unknown}" for file in self.files if file.unknown), "")
 
     def as_json(self, sm: tuple[str, ...]) -> Json:
         """What ``--json`` has of it for a target's SMs."""
-        found = self.architectures
+        architectures = self.architectures
         result: dict[str, Json] = {"package": self.package, "version": self.version}
-        result |= {"sm": list(found.sass), "ptx": list(found.ptx), "files_lacking": list(files_without(self, sm))}
+        result |= {
+            "sm": list(architectures.sass),
+            "ptx": list(architectures.ptx),
+            "files_lacking": list(files_without(self, sm)),
+        }
         return result | ({"unknown": self.unknown} if self.unknown else {})
 
 
@@ -114,19 +118,19 @@ def check_prebuilt(
     """
     if not sm:
         return ()
-    found = installed_code(site_packages, store, reporter).packages
+    packages = installed_code(site_packages, store, reporter).packages
     refused = []
-    for item in found:
-        lacking = lacks(item, sm)
-        if item.unknown:
-            reporter.note(f"GPU code of {item.package} {item.version}: nothing is known: {item.unknown}")
-        elif lacking and REQUIRED.match(item.package):
-            refused.append(_words(item, lacking))
+    for package in packages:
+        lacking = lacks(package, sm)
+        if package.unknown:
+            reporter.note(f"GPU code of {package.package} {package.version}: nothing is known: {package.unknown}")
+        elif lacking and REQUIRED.match(package.package):
+            refused.append(_words(package, lacking))
         elif lacking:
-            reporter.note(f"GPU code of {_words(item, lacking)}")
-        elif files := files_without(item, sm):
+            reporter.note(f"GPU code of {_words(package, lacking)}")
+        elif files := files_without(package, sm):
             reporter.note(
-                f"GPU code of {item.package} {item.version}: not for every SM of the target: {', '.join(files)}"
+                f"GPU code of {package.package} {package.version}: not for every SM of the target: {', '.join(files)}"
             )
     if refused:
         raise CheckRefusedError(
@@ -136,31 +140,31 @@ def check_prebuilt(
             "an older one for GPUs that were dropped), and lock again; or choose another target: "
             "`envbuild list targets`.",
         )
-    return found
+    return packages
 
 
-def lacks(item: PackageCode, sm: tuple[str, ...]) -> tuple[str, ...]:
+def lacks(package: PackageCode, sm: tuple[str, ...]) -> tuple[str, ...]:
     """The SMs for which a package has nothing that runs; of one without which nothing runs, its main file counts."""
-    code = item.main_file.architectures if REQUIRED.match(item.package) else item.architectures
+    code = package.main_file.architectures if REQUIRED.match(package.package) else package.architectures
     return tuple(one for one in sm if not code.runs_on(one))
 
 
-def files_without(item: PackageCode, sm: tuple[str, ...]) -> tuple[str, ...]:
+def files_without(package: PackageCode, sm: tuple[str, ...]) -> tuple[str, ...]:
     """The files with GPU code that do not run on every SM."""
-    return tuple(one.file for one in item.files if not all(one.architectures.runs_on(wanted) for wanted in sm))
+    return tuple(one.file for one in package.files if not all(one.architectures.runs_on(wanted) for wanted in sm))
 
 
-def _words(item: PackageCode, lacking: tuple[str, ...]) -> str:
-    main = item.main_file
+def _words(package: PackageCode, lacking: tuple[str, ...]) -> str:
+    main = package.main_file
     has = f"{main.file} has {main.architectures.text()}" if main.file else "no file of it has GPU code"
-    return f"{item.package} {item.version}: nothing for {', '.join(f'sm_{one}' for one in lacking)}; {has}."
+    return f"{package.package} {package.version}: nothing for {', '.join(f'sm_{one}' for one in lacking)}; {has}."
 
 
 def installed_code(site_packages: Path, store: LocalStore, reporter: Reporter) -> InstalledCode:
     """The GPU code of an environment; read once for the same files."""
     with machine_errors(site_packages, "read"):
         listed = list(_listed(site_packages))
-    files: list[Json] = [[*item] for item in sorted(listed)]
+    files: list[Json] = [[*row] for row in sorted(listed)]
 
     def build(folder: Path) -> None:
         with reporter.step("read the GPU code of what is installed"), machine_errors(site_packages, "read"):
@@ -194,16 +198,16 @@ def _listed(site_packages: Path) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _read(site_packages: Path, listed: list[tuple[str, str, str, str]]) -> InstalledCode:
-    found: dict[tuple[str, str], list[FileCode]] = {}
+    code_of: dict[tuple[str, str], list[FileCode]] = {}
     for package, version, path, _ in listed:
         code = _code(site_packages / path, path)
         if code is not None:
-            found.setdefault((package, version), []).append(code)
+            code_of.setdefault((package, version), []).append(code)
         # Without GPU code it is listed all the same, so that it is refused: a CPU build of torch, say.
         elif REQUIRED.match(package):
-            found.setdefault((package, version), [])
+            code_of.setdefault((package, version), [])
     packages = (
-        PackageCode(package=name, version=version, files=tuple(files)) for (name, version), files in found.items()
+        PackageCode(package=name, version=version, files=tuple(files)) for (name, version), files in code_of.items()
     )
     return InstalledCode(packages=tuple(packages))
 
@@ -247,5 +251,5 @@ def _code_in(elf: ELFFile, data: mmap.mmap, name: str) -> FileCode | None:
                     sm[entry.kind].append(entry.sm)
     if not size:
         return None
-    found = Architectures.of(sm[SASS_KIND], sm[PTX_KIND])
-    return FileCode(file=name, sm=found.sass, ptx=found.ptx, size_bytes=size)
+    architectures = Architectures.of(sm[SASS_KIND], sm[PTX_KIND])
+    return FileCode(file=name, sm=architectures.sass, ptx=architectures.ptx, size_bytes=size)

@@ -51,14 +51,14 @@ def retagged(wheel: Path, platform: str, folder: Path) -> Path:
 def _info(archive: zipfile.ZipFile, expected: str, wheel: Path) -> str:
     """The folder of metadata; its name need not be spelled as the wheel's."""
     names = archive.namelist()
-    found = [name.partition("/")[0] for name in names if name.endswith(".dist-info/WHEEL")]
-    if len(found) != 1 or f"{found[0]}/RECORD" not in names:
+    folders = [name.partition("/")[0] for name in names if name.endswith(".dist-info/WHEEL")]
+    if len(folders) != 1 or f"{folders[0]}/RECORD" not in names:
         raise CheckRefusedError(
             f"{wheel.name} is not a wheel",
-            why=f"It should have one folder like {expected}, with the files WHEEL and RECORD; it has {len(found)}.",
+            why=f"It should have one folder like {expected}, with the files WHEEL and RECORD; it has {len(folders)}.",
             fix="It was not kept. The package's build is wrong; choose another version and lock again.",
         )
-    return found[0]
+    return folders[0]
 
 
 def _changed(archive: zipfile.ZipFile, info: str, tags: list[str]) -> dict[str, bytes]:

@@ -62,14 +62,14 @@ def missing_of_torch(
         site_packages: of the locked environment.
         foreign: how names of symbols begin that another package of phase compile brings.
     """
-    own = {name for item in binaries for name in item.symbols.exported}
+    own = {name for binary in binaries for name in binary.symbols.exported}
     wanted = {
-        item.name: {
+        binary.name: {
             name
-            for name in item.symbols.undefined - own
+            for name in binary.symbols.undefined - own
             if _OF_TORCH.search(name) and not is_foreign_symbol(name, foreign)
         }
-        for item in binaries
+        for binary in binaries
     }
     left = set().union(*wanted.values())
     for library in _libraries(site_packages):

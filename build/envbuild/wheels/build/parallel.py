@@ -70,10 +70,10 @@ def make_wheels(
         CheckRefusedError: a wheel is not what was asked for, and was not kept.
     """
     wheelhouse = context.wheelhouse
-    found = {plan.parts.key: wheelhouse.find(plan.parts.key) for plan in plans}
-    missing = [plan for plan in plans if found[plan.parts.key] is None]
+    kept = {plan.parts.key: wheelhouse.find(plan.parts.key) for plan in plans}
+    missing = [plan for plan in plans if kept[plan.parts.key] is None]
     made = _build_all(missing, environment, context) if missing else {}
-    have = made | {key: item for key, item in found.items() if item is not None}
+    have = made | {key: built for key, built in kept.items() if built is not None}
     return tuple(have[plan.parts.key] for plan in plans)
 
 

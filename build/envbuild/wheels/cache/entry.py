@@ -134,7 +134,7 @@ def sign_off(folder: Path, lock: str, places: Mapping[str, str]) -> None:
             text = mask(log.read_text(errors="replace"))
             # Longest first: the store mostly lies in the home folder. A place ends where a longer name does not go on:
             # /home/me is no part of /home/me2.
-            for place, name in sorted(places.items(), key=lambda item: len(item[0]), reverse=True):
+            for place, name in sorted(places.items(), key=lambda pair: len(pair[0]), reverse=True):
                 text = re.sub(re.escape(place) + r"(?![\w.-])", name, text)
             log.write_text(text)
 
@@ -202,15 +202,15 @@ def _problem(folder: Path, record: WheelRecord) -> str:
     # pyelftools: imported only where an entry comes from elsewhere.
     from envbuild.wheels.audit.elf import read_wheel
 
-    found = sum((item.architectures for item in read_wheel(wheel)), Architectures())
-    content = (set(found.sass), set(found.ptx))
+    actual = sum((binary.architectures for binary in read_wheel(wheel)), Architectures())
+    content = (set(actual.sass), set(actual.ptx))
     if content != (set(record.sm), set(record.ptx)):
-        return f"it contains {found.text()}, which differs from its record"
+        return f"it contains {actual.text()}, which differs from its record"
     # A package without CUDA sources has no GPU code, whatever SMs its key is for.
-    if found != Architectures() and content != (set(parts.sm), set(parts.ptx)):
+    if actual != Architectures() and content != (set(parts.sm), set(parts.ptx)):
         # Its words are from elsewhere, so they are not sorted: they may be no SMs.
         wanted = Architectures(sass=parts.sm, ptx=parts.ptx)
-        return f"it contains {found.text()}, and its key is for {wanted.text()}"
+        return f"it contains {actual.text()}, and its key is for {wanted.text()}"
     return ""
 
 

@@ -67,7 +67,7 @@ def plan_pruning(
         lock_directories: the locks whose wheels stay.
         force: what a lock needs goes, too.
     """
-    wanted = [item.lock for item in lock_directories]
+    wanted = [directory.lock for directory in lock_directories]
     since = time.time() - unused_days * DAY_SECONDS
     old: list[Old] = []
     needed: list[Old] = []
@@ -80,11 +80,11 @@ def plan_pruning(
         if problem := entry_index.find_damage(path):
             old.append(_old(KIND, path, record.file, f"damaged: {problem}"))
         elif path.stat().st_mtime <= since:
-            item = _old(KIND, path, record.file, _unused(path.stat().st_mtime))
+            directory = _old(KIND, path, record.file, _unused(path.stat().st_mtime))
             stays = not force and any(_needs(lock, record.parts) for lock in wanted)
-            (needed if stays else old).append(item)
+            (needed if stays else old).append(directory)
     # A build is abandoned once its wheel is there; a wheel that goes now does not count.
-    kept = {path.name for path in _folders(store, KIND)} - {item.key for item in old}
+    kept = {path.name for path in _folders(store, KIND)} - {directory.key for directory in old}
     old += _builds(store, since, kept)
     old += _made_again(store, since)
     return Pruning(old=tuple(old), needed=tuple(needed))
@@ -112,23 +112,23 @@ def _last_use(path: Path, kind: str) -> float:
     if kind != MIRRORS_KIND:
         return path.stat().st_mtime
     # A fetch, or a look at the server, changes a file on top. Nobody holds a mirror while git reads from it.
-    last = max(item.stat().st_mtime for item in (path, *path.iterdir()))
+    last = max(part.stat().st_mtime for part in (path, *path.iterdir()))
     return last if last <= time.time() - MIRROR_REST_SECONDS else float("inf")
 
 
 def remove(store: LocalStore, old: Sequence[Old]) -> tuple[Old, ...]:
     """Remove what can go, unless somebody is at it right now; returns what went."""
     gone = []
-    for item in old:
+    for entry in old:
         # A build's folder has no lock of its own: it is written under the lock of the wheel that it makes.
-        maker = KIND if item.kind == BUILDS_KIND else item.kind
-        files = (store.lock_of(maker, item.key), store.in_use(item.kind, item.key))
+        maker = KIND if entry.kind == BUILDS_KIND else entry.kind
+        files = (store.lock_of(maker, entry.key), store.in_use(entry.kind, entry.key))
         with contextlib.ExitStack() as stack:
             if not all(stack.enter_context(locks.exclusive_if_free(file)) for file in files if file.exists()):
-                store.reporter.note(f"{item.name} is in use and stays")
+                store.reporter.note(f"{entry.name} is in use and stays")
                 continue
-            store.remove(item.kind, item.key)
-            gone.append(item)
+            store.remove(entry.kind, entry.key)
+            gone.append(entry)
     return tuple(gone)
 
 

@@ -85,8 +85,8 @@ class RemoteWheels:
             keys = [
                 ref.key for place, ref in self.entry_refs if place is remote and ref.index_path == index_path_of(parts)
             ]
-            found = self._ranked(remote, keys, rank)
-            for key in found:
+            ranked = self._ranked(remote, keys, rank)
+            for key in ranked:
                 if self._fetch_from(remote, key):
                     return key
         return ""
@@ -105,7 +105,7 @@ class RemoteWheels:
                 ranked.append((order, key))
         return [key for _, key in sorted(ranked, reverse=True)]
 
-    def push_built(self, item: Built) -> dict[str, str]:
+    def push_built(self, built: Built) -> dict[str, str]:
         """Push what was built here to every store that is written; a failure is reported and is not an error.
 
         Where another machine was first, its wheel takes the place of this one: there is one for a key.
@@ -114,18 +114,18 @@ class RemoteWheels:
         for remote in self.remotes:
             if remote.writes:
                 try:
-                    done[remote.address] = self._push_built(remote, item)
+                    done[remote.address] = self._push_built(remote, built)
                 except (NetworkError, MachineError, CheckRefusedError) as error:
                     done[remote.address] = f"failed: {error.what}"
-                    self._store.reporter.note(_not_pushed(item, remote, error))
+                    self._store.reporter.note(_not_pushed(built, remote, error))
         return done
 
-    def _push_built(self, remote: Remote, item: Built) -> str:
-        result = self.push(remote, item)
+    def _push_built(self, remote: Remote, built: Built) -> str:
+        result = self.push(remote, built)
         # Builds of one key need not have the same bytes (a package may write times into its files). Two wheels of
         # one key would give images of two digests: the first one counts everywhere.
         if result is Pushed.OTHER:
-            key, name = item.record.key, item.record.file
+            key, name = built.record.key, built.record.file
             document = remote.find(KIND, key)
             if document is not None:
                 self._store.rebuild(KIND, key, lambda folder: self.take(remote, document, folder))
@@ -134,13 +134,13 @@ class RemoteWheels:
             )
         return result.value
 
-    def has(self, remote: Remote, item: Built) -> bool:
+    def has(self, remote: Remote, built: Built) -> bool:
         """Whether a store has this very wheel, by what its document says: nothing is read again, here or there.
 
         Raises:
             NetworkError: the store cannot be reached or refuses.
         """
-        record = item.record
+        record = built.record
         try:
             document = remote.find(KIND, record.key)
         except CheckRefusedError:
@@ -149,7 +149,7 @@ class RemoteWheels:
             return False
         return (record.digest, record.size_bytes) in {(file.digest, file.size_bytes) for file in document.files}
 
-    def push(self, remote: Remote, item: Built, *, replace: bool = False) -> Pushed:
+    def push(self, remote: Remote, built: Built, *, replace: bool = False) -> Pushed:
         """Push a local wheel.
 
         Args:
@@ -159,7 +159,7 @@ class RemoteWheels:
             CheckRefusedError: the local wheel or the one in the store is damaged.
             NetworkError: the store cannot be reached or refuses.
         """
-        record = read_record(item.path)  # may have been replaced by another store's since
+        record = read_record(built.path)  # may have been replaced by another store's since
         content: Json = record.model_dump(mode="json", by_alias=True)
         title = f"push {record.file} to {remote.address}, {record.size_bytes / 1e6:.1f} MB"
         with self._store.reporter.step(title):
@@ -167,7 +167,7 @@ class RemoteWheels:
                 KIND,
                 record.key,
                 index_path_of(record.parts),
-                item.path,
+                built.path,
                 content,  # type: ignore[arg-type]
                 replace=lambda document: replace and self.damage(remote, document) != "",
             )
@@ -197,9 +197,9 @@ def _file(document: Document) -> str:
     return record.file if record is not None else short(document.key)
 
 
-def _not_pushed(item: Built, remote: Remote, error: EnvbuildError) -> str:
-    push = quoted_command("envbuild", "wheels", "push", short(item.record.key), "--store", remote.name)
+def _not_pushed(built: Built, remote: Remote, error: EnvbuildError) -> str:
+    push = quoted_command("envbuild", "wheels", "push", short(built.record.key), "--store", remote.name)
     return (
-        f"warning: {item.record.file} was built and is kept here, but not pushed: {error.what}. {error.why}\n"
+        f"warning: {built.record.file} was built and is kept here, but not pushed: {error.what}. {error.why}\n"
         f"  Push it later: {push}"
     )

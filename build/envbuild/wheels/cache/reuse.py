@@ -44,9 +44,9 @@ def fitting_wheels(
         return {}
     wheelhouse = Wheelhouse(sources.store, remotes)
     known = buildable(lock)
-    here = [item for item in wheelhouse.all() if any(origin.is_of(item.record.parts) for origin in known.values())]
+    here = [built for built in wheelhouse.all() if any(origin.is_of(built.record.parts) for origin in known.values())]
     remote_sources = {ref.index_path[0] for _, ref in wheelhouse.remote.entry_refs if ref.index_path}
-    names: set[str] = {canonicalize_name(item.record.parts.package) for item in here}
+    names: set[str] = {canonicalize_name(built.record.parts.package) for built in here}
     names |= {name for name, origin in known.items() if source_index(origin.sdist or origin.commit) in remote_sources}
     if not names:
         return {}
@@ -55,23 +55,25 @@ def fitting_wheels(
     except MachineError:
         # Without compilers there is no exact key to look for; wheels that fit in all else are enough.
         compilers = Compilers(cuda="", host="")
-    found = {}
+    chosen = {}
     for plan in plan_wheels(lock, sorted(names), target, catalog, compilers, sources):
-        fitting = [item for item in here if _rank(item.record.parts, plan, cuda) is not None]
+        fitting = [built for built in here if _rank(built.record.parts, plan, cuda) is not None]
         best = _best(wheelhouse, fitting, plan, cuda, sources.reporter)
         if best is None or best.record.key != plan.parts.key:
             best = _from_remote(wheelhouse, plan, cuda, exact=best is not None) or best
         if best is not None:
-            found[plan.parts.package] = wheelhouse.take(best)
-    return found
+            chosen[plan.parts.package] = wheelhouse.take(best)
+    return chosen
 
 
 def _best(wheelhouse: Wheelhouse, fitting: list[Built], plan: WheelPlan, cuda: str, reporter: Reporter) -> Built | None:
-    for item in sorted(fitting, key=lambda item: (_rank(item.record.parts, plan, cuda), item.record.key), reverse=True):
-        if problem := wheelhouse.problem(item):
+    for built in sorted(
+        fitting, key=lambda built: (_rank(built.record.parts, plan, cuda), built.record.key), reverse=True
+    ):
+        if problem := wheelhouse.problem(built):
             reporter.note(f"the wheel of {plan.name} in the wheelhouse is not taken: {problem}")
             continue
-        return item
+        return built
     return None
 
 

@@ -29,7 +29,7 @@ NO_BUILT: Mapping[str, Built] = MappingProxyType({})
 
 def digests_of(wheels: Mapping[str, Built]) -> dict[str, Json]:
     """The digest of each wheel, by package."""
-    return {name: item.record.digest for name, item in sorted(wheels.items())}
+    return {name: built.record.digest for name, built in sorted(wheels.items())}
 
 
 class Wheelhouse:
@@ -56,8 +56,8 @@ class Wheelhouse:
         came_from = "" if path is not None else self.remote.fetch(key)
         if path is None and not came_from:
             return None
-        found = self.take(self._read(self._store.path_of(KIND, key)))
-        return dataclasses.replace(found, fetched=came_from)
+        built = self.take(self._read(self._store.path_of(KIND, key)))
+        return dataclasses.replace(built, fetched=came_from)
 
     def set_aside(self, key: str) -> None:
         """Remove an entry whose files are whole, and whose record has another key."""
@@ -82,10 +82,10 @@ class Wheelhouse:
             sign_off(folder, self._lock, self._places())
 
         entry = self._store.get_or_build(KIND, key, made)
-        found = dataclasses.replace(self._read(entry.path), built=entry.built)
+        built = dataclasses.replace(self._read(entry.path), built=entry.built)
         if not entry.built:
-            return found
-        pushed = self.remote.push_built(found)
+            return built
+        pushed = self.remote.push_built(built)
         # Read again: another machine's wheel may have taken this one's place while it was pushed.
         return dataclasses.replace(self._read(entry.path), built=True, pushed=pushed)
 
@@ -94,36 +94,36 @@ class Wheelhouse:
         places = {str(Path.home()): "~", str(self._store.root): "STORE"}
         return {**places, sys.prefix: "ENVBUILD"} if sys.prefix != sys.base_prefix else places
 
-    def take(self, item: Built) -> Built:
+    def take(self, built: Built) -> Built:
         """Note that a wheel was used now: the time of its folder, which `prune` goes by."""
         # The folder's own time is set: access times are not kept on disks mounted noatime or relatime (mount(8)).
         with contextlib.suppress(OSError):  # a store that others own
-            os.utime(item.path)
-        return item
+            os.utime(built.path)
+        return built
 
     def all(self) -> Iterator[Built]:
         """Every wheel whose record can be read, by package, version and key."""
-        found = []
+        wheels = []
         for path in self.entries():
             with contextlib.suppress(CheckRefusedError):
-                found.append(self._read(path))
+                wheels.append(self._read(path))
 
-        def order(item: Built) -> tuple[str, str, str]:
-            return item.record.parts.package, item.record.parts.version, item.record.key
+        def order(built: Built) -> tuple[str, str, str]:
+            return built.record.parts.package, built.record.parts.version, built.record.key
 
-        yield from sorted(found, key=order)
+        yield from sorted(wheels, key=order)
 
     def problems(self) -> dict[str, str]:
         """What is wrong with entries, all of each read again, by the entry's name; empty when nothing is."""
-        found = {}
+        problems = {}
         for path in self.entries():
             try:
                 problem = self.problem(self._read(path))
             except CheckRefusedError as error:
                 problem = error.why
             if problem:
-                found[path.name] = problem
-        return found
+                problems[path.name] = problem
+        return problems
 
     def entries(self) -> list[Path]:
         """The folders of all entries, readable or not."""
@@ -136,17 +136,17 @@ class Wheelhouse:
         Raises:
             ConfigurationError: none does, or several do.
         """
-        here = {item.record.key: item for item in self.all()}
-        return here[key_by_prefix(text, {key: item.record.file for key, item in here.items()})]
+        here = {built.record.key: built for built in self.all()}
+        return here[key_by_prefix(text, {key: built.record.file for key, built in here.items()})]
 
-    def problem(self, item: Built) -> str:
+    def problem(self, built: Built) -> str:
         """What is wrong with an entry, all of it read again; empty when nothing is."""
         try:
-            if sha256_file(item.wheel) != item.record.digest:
-                return f"{item.record.file} is not the wheel that was kept"
+            if sha256_file(built.wheel) != built.record.digest:
+                return f"{built.record.file} is not the wheel that was kept"
         except FileNotFoundError:
-            return f"{item.record.file} is missing"
-        return entry_index.find_damage(item.path)
+            return f"{built.record.file} is missing"
+        return entry_index.find_damage(built.path)
 
     def _read(self, path: Path) -> Built:
         return Built(path=path, record=read_kept(path))
@@ -174,18 +174,18 @@ def key_by_prefix(text: str, known: Mapping[str, str]) -> str:
             why="The key is empty.",
             fix="Give the beginning of a key; `envbuild wheels list` has them all.",
         )
-    found = {key: name for key, name in known.items() if key.removeprefix("sha256:").startswith(wanted)}
-    if len(found) != 1:
-        near = list(found) or _nearest(wanted, list(known))
+    matching = {key: name for key, name in known.items() if key.removeprefix("sha256:").startswith(wanted)}
+    if len(matching) != 1:
+        near = list(matching) or _nearest(wanted, list(known))
         names = ", ".join(f"{short(key)} ({known[key]})" for key in near[:NAMED])
         more = len(near) - NAMED
         names += f" and {more} more" if more > 0 else ""
         raise ConfigurationError(
-            f"{'several wheels have' if found else 'no wheel has'} a key that begins with {wanted!r}",
-            why=f"{'They are' if found else 'There are'}: {names or 'no wheels'}.",
+            f"{'several wheels have' if matching else 'no wheel has'} a key that begins with {wanted!r}",
+            why=f"{'They are' if matching else 'There are'}: {names or 'no wheels'}.",
             fix="Give more of the key; `envbuild wheels list` has them all.",
         )
-    return next(iter(found))
+    return next(iter(matching))
 
 
 def _nearest(wanted: str, keys: list[str]) -> list[str]:

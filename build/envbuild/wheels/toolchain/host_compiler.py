@@ -45,15 +45,15 @@ def find_host_compiler(environ: Mapping[str, str] = os.environ) -> HostCompiler:
     names = {"CC": environ.get("CC") or "gcc", "CXX": environ.get("CXX") or "g++"}
     paths = {}
     for variable, name in names.items():
-        found = shutil.which(name, path=environ.get("PATH"))
-        if found is None:
+        program = shutil.which(name, path=environ.get("PATH"))
+        if program is None:
             raise MachineError(
                 f"the compiler {name} is not on this machine",
                 why=f"nvcc and the packages need a host compiler; {variable} names another one: a program alone, "
                 "without arguments.",
                 fix="Install one: apt-get install gcc g++",
             )
-        paths[variable] = Path(found)
+        paths[variable] = Path(program)
     versions = {name: f"{Path(names[name]).name} {_version(name, path)}" for name, path in paths.items()}
     return HostCompiler(cc=paths["CC"], cxx=paths["CXX"], cc_version=versions["CC"], version=versions["CXX"])
 
@@ -61,16 +61,16 @@ def find_host_compiler(environ: Mapping[str, str] = os.environ) -> HostCompiler:
 def _version(variable: str, compiler: Path) -> str:
     try:
         # Debian's gcc answers -dumpversion with the major version alone (12); asked both, with all of it (12.2.0).
-        found = answer([compiler, "-dumpfullversion", "-dumpversion"], what=f"ask {compiler} for its version")
+        text = answer([compiler, "-dumpfullversion", "-dumpversion"], what=f"ask {compiler} for its version")
     except MachineError as error:
-        found = error.why
-    if not re.fullmatch(r"\d+(\.\d+)*", found):
+        text = error.why
+    if not re.fullmatch(r"\d+(\.\d+)*", text):
         raise MachineError(
             f"{compiler} cannot be used as a compiler",
-            why=f"{variable} names it, and -dumpversion prints no version: {found[:200] or 'nothing'}",
+            why=f"{variable} names it, and -dumpversion prints no version: {text[:200] or 'nothing'}",
             fix=f"Point {variable} at gcc or clang, or unset it.",
         )
-    return found
+    return text
 
 
 def refuse_too_new(host: HostCompiler, home: Path, cuda: str) -> None:
@@ -90,10 +90,10 @@ def refuse_too_new(host: HostCompiler, home: Path, cuda: str) -> None:
     # clang has gcc's macro too, with the 4 of the gcc that it resembles.
     clang = "__clang_major__" in macros
     major = macros.get("__clang_major__" if clang else "__GNUC__", 0)
-    found = (_FIRST_CLANG_TOO_NEW if clang else _NEWEST_GCC).search(text)
-    if found is None:
+    version = (_FIRST_CLANG_TOO_NEW if clang else _NEWEST_GCC).search(text)
+    if version is None:
         return
-    newest = int(found[1]) - 1 if clang else int(found[1])
+    newest = int(version[1]) - 1 if clang else int(version[1])
     if major <= newest:
         return
     c, cpp, package = ("clang", "clang++", "clang") if clang else ("gcc", "g++", "g++")

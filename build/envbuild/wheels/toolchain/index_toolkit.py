@@ -108,8 +108,8 @@ def _looked_up(wanted: Mapping[str, str], lock: LockDirectory, cuda: str, source
             what = f"find the CUDA toolkit {cuda} on the package index"
             # As of the lock's moment, so that the toolkit is the same on every machine and day.
             settings = {"exclude-newer": moment} if lock.lock.inputs.as_of_held else {}
-            found = look_up(wanted, sources.base, settings, what, work)
-        packages = tuple(_found(name, found[canonicalize_name(name)]) for name in sorted(wanted))
+            tables = look_up(wanted, sources.base, settings, what, work)
+        packages = tuple(_found(name, tables[canonicalize_name(name)]) for name in sorted(wanted))
         (entry / LIST_FILE).write_text(PinnedList(packages=packages).model_dump_json(indent=1) + "\n")
 
     kept = sources.store.get_or_build(LIST_KIND, key, ask).path / LIST_FILE
@@ -158,7 +158,10 @@ def install_toolkit(packages: Sequence[Pinned], lock: LockDirectory, sources: Wh
 
 def _install(packages: Sequence[Pinned], folder: Path, lock: LockDirectory, sources: WheelSources) -> None:
     requirements = folder / "requirements.txt"
-    lines = [" ".join([f"{item.name}=={item.version}", *(f"--hash={one}" for one in item.hashes)]) for item in packages]
+    lines = [
+        " ".join([f"{package.name}=={package.version}", *(f"--hash={one}" for one in package.hashes)])
+        for package in packages
+    ]
     write_atomic(requirements, "\n".join(lines) + "\n")
     arguments: list[str | Path] = ["pip", "install", "--target", folder / "packages", "--python", sys.executable]
     arguments += ["--no-deps", "--require-hashes", "--requirements", requirements]
@@ -203,10 +206,10 @@ def _lay_out(home: Path) -> None:
 
 
 def _refuse_broken(home: Path, version: str) -> None:
-    if found := cuda_version(home):
-        if found.split(".")[:2] == version.split(".")[:2]:
+    if there := cuda_version(home):
+        if there.split(".")[:2] == version.split(".")[:2]:
             return
-        why = f"It is {NVCC} {version}, and its nvcc reports {found}."
+        why = f"It is {NVCC} {version}, and its nvcc reports {there}."
     else:
         why = f"{home / 'bin/nvcc'} is not there, or does not run."
     raise MachineError(

@@ -100,10 +100,10 @@ def find_toolchain(cuda: str, environ: Mapping[str, str] = os.environ) -> Toolch
     Raises:
         MachineError: there is none, or no C++ compiler that goes with it; names what was found and what to do.
     """
-    found = look_for_toolkit(cuda, environ)
-    if found.home is None:
-        raise no_toolkit(cuda, found)
-    return toolchain_at(found.home, found.version, environ)
+    toolkits = look_for_toolkit(cuda, environ)
+    if toolkits.home is None:
+        raise no_toolkit(cuda, toolkits)
+    return toolchain_at(toolkits.home, toolkits.version, environ)
 
 
 def toolchain_at(home: Path, version: str, environ: Mapping[str, str] = os.environ) -> Toolchain:
@@ -146,7 +146,7 @@ def _is_refused(nvcc: Path, sm: str) -> bool:
     return finished.status != 0 and "Unsupported gpu architecture" in finished.output
 
 
-def no_toolkit(cuda: str, found: Toolkits) -> MachineError:
+def no_toolkit(cuda: str, toolkits: Toolkits) -> MachineError:
     """The error for a machine without a toolkit of version ``cuda``."""
     major = cuda.partition(".")[0]
     other = "Or take the package index's own, which needs no root: --toolkit index"
@@ -154,24 +154,24 @@ def no_toolkit(cuda: str, found: Toolkits) -> MachineError:
         other = f"The package index has none of CUDA {major}: its nvidia-cuda-nvcc-cu{major} is without nvcc."
     return MachineError(
         f"there is no CUDA toolkit {cuda} on this machine",
-        why=f"The lock's torch is made for that CUDA, and what is compiled against it must be too. {found.listed()}",
+        why=f"The lock's torch is made for that CUDA, and what is compiled against it must be too. {toolkits.listed()}",
         fix=f"Install the CUDA toolkit {cuda} and point CUDA_HOME at it. {other}",
     )
 
 
 def _homes(environ: Mapping[str, str]) -> dict[Path, str]:
-    found: dict[Path, str] = {}
+    homes: dict[Path, str] = {}
     for name in HOME_VARIABLES:
         if value := environ.get(name):
             # The first name of a folder stays: it is the one that messages show.
-            found.setdefault(Path(value).expanduser().absolute(), name)
+            homes.setdefault(Path(value).expanduser().absolute(), name)
     if on_path := shutil.which("nvcc", path=environ.get("PATH")):
         # A link or a script that calls the real one: the toolkit says itself where it is.
-        found.setdefault(_top(Path(on_path)), "nvcc on PATH")
+        homes.setdefault(_top(Path(on_path)), "nvcc on PATH")
     # Last: what the user names or has on PATH is meant, and this is a link that installers set.
     if USUAL_HOME.is_dir():
-        found.setdefault(USUAL_HOME, str(USUAL_HOME))
-    return found
+        homes.setdefault(USUAL_HOME, str(USUAL_HOME))
+    return homes
 
 
 def _top(nvcc: Path) -> Path:

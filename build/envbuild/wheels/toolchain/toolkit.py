@@ -61,27 +61,27 @@ def choose_toolkit(
         MachineError: there is none where it was looked for, or no host compiler that goes with it.
         NetworkError: the index is needed, and cannot be reached.
     """
-    found = NOT_LOOKED_FOR if request is ToolkitRequest.INDEX else look_for_toolkit(cuda, environ)
-    if found.home is not None:
-        here = toolchain_at(found.home, found.version, environ)
+    toolkits = NOT_LOOKED_FOR if request is ToolkitRequest.INDEX else look_for_toolkit(cuda, environ)
+    if toolkits.home is not None:
+        here = toolchain_at(toolkits.home, toolkits.version, environ)
         return Toolkit(compilers=here, toolchain=lambda: here)
     if request is ToolkitRequest.SYSTEM:
-        raise no_toolkit(cuda, found)
+        raise no_toolkit(cuda, toolkits)
     major = cuda.partition(".")[0]
     if int(major) < FIRST_INDEX_MAJOR:
         if request is ToolkitRequest.AUTO:
-            raise no_toolkit(cuda, found)
+            raise no_toolkit(cuda, toolkits)
         no_nvcc = (
             f"Its packages of CUDA {major} (nvidia-cuda-nvcc-cu{major}) have no nvcc; those of {FIRST_INDEX_MAJOR} do."
         )
-        raise _not_on_the_index(cuda, found, no_nvcc)
+        raise _not_on_the_index(cuda, toolkits, no_nvcc)
     # Before the index is asked. Whether nvcc takes its version is seen after the installation: a header of the toolkit
     # has the rules (refuse_too_new).
     host = find_host_compiler(environ)
     try:
         packages = pinned_packages(lock, cuda, sources)
     except (NetworkError, ResolutionError) as error:
-        raise _not_had(error, lock, cuda, found) from error
+        raise _not_had(error, lock, cuda, toolkits) from error
     versions = {package.name: package.version for package in packages}
     # Enough for the build keys: where the wheelhouse has every wheel, no toolkit is installed.
     compilers = Compilers(cuda=versions[NVCC], host=host.both, source="index", packages=versions)
@@ -93,7 +93,7 @@ def choose_toolkit(
         try:
             home = install_toolkit(packages, lock, sources)
         except NetworkError as error:
-            raise _not_had(error, lock, cuda, found) from error
+            raise _not_had(error, lock, cuda, toolkits) from error
         installed = toolchain_at(home, compilers.cuda, environ)
         # toolchain_at knows the folder alone, and so takes it for the machine's; the build key has the source and the
         # packages.
@@ -102,13 +102,13 @@ def choose_toolkit(
     return Toolkit(compilers=compilers, toolchain=install)
 
 
-def _not_had(error: EnvbuildError, lock: LockDirectory, cuda: str, found: Toolkits) -> EnvbuildError:
+def _not_had(error: EnvbuildError, lock: LockDirectory, cuda: str, toolkits: Toolkits) -> EnvbuildError:
     """What an error of uv means where the index's toolkit was wanted."""
     wanted = ", ".join(f"{name}{text}" for name, text in specifiers(cuda).items())
     tried = f"On the index, as of {lock.lock.inputs.as_of}: {wanted}\n{error.why}"
     if isinstance(error, ResolutionError):
-        return _not_on_the_index(cuda, found, tried, error)
-    where = "" if found is NOT_LOOKED_FOR else f"This machine has no toolkit that fits. {found.listed()}\n"
+        return _not_on_the_index(cuda, toolkits, tried, error)
+    where = "" if toolkits is NOT_LOOKED_FOR else f"This machine has no toolkit that fits. {toolkits.listed()}\n"
     return NetworkError(
         f"the CUDA toolkit {cuda} cannot be installed from the package index: it cannot be reached",
         why=where + tried,
@@ -117,8 +117,8 @@ def _not_had(error: EnvbuildError, lock: LockDirectory, cuda: str, found: Toolki
     )
 
 
-def _not_on_the_index(cuda: str, found: Toolkits, why: str, error: EnvbuildError | None = None) -> MachineError:
-    where = "" if found is NOT_LOOKED_FOR else f"This machine has no toolkit that fits either. {found.listed()}\n"
+def _not_on_the_index(cuda: str, toolkits: Toolkits, why: str, error: EnvbuildError | None = None) -> MachineError:
+    where = "" if toolkits is NOT_LOOKED_FOR else f"This machine has no toolkit that fits either. {toolkits.listed()}\n"
     return MachineError(
         f"the package index has no CUDA toolkit {cuda}",
         why=where + why,
