@@ -101,4 +101,4 @@ def test_places_are_whole_paths_also_across_pieces(pieces, found):
     for piece in pieces:
         looker.feed(piece)
     looker.end()
-    assert looker.found == found
+    assert looker.paths == found
