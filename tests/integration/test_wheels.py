@@ -384,8 +384,8 @@ def test_architectures_are_read_as_nvcc_wrote_them(cuda: Toolchain, tmp_path: Pa
         command = [cuda.nvcc, "-shared", "-Xcompiler", "-fPIC", *pairs, *more, "-o", out, tmp_path / "a.cu"]
         subprocess.run(command, check=True)
         found = read_binary("a.so", out.read_bytes()).architectures
-        assert found.sass == Architectures.of(sass).sass
-        assert found.ptx == (Architectures.of(sass, ptx).ptx if not more else found.ptx)
+        assert found.sass == Architectures.named(sass).sass
+        assert found.ptx == (Architectures.named(sass, ptx).ptx if not more else found.ptx)
 
 
 @pytest.mark.slow
@@ -413,7 +413,7 @@ def test_an_image_takes_the_wheel_where_the_base_has_no_compiler(own: Any, index
     assert output["record"]["wheels"] == {"kernels": wheel["record"]["digest"]}
     assert output["record"]["packages"]["kernels"] == "1.0"
     assert output["record"]["not_checked"] == {}
-    assert in_image(output) == Architectures.of(["90"])
+    assert in_image(output) == Architectures.named(["90"])
     again = json.loads(own.run("image", *select).stdout)
     assert (again["built"], again["record"]) == (False, output["record"])
     assert compiled(tmp_path) == 1
@@ -421,7 +421,7 @@ def test_an_image_takes_the_wheel_where_the_base_has_no_compiler(own: Any, index
     # Another wheel of the same name, version and file name: no cache may give out the first one.
     write_target(own.project, "gpu", sm=("80",))
     wheels(own)
-    assert in_image(json.loads(own.run("image", *select).stdout)) == Architectures.of(["80"])
+    assert in_image(json.loads(own.run("image", *select).stdout)) == Architectures.named(["80"])
 
 
 def in_image(output: dict[str, Any]) -> Architectures:

@@ -76,7 +76,7 @@ class Companions(TomlModel):
     summary: str
     releases: tuple[CompanionRelease, ...] = Field(min_length=1, description="the first that has a release counts")
 
-    def of(self, version: str) -> CompanionRelease | None:
+    def for_release(self, version: str) -> CompanionRelease | None:
         """The entry for a release; None when there is none."""
         return next(
             (entry for entry in self.releases if SpecifierSet(entry.versions).contains(version, prereleases=True)), None

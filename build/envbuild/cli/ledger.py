@@ -26,7 +26,7 @@ def shared_state(session: Session, place: str | None) -> SharedState | None:
         return None
     from envbuild.ledger.remote import SharedState
 
-    return SharedState.at(place, session.store, session.site.ca_bundle)
+    return SharedState.open(place, session.store, session.site.ca_bundle)
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ def line(item: Built) -> str:
 
 
 def _what(record: WheelRecord) -> str:
-    found = Architectures.of(record.sm, record.ptx).text()
+    found = Architectures.named(record.sm, record.ptx).text()
     return f"{short(record.key)}  {record.file}  {found}  {record.size_bytes / 1e6:.1f} MB"
 
 
@@ -239,7 +239,7 @@ def _pull(
     # An entry whose record has another key must not count as one that is here.
     wheelhouse.set_aside(key)
     try:
-        entry = session.store.get_or_build(KIND, key, lambda folder: wheelhouse.remote.take(remote, document, folder))
+        entry = session.store.get_or_build(KIND, key, lambda folder: wheelhouse.remote.fetch_into(remote, document, folder))
     except CheckRefusedError as error:
         return error.why
     return PULLED if entry.built else HERE

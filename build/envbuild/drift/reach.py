@@ -20,7 +20,7 @@ class Outlines:
 
     _made: dict[tuple[SourceTree, str], Segment] = field(default_factory=dict)
 
-    def of(self, tree: SourceTree, module: str) -> Segment:
+    def segment(self, tree: SourceTree, module: str) -> Segment:
         """The outline of a module of a tree."""
         key = (tree, module)
         if key not in self._made:
@@ -89,7 +89,7 @@ class Reach:
     def _top(self, module: str) -> Segment | None:
         """The outline of a module; None where it is of none of the components."""
         tree = self._modules.get(module)
-        return None if tree is None else self._outlines.of(tree, module)
+        return None if tree is None else self._outlines.segment(tree, module)
 
     def _is_of_one_family(self, module: str) -> bool:
         if module not in self._one_family:

@@ -74,7 +74,7 @@ def image_contents(parts: ImageParts, config: RunConfig, scans: tuple[CachedScan
 def _compiled_for(wheels: Mapping[str, Built]) -> dict[str, Architectures]:
     """The architectures that each wheel of the wheelhouse must contain."""
     needed = [built.record.parts for built in wheels.values()]
-    return {parts.package: Architectures.of(parts.sm, parts.ptx) for parts in needed}
+    return {parts.package: Architectures.named(parts.sm, parts.ptx) for parts in needed}
 
 
 def pack_sqsh(folder: Path, parts: ImageParts, image: WrittenImage, context: Context, log: Path) -> SqshRecord | None:

@@ -45,7 +45,7 @@ class SharedState:
     store: LocalStore
 
     @classmethod
-    def at(cls, text: str, store: LocalStore, ca_bundle: Path | None = None) -> SharedState:
+    def open(cls, text: str, store: LocalStore, ca_bundle: Path | None = None) -> SharedState:
         """The state at an address: ``oci://``, ``s3://``, ``gs://``, ``file://``, or a directory.
 
         Raises:

@@ -32,7 +32,7 @@ class ImageLayer:
     check: Callable[[], None] | None = None
 
     @classmethod
-    def of(cls, blob: LayerBlob, name: str, *, hashed: bool = False) -> ImageLayer:
+    def from_blob(cls, blob: LayerBlob, name: str, *, hashed: bool = False) -> ImageLayer:
         """The layer of a blob with a digest.
 
         Args:

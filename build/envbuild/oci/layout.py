@@ -43,7 +43,7 @@ def open_layout(files: ImageFiles, tag: str) -> Image:
             # The type of a layer is required (image-spec, descriptor.md). Where it is missing, the first bytes decide.
             media_type=descriptor.media_type or None,
         )
-        layers.append(ImageLayer.of(layer, config.layer_name(position)))
+        layers.append(ImageLayer.from_blob(layer, config.layer_name(position)))
     reports = tuple(_read_report(files, report) for report in image.reports)
     return Image(digest=image.digest, config=config, layers=tuple(layers), reports=reports)
 
@@ -75,5 +75,5 @@ def open_docker_archive(files: ImageFiles) -> Image:
         # The archive has no digests of its files; the configuration has those of the tars in them.
         diff_id = diff_ids[position] if position < len(diff_ids) else None
         blob = LayerBlob(file=file, digest=sha256_file(file), diff_id=diff_id)
-        layers.append(ImageLayer.of(blob, config.layer_name(position), hashed=True))
+        layers.append(ImageLayer.from_blob(blob, config.layer_name(position), hashed=True))
     return Image(digest="", config=config, layers=tuple(layers))

@@ -45,7 +45,7 @@ class LayerView:
         self._gone: set[str] = set()
         self._opaque: set[str] = set()
 
-    def take(self, member: Member) -> bool:
+    def add(self, member: Member) -> bool:
         """Note a member; True when it is a file whose content is to be passed on now.
 
         Raises:

@@ -105,7 +105,7 @@ def _one_layer(layers: Sequence[LayerBlob], index: int, above: Above, superseded
         for place, (member, content) in enumerate(read_tar(pieces, blob.limit_bytes)):
             if superseded and (index, place) in superseded:
                 continue
-            if view.take(member) and content is not None:
+            if view.add(member) and content is not None:
                 yield member, content.guarded(_refusals(layers, index, pieces))
     with _refusals(layers, index):
         for member in view.without_content():

@@ -67,7 +67,7 @@ class Architectures:
     ptx: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, sass: Sequence[str], ptx: Sequence[str] = ()) -> Architectures:
+    def named(cls, sass: Sequence[str], ptx: Sequence[str] = ()) -> Architectures:
         """Each once, oldest first."""
         return cls(sass=tuple(sorted(set(sass), key=order)), ptx=tuple(sorted(set(ptx), key=order)))
 
@@ -76,7 +76,7 @@ class Architectures:
         """What is asked for: machine code for every SM of the target; PTX of the newest when the target wants it."""
         # The target's own GPUs have machine code. PTX is for GPUs to come, which compile that of any older SM.
         newest = sorted(target.sm, key=order)[-1:] if target.ptx else []
-        return cls.of(target.sm, newest)
+        return cls.named(target.sm, newest)
 
     def torch_list(self) -> str:
         """As TORCH_CUDA_ARCH_LIST: ``9.0;10.0a+PTX``."""
@@ -98,4 +98,4 @@ class Architectures:
         return any(_executes(code, sm) for code in self.sass) or any(_compiles(code, sm) for code in self.ptx)
 
     def __add__(self, other: Architectures) -> Architectures:
-        return Architectures.of(self.sass + other.sass, self.ptx + other.ptx)
+        return Architectures.named(self.sass + other.sass, self.ptx + other.ptx)

@@ -54,7 +54,7 @@ class WheelPlan:
     @property
     def asked(self) -> Architectures:
         """What compilers are told to make."""
-        return Architectures.of(self.parts.sm, self.parts.ptx)
+        return Architectures.named(self.parts.sm, self.parts.ptx)
 
     @property
     def expected(self) -> Architectures:

@@ -27,7 +27,7 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError
 from envbuild.core.progress import SilentReporter
 from envbuild.image.base.facts import check
-from envbuild.image.base.imported import ImportedBase, resolve, take
+from envbuild.image.base.imported import ImportedBase, import_base, resolve
 from envbuild.oci.models import RunConfig
 from envbuild.oci.registry import RegistrySource
 from envbuild.oci.write import make_oci, write_layout
@@ -98,7 +98,7 @@ class Taker:
         folder = self.root / f"taken-{len(list(self.root.glob('taken-*')))}"
         folder.mkdir()
         context = Context(store=self.store, site=load_site({"HOME": str(self.root)}), reporter=SilentReporter())
-        return take(folder, base, "it", self.root, context)
+        return import_base(folder, base, "it", self.root, context)
 
     def resolved(self, base: Base) -> Base:
         digest = resolve(base, "it", self.root, None)

@@ -170,7 +170,7 @@ context = Context(
     store=store, site=load_site(), reporter=SilentReporter(), clock=lambda: datetime.now(timezone.utc) + away
 )
 while True:
-    own = lease.Lease(SharedState.at(place, store), "mcore", context)
+    own = lease.Lease(SharedState.open(place, store), "mcore", context)
     try:
         with own.held(), open(log, "a") as out:
             own.confirm()

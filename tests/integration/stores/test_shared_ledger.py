@@ -159,10 +159,10 @@ def test_an_entry_that_unpacks_to_more_than_a_ledger_is_refused(
 
 def test_a_directory_is_named_without_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    state = SharedState.at("state", LocalStore(tmp_path / "store", SilentReporter()))
+    state = SharedState.open("state", LocalStore(tmp_path / "store", SilentReporter()))
     assert state.address == f"file://{tmp_path}/state"
     with pytest.raises(EnvbuildError, match="not the address"):
-        SharedState.at("ftp://x/y", LocalStore(tmp_path / "store", SilentReporter()))
+        SharedState.open("ftp://x/y", LocalStore(tmp_path / "store", SilentReporter()))
 
 
 @pytest.mark.parametrize("address", ["file:///nowhere/state", "oci://127.0.0.1:1/state"])
@@ -170,7 +170,7 @@ def test_an_unreachable_place_is_not_called_the_store(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("envbuild.store.registry.BACKOFF_SECONDS", 0)
-    state = SharedState.at(address, LocalStore(tmp_path / "store", SilentReporter()))
+    state = SharedState.open(address, LocalStore(tmp_path / "store", SilentReporter()))
     with pytest.raises(NetworkError, match="the shared state") as caught:
         state.fetch(Ledger.open(tmp_path / "ledger.sqlite"))
     check_error(caught.value)
@@ -312,7 +312,7 @@ from envbuild.ledger.ledger import Ledger
 from envbuild.ledger.remote import SharedState
 from envbuild.store.local import LocalStore
 place, folder, name = sys.argv[1:]
-state = SharedState.at(place, LocalStore(Path(folder) / "store", SilentReporter()))
+state = SharedState.open(place, LocalStore(Path(folder) / "store", SilentReporter()))
 ledger = Ledger.open(Path(folder) / "ledger.sqlite")
 state.fetch(ledger)
 for number in range(100000):

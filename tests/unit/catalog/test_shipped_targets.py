@@ -11,9 +11,9 @@ from envbuild.wheels.architectures import Architectures
 CATALOG = Catalog.open(data_root())
 # Read from the files of wheels: torch 2.11.0 and 2.13.0 for CUDA 13.0, torch 2.7.0 for CUDA 12.6, and Transformer
 # Engine's core 2.9 to 2.17.
-TORCH_CU130 = Architectures.of(["75", "80", "86", "89", "90", "90a", "100", "100a", "103a", "120", "120a", "121a"])
-TORCH_CU126 = Architectures.of(["50", "60", "70", "75", "80", "86", "89", "90", "90a"])
-ENGINE_CU13 = Architectures.of(["75", "80", "89", "90", "90a", "100", "100a", "103a", "120", "120f"])
+TORCH_CU130 = Architectures.named(["75", "80", "86", "89", "90", "90a", "100", "100a", "103a", "120", "120a", "121a"])
+TORCH_CU126 = Architectures.named(["50", "60", "70", "75", "80", "86", "89", "90", "90a"])
+ENGINE_CU13 = Architectures.named(["75", "80", "89", "90", "90a", "100", "100a", "103a", "120", "120f"])
 
 
 def test_no_shipped_target_has_a_driver_floor():

@@ -63,7 +63,7 @@ def test_nothing_goes_while_another_runner_has_its_night(
     place = tmp_path / "shared"
     place.mkdir()
     context = Context(store=store, site=load_site(), reporter=SilentReporter())
-    state = SharedState.at(str(place), store, None)
+    state = SharedState.open(str(place), store, None)
     with Ledger.open(tmp_path / "elsewhere.sqlite") as ledger:
         ledger.record(night_row())
         state.push(ledger)

@@ -44,7 +44,7 @@ class Runner:
             return datetime.now(timezone.utc) + timedelta(days=days)
 
         context = Context(store=store, site=load_site(), reporter=Notes(), clock=clock)
-        self.lease = Lease(SharedState.at(str(place), store, None), "mcore", context)
+        self.lease = Lease(SharedState.open(str(place), store, None), "mcore", context)
 
 
 @pytest.fixture

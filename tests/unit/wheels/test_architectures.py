@@ -30,7 +30,9 @@ def test_ptx_is_of_the_newest():
 
 
 def test_sums_hold_each_once():
-    assert Architectures.of(["90"]) + Architectures.of(["80", "90"], ["90"]) == Architectures.of(["80", "90"], ["90"])
+    assert Architectures.named(["90"]) + Architectures.named(["80", "90"], ["90"]) == Architectures.named(
+        ["80", "90"], ["90"]
+    )
     assert Architectures().text() == "no GPU code"
 
 
@@ -55,5 +57,5 @@ def test_sums_hold_each_once():
     ],
 )
 def test_machine_code_and_ptx_run_on_these_gpus(sass, ptx, runs, does_not):
-    found = Architectures.of(sass, ptx)
+    found = Architectures.named(sass, ptx)
     assert [sm for sm in [*runs, *does_not] if found.runs_on(sm)] == runs

@@ -16,7 +16,7 @@ from envbuild.wheels.audit.load import is_elsewhere, is_foreign
 def binary(**changes) -> Binary:
     fields = {
         "name": "k.so",
-        "architectures": Architectures.of(["90"]),
+        "architectures": Architectures.named(["90"]),
         "libraries": ("libc.so.6", "libstdc++.so.6", "ld-linux-x86-64.so.2", "libcuda.so.1", "libtorch.so"),
         "versions": {"libc.so.6": ("GLIBC_2.34",), "libstdc++.so.6": ("GLIBCXX_3.4.30", "CXXABI_1.3.13")},
     }
@@ -35,9 +35,9 @@ def test_wheel_as_planned_has_no_problems():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": Architectures.of(["80", "90"])}, "It contains sm_80, sm_90; asked for was sm_90."),
-        ({"architectures": Architectures.of(["90a"])}, "It contains sm_90a; asked for was sm_90."),
-        ({"architectures": Architectures.of(["90"], ["90"])}, "It contains sm_90, PTX 90; asked for was sm_90."),
+        ({"architectures": Architectures.named(["80", "90"])}, "It contains sm_80, sm_90; asked for was sm_90."),
+        ({"architectures": Architectures.named(["90a"])}, "It contains sm_90a; asked for was sm_90."),
+        ({"architectures": Architectures.named(["90"], ["90"])}, "It contains sm_90, PTX 90; asked for was sm_90."),
         ({"architectures": Architectures()}, "It contains no GPU code; asked for was sm_90."),
         (
             {"versions": {"libc.so.6": ("GLIBC_2.4", "GLIBC_2.36")}},

@@ -50,7 +50,7 @@ def tokens(folder: Path, jobs: int = 2, memory: int = 8, takes: int = 4) -> Toke
 
 
 def wrappers(tmp_path: Path, program: str = SAY, **limits: int):
-    wanted = Architectures.of(["90a"], ["90a"])
+    wanted = Architectures.named(["90a"], ["90a"])
     home = toolchain(tmp_path / "cuda 13", program)
     paths = BuildPaths(build=tmp_path / "s", environment=tmp_path / "e", cuda=home.home, stage=None)
     return write_wrappers(home, wanted, tokens(tmp_path / "t", **limits), tmp_path / "f", paths)

@@ -28,13 +28,13 @@ def container(*entries: bytes) -> bytes:
 
 def test_entries_of_nvcc_are_read():
     for text, sm in ((SM_90, "90"), (SM_90A, "90a")):
-        assert fatbin(container(bytes.fromhex(text)[:64]), "x") == Architectures.of([sm])
+        assert fatbin(container(bytes.fromhex(text)[:64]), "x") == Architectures.named([sm])
 
 
 def test_every_container_and_entry_counts():
     data = container(entry(SASS_KIND, 80), entry(SASS_KIND, 90, 0x100011)) + bytes(8)
     data += container(entry(SASS_KIND, 100, 0x1200011), entry(PTX_KIND, 100), entry(SASS_KIND, 80))
-    assert fatbin(data, "x") == Architectures.of(["80", "90a", "100f"], ["100"])
+    assert fatbin(data, "x") == Architectures.named(["80", "90a", "100f"], ["100"])
 
 
 @pytest.mark.parametrize(

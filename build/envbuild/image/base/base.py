@@ -157,7 +157,7 @@ def obtain(folder: Path, selection: Selection, context: Context, *, at: datetime
     else:
         # Of .../envs/bases/NAME.toml the folder that holds envs/: paths in the file are relative to it.
         root = selection.catalog.path("bases", name).parents[2]
-        imported_base = imported.take(folder, base, name, root, context)
+        imported_base = imported.import_base(folder, base, name, root, context)
         rootfs.mkdir()
         with context.reporter.step(f"unpack base {name}"):
             unpack([layer.blob for layer in imported_base.layers], rootfs)

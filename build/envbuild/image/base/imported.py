@@ -69,7 +69,7 @@ def resolve(base: Base, name: str, root: Path, ca_bundle: Path | None) -> str:
             )
 
 
-def take(folder: Path, base: Base, name: str, root: Path, context: Context) -> ImportedBase:
+def import_base(folder: Path, base: Base, name: str, root: Path, context: Context) -> ImportedBase:
     """Put the layers of a base into ``folder``.
 
     Args:

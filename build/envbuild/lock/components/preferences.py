@@ -200,7 +200,7 @@ def torch_preference(
         settings: keys of ``[tool.uv]`` that hold releases to the as-of moment.
     """
     table = selection.catalog.companions(NGC_TABLE)
-    entry = table.of(image.release) if table is not None else None
+    entry = table.for_release(image.release) if table is not None else None
     if entry is None or "torch" not in entry.components:
         return None
     line = Version(entry.components["torch"].removeprefix("==").removesuffix(".*"))

@@ -154,7 +154,7 @@ class Releases:
         table = self.catalog.companions(chosen.name)
         if table is None or not table.names() & self.undecided:
             return Lead(chosen=chosen, companions={})
-        entry = table.of(str(self._package(chosen)["version"]))
+        entry = table.for_release(str(self._package(chosen)["version"]))
         if entry is None:
             return Lead(chosen=chosen, companions={})
         where = f"envs/companions/{chosen.name}.toml"

@@ -69,7 +69,7 @@ def fatbin(data: bytes | memoryview, name: str) -> Architectures:
         if entry.kind not in code:
             raise not_understood(name, f"Its GPU code has an entry of the unknown kind {entry.kind} for sm_{entry.sm}.")
         code[entry.kind].append(entry.sm)
-    return Architectures.of(code[SASS_KIND], code[PTX_KIND])
+    return Architectures.named(code[SASS_KIND], code[PTX_KIND])
 
 
 def entries(data: bytes | memoryview, name: str) -> Iterator[FatbinEntry]:

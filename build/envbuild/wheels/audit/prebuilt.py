@@ -49,7 +49,7 @@ class FileCode(TomlModel):
     @property
     def architectures(self) -> Architectures:
         """What it has code for."""
-        return Architectures.of(self.sm, self.ptx)
+        return Architectures.named(self.sm, self.ptx)
 
 
 class PackageCode(TomlModel):
@@ -251,5 +251,5 @@ def _code_in(elf: ELFFile, data: mmap.mmap, name: str) -> FileCode | None:
                     sm[entry.kind].append(entry.sm)
     if not size:
         return None
-    architectures = Architectures.of(sm[SASS_KIND], sm[PTX_KIND])
+    architectures = Architectures.named(sm[SASS_KIND], sm[PTX_KIND])
     return FileCode(file=name, sm=architectures.sass, ptx=architectures.ptx, size_bytes=size)

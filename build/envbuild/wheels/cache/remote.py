@@ -39,13 +39,13 @@ class RemoteWheels:
             document = remote.find(KIND, key)
             if document is None:
                 return False
-            self._store.get_or_build(KIND, key, lambda folder: self.take(remote, document, folder))
+            self._store.get_or_build(KIND, key, lambda folder: self.fetch_into(remote, document, folder))
         except CheckRefusedError as error:
             self._store.reporter.note(f"not taken: {error.what}. {error.why}")
             return False
         return True
 
-    def take(self, remote: Remote, document: Document, folder: Path) -> None:
+    def fetch_into(self, remote: Remote, document: Document, folder: Path) -> None:
         """Put the files of a remote entry into a folder, and check them.
 
         Raises:
@@ -128,7 +128,7 @@ class RemoteWheels:
             key, name = built.record.key, built.record.file
             document = remote.find(KIND, key)
             if document is not None:
-                self._store.rebuild(KIND, key, lambda folder: self.take(remote, document, folder))
+                self._store.rebuild(KIND, key, lambda folder: self.fetch_into(remote, document, folder))
             self._store.reporter.note(
                 f"{name} {short(key)} was built by another machine first: the one in {remote.address} is kept"
             )
@@ -178,7 +178,7 @@ class RemoteWheels:
             return "its document cannot be read"
         with self._store.staging("looked-at") as folder:
             try:
-                self.take(remote, document, folder)
+                self.fetch_into(remote, document, folder)
             except CheckRefusedError as error:
                 return error.why
         return ""

@@ -62,7 +62,7 @@ def fitting_wheels(
         if best is None or best.record.key != plan.parts.key:
             best = _from_remote(wheelhouse, plan, cuda, exact=best is not None) or best
         if best is not None:
-            chosen[plan.parts.package] = wheelhouse.take(best)
+            chosen[plan.parts.package] = wheelhouse.mark_used(best)
     return chosen
 
 

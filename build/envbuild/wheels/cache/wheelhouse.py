@@ -56,7 +56,7 @@ class Wheelhouse:
         came_from = "" if path is not None else self.remote.fetch(key)
         if path is None and not came_from:
             return None
-        built = self.take(self._read(self._store.path_of(KIND, key)))
+        built = self.mark_used(self._read(self._store.path_of(KIND, key)))
         return dataclasses.replace(built, fetched=came_from)
 
     def set_aside(self, key: str) -> None:
@@ -94,7 +94,7 @@ class Wheelhouse:
         places = {str(Path.home()): "~", str(self._store.root): "STORE"}
         return {**places, sys.prefix: "ENVBUILD"} if sys.prefix != sys.base_prefix else places
 
-    def take(self, built: Built) -> Built:
+    def mark_used(self, built: Built) -> Built:
         """Note that a wheel was used now: the time of its folder, which `prune` goes by."""
         # The folder's own time is set: access times are not kept on disks mounted noatime or relatime (mount(8)).
         with contextlib.suppress(OSError):  # a store that others own

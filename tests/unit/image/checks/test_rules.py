@@ -169,7 +169,7 @@ def gpu(tmp_path, *codes: tuple[str, tuple[str, ...]], sm=("90",), compiled=None
     return ImageContents(layers=(kept,), variables={}, labels={}, sm=given.sm, compiled=given.compiled)
 
 
-FOR_90 = Architectures.of(["90"])
+FOR_90 = Architectures.named(["90"])
 
 
 def test_prebuilt_code_must_contain_the_target(tmp_path):
