@@ -29,9 +29,9 @@ def parse_age(context: click.Context, parameter: click.Parameter, value: str | N
     if value is None:
         return None
     # Five digits of weeks are 1900 years; six would lead to before the year 1.
-    if not (found := re.fullmatch(r"(\d{1,5})([hdw])", value)):
+    if not (match := re.fullmatch(r"(\d{1,5})([hdw])", value)):
         raise click.BadParameter(f"{value!r} is not an age such as 12h, 30d or 4w")
-    return timedelta(hours=int(found[1]) * UNITS[found[2]])
+    return timedelta(hours=int(match[1]) * UNITS[match[2]])
 
 
 def parse_digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001

@@ -127,12 +127,12 @@ class Session:
 
         return tuple(
             replace(
-                open_remote(item.url, endpoint=item.endpoint, ca_bundle=self.site.ca_bundle),
-                name=item.name,
-                reads=item.reads,
-                writes=item.writes,
+                open_remote(chosen_store.url, endpoint=chosen_store.endpoint, ca_bundle=self.site.ca_bundle),
+                name=chosen_store.name,
+                reads=chosen_store.reads,
+                writes=chosen_store.writes,
             )
-            for item in chosen
+            for chosen_store in chosen
         )
 
     def built_wheels(self, lock: LockDirectory, selection: Selection) -> dict[str, Built]:

@@ -35,7 +35,7 @@ PYLOCK_NAME = re.compile(r"^pylock(\.[^.]+)?\.toml$")
     "--format",
     "kind",
     required=True,
-    type=click.Choice([*(item.value for item in Format), DOCKERFILE]),
+    type=click.Choice([*(known.value for known in Format), DOCKERFILE]),
     help="requirements (hashed, host-free), pylock (PEP 751), cyclonedx (a 1.5 SBOM, host-free), or dockerfile (a "
     "folder to build with docker, podman or kaniko).",
 )

@@ -46,8 +46,8 @@ def inspect_command(
     named = image if image is not None else _built(session, stack or "", base, target, out_dir)
     with session.store.staging("inspect") as scratch:
         opened = open_image(named, scratch)
-        found = inspect_image(opened, builder_paths(session.store), session.store)
-        session.done(as_json(found), *lines(found))
+        inspected = inspect_image(opened, builder_paths(session.store), session.store)
+        session.done(as_json(inspected), *lines(inspected))
 
 
 def _built(session: Session, stack: str, base: str | None, target: str | None, out_dir: Path) -> str:
@@ -80,19 +80,19 @@ def diff_command(
         # Each in its own folder: both may be unpacked to files of the same names.
         opened = [open_image(named, _folder(scratch, name)) for named, name in ((old, "old"), (new, "new"))]
         paths = builder_paths(session.store)
-        one, other = (inspect_image(item, paths, session.store) for item in opened)
+        one, other = (inspect_image(change, paths, session.store) for change in opened)
         difference = compare(one, other)
         changed: list[FileDifference] = []
         if files:
             with session.reporter.step("compare every file"):
                 changed = list(different_files(opened[0], opened[1], scratch, times=times))
         equal = difference.equal and not changed
-        found: dict[str, Json] = {"equal": equal, **difference.as_json()}
+        result: dict[str, Json] = {"equal": equal, **difference.as_json()}
         if files:
-            found["files"] = [item.as_json() for item in changed]
-        text = [*difference.lines(), *[item.line() for item in changed]]
+            result["files"] = [change.as_json() for change in changed]
+        text = [*difference.lines(), *[change.line() for change in changed]]
         text.append(f"{len(changed)} names of files differ" if files else "files were not compared: --files")
-        session.done(found, *text)
+        session.done(result, *text)
     if exit_code and not equal:
         context.exit(DIFFERENT)
 

@@ -80,11 +80,11 @@ def _lines(rows: list[dict[str, Json]]) -> list[str]:
 
 def _by_state(bases: Json) -> list[str]:
     """``debian12, ubuntu2404: locked, never built``: the bases of a target by their state."""
-    found: dict[str, list[str]] = {}
+    by_state: dict[str, list[str]] = {}
     if isinstance(bases, dict):
         for base, state in bases.items():
-            found.setdefault(str(state), []).append(base)
-    return [f"{', '.join(names)}: {state}" for state, names in found.items()]
+            by_state.setdefault(str(state), []).append(base)
+    return [f"{', '.join(names)}: {state}" for state, names in by_state.items()]
 
 
 def _together(errors: list[ConfigurationError], kind: str) -> ConfigurationError:

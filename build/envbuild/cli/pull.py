@@ -65,14 +65,14 @@ def command(
     request = request_of(session, reference, target, max_age, policy, trust=trust, uncertified=uncertified)
     context = session.context
     pulled = pull(request, context) if layout is None else pull_layout(request, layout, context)
-    found = result_of(pulled)
-    certified = f"certified by {pulled.key}, measured {found['measured_at']}" if pulled.key else "NOT certified"
-    lines = [f"{found['tag']} ({found['target']}): {certified}", str(found["digest"])]
+    result = result_of(pulled)
+    certified = f"certified by {pulled.key}, measured {result['measured_at']}" if pulled.key else "NOT certified"
+    lines = [f"{result['tag']} ({result['target']}): {certified}", str(result["digest"])]
     if form == "sqsh":
         # Before the file gets its name here: those who follow have an --output of their own.
-        leave(pulled.asked, found, [printable_lines(line) for line in lines])
-        found["path"] = place(found, str(output)) if output is not None else found["path"]
-    session.done(found, *lines, str(found["path"]))
+        leave(pulled.asked, result, [printable_lines(line) for line in lines])
+        result["path"] = place(result, str(output)) if output is not None else result["path"]
+    session.done(result, *lines, str(result["path"]))
 
 
 def request_of(

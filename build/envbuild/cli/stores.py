@@ -24,7 +24,7 @@ def store_options(function: F) -> F:
     @store_option("A remote store: its name in the configuration, or its address; 'off' for none.")
     @click.option(
         "--store-mode",
-        type=click.Choice([item.value for item in StoreMode]),
+        type=click.Choice([known.value for known in StoreMode]),
         default=None,
         help="Whether remote stores are read, written, or both; default: as configured, else read.",
     )
@@ -45,12 +45,12 @@ def one_store(session: Session, store: str) -> Remote:
     Raises:
         UsageError: there is none, or there are several.
     """
-    found = session.remotes(store)
-    if len(found) != 1:
-        names = ", ".join(item.name for item in found)
+    remotes = session.remotes(store)
+    if len(remotes) != 1:
+        names = ", ".join(remote.name for remote in remotes)
         raise UsageError(
-            "which remote store is meant is not clear" if found else "there is no remote store",
-            why=f"Configured are: {names}." if found else "None is configured, or it is switched off.",
+            "which remote store is meant is not clear" if remotes else "there is no remote store",
+            why=f"Configured are: {names}." if remotes else "None is configured, or it is switched off.",
             fix="Name one with --store: a name of the configuration file, or an address such as s3://BUCKET/PREFIX.",
         )
-    return found[0]
+    return remotes[0]

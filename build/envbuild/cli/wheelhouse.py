@@ -28,31 +28,31 @@ NONE = "no wheels here: `envbuild wheels` builds those of a lock, `envbuild whee
 THERE = "Look into this remote store instead: its name in the configuration, or its address."
 
 
-def as_json(item: Built) -> dict[str, Json]:
+def as_json(built: Built) -> dict[str, Json]:
     """A wheel as ``--json`` has it."""
-    provenance = item.provenance()
+    provenance = built.provenance()
     return {
-        "built": item.built,
-        "fetched": item.fetched,
-        "pushed": dict(item.pushed),
-        "path": str(item.wheel),
-        "record": item.record.model_dump(mode="json", by_alias=True),
+        "built": built.built,
+        "fetched": built.fetched,
+        "pushed": dict(built.pushed),
+        "path": str(built.wheel),
+        "record": built.record.model_dump(mode="json", by_alias=True),
         "provenance": provenance.model_dump(mode="json", by_alias=True) if provenance else None,
     }
 
 
-def line(item: Built) -> str:
-    if item.built:
-        state = f"built in {item.record.build_seconds:.0f} s"
+def line(built: Built) -> str:
+    if built.built:
+        state = f"built in {built.record.build_seconds:.0f} s"
     else:
-        state = f"fetched from {item.fetched}" if item.fetched else "in the wheelhouse"
-    state += "".join(f", {place}: {what}" for place, what in item.pushed.items())
-    return f"{_what(item.record)}  {state}  {shown(item.wheel)}"
+        state = f"fetched from {built.fetched}" if built.fetched else "in the wheelhouse"
+    state += "".join(f", {place}: {what}" for place, what in built.pushed.items())
+    return f"{_what(built.record)}  {state}  {shown(built.wheel)}"
 
 
 def _what(record: WheelRecord) -> str:
-    found = Architectures.named(record.sm, record.ptx).text()
-    return f"{short(record.key)}  {record.file}  {found}  {record.size_bytes / 1e6:.1f} MB"
+    architectures = Architectures.named(record.sm, record.ptx).text()
+    return f"{short(record.key)}  {record.file}  {architectures}  {record.size_bytes / 1e6:.1f} MB"
 
 
 def _details(record: WheelRecord) -> list[str]:
@@ -75,9 +75,9 @@ def _details(record: WheelRecord) -> list[str]:
 def list_command(session: Session, store: str) -> None:
     """List the wheels in the wheelhouse."""
     if not store:
-        found = list(Wheelhouse(session.store).all())
-        lines = [line(item) for item in found] or [NONE]
-        session.done({"wheels": [as_json(item) for item in found]}, *lines)
+        wheels = list(Wheelhouse(session.store).all())
+        lines = [line(built) for built in wheels] or [NONE]
+        session.done({"wheels": [as_json(built) for built in wheels]}, *lines)
         return
     remote = one_store(session, store)
     records, bad = _records(remote, remote.keys(KIND))
@@ -106,7 +106,7 @@ def _records(remote: Remote, keys: list[str]) -> tuple[dict[str, WheelRecord], d
             bad[key] = "Its record is not that of a wheel with this key."
         else:
             good[key] = record
-    return dict(sorted(good.items(), key=lambda item: (item[1].parts.package, item[1].parts.version, item[0]))), bad
+    return dict(sorted(good.items(), key=lambda pair: (pair[1].parts.package, pair[1].parts.version, pair[0]))), bad
 
 
 @click.command("show", cls=Command)
@@ -118,14 +118,14 @@ def show_command(session: Session, key: str, store: str) -> None:
     if store:
         remote = one_store(session, store)
         records, _ = _records(remote, _matching(remote, key))
-        record = records[key_by_prefix(key, {name: item.file for name, item in records.items()})]
+        record = records[key_by_prefix(key, {name: built.file for name, built in records.items()})]
         session.done({"store": remote.address, **_remote_json(record)}, _what(record), *_details(record))
         return
-    item = Wheelhouse(session.store).by_prefix(key)
-    provenance = item.provenance()
+    built = Wheelhouse(session.store).by_prefix(key)
+    provenance = built.provenance()
     made = provenance.model_dump(exclude={"schema_", "toolchain"}) if provenance else {}
     lines = [f"  {name} = {value}" for name, value in made.items()]
-    session.done(as_json(item), line(item), *lines, *_details(item.record))
+    session.done(as_json(built), line(built), *lines, *_details(built.record))
 
 
 def _matching(remote: Remote, text: str) -> list[str]:
@@ -184,19 +184,19 @@ def push_command(session: Session, keys: tuple[str, ...], everything: bool, repl
     if not items:
         remote.keys(KIND)  # a store that cannot be reached is told also where there is nothing to push
     done: dict[str, str] = {}
-    for item in items:
+    for built in items:
         # By its document, before the wheel is read and hashed.
-        if not replace and wheelhouse.remote.has(remote, item):
-            done[item.record.key] = Pushed.SAME.value
+        if not replace and wheelhouse.remote.has(remote, built):
+            done[built.record.key] = Pushed.SAME.value
             continue
-        if problem := wheelhouse.problem(item):
+        if problem := wheelhouse.problem(built):
             raise CheckRefusedError(
-                f"the wheel {short(item.record.key)} is damaged and is not pushed",
+                f"the wheel {short(built.record.key)} is damaged and is not pushed",
                 why=f"{problem}. Pushed before it: {len(done)}.",
                 fix="Run `envbuild wheels` again for it: a damaged entry is not used, and built anew.",
             )
-        done[item.record.key] = wheelhouse.remote.push(remote, item, replace=replace).value
-    names = {item.record.key: item.record.file for item in items}
+        done[built.record.key] = wheelhouse.remote.push(remote, built, replace=replace).value
+    names = {built.record.key: built.record.file for built in items}
     session.done({"store": remote.address, "pushed": dict(done)}, *_lines(done, names), _total(done, remote))
 
 
@@ -223,7 +223,7 @@ def pull_command(session: Session, keys: tuple[str, ...], everything: bool, stor
             why="\n".join(f"{short(key)}: {why}" for key, why in refused.items()),
             fix="They were not taken; the others were. With a good wheel here: envbuild wheels push KEY --replace",
         )
-    names = {item.record.key: item.record.file for item in wheelhouse.all()}
+    names = {built.record.key: built.record.file for built in wheelhouse.all()}
     session.done({"store": remote.address, "pulled": dict(done)}, *_lines(done, names), _total(done, remote))
 
 
@@ -239,7 +239,9 @@ def _pull(
     # An entry whose record has another key must not count as one that is here.
     wheelhouse.set_aside(key)
     try:
-        entry = session.store.get_or_build(KIND, key, lambda folder: wheelhouse.remote.fetch_into(remote, document, folder))
+        entry = session.store.get_or_build(
+            KIND, key, lambda folder: wheelhouse.remote.fetch_into(remote, document, folder)
+        )
     except CheckRefusedError as error:
         return error.why
     return PULLED if entry.built else HERE
@@ -285,17 +287,20 @@ def prune_command(session: Session, dry_run: bool, unused_days: float, force: bo
     lock_directories = [] if force else [read_lock(path) for path in folders]
     plan = plan_pruning(session.store, lock_directories, unused_days=unused_days, force=force)
     gone = plan.old if dry_run else remove(session.store, plan.old)
-    size = sum(item.size_bytes for item in gone)
+    size = sum(entry.size_bytes for entry in gone)
     word = "would be removed" if dry_run else "removed"
     session.done(
         {
             "dry_run": dry_run,
-            "removed": [asdict(item) for item in gone],
-            "needed": [asdict(item) for item in plan.needed],
+            "removed": [asdict(entry) for entry in gone],
+            "needed": [asdict(entry) for entry in plan.needed],
             "size_bytes": size,
         },
-        *[f"{word}: {item.name}  {item.size_bytes / 1e6:.1f} MB  {item.why}" for item in gone],
-        *[f"stays, a lock needs it: {item.name}  {item.size_bytes / 1e6:.1f} MB  {item.why}" for item in plan.needed],
+        *[f"{word}: {entry.name}  {entry.size_bytes / 1e6:.1f} MB  {entry.why}" for entry in gone],
+        *[
+            f"stays, a lock needs it: {entry.name}  {entry.size_bytes / 1e6:.1f} MB  {entry.why}"
+            for entry in plan.needed
+        ],
         f"{word}: {len(gone)} entries of the cache directory, {size / 1e6:.1f} MB",
     )
 

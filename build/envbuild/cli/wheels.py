@@ -36,7 +36,7 @@ from envbuild.wheels.toolchain.toolkit import ToolkitRequest, choose_toolkit
 )
 @click.option(
     "--toolkit",
-    type=click.Choice([item.value for item in ToolkitRequest]),
+    type=click.Choice([known.value for known in ToolkitRequest]),
     default=ToolkitRequest.AUTO.value,
     show_default=True,
     help="Whose CUDA toolkit: this machine's, the package index's, or the index's where this machine's does not fit.",
@@ -89,7 +89,7 @@ def command(
     )
     # Only made where a wheel is missing: the environment has gigabytes.
     made = make_wheels(plans, lambda: build_environment_for(lock, selection.target, session.context), build_context)
-    session.done({"wheels": [as_json(item) for item in made]}, *[line(item) for item in made])
+    session.done({"wheels": [as_json(known) for known in made]}, *[line(known) for known in made])
 
 
 def _explain(session: Session, plans: tuple[WheelPlan, ...], against: str | None) -> None:
@@ -98,16 +98,16 @@ def _explain(session: Session, plans: tuple[WheelPlan, ...], against: str | None
     lines: list[str] = []
     for plan in plans:
         parts = plan.parts
-        item: dict[str, Json] = {"package": parts.package, "key": parts.key, "parts": parts.model_dump(mode="json")}
+        row: dict[str, Json] = {"package": parts.package, "key": parts.key, "parts": parts.model_dump(mode="json")}
         lines.append(f"{plan.name}: key {parts.key}")
         if other is None:
             lines += [f"  {name} = {value}" for name, value in parts.flat().items()]
         else:
             differs = difference(other.parts, parts)
-            item["differs"] = {part: list(values) for part, values in differs.items()}
+            row["differs"] = {part: list(values) for part, values in differs.items()}
             lines += [f"  {part}: {old or '-'} -> {new or '-'}" for part, (old, new) in differs.items()]
             lines += [] if differs else [f"  the same as {short(other.key)}"]
-        keys.append(item)
+        keys.append(row)
     session.done({"keys": keys}, *lines)
 
 

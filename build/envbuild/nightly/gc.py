@@ -82,7 +82,7 @@ def unneeded_entries(store: LocalStore, kept: Needs, *, unused_days: float = RES
     for path, layer in layers.items():
         if layer is None or layer.key not in kept_keys:
             old.append(_old(LAYERS, path, f"layer {layer.layer.name if layer else path.name[:12]}"))
-    return tuple(item for item in old if store.path_of(item.kind, item.key).stat().st_mtime <= since)
+    return tuple(entry for entry in old if store.path_of(entry.kind, entry.key).stat().st_mtime <= since)
 
 
 def _entries(store: LocalStore, kind: str) -> Iterator[Path]:
@@ -105,5 +105,5 @@ def _loaded(path: Path, kind: type[M]) -> M | None:
 
 
 def _old(kind: str, path: Path, name: str) -> Old:
-    size = sum(item.lstat().st_size for item in path.rglob("*") if item.is_file() and not item.is_symlink())
+    size = sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
     return Old(kind=kind, key=path.name, name=name, why="no tag, no lock and no late night needs it", size_bytes=size)

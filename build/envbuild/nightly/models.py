@@ -45,7 +45,7 @@ class NightRequest:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return tuple(item.target_name for item in self.selections)
+        return tuple(selection.target_name for selection in self.selections)
 
     @property
     def name(self) -> str:

@@ -96,7 +96,7 @@ def published_rows(repository: str, context: Context) -> list[PublicationRow]:
         NetworkError: the registry cannot be reached, or refuses.
     """
     source = open_source(repository, context.site)
-    return [publication_row(item, repository_name(repository)) for item in source.publications()]
+    return [publication_row(publication, repository_name(repository)) for publication in source.publications()]
 
 
 def rebuilt_rows(repository: str, context: Context) -> list[Row]:

@@ -65,8 +65,8 @@ def run_night(
             night.rows += search.run(night.rows)
             if publishing is not None:
                 _look_at_repository(publishing.to, request.stack, ledger, context)
-        found = states(ledger, context.clock(), places.max_age_days, request.stack)
-    return row, tuple(night.rows), found
+        target_states = states(ledger, context.clock(), places.max_age_days, request.stack)
+    return row, tuple(night.rows), target_states
 
 
 def _look_at_repository(repository: str, stack: str, ledger: Ledger, context: Context) -> None:

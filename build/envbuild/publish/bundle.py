@@ -104,10 +104,10 @@ def result_bundle(certificate: Certificate, signer: Signer) -> Bundle:
     ]
     # Sorted, and Ed25519 signs the same bytes alike (RFC 8032, 5.1.6): published again, the bundle is not sent.
     passed: list[Json] = [*sorted({case.id for case in predicate.cases})]
-    warned: list[Json] = [*sorted(item.name for item in predicate.not_vouched)]
+    warned: list[Json] = [*sorted(entry.name for entry in predicate.not_vouched)]
     statement: dict[str, Json] = {
         "_type": STATEMENT_TYPE,
-        "subject": [item.model_dump(mode="json") for item in certificate.subject],
+        "subject": [entry.model_dump(mode="json") for entry in certificate.subject],
         "predicateType": TEST_RESULT_TYPE,
         "predicate": {
             # A certificate exists only where every case passed; what it does not vouch for is a warning.

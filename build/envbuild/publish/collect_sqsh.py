@@ -27,12 +27,18 @@ def plan_store_sweep(store: SqshStore, needs: Needs, at: datetime) -> Sweep:
         NetworkError: the store cannot be reached, or refuses.
     """
     published, heads = store.publications(), _heads(store)
-    kept = {item.tag: why for item in published if (why := why_kept(item, heads, needs))}
-    for item in published:
-        if item.tag not in kept and at - moment_of(item.published_at) < REST:
-            kept[item.tag] = "it was published within a day"
-    damaged = tuple(item for item in published if item.tag in kept and item.certified and store.bundle(item) is None)
-    return Sweep(going=tuple(item for item in published if item.tag not in kept), kept=kept, damaged=damaged)
+    kept = {publication.tag: why for publication in published if (why := why_kept(publication, heads, needs))}
+    for publication in published:
+        if publication.tag not in kept and at - moment_of(publication.published_at) < REST:
+            kept[publication.tag] = "it was published within a day"
+    damaged = tuple(
+        publication
+        for publication in published
+        if publication.tag in kept and publication.certified and store.bundle(publication) is None
+    )
+    return Sweep(
+        going=tuple(publication for publication in published if publication.tag not in kept), kept=kept, damaged=damaged
+    )
 
 
 def sweep_store(store: SqshStore, going: Iterable[Publication]) -> tuple[Publication, ...]:
@@ -43,14 +49,14 @@ def sweep_store(store: SqshStore, going: Iterable[Publication]) -> tuple[Publica
         NetworkError: the store cannot be reached, or refuses.
     """
     gone: list[Publication] = []
-    for item in going:
+    for publication in going:
         # Read anew before each removal: a publisher may have put it there again, or another one with the same file.
         published = store.publications()
-        if item not in published:
+        if publication not in published:
             continue
-        for path in _paths(item, [other for other in published if other != item]):
+        for path in _paths(publication, [other for other in published if other != publication]):
             store.objects.remove(path)
-        gone.append(item)
+        gone.append(publication)
     return tuple(gone)
 
 
@@ -69,14 +75,19 @@ def _heads(store: SqshStore) -> set[str]:
     return heads
 
 
-def _paths(item: Publication, others: Iterable[Publication]) -> list[str]:
+def _paths(publication: Publication, others: Iterable[Publication]) -> list[str]:
     """The objects of a publication that no other one has, in the order in which they go."""
     rest = tuple(others)
     # The tag first: from then on nobody finds what is no longer whole.
-    paths = [f"{TAGS}/{item.tag}.json"]
-    if item.sqsh is not None and item.sqsh.digest not in {other.sqsh.digest for other in rest if other.sqsh}:
-        paths += [f"{NAMES}/{hex_of(item.sqsh.digest)}.json", f"{FILES}/{hex_of(item.sqsh.digest)}{SUFFIX}"]
-    certificate = item.certificate_digest
+    paths = [f"{TAGS}/{publication.tag}.json"]
+    if publication.sqsh is not None and publication.sqsh.digest not in {
+        other.sqsh.digest for other in rest if other.sqsh
+    }:
+        paths += [
+            f"{NAMES}/{hex_of(publication.sqsh.digest)}.json",
+            f"{FILES}/{hex_of(publication.sqsh.digest)}{SUFFIX}",
+        ]
+    certificate = publication.certificate_digest
     if certificate is not None and certificate not in {other.certificate_digest for other in rest}:
         paths.append(f"{CERTIFICATES}/{hex_of(certificate)}.json")
-    return [*paths, document_of(item)]
+    return [*paths, document_of(publication)]

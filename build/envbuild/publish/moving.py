@@ -40,7 +40,9 @@ def move_tag(registry: Registry, moving_tag: str, at: datetime | None = None) ->
         done = _let_name(registry, moving_tag, head.oci_digest if head else NOTHING.digest, publications)
         # Where the head has no docker manifest, an older one's must not stay under the tag.
         docker = head.docker_digest if head else NOTHING.digest
-        if docker is not None or any(item.docker_digest for item in publications if item.moving_tag == moving_tag):
+        if docker is not None or any(
+            publication.docker_digest for publication in publications if publication.moving_tag == moving_tag
+        ):
             # The call first: `done and ...` would leave docker's tag to the next round.
             done = _let_name(registry, moving_tag + DOCKER_SUFFIX, docker or NOTHING.digest, publications) and done
         if done:
@@ -55,7 +57,7 @@ def refuse_foreign(registry: Registry, tag: str, publications: tuple[Publication
     Raises:
         PublicationRefusedError: it names an image that is not in the index.
     """
-    known = {digest for item in publications for digest in (item.oci_digest, item.docker_digest)}
+    known = {digest for publication in publications for digest in (publication.oci_digest, publication.docker_digest)}
     now = digest_of_tag(registry, tag)
     if now is not None and now not in known | {NOTHING.digest}:
         raise PublicationRefusedError(
@@ -78,7 +80,7 @@ def _let_name(registry: Registry, tag: str, digest: str, publications: tuple[Pub
 
 
 def _manifest(registry: Registry, digest: str) -> RegistryManifest:
-    found = NOTHING if digest == NOTHING.digest else read_manifest(registry, digest)
-    if found is None:
+    manifest = NOTHING if digest == NOTHING.digest else read_manifest(registry, digest)
+    if manifest is None:
         raise removed(registry, digest)
-    return found
+    return manifest

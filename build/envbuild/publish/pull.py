@@ -149,30 +149,32 @@ def find(request: PullRequest, source: Source, context: Context) -> Publication:
     """
     reference, target, at = request.reference, request.target, context.clock()
     name = reference.name
-    found = source.find(name, at)
-    if found is None and target is not None and not reference.is_digest:
+    publication = source.find(name, at)
+    if publication is None and target is not None and not reference.is_digest:
         name = f"{reference.name}-{target}"
-        found = source.find(name, at)
-    if found is None:
+        publication = source.find(name, at)
+    if publication is None:
         raise ConfigurationError(
             f"nothing is published as {reference}",
             why=f"{source.address} has no such {'digest' if reference.is_digest else 'tag'}. {_known_tags(source)}",
             fix="Name a tag or a digest of what is there.",
         )
-    if name not in (found.tag, found.moving_tag, *found.digests):
+    if name not in (publication.tag, publication.moving_tag, *publication.digests):
         raise CertificateRefusedError(
             f"{reference} is not pulled",
-            why=f"It leads to the publication of {found.tag}, whose moving tag is {found.moving_tag}: it was changed.",
+            why=f"It was changed: it leads to {publication.tag}, whose moving tag is {publication.moving_tag}.",
             fix="Have the publication looked at; publish the image again.",
             reason="entry",
         )
-    if target is not None and found.target != target:
-        raise _refused(request, "target", f"It is for {found.target}, not for {target}.", f"Name another tag. {LOOK}")
-    return found
+    if target is not None and publication.target != target:
+        raise _refused(
+            request, "target", f"It is for {publication.target}, not for {target}.", f"Name another tag. {LOOK}"
+        )
+    return publication
 
 
 def _known_tags(source: Source) -> str:
-    tags = sorted({item.moving_tag for item in source.publications() if item.revoked is None})
+    tags = sorted({publication.moving_tag for publication in source.publications() if publication.revoked is None})
     more = f" and {len(tags) - MOST_TAGS} more" if len(tags) > MOST_TAGS else ""
     return f"Its moving tags are {', '.join(tags[:MOST_TAGS])}{more}." if tags else "It has no moving tag."
 

@@ -43,19 +43,19 @@ def pull_layout(request: PullRequest, folder: Path, context: Context) -> Pulled:
     def take(publication: Publication) -> Taken:
         verified = admit(publication, publication.oci_digest, request, source, context)
         with context.reporter.step(f"{publication.tag}: {publication.size_bytes} bytes"):
-            found = read_manifest(source.registry, publication.oci_digest)
-            if found is None:
+            answer = read_manifest(source.registry, publication.oci_digest)
+            if answer is None:
                 raise CheckRefusedError(
                     f"the image {publication.tag} is refused",
                     why=f"{source.address} does not have {publication.oci_digest} any more, which its index names.",
                     fix="Publish it again; retention rules must spare what the index names.",
                 )
-            manifest = read(found.content, Manifest, f"the image {publication.tag}", not_of_envbuild)
+            manifest = read(answer.content, Manifest, f"the image {publication.tag}", not_of_envbuild)
             files = _fetch(source, (manifest.config, *manifest.layers), context)
         return Taken(
             verified=verified,
             fetched=any(file.fetched for file in files),
-            place=lambda: _place(found.content, [file.path for file in files], publication.tag, folder.absolute()),
+            place=lambda: _place(answer.content, [file.path for file in files], publication.tag, folder.absolute()),
         )
 
     return pull_with(take, request, source, context)
@@ -84,8 +84,8 @@ def _fetch(source: RepositorySource, blobs: tuple[Descriptor, ...], context: Con
 
     shares = [list(range(start, len(blobs), PARALLEL)) for start in range(min(PARALLEL, len(blobs)))]
     working = [run_in_background(partial(fetch, share)) for share in shares]
-    found = {number: file for work in working for number, file in work.result().items()}
-    return [found[number] for number in range(len(blobs))]
+    files = {number: file for work in working for number, file in work.result().items()}
+    return [files[number] for number in range(len(blobs))]
 
 
 def _blob(source: RepositorySource, blob: Descriptor, context: Context) -> KeptFile:

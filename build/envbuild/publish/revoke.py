@@ -46,42 +46,47 @@ def revoke(to: str, digest: str, reason: str, context: Context, *, sqsh_to: str 
     """
     registry = open_repository(to, context.site)
     extra = open_sqsh_store(sqsh_to, context.site) if sqsh_to else None
-    found, named = _named(registry, digest)
+    content, named = _named(registry, digest)
     now = Revocation(reason=reason, at=context.moment())
     # Also those that are revoked: the run that did so may have been killed before the stores and the tags.
-    publications = tuple(item if item.revoked else item.model_copy(update={"revoked": now}) for item in named)
+    publications = tuple(
+        publication if publication.revoked else publication.model_copy(update={"revoked": now}) for publication in named
+    )
     failures: list[EnvbuildError] = []
-    for item, revoked in zip(named, publications, strict=True):
+    for publication, revoked in zip(named, publications, strict=True):
         with _collected(failures):
-            if revoked is not item:
-                index.record(registry, revoked, found.sizes[item.oci_digest])
+            if revoked is not publication:
+                index.record(registry, revoked, content.sizes[publication.oci_digest])
     for revoked in publications:
         with _collected(failures):
             _revoke_in_stores(revoked, extra, context)
     heads: dict[str, Publication | None] = {}
-    for tag in dict.fromkeys(item.moving_tag for item in named):
+    for tag in dict.fromkeys(publication.moving_tag for publication in named):
         with _collected(failures):
             heads[tag] = head = move_tag(registry, tag)
             if head is not None and head.sqsh is not None and head.sqsh.place:
                 store_of(head.sqsh.place, context.site).move_tag(tag, head, context.clock())
     if failures:
         error = failures[0]
-        if all(index.revocation_of(registry, item.model_copy(update={"revoked": None})) for item in publications):
+        if all(
+            index.revocation_of(registry, publication.model_copy(update={"revoked": None}))
+            for publication in publications
+        ):
             error = error.with_context(why=f"The image was taken back, and readers refuse it. {error.why}")
         raise error from failures[0]
-    nothing = all(item.revoked is not None for item in named)
+    nothing = all(publication.revoked is not None for publication in named)
     return Revoked(publications=publications, heads=heads, nothing_to_do=nothing)
 
 
 def _named(registry: Registry, digest: str) -> tuple[index.RepositoryIndex, list[Publication]]:
     """What has a digest; by the publications' own tags where the index, which may be an older one, lacks it."""
     for load in (index.load_index, index.load_all):
-        found = load(registry)
-        if named := [item for item in found.publications if digest in item.digests]:
-            return found, named
+        content = load(registry)
+        if named := [publication for publication in content.publications if digest in publication.digests]:
+            return content, named
     raise ConfigurationError(
         f"nothing with the digest {digest} was published to {registry.address}",
-        why=f"It has {len(found.publications)} publications, and none of that digest.",
+        why=f"It has {len(content.publications)} publications, and none of that digest.",
         fix="Name the digest of an image (OCI or docker) or of a .sqsh, as `envbuild publish` printed it.",
     )
 

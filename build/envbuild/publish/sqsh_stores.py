@@ -126,11 +126,11 @@ class SqshStore:
         if sqsh is None:
             return True
         try:
-            found = self.find(publication.tag)
+            stored = self.find(publication.tag)
         except CheckRefusedError:
             return False
         return (
-            found == publication
+            stored == publication
             and self.has_file(sqsh)
             and (publication.certificate_digest is None or self.bundle(publication) is not None)
         )
@@ -168,16 +168,16 @@ class SqshStore:
         """
         # First, and next to the document, which a publisher or somebody else may write anew, or have damaged.
         self._change(self._revoked_path(digest), revocation.model_dump_json().encode(), lambda there: there)
-        found = self.find(digest)
-        if found is None:
+        stored = self.find(digest)
+        if stored is None:
             return None
-        path = document_of(found)
+        path = document_of(stored)
 
         def revoked(there: bytes) -> bytes:
             known = read_publication(there, self._name(path))
             return (known if known.revoked else known.model_copy(update={"revoked": revocation})).canonical()
 
-        return read_publication(self._change(path, found.canonical(), revoked), self._name(path))
+        return read_publication(self._change(path, stored.canonical(), revoked), self._name(path))
 
     def revocation(self, publication: Publication) -> Revocation | None:
         """Why a publication was taken back, by its document or next to it; None where it was not."""
@@ -203,12 +203,12 @@ class SqshStore:
             return None if there is None else self._followed(there.content, reference)
         name = self._read(f"{NAMES}/{hex_of(reference)}.json")
         if name is not None:
-            found = self._followed(name.content, reference)
-            if found.sqsh is None or found.sqsh.digest != reference:
+            stored = self._followed(name.content, reference)
+            if stored.sqsh is None or stored.sqsh.digest != reference:
                 raise self._damaged(
                     f"{NAMES}/{hex_of(reference)}.json", "It leads to the publication of another .sqsh."
                 )
-            return found
+            return stored
         # No name leads from the OCI digest: it stands in the path, below a tag that is not known here.
         ending = f"/{hex_of(reference)}.json"
         path = next((path for path in self.objects.names(PUBLICATIONS) if path.endswith(ending)), None)
@@ -231,8 +231,8 @@ class SqshStore:
         """The bundle of a publication's certificate; None where it has none, or it is not there."""
         if publication.certificate_digest is None:
             return None
-        found = self._read(f"{CERTIFICATES}/{hex_of(publication.certificate_digest)}.json")
-        return None if found is None else found.content
+        content = self._read(f"{CERTIFICATES}/{hex_of(publication.certificate_digest)}.json")
+        return None if content is None else content.content
 
     def download(self, sqsh: PublishedSqsh, to: Path, start: int = 0) -> bool:
         """Write a .sqsh to a file, or what follows its first ``start`` bytes to the end of that file.
@@ -276,10 +276,10 @@ class SqshStore:
         return self._publication(path)
 
     def _publication(self, path: str) -> Publication:
-        found = self._read(path)
-        if found is None:
+        content = self._read(path)
+        if content is None:
             raise self._damaged(path, "It is not there.")
-        publication = read_publication(found.content, self._name(path))
+        publication = read_publication(content.content, self._name(path))
         if document_of(publication) != path:
             raise self._damaged(path, f"It is the publication of {publication.tag}, {publication.oci_digest}.")
         return publication

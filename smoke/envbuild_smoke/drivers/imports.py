@@ -25,9 +25,9 @@ def cuda_not_asked() -> Iterator[None]:
     """
     replaced = [(torch.cuda, "get_device_capability", torch.cuda.get_device_capability)]
     for module, function in _STARTERS.items():
-        if (found := _if_there(module)) is not None:
-            replaced.append((found, function, getattr(found, function)))
-            setattr(found, function, _not_now)
+        if (module_there := _if_there(module)) is not None:
+            replaced.append((module_there, function, getattr(module_there, function)))
+            setattr(module_there, function, _not_now)
     torch.cuda.get_device_capability = no_capability
     hidden = [name for name in _UNUSED if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]

@@ -43,5 +43,5 @@ def demand_whole(prefix: Path) -> None:
         needed = int(dataset.index.sequence_lengths.sum()) * dataset.index.dtype_size
     except Exception as error:
         raise ValueError(f"{idx_path} and {bin_path} cannot be read, as if they were cut short: {error}") from error
-    if (found := bin_path.stat().st_size) != needed:
-        raise ValueError(f"{bin_path} has {found} bytes and its index says {needed}: it was cut short")
+    if (size := bin_path.stat().st_size) != needed:
+        raise ValueError(f"{bin_path} has {size} bytes and its index says {needed}: it was cut short")

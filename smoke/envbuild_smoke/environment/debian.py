@@ -34,8 +34,8 @@ def unchanged(file: str) -> bool:
     except OSError:
         return False
     # dpkg keeps no other digest.
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    return _digests().get(os.path.realpath(file)) == found
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    return _digests().get(os.path.realpath(file)) == digest
 
 
 @cache
@@ -46,17 +46,17 @@ def _modules() -> frozenset[str]:
 @cache
 def _digests() -> dict[str, str]:
     """Return what dpkg knows of the files that Python may run as it starts: settings, and files of libpython."""
-    found = {}
+    digests = {}
     with suppress(OSError):
         for line in (_ROOT / "status").read_text(encoding="utf-8", errors="replace").splitlines():
             if match := _SETTING.fullmatch(line):
-                found[match[1]] = match[2]
+                digests[match[1]] = match[2]
     # Conffiles, as sitecustomize.py in /etc/python3.11 is, have no line in md5sums: their digests are in the status
     # file.
     for line in _lines("*python3*.md5sums"):
         digest, _, name = line.partition("  ")
-        found[f"/{name}"] = digest
-    return found
+        digests[f"/{name}"] = digest
+    return digests
 
 
 def _lines(pattern: str) -> Iterator[str]:

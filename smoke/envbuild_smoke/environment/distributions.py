@@ -11,10 +11,10 @@ def normalize(name: str) -> str:
 
 def distributions() -> dict[str, list[importlib.metadata.Distribution]]:
     """Return the installed distributions by normalized name; the first of each, earliest on the path, is in effect."""
-    found: dict[str, list[importlib.metadata.Distribution]] = {}
+    by_name: dict[str, list[importlib.metadata.Distribution]] = {}
     # By a walk over sys.path and not by `importlib.metadata.version`, which sees the first copy of a package alone.
     for distribution in importlib.metadata.distributions():
         # A package that was removed halfway leaves a directory without a name.
         if name := distribution.metadata["Name"]:
-            found.setdefault(normalize(name), []).append(distribution)
-    return dict(sorted(found.items()))
+            by_name.setdefault(normalize(name), []).append(distribution)
+    return dict(sorted(by_name.items()))

@@ -30,9 +30,9 @@ def all_findings(
     result = version_findings(plan.expected_versions, ready.get("modules", {}))
     result += files
     # One wrong module is one finding, though it is seen twice: where it would be imported from, and where it was.
-    reported = {(item["code"], item["found"]) for item in result}
+    reported = {(row["code"], row["found"]) for row in result}
     elsewhere = _imported_elsewhere(plan, ready.get("modules", {}))
-    result += [item for item in elsewhere if (item["code"], item["found"]) not in reported]
+    result += [row for row in elsewhere if (row["code"], row["found"]) not in reported]
     result += listed.findings(ready.get("imported", {}))
     # The folders of packages: the standard library and zip files hold none of these libraries.
     folders = [folder for folder in sys.path if Path(folder).is_dir() and folder.endswith("-packages")]
@@ -76,10 +76,10 @@ def version_findings(expected: Mapping[str, str], imported: Mapping[str, Mapping
     Codes: `package-missing`, `version-mismatch` (metadata against the lock), `package-twice` (two copies of
     a locked package on the path), `imported-version-differs` (the module that was really imported).
     """
-    found, result = versions(), []
+    installed, result = versions(), []
     for package, version in expected.items():
         # Exact, with the local part: 2.13.0+cpu and 2.13.0+cu130 are different builds.
-        own = found.get(normalize(package), [])
+        own = installed.get(normalize(package), [])
         if not own:
             result.append(finding("package-missing", package, version, None))
             continue

@@ -44,7 +44,7 @@ def new_files() -> dict[str, str]:
     A fork inherits what was reported before it. Files of Python, of the runner, and those that a library wrote into its
     own cache are left out.
     """
-    found = {}
+    files = {}
     # A copy: a thread of a library may import while this runs.
     for name, module in list(sys.modules.items()):
         file = _file(module)
@@ -52,8 +52,8 @@ def new_files() -> dict[str, str]:
             continue
         _reported.add(file)
         if not _is_pythons(name, file) and not _is_runners(file) and not _is_in_a_cache(file):
-            found[name] = file
-    return found
+            files[name] = file
+    return files
 
 
 def startup_findings(imported: Mapping[str, str | None]) -> list[Finding]:
@@ -85,7 +85,7 @@ class ListedFiles:
         self._files: set[str] = set()
         self._folders: tuple[str, ...] = ()
         # The first of each name on the path is the one in effect.
-        first = {name: found[0] for name, found in distributions().items()}
+        first = {name: installed[0] for name, installed in distributions().items()}
         # A base that brings torch brings what torch needs: all that is installed in the same folder.
         roots = {_root(first[name]) for name in brought & first.keys()}
         for name, distribution in first.items():

@@ -82,14 +82,14 @@ def select(wanted: WantedGpu, count: int, requested: Sequence[str]) -> tuple[Gpu
 def installed() -> tuple[Gpu, ...]:
     """Return the GPUs of this machine; raises CannotRunError when nvidia-smi does not list them."""
     rows = _query("--query-gpu=" + ",".join(_FIELDS))
-    found = []
+    gpus = []
     for row in rows:
         # A line such as "No devices were found" can come with exit status 0.
         if len(row) != len(_FIELDS) or not row[0].isdigit():
             raise CannotRunError("no-driver", f"nvidia-smi printed {', '.join(row)!r} where a GPU was expected")
         index, *values = row
-        found.append(Gpu(int(index), *values))
-    return tuple(found)
+        gpus.append(Gpu(int(index), *values))
+    return tuple(gpus)
 
 
 def states(used: Sequence[Gpu]) -> list[dict[str, str]]:
@@ -104,8 +104,8 @@ def states(used: Sequence[Gpu]) -> list[dict[str, str]]:
             rows = _query("--query-gpu=" + ",".join(fields.values()))
         except CannotRunError:
             continue
-        found = [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
-        return [state for state in found if state["index"] in {str(gpu.index) for gpu in used}]
+        table = [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
+        return [state for state in table if state["index"] in {str(gpu.index) for gpu in used}]
     return []
 
 
@@ -167,13 +167,13 @@ def _named(present: tuple[Gpu, ...], names: Sequence[str], source: str) -> tuple
     for name in names:
         # As CUDA does, the beginning of a UUID is enough where one GPU alone has it.
         is_uuid = name.startswith("GPU-")
-        found = [gpu for gpu in present if name == str(gpu.index) or (is_uuid and gpu.uuid.startswith(name))]
-        if len(found) != 1:
+        matching = [gpu for gpu in present if name == str(gpu.index) or (is_uuid and gpu.uuid.startswith(name))]
+        if len(matching) != 1:
             known = ", ".join(f"{gpu.index} = {gpu.uuid}" for gpu in present) or "none"
             raise UnknownGpuError(f"{source} names {name!r}; the GPUs here are: {known}")
-        if found[0] in chosen:
-            raise UnknownGpuError(f"{source} names GPU {found[0].index} twice")
-        chosen.append(found[0])
+        if matching[0] in chosen:
+            raise UnknownGpuError(f"{source} names GPU {matching[0].index} twice")
+        chosen.append(matching[0])
     # By index, as CUDA_DEVICE_ORDER=PCI_BUS_ID counts them: neighbours on the bus stay neighbours.
     return tuple(sorted(chosen, key=lambda gpu: gpu.index))
 

@@ -61,19 +61,19 @@ def missing(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
 
     Whatever an import does, it does apart.
     """
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     files: dict[str, str] = {}
     left = list(modules)
     while left:
         answers = _in_a_fork(partial(map, _try_import, list(left)))
-        found.update({answer["module"]: answer["error"] for answer in answers if answer["error"]})
+        problems.update({answer["module"]: answer["error"] for answer in answers if answer["error"]})
         for answer in answers:
             files.update(answer["files"])
         left = left[len(answers) :]
         if left:
             # No answer for this one: the process died of it.
-            found[left.pop(0)] = "the process died while it imported it; see forkserver.log"
-    return found, files
+            problems[left.pop(0)] = "the process died while it imported it; see forkserver.log"
+    return problems, files
 
 
 def _try_import(name: str) -> dict[str, Any]:

@@ -45,14 +45,14 @@ class RecordedFile:
 def recorded(packages: Iterable[str]) -> dict[str, list[RecordedFile]]:
     """Return the files of the packages that are installed with a RECORD, by normalized name."""
     installed = distributions()
-    found = {}
+    versions = {}
     for name in sorted(map(normalize, packages)):
         # One without a RECORD may be earlier on the path: then `shadowed` reports its modules.
         for distribution in installed.get(name, []):
             if text := distribution.read_text("RECORD"):
-                found[name] = list(_rows(name, str(distribution.locate_file("")), text))
+                versions[name] = list(_rows(name, str(distribution.locate_file("")), text))
                 break
-    return found
+    return versions
 
 
 def file_findings(files: dict[str, list[RecordedFile]]) -> list[Finding]:
@@ -74,8 +74,8 @@ def file_findings(files: dict[str, list[RecordedFile]]) -> list[Finding]:
 def _requirements() -> dict[str, set[str]]:
     """Return the packages that each installed one requires, by normalized name."""
     return {
-        name: {normalize(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in found[0].requires or []}
-        for name, found in distributions().items()
+        name: {normalize(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in installed[0].requires or []}
+        for name, installed in distributions().items()
     }
 
 
@@ -102,15 +102,15 @@ def shadowed(
     """
     listed = {os.path.realpath(file.path) for package in files.values() for file in package}
     folders = sys.path if path is None else list(path)
-    found: list[tuple[str, str | None, str | None]] = [
+    modules: list[tuple[str, str | None, str | None]] = [
         (package, expected, _origin(module, folders))
         for package, entries in files.items()
         for module, expected in _modules(entries).items()
     ]
-    found += [(package, None, file) for package, file in (imported or {}).items() if package in files]
+    modules += [(package, None, file) for package, file in (imported or {}).items() if package in files]
     return [
         finding("shadowed", package, expected, origin)
-        for package, expected, origin in found
+        for package, expected, origin in modules
         # Without an origin it is a namespace, whose parts may lie anywhere.
         if origin and Path(origin).is_absolute() and os.path.realpath(origin) not in listed
     ]
@@ -133,24 +133,24 @@ def _locations(spec: importlib.machinery.ModuleSpec, name: str, folders: Sequenc
     """Return where the modules of a package are; of a namespace, every folder of its name."""
     if spec.origin is not None:
         return list(spec.submodule_search_locations or [])
-    return [str(found) for folder in folders if (found := Path(folder, name)).is_dir()]
+    return [str(path) for folder in folders if (path := Path(folder, name)).is_dir()]
 
 
 def _modules(files: Sequence[RecordedFile]) -> dict[str, str]:
     """Return the top modules of a package (`megatron.core` in a namespace), each with the file it is imported from."""
     packages = {file.name.removesuffix("/__init__.py"): file for file in files if file.name.endswith("/__init__.py")}
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for name, file in packages.items():
         parts = name.split("/")
         inside = any("/".join(parts[:length]) in packages for length in range(1, len(parts)))
         if not inside and all(part.isidentifier() for part in parts):
-            found[".".join(parts)] = file.path
+            modules[".".join(parts)] = file.path
     for file in files:
         if "/" not in file.name and file.name.endswith(_HASHED_SUFFIXES):
             module = file.name.split(".", maxsplit=1)[0]
             if module.isidentifier():
-                found[module] = file.path
-    return found
+                modules[module] = file.path
+    return modules
 
 
 def _rows(package: str, root: str, text: str) -> Iterator[RecordedFile]:
@@ -176,8 +176,8 @@ def _problem(file: RecordedFile) -> Finding | None:
         difference = (file.digest, error.strerror or str(error))
     if difference is None:
         return None
-    expected, found = difference
-    return finding("file-differs", file.package, expected, f"{file.path}: {found}")
+    expected, actual = difference
+    return finding("file-differs", file.package, expected, f"{file.path}: {actual}")
 
 
 def _difference(file: RecordedFile, size: int) -> tuple[str, str] | None:
@@ -188,8 +188,8 @@ def _difference(file: RecordedFile, size: int) -> tuple[str, str] | None:
     if size > HASHED_BYTES or algorithm != "sha256" or not _is_hashed(file.name):
         return None
     # RECORD writes hashes in URL-safe base64 without padding.
-    found = base64.urlsafe_b64encode(_digest(file.path)).decode().rstrip("=")
-    return None if found == expected else (file.digest, f"sha256={found}")
+    actual = base64.urlsafe_b64encode(_digest(file.path)).decode().rstrip("=")
+    return None if actual == expected else (file.digest, f"sha256={actual}")
 
 
 def _digest(path: str) -> bytes:
@@ -219,6 +219,6 @@ def shortened(problems: list[Finding]) -> list[Finding]:
     return findings
 
 
-def finding(code: str | None, package: str | None, expected: str | None, found: str | None) -> Finding:
+def finding(code: str | None, package: str | None, expected: str | None, actual: str | None) -> Finding:
     """Return a finding; `code` is one of the results' schema."""
-    return {"code": code, "package": package, "expected": expected, "found": found}
+    return {"code": code, "package": package, "expected": expected, "found": actual}

@@ -36,8 +36,10 @@ def describe(
 
 def versions() -> dict[str, list[str]]:
     """Return each installed distribution's versions by normalized name, the one in effect first."""
-    found = {name: [each.version for each in installed if each.version] for name, installed in distributions().items()}
-    return {name: present for name, present in found.items() if present}
+    by_name = {
+        name: [each.version for each in installed if each.version] for name, installed in distributions().items()
+    }
+    return {name: present for name, present in by_name.items() if present}
 
 
 def find_file(module: str) -> str | None:

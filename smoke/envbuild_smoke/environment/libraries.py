@@ -22,13 +22,13 @@ def soname(file: str) -> str | None:
 
 def mapped() -> dict[str, list[str]]:
     """Return the files of these libraries that this process has mapped, by name."""
-    found: dict[str, set[str]] = {}
+    libraries: dict[str, set[str]] = {}
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         # proc(5): address, permissions, offset, device, inode, path; the path may have spaces.
         path = line.split(maxsplit=5)[5:]
         if path and (name := soname(path[0])):
-            found.setdefault(name, set()).add(path[0])
-    return {name: sorted(paths) for name, paths in sorted(found.items())}
+            libraries.setdefault(name, set()).add(path[0])
+    return {name: sorted(paths) for name, paths in sorted(libraries.items())}
 
 
 def reachable(folders: Iterable[str]) -> dict[str, list[str]]:
@@ -58,22 +58,22 @@ def twice(*sources: Mapping[str, list[str]]) -> dict[str, list[str]]:
 
 def distinct(paths: Iterable[str]) -> list[str]:
     """Return the files that exist, each once though it may have several names."""
-    found: dict[tuple[int, int], str] = {}
+    files: dict[tuple[int, int], str] = {}
     for path in paths:
         with suppress(OSError):
             status = Path(path).stat()
-            found.setdefault((status.st_dev, status.st_ino), path)
-    return list(found.values())
+            files.setdefault((status.st_dev, status.st_ino), path)
+    return list(files.values())
 
 
 def _below(folder: str) -> list[str]:
     # Headers and sources have no libraries among them, and are most of the files.
     skipped = {"include", "__pycache__", "tests", "share"}
-    found = []
+    paths = []
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in skipped]
-        found += [f"{root}/{file}" for file in files if ".so" in file]
-    return found
+        paths += [f"{root}/{file}" for file in files if ".so" in file]
+    return paths
 
 
 def _loader_cache() -> list[str]:

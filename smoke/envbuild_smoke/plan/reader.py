@@ -34,8 +34,8 @@ def parse_plan(content: bytes) -> Plan:
 
 def _check_device(plan: Plan) -> None:
     if (plan.device == "cuda") == (plan.gpu is None):
-        found = "null" if plan.gpu is None else "an object"
-        raise PlanError(f"plan.gpu: found {found} with device {plan.device!r}; it is null on the CPU, and only there")
+        kind = "null" if plan.gpu is None else "an object"
+        raise PlanError(f"plan.gpu: found {kind} with device {plan.device!r}; it is null on the CPU, and only there")
 
 
 def _check_references(plan: Plan) -> None:
@@ -51,5 +51,5 @@ def _check_references(plan: Plan) -> None:
             raise PlanError(f"case {case.id}: model: found {case.model!r}; plan.models has {names(plan.models)}")
         # Only a case without a baseline saves initial weights, so a chain of baselines could never start.
         if case.baseline is not None and case.baseline not in baselines:
-            found = f"found {case.baseline!r}; the plan's baselines: {names(baselines)}"
-            raise PlanError(f"case {case.id}: baseline: {found}")
+            problem = f"found {case.baseline!r}; the plan's baselines: {names(baselines)}"
+            raise PlanError(f"case {case.id}: baseline: {problem}")

@@ -54,8 +54,8 @@ def _failure_of_ranks(run: TaskRun) -> Failure | None:
     if run.lost_its_server:
         # A rank may have raised, and the fork server died before it could report the end.
         ends += [RankEnd(rank=rank, exit_status=None, seen_at=until) for rank in records if rank not in run.ends]
-    found = earliest(ends, records, task.log_name)
-    return found and with_reason_of_nccl(found, task.root)
+    first = earliest(ends, records, task.log_name)
+    return first and with_reason_of_nccl(first, task.root)
 
 
 def with_reason_of_nccl(failure: Failure, root: Path) -> Failure:

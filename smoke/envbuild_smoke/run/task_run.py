@@ -108,11 +108,11 @@ class TaskRun:
     @property
     def libraries(self) -> dict[str, list[str]]:
         """The files of single libraries that any rank had mapped when it was done."""
-        found: dict[str, set[str]] = {}
+        libraries: dict[str, set[str]] = {}
         for process in self.processes:
             for name, paths in (process.done or {}).get("libraries", {}).items():
-                found.setdefault(name, set()).update(paths)
-        return {name: sorted(paths) for name, paths in sorted(found.items())}
+                libraries.setdefault(name, set()).update(paths)
+        return {name: sorted(paths) for name, paths in sorted(libraries.items())}
 
     @property
     def imported(self) -> dict[str, str]:

@@ -71,20 +71,20 @@ def decode(data: bytes) -> SignedBytes:
     return content
 
 
-def _signature(found: object) -> SignatureOf | None:
-    if not isinstance(found, list):
+def _signature(signatures: object) -> SignatureOf | None:
+    if not isinstance(signatures, list):
         raise NotAnEnvelopeError("`signatures` must be a list")
-    if len(found) > 1:
-        raise NotAnEnvelopeError(f"it has {len(found)} signatures; a certificate has one")
-    if not found:
+    if len(signatures) > 1:
+        raise NotAnEnvelopeError(f"it has {len(signatures)} signatures; a certificate has one")
+    if not signatures:
         return None
-    item = found[0]
-    if not isinstance(item, dict) or set(item) != {"keyid", "sig"} or not isinstance(item["keyid"], str):
+    entry = signatures[0]
+    if not isinstance(entry, dict) or set(entry) != {"keyid", "sig"} or not isinstance(entry["keyid"], str):
         raise NotAnEnvelopeError("its signature is not a keyid and a sig, and nothing else")
-    signature = _bytes(item["sig"], "sig")
+    signature = _bytes(entry["sig"], "sig")
     if len(signature) != SIGNATURE_BYTES:
         raise NotAnEnvelopeError(f"its sig has {len(signature)} bytes; an Ed25519 signature has {SIGNATURE_BYTES}")
-    return SignatureOf(item["keyid"], signature)
+    return SignatureOf(entry["keyid"], signature)
 
 
 def base64_of(data: bytes) -> str:

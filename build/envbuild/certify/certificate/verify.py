@@ -145,13 +145,13 @@ def oldest_measurement(statement: Certificate) -> str:
 
 def _check_limits(file: CertificateFile, statement: Certificate, key: TrustedKey) -> None:
     predicate, settings = statement.predicate, key.settings
-    for what, found, allowed in (
+    for what, actual, allowed in (
         ("stack", predicate.stack, settings.stacks),
         ("target", predicate.target, settings.targets),
     ):
-        if allowed is not None and found not in allowed:
+        if allowed is not None and actual not in allowed:
             raise file.refuse(
-                f"It is about {what} {found}; key {key.name} is trusted for {', '.join(allowed)}.",
+                f"It is about {what} {actual}; key {key.name} is trusted for {', '.join(allowed)}.",
                 "Get one from a signer whom you trust with that.",
                 "key-scope",
             )
@@ -165,11 +165,11 @@ def _check_subject(file: CertificateFile, statement: Certificate, about: About) 
         compared += [_same(file, statement, digest, what) for what, digest in _image_digests(about.image).items()]
     if about.lock is not None:
         # Not one of the subjects: the certificate of an image is about the image's lock, too.
-        found = read_lock(about.lock).lock.digest
-        if found != statement.predicate.lock_digest:
+        locked = read_lock(about.lock).lock.digest
+        if locked != statement.predicate.lock_digest:
             stated = f"{statement.predicate.lock_digest} (its lock)"
-            raise _about_another(file, stated, f"the lock in {about.lock}", found)
-        compared.append(f"the lock in {about.lock}: {found}")
+            raise _about_another(file, stated, f"the lock in {about.lock}", locked)
+        compared.append(f"the lock in {about.lock}: {locked}")
     return tuple(compared)
 
 
@@ -181,9 +181,9 @@ def _same(file: CertificateFile, statement: Certificate, digest: str, what: str)
     raise _about_another(file, stated, what, digest)
 
 
-def _about_another(file: CertificateFile, stated: str, what: str, found: str) -> CertificateRefusedError:
+def _about_another(file: CertificateFile, stated: str, what: str, actual: str) -> CertificateRefusedError:
     return file.refuse(
-        f"It is about {stated}; this is another one: {what}, {found}.",
+        f"It is about {stated}; this is another one: {what}, {actual}.",
         "Get the certificate of this one, or this certificate's own image.",
         "another-image",
     )
@@ -199,13 +199,13 @@ def _image_digests(named: Path) -> dict[str, str]:
     with machine_errors(path, "read"):
         if path.is_file() and not tag:
             return {str(path): sha256_file(path)}
-        found = {}
+        digests = {}
         for layout in (path, path / OCI_DIR):
             if (layout / INDEX_FILE).is_file():
-                found[f"the OCI layout {layout}{tag and f':{tag}'}"] = _layout_digest(layout, tag)
+                digests[f"the OCI layout {layout}{tag and f':{tag}'}"] = _layout_digest(layout, tag)
         if not tag and (path / SQSH_FILE).is_file():
-            found[str(path / SQSH_FILE)] = sha256_file(path / SQSH_FILE)
-    if not found:
+            digests[str(path / SQSH_FILE)] = sha256_file(path / SQSH_FILE)
+    if not digests:
         raise ConfigurationError(
             f"there is no image {named}",
             why=f"{path} is a file, and has no tags."
@@ -213,7 +213,7 @@ def _image_digests(named: Path) -> dict[str, str]:
             else f"{path} is not an OCI layout, and has neither {OCI_DIR}/ nor {SQSH_FILE}.",
             fix="Name a .sqsh file, an OCI layout (FOLDER or FOLDER:TAG), or a folder of out/images.",
         )
-    return found
+    return digests
 
 
 def _layout_digest(path: Path, tag: str) -> str:

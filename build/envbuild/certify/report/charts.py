@@ -133,7 +133,7 @@ def draw(
 ) -> Chart | None:
     """A chart of these lines; None where there is nothing to draw."""
     log_y = scales.log_y
-    drawn = [(x, y) for item in series for x, y in _numbers(item) if _can_be_drawn(y, log=log_y)]
+    drawn = [(x, y) for curve in series for x, y in _numbers(curve) if _can_be_drawn(y, log=log_y)]
     values = [y for _, y in drawn if y > LEAST or not log_y]
     if not values:
         return None
@@ -149,8 +149,8 @@ def draw(
         describes=describes,
         x_label=scales.x_label,
         lines=tuple(
-            _area(item, x_axis, y_axis) if isinstance(item, ShadedBand) else _line(item, x_axis, y_axis)
-            for item in series
+            _area(curve, x_axis, y_axis) if isinstance(curve, ShadedBand) else _line(curve, x_axis, y_axis)
+            for curve in series
         ),
         x_ticks=tuple(Tick(x_axis.place(x), (scales.x_text or _plain(x_axis.ticks))(x)) for x in x_axis.ticks),
         y_ticks=(
@@ -158,7 +158,7 @@ def draw(
             *(Tick(y_axis.place(y), y_text(y)) for y in y_axis.ticks),
         ),
         limit=Limit(y_axis.place(limit[0]), limit[1]) if limit else None,
-        legend=tuple((item.style, item.name) for item in series),
+        legend=tuple((curve.style, curve.name) for curve in series),
     )
 
 
@@ -200,10 +200,10 @@ def _path(places: Sequence[Place]) -> str:
     return "".join(f"{'L' if index else 'M'}{x:g} {y:g}" for index, (x, y) in enumerate(places))
 
 
-def _numbers(item: Series | ShadedBand) -> list[Point]:
-    if isinstance(item, Series):
-        return list(item.points)
-    return [(x, y) for x, *edges in item.edges for y in edges]
+def _numbers(curve: Series | ShadedBand) -> list[Point]:
+    if isinstance(curve, Series):
+        return list(curve.points)
+    return [(x, y) for x, *edges in curve.edges for y in edges]
 
 
 def _axis(values: Sequence[float], start: float, end: float, *, log: bool, tight: bool = False) -> Axis:
@@ -234,11 +234,11 @@ def _decades(low: float, high: float, start: float, end: float) -> Axis:
 def _spread(values: Sequence[float]) -> tuple[float, ...]:
     """Some of the values, the first and the last among them, far enough from each other for their text."""
     apart = (log10(values[-1]) - log10(values[0])) / TICKS
-    found = list(values[:1])
+    kept = list(values[:1])
     for value in values[1:-1]:
-        if min(log10(value) - log10(found[-1]), log10(values[-1]) - log10(value)) >= apart:
-            found.append(value)
-    return (*found, *values[-1:]) if len(values) > 1 else tuple(found)
+        if min(log10(value) - log10(kept[-1]), log10(values[-1]) - log10(value)) >= apart:
+            kept.append(value)
+    return (*kept, *values[-1:]) if len(values) > 1 else tuple(kept)
 
 
 def _round_ticks(low: float, high: float, *, whole: bool) -> tuple[float, ...]:

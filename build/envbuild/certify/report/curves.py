@@ -40,9 +40,9 @@ class _Curve:
     worst: float
 
 
-def relative(found: float | None, expected: float | None) -> float | None:
+def relative(actual: float | None, expected: float | None) -> float | None:
     """How far a number is from the one that is expected; None where that is unknown."""
-    difference = relative_difference(expected, found)
+    difference = relative_difference(expected, actual)
     return difference if math.isfinite(difference) else None
 
 
@@ -61,12 +61,12 @@ def own_charts(shown: Against) -> tuple[Chart, ...]:
 
 def overview(group: Sequence[Against]) -> tuple[Chart, ...]:
     """All cases of a model: how far each is off, and for each baseline its numbers with those of its cases."""
-    compared = [item for item in group if item.baseline is not None]
+    compared = [view for view in group if view.baseline is not None]
     charts = [_differences(compared, key, name) for key, name in CURVES]
     # Twice reversed: of the repeats of a baseline the first stands for all, in the order of the group.
-    baselines = {item.case.id: item for item in reversed(group) if item.case.baseline is None}
+    baselines = {view.case.id: view for view in reversed(group) if view.case.baseline is None}
     for one in reversed(baselines.values()):
-        mine = [item for item in compared if item.case.baseline == one.case.id]
+        mine = [view for view in compared if view.case.baseline == one.case.id]
         of = f", {one.label}" if len(baselines) > 1 else ""
         charts += [_numbers(one, mine, key, name, of) for key, name in CURVES]
     return tuple(chart for chart in charts if chart)
@@ -84,12 +84,12 @@ def _off(shown: Against, key: str) -> list[Point]:
 
 def _curves(group: Iterable[Against], key: str) -> list[_Curve]:
     """How far each case is off, the failed first and then the worst; without those where it is unknown."""
-    found = []
-    for item in group:
-        points = _off(item, key)
+    charts = []
+    for view in group:
+        points = _off(view, key)
         if known := [y for _, y in points if y is not None]:
-            found.append(_Curve(item, points, max(known)))
-    return sorted(found, key=lambda curve: (curve.shown.case.passed, -curve.worst))
+            charts.append(_Curve(view, points, max(known)))
+    return sorted(charts, key=lambda curve: (curve.shown.case.passed, -curve.worst))
 
 
 def _differences(group: Sequence[Against], key: str, name: str) -> Chart | None:
@@ -102,7 +102,7 @@ def _differences(group: Sequence[Against], key: str, name: str) -> Chart | None:
     others = f"the other {len(rest)} cases: {_at_most(max((curve.worst for curve in rest), default=0))}"
     band = [ShadedBand(others, _edges(curve.points for curve in rest))] if rest else []
     texts = [f"{curve.shown.label}: {_at_most(curve.worst)}{_gap(curve.points)}" for curve in named]
-    limits = sorted({limit for item in group if (limit := getattr(item.case.tolerance, key))})
+    limits = sorted({limit for view in group if (limit := getattr(view.case.tolerance, key))})
     allowed = f"{'widest ' if len(limits) > 1 else ''}band {limits[-1]:.2g}" if limits else ""
     count = "1 case" if len(curves) == 1 else f"{len(curves)} cases"
     return draw(
@@ -111,7 +111,7 @@ def _differences(group: Sequence[Against], key: str, name: str) -> Chart | None:
         Scales(log_y=True),
         limit=(limits[-1], allowed) if limits else None,
         describes=f"how far the {name} of every step of {count} is from the baseline's, relative; "
-        + "; ".join([*texts, *(item.name for item in band), *([allowed] if allowed else [])]),
+        + "; ".join([*texts, *(view.name for view in band), *([allowed] if allowed else [])]),
     )
 
 
@@ -129,20 +129,20 @@ def _numbers(baseline: Against, group: Sequence[Against], key: str, name: str, o
     failed = [curve for curve in _curves(group, key) if not curve.shown.case.passed]
     named = failed[: LINES if len(failed) <= LINES else NAMED]
     lines = [curve.shown for curve in named]
-    rest = [item for item in group if item not in lines and any(y is not None for _, y in _points(item.case, key))]
+    rest = [view for view in group if view not in lines and any(y is not None for _, y in _points(view.case, key))]
     if len(rest) == 1:
         others: list[Series | ShadedBand] = [Series(rest[0].label, _points(rest[0].case, key), "line-0")]
     else:
         count = f"the other {len(rest)} cases" if lines else f"{len(rest)} cases"
-        band = ShadedBand(count, _edges(_points(item.case, key) for item in rest))
+        band = ShadedBand(count, _edges(_points(view.case, key) for view in rest))
         others = [band] if rest else []
-    texts = [f"{item.label}: failed" for item in lines]
+    texts = [f"{view.label}: failed" for view in lines]
     series = [Series(text, _points(curve.shown.case, key), style) for text, curve, style in _styled(texts, named)]
     return draw(
         f"{name}{of}",
         [Series("baseline", _points(baseline.case, key), "line-baseline"), *others, *series],
         describes=f"{name} of every step of {baseline.case.id}; "
-        + "; ".join([*texts, *(item.name for item in others)]),
+        + "; ".join([*texts, *(view.name for view in others)]),
     )
 
 
@@ -154,22 +154,22 @@ def _styled(texts: Sequence[str], curves: Sequence[_Curve]) -> Iterable[tuple[st
 
 def _edges(lines: Iterable[Sequence[Point]]) -> list[tuple[float, float | None, float | None]]:
     """By x the least and the largest of all lines."""
-    found: dict[float, list[float]] = {}
+    by_step: dict[float, list[float]] = {}
     for points in lines:
         for x, y in points:
-            found.setdefault(x, []).extend([] if y is None else [y])
-    return [(x, min(values, default=None), max(values, default=None)) for x, values in sorted(found.items())]
+            by_step.setdefault(x, []).extend([] if y is None else [y])
+    return [(x, min(values, default=None), max(values, default=None)) for x, values in sorted(by_step.items())]
 
 
-def bandwidth_chart(found: MeasuredBandwidth | None) -> Chart | None:
+def bandwidth_chart(bandwidth: MeasuredBandwidth | None) -> Chart | None:
     """What all_reduce moved, by message size."""
-    if found is None:
+    if bandwidth is None:
         return None
-    floor = found.floor_gigabytes_per_second
+    floor = bandwidth.floor_gigabytes_per_second
     return draw(
         "all_reduce, bus bandwidth in GB/s",
-        [Series("measured", [(float(p.bytes), p.bus_gigabytes_per_second) for p in found.points], "line-0")],
+        [Series("measured", [(float(p.bytes), p.bus_gigabytes_per_second) for p in bandwidth.points], "line-0")],
         Scales(x_label="message size", log_x=True, from_zero=True, x_text=bytes_text),
         limit=(floor, f"at least {floor:g}") if floor else None,
-        describes=f"bandwidth by message size, {found.ranks} ranks, {found.backend}",
+        describes=f"bandwidth by message size, {bandwidth.ranks} ranks, {bandwidth.backend}",
     )

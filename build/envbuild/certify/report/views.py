@@ -97,20 +97,20 @@ def groups_of(report: Report) -> list[CaseGroup]:
     return [
         CaseGroup(
             title=title,
-            summary=_summary(found),
-            cases=tuple(found),
-            columns=tuple(_columns(found)),
-            charts=overview([view.shown for view in found]),
-            identical=_identical(found),
+            summary=_summary(group),
+            cases=tuple(group),
+            columns=tuple(_columns(group)),
+            charts=overview([view.shown for view in group]),
+            identical=_identical(group),
         )
-        for title, found in groups.items()
+        for title, group in groups.items()
     ]
 
 
 def _parts(case_id: str) -> tuple[str, str]:
     """What a group of cases is called, and the case in it."""
-    found = _ID.fullmatch(case_id)
-    return (f"{found['model']}, {found['precision']}", found["layout"]) if found else (case_id, case_id)
+    match = _ID.fullmatch(case_id)
+    return (f"{match['model']}, {match['precision']}", match["layout"]) if match else (case_id, case_id)
 
 
 def _summary(views: Sequence[CaseView]) -> str:
@@ -122,17 +122,17 @@ def _summary(views: Sequence[CaseView]) -> str:
 
 def _columns(views: Sequence[CaseView]) -> Iterable[Column]:
     for key, name in NUMBERS:
-        found = [view.compared[key] for view in views if key in view.compared]
-        bands = {item.band for item in found}
-        if found:
+        compared = [view.compared[key] for view in views if key in view.compared]
+        bands = {value.band for value in compared}
+        if compared:
             yield Column(key, name, bands.pop() if len(bands) == 1 else "")
 
 
 def _identical(views: Sequence[CaseView]) -> bool:
     """Whether every case has its baseline's numbers, digit for digit."""
     compared = [view.verdict for view in views if view.verdict.baseline is not None]
-    found = [case.largest_relative_difference for case in compared]
-    return bool(found) and all((item.loss, item.grad_norm) == (0, 0) for item in found)
+    differences = [case.largest_relative_difference for case in compared]
+    return bool(differences) and all((difference.loss, difference.grad_norm) == (0, 0) for difference in differences)
 
 
 def _case(case: CaseVerdict, report: Report) -> CaseView:
@@ -153,22 +153,22 @@ def _case(case: CaseVerdict, report: Report) -> CaseView:
 
 def _baseline(case: CaseVerdict, cases: Iterable[CaseVerdict]) -> CaseVerdict | None:
     """The baseline of the same repeat, or the first of its name."""
-    found = [other for other in cases if other.id == case.baseline]
-    return next((other for other in found if other.repeat == case.repeat), found[0] if found else None)
+    matching = [other for other in cases if other.id == case.baseline]
+    return next((other for other in matching if other.repeat == case.repeat), matching[0] if matching else None)
 
 
 def _compared(case: CaseVerdict) -> Iterable[tuple[str, Compared]]:
     for key, name in NUMBERS:
-        found, allowed = getattr(case.largest_relative_difference, key), getattr(case.tolerance, key)
-        if found is None or case.baseline is None:
+        difference, allowed = getattr(case.largest_relative_difference, key), getattr(case.tolerance, key)
+        if difference is None or case.baseline is None:
             continue
         yield (
             key,
             Compared(
                 name=name,
-                found="identical" if found == 0 else f"{found:.1e}",
+                found="identical" if difference == 0 else f"{difference:.1e}",
                 band="" if allowed is None else f"{allowed:.2g}",
-                over=allowed is not None and found > allowed,
+                over=allowed is not None and difference > allowed,
             ),
         )
 

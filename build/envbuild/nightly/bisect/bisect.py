@@ -101,42 +101,42 @@ def _culprits(
 ) -> tuple[tuple[Culprit, ...], bool]:
     """What breaks, and whether it does only together."""
     by_name = {group.name: group for group in groups}
-    packages = {group.name: frozenset(item.name for item in group.packages) for group in groups}
+    packages = {group.name: frozenset(package.name for package in group.packages) for group in groups}
 
     def expanded(names: frozenset[str]) -> frozenset[str]:
         return frozenset(name for group in names for name in packages[group])
 
-    found = find_culprits([*by_name], lambda names: trials.outcome(expanded(names)))
+    names_that_break = find_culprits([*by_name], lambda names: trials.outcome(expanded(names)))
     culprits: list[Culprit] = []
-    for part in found.parts:
+    for part in names_that_break.parts:
         # With the other parts moved: without them nothing fails.
-        others = expanded(found.names - {*part})
+        others = expanded(names_that_break.names - {*part})
         if len(part) > 1:
-            culprits.append(Culprit(packages=tuple(item for name in part for item in by_name[name].packages[:1])))
+            culprits.append(Culprit(packages=tuple(package for name in part for package in by_name[name].packages[:1])))
             continue
         inner = _within(by_name[part[0]], others, trials)
-        culprits += [_with_commit(item, others, trials, repositories) for item in inner]
-    return tuple(culprits), found.all_needed and len(culprits) > 1
+        culprits += [_with_commit(package, others, trials, repositories) for package in inner]
+    return tuple(culprits), names_that_break.all_needed and len(culprits) > 1
 
 
 def _within(group: MovedGroup, others: frozenset[str], trials: _Trials) -> list[Culprit]:
     """The packages of a group that break; the one that leads it, where the trials cannot tell."""
-    items = {item.name: item for item in group.packages}
+    items = {package.name: package for package in group.packages}
     if len(items) == 1:
         return [Culprit(packages=group.packages)]
-    found = find_culprits([*items], lambda names: trials.outcome(names | others))
-    if not found.decided or not found.all_needed:
+    names_that_break = find_culprits([*items], lambda names: trials.outcome(names | others))
+    if not names_that_break.decided or not names_that_break.all_needed:
         return [Culprit(packages=group.packages[:1])]
-    return [Culprit(packages=(items[name],)) for part in found.parts for name in part]
+    return [Culprit(packages=(items[name],)) for part in names_that_break.parts for name in part]
 
 
 def _with_commit(culprit: Culprit, others: frozenset[str], trials: _Trials, repositories: Repositories) -> Culprit:
     """The culprit with the commit that breaks, where it is one package from git that moved along a branch."""
     if len(culprit.packages) != 1:
         return culprit
-    (item,) = culprit.packages
+    (package,) = culprit.packages
     good, bad = trials.request.good, trials.request.bad
-    old, new = component_of(good, item.name), component_of(bad, item.name)
+    old, new = component_of(good, package.name), component_of(bad, package.name)
     if old is None or new is None or not (old.git == new.git and new.git and old.commit and new.commit):
         return culprit
     try:
@@ -145,12 +145,12 @@ def _with_commit(culprit: Culprit, others: frozenset[str], trials: _Trials, repo
         # Along first parents: a commit that a merge brought never was the branch's tip.
         commits = repository.first_parents(*ends)
     except EnvbuildError as error:
-        trials.context.reporter.note(f"note: the commits of {item.name} cannot be had: {error.what}")
+        trials.context.reporter.note(f"note: the commits of {package.name} cannot be had: {error.what}")
         return culprit
-    moved = others | {item.name}
+    moved = others | {package.name}
 
     def at(count: int) -> TrialOutcome:
-        return trials.outcome(moved, {item.name: commits[count - 1]})
+        return trials.outcome(moved, {package.name: commits[count - 1]})
 
     if not commits:
         return culprit
@@ -187,7 +187,7 @@ class _Trials:
         Raises:
             CheckRefusedError: the bad one passes, or the good one does not, or one cannot be tried.
         """
-        everything = frozenset(item.name for group in groups for item in group.packages)
+        everything = frozenset(package.name for group in groups for package in group.packages)
         self.failure = self._tried(Mix(moved=everything, commits={}))
         # None is neither: it could not be tried.
         if self.failure.passed is not False:
@@ -210,9 +210,9 @@ class _Trials:
             lock = write_mixed(folder / "lock", request.good, request.bad, mix)
             key = digest_of({"lock": lock.lock.digest, "trial": self._trial_key})
             # Before the budget: what is known takes no time, so that a bisection that ran out of it gets on.
-            if (found := store.find(KIND, key)) is not None:
+            if (entry := store.find(KIND, key)) is not None:
                 self.reused += 1
-                return _TRIED.validate_json((found / RESULT_FILE).read_bytes())
+                return _TRIED.validate_json((entry / RESULT_FILE).read_bytes())
             if request.budget_seconds is not None and self.seconds >= request.budget_seconds:
                 raise _TimeIsUpError
             self.runs += 1

@@ -85,19 +85,21 @@ def write_mixed(folder: Path, good: LockDirectory, bad: LockDirectory, mix: Mix)
 
 def _mixed_pins(good: LockDirectory, bad: LockDirectory, mix: Mix) -> dict[str, PinnedPackage]:
     new = pins_of(bad)
-    found = {name: pin for name, pin in pins_of(good).items() if name not in mix.moved}
-    found |= {name: pin for name, pin in new.items() if name in mix.moved}
+    pins = {name: pin for name, pin in pins_of(good).items() if name not in mix.moved}
+    pins |= {name: pin for name, pin in new.items() if name in mix.moved}
     for name, commit in mix.commits.items():
         pin = new[name]
         if (own := pin.package.commit) is not None:
-            found[name] = replace(pin, text=pin.text.replace(own, commit))
-    return found
+            pins[name] = replace(pin, text=pin.text.replace(own, commit))
+    return pins
 
 
 def _mixed_components(good: Lock, bad: Lock, mix: Mix) -> dict[str, LockedComponent]:
-    found = {name: item for name, item in good.components.items() if canonicalize_name(name) not in mix.moved}
-    moved = {name: item for name, item in bad.components.items() if canonicalize_name(name) in mix.moved}
-    for name, item in moved.items():
+    components = {
+        name: component for name, component in good.components.items() if canonicalize_name(name) not in mix.moved
+    }
+    moved = {name: component for name, component in bad.components.items() if canonicalize_name(name) in mix.moved}
+    for name, component in moved.items():
         commit = mix.commits.get(canonicalize_name(name))
-        found[name] = item.model_copy(update={"commit": commit}) if commit else item
-    return dict(sorted(found.items()))
+        components[name] = component.model_copy(update={"commit": commit}) if commit else component
+    return dict(sorted(components.items()))

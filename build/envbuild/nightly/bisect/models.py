@@ -76,13 +76,14 @@ class Bisected:
             "bad": self.bad,
             "trial": self.trial,
             "moved": [
-                {"name": group.name, "packages": [_json(item) for item in group.packages]} for group in self.groups
+                {"name": group.name, "packages": [_json(package) for package in group.packages]}
+                for group in self.groups
             ],
             "failure": self.failure,
             "finished": self.finished,
             "culprits": [
                 {
-                    "packages": [_json(item) for item in culprit.packages],
+                    "packages": [_json(package) for package in culprit.packages],
                     "git": culprit.commit.git if culprit.commit else None,
                     "commits": list(culprit.commit.commits) if culprit.commit else [],
                 }
@@ -99,17 +100,17 @@ class Bisected:
         count = f"{self.runs} trials ({self.trial}), {self.reused} known from before, {self.seconds:.0f} s"
         if not self.finished:
             return [f"not finished: the time is up after {count}", "Run it again to go on: results are kept."]
-        found = [culprit.text for culprit in self.culprits]
-        if len(found) > 1:
-            head = f"{len(found)} packages break it only together: without any one of them it passes"
+        texts = [culprit.text for culprit in self.culprits]
+        if len(texts) > 1:
+            head = f"{len(texts)} packages break it only together: without any one of them it passes"
             if not self.only_together:
-                head = f"{len(found)} packages break it together; not all of them can be tried without the others"
-            return [head, *(f"  {text}" for text in found), f"failure: {self.failure}", count]
-        return [f"broken by {found[0]}", f"failure: {self.failure}", count]
+                head = f"{len(texts)} packages break it together; not all of them can be tried without the others"
+            return [head, *(f"  {text}" for text in texts), f"failure: {self.failure}", count]
+        return [f"broken by {texts[0]}", f"failure: {self.failure}", count]
 
 
-def _json(item: MovedPackage) -> dict[str, Json]:
-    pins = {"from": item.old, "to": item.new}
+def _json(package: MovedPackage) -> dict[str, Json]:
+    pins = {"from": package.old, "to": package.new}
     versions = {key: (pin.package.version or None) if pin else None for key, pin in pins.items()}
     commits = {f"{key}_commit": pin.package.commit if pin else None for key, pin in pins.items()}
-    return {"name": item.name, **versions, **commits}
+    return {"name": package.name, **versions, **commits}

@@ -77,7 +77,7 @@ class MovedGroup:
 def pins_of(lock: LockDirectory) -> dict[str, PinnedPackage]:
     """Every package of a lock, by canonical name."""
     content = locked_content(lock, tuple(PHASE_FILES))
-    found: dict[str, PinnedPackage] = {}
+    pins: dict[str, PinnedPackage] = {}
     for phase in PHASE_FILES:
         if (file := lock.file(phase)) is None:
             continue
@@ -87,14 +87,14 @@ def pins_of(lock: LockDirectory) -> dict[str, PinnedPackage]:
             name = canonicalize_name(match[0])
             lines = [line.rstrip() for line in block.splitlines() if line.strip() and not line.lstrip().startswith("#")]
             text = "\n".join(lines).rstrip("\\ ") + "\n"
-            found[name] = PinnedPackage(phase=phase, text=text, package=content.get(name, Package()))
-    return found
+            pins[name] = PinnedPackage(phase=phase, text=text, package=content.get(name, Package()))
+    return pins
 
 
 def component_of(lock: LockDirectory, name: str) -> LockedComponent | None:
     """The component of a canonical name, if it is one."""
     components = lock.lock.components.items()
-    return next((item for key, item in components if canonicalize_name(key) == name), None)
+    return next((component for key, component in components if canonicalize_name(key) == name), None)
 
 
 def moved_packages(good: LockDirectory, bad: LockDirectory) -> dict[str, MovedPackage]:

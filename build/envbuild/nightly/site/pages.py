@@ -123,7 +123,7 @@ class LedgerPages:
             certified = mine.get("certify")
             # Cases stand under their certificate, or under the night in which they failed.
             runs = [certified.digest, night.id] if certified else []
-            cases = next((found for run in runs if (found := snapshot.cases_of_run.get((run, target)))), [])
+            cases = next((rows_of_run for run in runs if (rows_of_run := snapshot.cases_of_run.get((run, target)))), [])
             # What was certified before has its curves on the page of the night that trained it.
             fresh = certified is not None and certified.state != "nothing"
             charts = losses(cases) if fresh else ()
@@ -134,7 +134,7 @@ class LedgerPages:
             "night.html.j2",
             "../",
             night=night,
-            targets=sorted(targets, key=lambda item: item.severity),
+            targets=sorted(targets, key=lambda state: state.severity),
             outcome=self._outcome(night),
             bytes_sent=sum(step.bytes_sent for step in steps),
             bisects=snapshot.bisects_of_night.get(night.id, []),

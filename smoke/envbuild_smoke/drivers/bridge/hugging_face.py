@@ -131,12 +131,12 @@ def _logits(chunk: Any, stored: Any, case: Case) -> dict[str, float]:
     tokens = torch.randint(vocabulary, (1, config.max_position_embeddings), generator=generator)
     device = next(chunk.parameters()).device
     with torch.no_grad():
-        found = _without_dropout(chunk, tokens.to(device))
+        logits = _without_dropout(chunk, tokens.to(device))
         if case.settings.parallel_output:
-            found = tensor_parallel.gather_from_tensor_model_parallel_region(found)
+            logits = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
         usual = stored.to(device)(tokens.to(device)).logits.cpu()
         exact = stored.cpu().double()(tokens).logits
-    return {"logits": _farthest(exact, found[..., :vocabulary].cpu()), "spread": _farthest(exact, usual)}
+    return {"logits": _farthest(exact, logits[..., :vocabulary].cpu()), "spread": _farthest(exact, usual)}
 
 
 def _without_dropout(chunk: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -147,7 +147,7 @@ def _without_dropout(chunk: Any, tokens: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def _farthest(expected: torch.Tensor, found: torch.Tensor) -> float:
+def _farthest(expected: torch.Tensor, actual: torch.Tensor) -> float:
     """Return the largest ||found - expected|| / ||expected|| of all tokens."""
-    distance = torch.linalg.vector_norm(found.double() - expected.double(), dim=-1)
+    distance = torch.linalg.vector_norm(actual.double() - expected.double(), dim=-1)
     return float((distance / torch.linalg.vector_norm(expected.double(), dim=-1)).max())

@@ -91,7 +91,7 @@ def check_saved_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
 
 def _unsaved(chunks: list[torch.nn.Module], shards: list[ShardedTensor]) -> list[str]:
     """Return the names of weights of which Megatron's state for a checkpoint has nothing."""
-    named = [item for chunk in chunks for item in chunk.named_parameters()]
+    named = [pair for chunk in chunks for pair in chunk.named_parameters()]
     if sum(shard.data.numel() for shard in shards) >= sum(value.numel() for _, value in named):
         return []
     places = {shard.data.data_ptr() for shard in shards}

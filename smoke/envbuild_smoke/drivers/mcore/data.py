@@ -74,7 +74,7 @@ class SamplesRead:
         for ranks in zip(*gathered, strict=True):
             # Reversed: of the ranks with one data-parallel rank the first stands for all, and the loop at the end adds
             # those that differ.
-            by_data_rank = dict(reversed([item for item in ranks if item[1]]))
+            by_data_rank = dict(reversed([pair for pair in ranks if pair[1]]))
             shares = [by_data_rank[data_rank] for data_rank in sorted(by_data_rank)]
             if micro_batch_size is None:
                 shares = [sorted(sample for share in shares for sample in share)]

@@ -40,8 +40,8 @@ def summarize_gradients(wrapped: list[torch.nn.Module]) -> list[dict[str, Any]]:
     gathered: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(gathered, own)
     whole: dict[str, torch.Tensor] = {}
-    for found in gathered:
-        for name, numbers in found.items():
+    for of_rank in gathered:
+        for name, numbers in of_rank.items():
             whole[name] = whole.get(name, 0) + numbers
     return [
         {"name": name, "norm": math.sqrt(float(numbers[0])), "projections": numbers[1:].tolist()}
@@ -68,12 +68,12 @@ def _gather_shards(chunk: Any) -> None:
 def _main_shards(chunks: list[torch.nn.Module]) -> Iterator[ShardedTensor]:
     """Yield this rank's parts of the gradients as a checkpoint has those of the weights, each part on one rank only."""
     gradient_of = _Gradients(chunks)
-    found = []
+    shards = []
     for value in nested_values(weights_state(chunks)):
         if isinstance(value, ShardedTensor | ShardedTensorFactory):
             value.data = gradient_of(value.data)
-            found += [value] if value.data is not None else []
-    state = {"found": found}
+            shards += [value] if value.data is not None else []
+    state = {"found": shards}
     apply_factories(state)
     for value in nested_values(state):
         if isinstance(value, ShardedTensor) and is_main_replica(value.replica_id):

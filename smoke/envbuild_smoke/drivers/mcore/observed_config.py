@@ -28,18 +28,18 @@ def observe(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples:
     """
     gathered: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(gathered, _own(case, wrapped, optimizer, samples))
-    return {name: _joined([found[name] for found in gathered]) for name in gathered[0]}
+    return {name: _joined([of_rank[name] for of_rank in gathered]) for name in gathered[0]}
 
 
 def _joined(values: list[Any]) -> Any:
     """Return what ranks found as one value."""
     if isinstance(values[0], dict):
-        keys = sorted({key for found in values for key in found})
-        return {key: sorted({path for found in values for path in found.get(key, ())}) for key in keys}
+        keys = sorted({key for value in values for key in value})
+        return {key: sorted({path for value in values for path in value.get(key, ())}) for key in keys}
     if not isinstance(values[0], str):
         return max(values)
     # "none" and nothing are of stages without such a part.
-    names = {name for found in values for name in found.split(",") if name not in ("", "none")}
+    names = {name for value in values for name in value.split(",") if name not in ("", "none")}
     return ",".join(sorted(names)) or values[0]
 
 
@@ -86,7 +86,7 @@ def named_modules(chunks: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Mod
 
     Those are Megatron's own layers whatever they adapt (Megatron-Bridge, ParallelLinearAdapter).
     """
-    every = [item for chunk in chunks for item in chunk.named_modules()]
+    every = [pair for chunk in chunks for pair in chunk.named_modules()]
     return [(name, module) for name, module in every if "adapter" not in name.split(".")]
 
 
@@ -150,14 +150,14 @@ def _normalization(modules: list[torch.nn.Module]) -> str:
 
 def _largest(modules: list[torch.nn.Module], names: tuple[str, ...]) -> float:
     """Return the largest probability of dropout in attributes of these names: a number, or a Dropout."""
-    found = [0.0]
+    sizes = [0.0]
     for module in modules:
         for name in names:
             value = getattr(module, name, None)
             value = getattr(value, "p", value)
             if isinstance(value, int | float):
-                found.append(float(value))
-    return max(found)
+                sizes.append(float(value))
+    return max(sizes)
 
 
 def _parameters(chunks: list[torch.nn.Module], *, trainable: bool = False) -> int:
