@@ -208,8 +208,8 @@ def _check_signer(request: PublishRequest, context: Context) -> None:
         raise PublicationRefusedError(
             f"the image {request.image.name} is not published",
             why=why,
-            fix="Name a key that readers trust: --key FILE, or signing.key of the configuration. A policy with "
-            "signed_publication = false does without, and then no tag of a name of its own is pulled.",
+            fix="Name a key that readers trust: --key FILE, or signing.key of the configuration. Without one, you and "
+            "readers need a policy of your own with signed_publication = false (envs/policies/NAME.toml).",
             reason="publication-key",
         )
 

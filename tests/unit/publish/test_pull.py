@@ -9,11 +9,12 @@ import pytest
 from helpers.publish_world import make_publish_world
 from helpers.pull_world import PullWorld, make_pull_world
 
+from envbuild.catalog.policy import Policy
 from envbuild.certify.certificate.envelope import SignedBytes
 from envbuild.certify.certificate.keys import make_keys
 from envbuild.certify.certificate.sign import load_signer
 from envbuild.certify.certificate.trust import load_trust
-from envbuild.core import digests
+from envbuild.core import digests, tomlread
 from envbuild.core.errors import (
     CertificateRefusedError,
     CheckRefusedError,
@@ -344,6 +345,46 @@ def test_what_a_trusted_publisher_may_not_state_either(there, changes, reason):
         pull(there.request(), there.context)
     assert refused.value.reason == reason
     assert refused.value.fix
+
+
+def test_help_for_what_nobody_signed_works(there, tmp_path):
+    there.publish(signed=False)
+    with pytest.raises(CertificateRefusedError) as refused:
+        pull(there.request(), there.context)
+    assert refused.value.reason == "publication-signature"
+    assert "--key FILE" in refused.value.fix
+    head, *lines = refused.value.fix.splitlines()
+    assert head.endswith("--policy FILE.toml:")
+    own = Policy.model_validate(tomlread.loads("\n".join(lines)))
+    assert own.model_copy(update={"signed_publication": True}) == there.request().policy.model_copy(
+        update={"summary": own.summary}
+    )
+    assert pull(there.request(policy=own), there.context).downloaded
+
+
+@pytest.mark.parametrize("changes", [{"base_rebuilt": True}, {"moving_tag": "stable"}])
+def test_no_policy_is_offered_that_would_refuse_it_too(there, changes):
+    there.publish(signed=False, **changes)
+    with pytest.raises(CertificateRefusedError) as refused:
+        pull(there.request(changes.get("moving_tag", "mcore-debian12-cpu")), there.context)
+    assert refused.value.reason == "publication-signature"
+    assert refused.value.fix == "Publish the image again with a key that you trust: --key FILE."
+
+
+@pytest.mark.parametrize("gpus", [(), ("90",)])
+def test_unsigned_entry_does_not_state_the_gpus_of_an_own_target(there, gpus):
+    original = there.world.certify
+    there.world.certify = lambda: original(subject={"target": "mine"})
+    lock = digests.short(there.world.image.record.lock_digest)
+    names = {"target": "mine", "tag": f"mcore-debian12-{lock}-mine", "moving_tag": "mcore-debian12-mine"}
+    there.publish(signed=False, gpus=gpus, **names)
+    policy = there.request().policy.model_copy(update={"signed_publication": False})
+    with pytest.raises(CertificateRefusedError) as refused:
+        pull(there.request("mcore-debian12-mine", policy=policy), there.context)
+    assert refused.value.reason == "target"
+    assert "--key FILE" in refused.value.fix
+    there.publish(**names)
+    assert pull(there.request("mcore-debian12-mine", policy=policy), there.context).publication.target == "mine"
 
 
 def test_key_that_may_not_publish_is_refused(there):
