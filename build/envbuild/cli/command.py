@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import click
 from click.core import ParameterSource
 
 from envbuild.cli.output import put
+
+# Of an option that is not there: as many characters, dashes included, say which one was meant; else nearly all do.
+BEGINNING, CLOSE = len("--out"), 0.75
 
 
 class Command(click.Command):
@@ -24,6 +28,23 @@ class Command(click.Command):
         if option is not None:
             option.callback = _show_help
         return option
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            # click's own are any that share some letters: --trust for --output.
+            known = [name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)]
+            error.possibilities = near_options(error.option_name, known)
+            raise
+
+
+def near_options(name: str, known: Iterable[str]) -> list[str]:
+    """The options that somebody may have meant: those that begin alike, else those that are nearly written so."""
+    options = [option for option in known if option.startswith("--")]
+    alike = [option for option in options if option.startswith(name[:BEGINNING])] if len(name) >= BEGINNING else []
+    near = difflib.get_close_matches(name, alike, cutoff=0.0) or difflib.get_close_matches(name, options, cutoff=CLOSE)
+    return sorted(near)
 
 
 class CommandGroup(Command, click.Group):
