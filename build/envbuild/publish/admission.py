@@ -100,6 +100,8 @@ def _help_for_unsigned(
     publication: Publication, verified: VerifiedCertificate, policy: Policy, trust: Trust, at: datetime
 ) -> str:
     """What helps against a signature that is missing; another policy only where nothing else speaks against it then."""
+    if publication.signature is not None:
+        return SIGN_IT  # one that is there counts under every policy
     own = policy.model_copy(update={"summary": "also what nobody signed", "signed_publication": False})
     if any(objections_to(publication, verified, own, trust, at)):
         return SIGN_IT

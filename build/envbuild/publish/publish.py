@@ -26,6 +26,7 @@ from envbuild.publish.artifacts import Artifact
 from envbuild.publish.draft import (
     Destination,
     PublishRequest,
+    counts,
     draft_publication,
     find_standing,
     refuse_other_place,
@@ -34,7 +35,7 @@ from envbuild.publish.gate import Admitted, Rules, admit
 from envbuild.publish.models import Publication
 from envbuild.publish.moving import move_tag
 from envbuild.publish.repository import open_repository
-from envbuild.publish.signature import objection_to_key, objection_to_signature
+from envbuild.publish.signature import objection_to_key
 from envbuild.publish.sqsh_stores import open_sqsh_store
 from envbuild.publish.tags import DOCKER_SUFFIX
 from envbuild.store.registry import Registry
@@ -85,7 +86,7 @@ def publish(request: PublishRequest, context: Context) -> Published:
     with context.store.staging("publish") as folder:
         draft = draft_publication(request, there, manifest, admitted, context)
         standing = find_standing(draft, there.publications, context.clock())
-        if standing is not None and admitted is not None and not _is_trusted(standing, request, context):
+        if standing is not None and admitted is not None and not counts(standing, request, context):
             standing = None
         if standing is None:
             _refuse_other_place(draft, there, request, context)
@@ -120,18 +121,10 @@ def publish(request: PublishRequest, context: Context) -> Published:
     return Published(publication=draft, sent=sent, attached=sent_with_it, seconds=time.monotonic() - started)
 
 
-def _is_trusted(standing: Publication, request: PublishRequest, context: Context) -> bool:
-    """Whether readers under the same policy take a publication that is there."""
-    if not request.policy.signed_publication:
-        return True
-    trust = require_trust(request.trust)
-    return not objection_to_signature(standing, trust, request.policy, context.clock())
-
-
 def _refuse_other_place(draft: Publication, there: Destination, request: PublishRequest, context: Context) -> None:
     listed = next((item for item in there.publications if item.tag == draft.tag), None)
     # Whoever may push can list any place: what a trusted key signed counts.
-    if listed is not None and (not draft.certificate_digest or _is_trusted(listed, request, context)):
+    if listed is not None and (not draft.certificate_digest or counts(listed, request, context)):
         refuse_other_place(draft, listed, context)
 
 

@@ -56,7 +56,8 @@ def test_shipped_matrices():
 
 
 @pytest.mark.parametrize(
-    ("name", "target"), [(name, entry.target) for name in CATALOG.names("stacks") for entry in CATALOG.stack(name).builds]
+    ("name", "target"),
+    [(name, entry.target) for name in CATALOG.names("stacks") for entry in CATALOG.stack(name).builds],
 )
 def test_default_matrix_of_every_shipped_stack_and_target_has_cases_and_can_be_published(name, target):
     """A night locked, built, and could not certify; or it certified for hours, and could not publish."""

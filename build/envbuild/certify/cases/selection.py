@@ -134,12 +134,13 @@ def driver_of(selection: Selection, matrix_name: str, lock: Lock | None = None) 
         possible.append(stack.takeover.driver)
     fitting = [driver for driver in possible if _trains(driver, selection.catalog.matrix(matrix_name))]
     if not fitting:
+        other = shipped_matrix(possible[0], selection.target.device)
         names = " or ".join(driver.value for driver in possible)
         raise CertificationCannotRunError(
             f"matrix {matrix_name} has no cases for driver {names}",
             why=f"{source} names the driver. Drivers nemo and bridge train their recipes, and driver mcore the models "
             "without one.",
-            fix=f"Nothing was run. Choose another matrix: --matrix {shipped_matrix(possible[0], selection.target.device)}.",
+            fix=f"Nothing was run. Choose another matrix: --matrix {other}.",
             reason="no-cases",
         )
     return fitting[0]
