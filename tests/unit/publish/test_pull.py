@@ -1,6 +1,8 @@
 """A pull from a .sqsh store: what is refused, what is fetched once, and what goes on where it ended."""
 
 import json
+import os
+import shutil
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +25,7 @@ from envbuild.core.errors import (
     PublicationRefusedError,
     UsageError,
 )
+from envbuild.core.files import clone_or_copy
 from envbuild.publish import kept_files
 from envbuild.publish.models import Revocation
 from envbuild.publish.pull import SQSH_KIND, pull
@@ -61,21 +64,50 @@ def test_pull_by_tag_and_digest(there):
     assert pull(there.request("mcore-debian12", target="cpu"), there.context).publication == publication
 
 
-def test_file_is_hashed_once(there, monkeypatch):
-    there.publish()
-    hashed = []
+@pytest.fixture
+def hashed(monkeypatch):
+    """The .sqsh files of the store that were hashed."""
+    paths = []
     sha256_file = digests.sha256_file
 
     def counted(path):
-        hashed.append(path)
+        if SQSH_KIND in str(path) and path.suffix != ".jsonl":
+            paths.append(path)
         return sha256_file(path)
 
     for module in (kept_files, entry_index):
         monkeypatch.setattr(module, "sha256_file", counted)
+    return paths
+
+
+def test_file_is_hashed_once(there, hashed):
+    there.publish()
     for _ in range(3):
         pull(there.request(), there.context)
-    large = [path for path in hashed if SQSH_KIND in str(path) and path.suffix != ".jsonl"]
-    assert len(large) == 1
+    assert len(hashed) == 1
+
+
+@pytest.mark.parametrize("touch", ["chmod", "link", "mtime", "copy", "store without notes"])
+def test_what_only_moves_its_time_of_change_costs_one_reading(there, hashed, tmp_path, touch):
+    there.publish()
+    path = pull(there.request(), there.context).path
+    before = path.stat()
+    match touch:
+        case "chmod":
+            path.chmod(0o400)
+        case "link":
+            (path.parent / "backup").hardlink_to(path)
+        case "mtime":
+            os.utime(path)
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        case "store without notes":  # of an earlier version
+            shutil.rmtree(there.home / f"cache/{SQSH_KIND}-{kept_files.CHECKED}")
+        case _:
+            clone_or_copy(path, tmp_path / "copy")
+    hashed.clear()
+    for _ in range(3):
+        assert not pull(there.request(), there.context).downloaded
+    assert len(hashed) == (0 if touch == "copy" else 1)
 
 
 def test_changed_file_in_the_store_is_fetched_anew(there):
@@ -85,6 +117,32 @@ def test_changed_file_in_the_store_is_fetched_anew(there):
     found = pull(there.request(), there.context)
     assert found.downloaded
     assert found.path.read_bytes() == there.image.read_bytes()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_file_that_was_changed_with_its_time_put_back_is_fetched_anew(there, times):
+    there.publish()
+    for _ in range(times):
+        path = pull(there.request(), there.context).path
+        before = path.stat()
+        with path.open("r+b") as stream:
+            stream.write(b"another")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        found = pull(there.request(), there.context)
+        assert found.downloaded
+        assert found.path.read_bytes() == there.image.read_bytes()
+
+
+def test_changed_file_of_a_store_that_cannot_be_changed_is_refused(there, monkeypatch):
+    there.publish()
+    path = pull(there.request(), there.context).path
+    before = path.stat()
+    path.write_bytes(b"?" * before.st_size)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    monkeypatch.setattr(kept_files, "mark_changed", lambda _: None)
+    with pytest.raises(CheckRefusedError, match="is refused") as refused:
+        pull(there.request(), there.context)
+    assert "was changed" in refused.value.why
 
 
 def test_what_a_killed_pull_had_is_not_fetched_again(there, monkeypatch):
