@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 
 import click
 from click.core import ParameterSource
@@ -33,18 +33,18 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            # click's own are any that share some letters: --trust for --output.
-            known = [name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)]
-            error.possibilities = near_options(error.option_name, known)
-            raise
+            # click suggests any that share some letters: --trust for --output.
+            name = error.option_name
+            near = near_option(name, [known for item in self.params for known in (*item.opts, *item.secondary_opts)])
+            meant = f" Did you mean {near!r}?" if near else ""
+            raise click.UsageError(f"No such option {name!r}.{meant}", ctx) from error
 
 
-def near_options(name: str, known: Iterable[str]) -> list[str]:
-    """The options that somebody may have meant: those that begin alike, else those that are nearly written so."""
-    options = [option for option in known if option.startswith("--")]
+def near_option(name: str, options: Sequence[str]) -> str | None:
+    """The option that somebody may have meant: one that begins alike, else one that is nearly written so."""
     alike = [option for option in options if option.startswith(name[:BEGINNING])] if len(name) >= BEGINNING else []
-    near = difflib.get_close_matches(name, alike, cutoff=0.0) or difflib.get_close_matches(name, options, cutoff=CLOSE)
-    return sorted(near)
+    near = difflib.get_close_matches(name, alike, 1, 0.0) or difflib.get_close_matches(name, options, 1, CLOSE)
+    return near[0] if near else None
 
 
 class CommandGroup(Command, click.Group):
