@@ -377,6 +377,18 @@ def test_an_index_from_before_the_newest_image(place: str, attacker: Attacker, w
     check_error(caught.value)
 
 
+def test_an_index_that_was_emptied_keeps_nobody_from_publishing(
+    place: str, attacker: Attacker, world: PublishWorld
+) -> None:
+    first = world.publish(place)
+    attacker.write_back(replace(attacker.index(), content=DOCUMENT.encode()))
+    world.rebuild(NEWER)
+    second = world.publish(place)
+    for publication in (first, second):
+        assert pulled(world, f"{place}:{publication.tag}").publication == publication
+    assert digest_of_tag(attacker.registry, first.moving_tag) == second.oci_digest
+
+
 @pytest.mark.parametrize("status", [401, 403, 405])
 def test_an_account_that_may_not_list_tags(
     proxy: FaultProxy, repository: str, world: PublishWorld, status: int
