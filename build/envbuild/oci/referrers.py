@@ -99,8 +99,11 @@ def _add_to_tag(registry: Registry, tag: str, entries: Sequence[dict[str, Json]]
     sent, gone = 0, set[str]()
     for _ in range(MOST_WRITES):
         before = read_manifest(registry, tag)
-        there: list[Json] = jsonread.foreign(before.content)["manifests"] if before else []
-        listed = [item for item in there if isinstance(item, dict) and item.get("digest") not in gone]
+        # Whatever else somebody has put there is written over.
+        document = jsonread.foreign(before.content) if before else {}
+        there = document.get("manifests") if isinstance(document, dict) else None
+        entries_there: list[Json] = there if isinstance(there, list) else []
+        listed = [item for item in entries_there if isinstance(item, dict) and item.get("digest") not in gone]
         known = {item.get("digest") for item in listed}
         missing = [entry for entry in entries if entry["digest"] not in known]
         if not missing:

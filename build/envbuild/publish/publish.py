@@ -141,7 +141,10 @@ def _is_whole(
     """Whether a publication of the index is still all there: a retention rule may have removed something."""
     if digest_of_tag(registry, publication.tag) != publication.oci_digest:
         return False
-    listed = {item.digest for item in list_referrers(registry, publication.oci_digest)}
+    try:
+        listed = {item.digest for item in list_referrers(registry, publication.oci_digest)}
+    except CheckRefusedError:
+        return False  # somebody has put something else there
     wanted = [sha256_bytes(item.manifest) for item in attached]
     # The list under a tag names an artifact also after a retention rule removed it.
     if not all(digest in listed and digest_of_tag(registry, digest) for digest in wanted):

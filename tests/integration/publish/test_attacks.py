@@ -21,7 +21,7 @@ from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, EnvbuildError, PublicationRefusedError
 from envbuild.oci.push import RegistryManifest, digest_of_tag, push_blobs, put_manifest, read_manifest
-from envbuild.oci.referrers import INDEX_TYPE
+from envbuild.oci.referrers import INDEX_TYPE, tag_of
 from envbuild.publish.artifacts import empty_blob
 from envbuild.publish.index import _entry_manifest
 from envbuild.publish.models import Publication
@@ -375,6 +375,16 @@ def test_an_index_from_before_the_newest_image(place: str, attacker: Attacker, w
     with pytest.raises(CheckRefusedError, match="is refused") as caught:
         pulled(world, f"{place}:{first.moving_tag}")
     check_error(caught.value)
+
+
+def test_junk_in_the_place_of_a_list_of_referrers_is_written_over(
+    place: str, attacker: Attacker, world: PublishWorld, tmp_path: Any
+) -> None:
+    push_blobs(attacker.registry, [empty_blob(tmp_path)])
+    for _ in range(2):
+        put_manifest(attacker.registry, tag_of(world.image.record.oci_digest), NOTHING)
+        publication = world.publish(place)
+        assert pulled(world, f"{place}:{publication.tag}").publication == publication
 
 
 def test_an_index_that_was_emptied_keeps_nobody_from_publishing(
