@@ -1,15 +1,10 @@
 """A pull from a .sqsh store: what is refused, what is fetched once, and what goes on where it ended."""
 
 import json
-import os
-import shutil
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from helpers.publish_world import make_publish_world
-from helpers.pull_world import PullWorld, make_pull_world
 
 from envbuild.catalog.policy import Policy
 from envbuild.certify.certificate.envelope import SignedBytes
@@ -19,36 +14,18 @@ from envbuild.certify.certificate.trust import load_trust
 from envbuild.core import digests, tomlread
 from envbuild.core.errors import (
     CertificateRefusedError,
-    CheckRefusedError,
     ConfigurationError,
     NetworkError,
     PublicationRefusedError,
     UsageError,
 )
-from envbuild.core.files import clone_or_copy
-from envbuild.publish import kept_files
 from envbuild.publish.models import Revocation
-from envbuild.publish.pull import SQSH_KIND, pull
+from envbuild.publish.pull import pull
 from envbuild.publish.signature import objection_to_signature
 from envbuild.publish.sources import parse_reference
 from envbuild.publish.sqsh_stores import SqshStore
-from envbuild.store import entry_index
 
-PARTIAL_KIND = f"{SQSH_KIND}-{kept_files.PARTIAL}"
 BACK = Revocation(reason="wrong numbers", at="2026-11-20T07:00:00Z")
-CONTENT = b"a squashfs file " * 10_000
-
-
-@pytest.fixture
-def there(tmp_path) -> PullWorld:
-    world = make_publish_world(tmp_path / "project")
-    world.rebuild({"torch": CONTENT})
-    return make_pull_world(world, tmp_path / "home")
-
-
-def served(there, kind: str) -> Path:
-    """A file of the store."""
-    return next(path for path in (there.home / "share" / kind).rglob("*") if path.is_file())
 
 
 def test_pull_by_tag_and_digest(there):
@@ -62,138 +39,6 @@ def test_pull_by_tag_and_digest(there):
         assert found.downloaded == (name == "mcore-debian12-cpu")
     # A tag may be without its target.
     assert pull(there.request("mcore-debian12", target="cpu"), there.context).publication == publication
-
-
-@pytest.fixture
-def hashed(monkeypatch):
-    """The .sqsh files of the store that were hashed."""
-    paths = []
-    sha256_file = digests.sha256_file
-
-    def counted(path):
-        if SQSH_KIND in str(path) and path.suffix != ".jsonl":
-            paths.append(path)
-        return sha256_file(path)
-
-    for module in (kept_files, entry_index):
-        monkeypatch.setattr(module, "sha256_file", counted)
-    return paths
-
-
-def test_file_is_hashed_once(there, hashed):
-    there.publish()
-    for _ in range(3):
-        pull(there.request(), there.context)
-    assert len(hashed) == 1
-
-
-@pytest.mark.parametrize("touch", ["chmod", "link", "mtime", "copy", "store without notes"])
-def test_what_only_moves_its_time_of_change_costs_one_reading(there, hashed, tmp_path, touch):
-    there.publish()
-    path = pull(there.request(), there.context).path
-    before = path.stat()
-    match touch:
-        case "chmod":
-            path.chmod(0o400)
-        case "link":
-            (path.parent / "backup").hardlink_to(path)
-        case "mtime":
-            os.utime(path)
-            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        case "store without notes":  # of an earlier version
-            shutil.rmtree(there.home / f"cache/{SQSH_KIND}-{kept_files.CHECKED}")
-        case _:
-            clone_or_copy(path, tmp_path / "copy")
-    hashed.clear()
-    for _ in range(3):
-        assert not pull(there.request(), there.context).downloaded
-    assert len(hashed) == (0 if touch == "copy" else 1)
-
-
-def test_changed_file_in_the_store_is_fetched_anew(there):
-    there.publish()
-    path = pull(there.request(), there.context).path
-    path.write_bytes(b"x" * path.stat().st_size)
-    found = pull(there.request(), there.context)
-    assert found.downloaded
-    assert found.path.read_bytes() == there.image.read_bytes()
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_file_that_was_changed_with_its_time_put_back_is_fetched_anew(there, times):
-    there.publish()
-    for _ in range(times):
-        path = pull(there.request(), there.context).path
-        before = path.stat()
-        with path.open("r+b") as stream:
-            stream.write(b"another")
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        found = pull(there.request(), there.context)
-        assert found.downloaded
-        assert found.path.read_bytes() == there.image.read_bytes()
-
-
-def test_changed_file_of_a_store_that_cannot_be_changed_is_refused(there, monkeypatch):
-    there.publish()
-    path = pull(there.request(), there.context).path
-    before = path.stat()
-    path.write_bytes(b"?" * before.st_size)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    monkeypatch.setattr(kept_files, "mark_changed", lambda _: None)
-    with pytest.raises(CheckRefusedError, match="is refused") as refused:
-        pull(there.request(), there.context)
-    assert "was changed" in refused.value.why
-
-
-def test_what_a_killed_pull_had_is_not_fetched_again(there, monkeypatch):
-    publication = there.publish()
-    part = there.context.store.path_of(PARTIAL_KIND, publication.sqsh.digest)
-    part.parent.mkdir(parents=True)
-    part.write_bytes(there.image.read_bytes()[:100_000])
-    starts = []
-    download = SqshStore.download
-
-    def counted(self, sqsh, to, start=0):
-        starts.append(start)
-        return download(self, sqsh, to, start)
-
-    monkeypatch.setattr(SqshStore, "download", counted)
-    assert pull(there.request(), there.context).path.read_bytes() == there.image.read_bytes()
-    assert starts == [100_000]
-    assert not part.exists()
-
-
-def test_partial_file_of_other_bytes_is_fetched_from_the_start(there):
-    publication = there.publish()
-    part = there.context.store.path_of(PARTIAL_KIND, publication.sqsh.digest)
-    part.parent.mkdir(parents=True)
-    part.write_bytes(b"?" * 1000)
-    assert pull(there.request(), there.context).path.read_bytes() == there.image.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [(lambda data: data[:-1], "bytes instead of"), (lambda data: data[:-1] + b"?", "digest is another")],
-)
-def test_damaged_sqsh_is_refused_and_not_kept(there, change, why):
-    there.publish()
-    file = served(there, "sqsh")
-    file.write_bytes(change(file.read_bytes()))
-    with pytest.raises(CheckRefusedError, match="is refused") as refused:
-        pull(there.request(), there.context)
-    assert why in refused.value.why
-    assert str(there.home / "share") in refused.value.why
-    cache = there.home / "cache"
-    assert not list((cache / SQSH_KIND).glob("*/*"))
-    assert not list((cache / PARTIAL_KIND).iterdir())
-
-
-def test_sqsh_that_is_gone_is_refused(there):
-    there.publish()
-    served(there, "sqsh").unlink()
-    with pytest.raises(CheckRefusedError, match="is refused") as refused:
-        pull(there.request(), there.context)
-    assert "it is gone" in refused.value.why
 
 
 def test_revoked_image_is_refused(there):
@@ -280,7 +125,7 @@ def test_certificate_from_the_future_is_refused(there, monkeypatch):
 )
 def test_changed_bundle_is_refused(there, change):
     there.publish()
-    file = served(there, "certificates")
+    file = there.served("certificates")
     file.write_bytes(change(file.read_bytes()))
     with pytest.raises(CertificateRefusedError, match="is refused"):
         pull(there.request(), there.context)
@@ -311,7 +156,7 @@ def test_certificate_that_was_forged_with_its_digest_is_refused(there, tmp_path)
 )
 def test_entry_that_states_something_else_is_refused(there, changes):
     there.publish()
-    file = served(there, "publications")
+    file = there.served("publications")
     file.write_bytes(json.dumps({**json.loads(file.read_bytes()), **changes}).encode())
     with pytest.raises(CertificateRefusedError) as refused:
         pull(there.request(), there.context)
@@ -327,7 +172,7 @@ def test_entry_of_another_image_is_refused(there):
 
 def test_entry_of_another_sqsh_is_refused(there, tmp_path):
     there.publish()
-    file = served(there, "publications")
+    file = there.served("publications")
     entry = json.loads(file.read_bytes())
     other = tmp_path / "other.sqsh"
     other.write_bytes(b"other")
@@ -361,14 +206,14 @@ def test_reason_of_a_revocation_is_one_line(there):
 
 def test_revocation_that_is_written_over_counts(there):
     publication = there.publish()
-    file = served(there, "publications")
+    file = there.served("publications")
     before = file.read_bytes()
     there.store.revoke(publication.oci_digest, BACK)
     file.write_bytes(before)
     with pytest.raises(PublicationRefusedError) as refused:
         pull(there.request(), there.context)
     assert "wrong numbers" in refused.value.why
-    served(there, "revoked").write_bytes(b"{}")
+    there.served("revoked").write_bytes(b"{}")
     with pytest.raises(PublicationRefusedError) as refused:
         pull(there.request(publication.tag), there.context)
     assert refused.value.reason == "revoked"
@@ -464,7 +309,7 @@ def test_key_that_may_not_publish_is_refused(there):
 def test_document_that_somebody_dated_is_written_anew(there):
     """Of the image that is published: it would stay for ever."""
     publication = there.publish()
-    file = served(there, "publications")
+    file = there.served("publications")
     for changes in ({"published_at": "2099-01-01T00:00:00Z"}, {"stack": "other"}):
         file.write_bytes(json.dumps({**json.loads(file.read_bytes()), **changes}).encode())
         assert not there.store.has(publication)
@@ -479,7 +324,7 @@ def test_tag_that_moves_meanwhile_is_followed(there, monkeypatch):
 
     def move(self, sqsh, to, start=0):
         if not moved:
-            there.world.rebuild({"torch": CONTENT + b"new"})
+            there.world.rebuild({"torch": b"a newer file " * 10_000})
             moved.append(
                 there.publish(tag=f"mcore-debian12-{digests.short(there.world.image.record.lock_digest)}-cpu-r2")
             )
