@@ -20,12 +20,18 @@ ENVBUILD_IMAGE_FOLDER=
 # shellcheck disable=SC1091
 [ ! -f "$site/prolog.env" ] || . "$site/prolog.env"
 
+# In one line, without what a terminal acts on: control characters, those of UTF-8 too (U+0080 to U+009F).
+printable() { printf '%s' "$1" | tr '[:cntrl:]' ' ' | sed 's/\xc2[\x80-\x9f]/ /g'; }
+
+# A word as a shell takes it, whatever is in it: the printf of sh has no %q.
+quoted() { printf "'%s'" "$(printf '%s' "$1" | sed "s/'/'\\\\''/g")"; }
+
 # cancel CAUSE HELP: an srun or salloc that waits shows both; `scontrol show job` and sacct have them as AdminComment.
 cancel() {
-    cause=$(printf '%s' "$1" | tr -s '[:cntrl:]' ' ' | cut -c -800)
-    printf 'error: job %s is cancelled\ncause: %s\nhelp: %s\n' "$SLURM_JOB_ID" "$cause" "$2" >&2
-    scontrol update "JobId=$SLURM_JOB_ID" "AdminComment=envbuild: cancelled. Cause: $cause Help: $2" >&2 || true
-    scontrol notify "$SLURM_JOB_ID" "envbuild cancels this job. Cause: $cause Help: $2" >&2 || true
+    cause=$(printable "$1" | cut -c -800) help=$(printable "$2")
+    printf 'error: job %s is cancelled\ncause: %s\nhelp: %s\n' "$SLURM_JOB_ID" "$cause" "$help" >&2
+    scontrol update "JobId=$SLURM_JOB_ID" "AdminComment=envbuild: cancelled. Cause: $cause Help: $help" >&2 || true
+    scontrol notify "$SLURM_JOB_ID" "envbuild cancels this job. Cause: $cause Help: $help" >&2 || true
     scancel "$SLURM_JOB_ID"
     exit 0
 }
@@ -62,8 +68,9 @@ case "$image" in
 *) exit 0 ;;
 esac
 # enroot drops line ends at the end of a name, and would open another file.
-case "$image" in *[[:cntrl:]]*) cancel "The name of the image has a control character." "Rename the file." ;; esac
-pull="Pull it again: envbuild pull REGISTRY/REPO:TAG --output $path"
+[ "$path" = "$(printable "$path")" ] ||
+    cancel "The path of the image has a control character." "Rename the file or its folder."
+pull="Pull it again: envbuild pull REGISTRY/REPO:TAG --output $(quoted "$path")"
 { readable "$path" && readable "$path.intoto.jsonl"; } ||
     cancel "$path or its certificate next to it, $path.intoto.jsonl, is missing or closed to the job's user." "$pull"
 if [ -n "$ENVBUILD_IMAGE_FOLDER" ]; then

@@ -46,6 +46,10 @@ class PullWorld:
     def image(self) -> Path:
         return self.world.image.sqsh()
 
+    def served(self, kind: str) -> Path:
+        """A file of the store."""
+        return next(path for path in (self.home / "share" / kind).rglob("*") if path.is_file())
+
     def publish(self, *, certified: bool = True, signed: bool = True, **changes: Any) -> Publication:
         """Put the world's image there; ``changes`` are fields of its publication."""
         publication, bundle = self.described(certified=certified, signed=signed, **changes)

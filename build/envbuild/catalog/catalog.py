@@ -23,7 +23,7 @@ from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.models import KINDS, Cluster, Companions, Target
 from envbuild.catalog.policy import Policy
 from envbuild.catalog.recipe import WheelRecipe
-from envbuild.catalog.stack import Stack
+from envbuild.catalog.stack import Driver, Stack
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.files import machine_errors
@@ -337,6 +337,10 @@ class Selection:
     def target(self) -> Target:
         return self.catalog.target(self.target_name)
 
+    def matrix_for(self, driver: Driver | None = None) -> str:
+        """The matrix that certifies the stack for the target without --matrix; ``driver``: the lock's."""
+        return self.stack.matrix_for(self.target.device, driver)
+
 
 def select(
     catalog: Catalog, stack_name: str, target_name: str | None, base_name: str | None, machine: HostDistribution
@@ -464,7 +468,8 @@ def _wanted(kind: str, name: str) -> toml.Wanted:
 def _named_by(stack: Stack) -> list[_Named]:
     """The matrix, targets and bases that a stack names."""
     # Not in the model, which knows one file: what a stack names may be defined in either envs/.
-    named: list[_Named] = [("matrices", stack.matrix, ("matrix",))] if stack.matrix else []
+    matrices = {"matrix": stack.matrix, "gpu_matrix": stack.gpu_matrix}
+    named: list[_Named] = [("matrices", name, (key,)) for key, name in matrices.items() if name]
     for position, entry in enumerate(stack.builds):
         named.append(("targets", entry.target, ("builds", position, "target")))
         named += [("bases", base, ("builds", position, "bases")) for base in entry.bases]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Annotated
 
@@ -38,6 +39,12 @@ class Policy(TomlModel):
     def matrices_for(self, device: Device) -> tuple[str, ...]:
         """The matrices that vouch for an image of a target with this device."""
         return self.matrices if self.cpu_matrices is None or device is Device.CUDA else self.cpu_matrices
+
+    def as_toml(self) -> str:
+        """The lines of its file; what is left at its default is not in them."""
+        # Of texts, numbers, truth values and lists of texts JSON's form is TOML's.
+        values = self.model_dump(mode="json", exclude_defaults=True)
+        return "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
 
     @property
     def max_age(self) -> timedelta:

@@ -45,8 +45,13 @@ class Driver(str, Enum):
     BRIDGE = "bridge"
 
 
-# The shipped matrix that certifies what each driver trains.
-MATRICES = {Driver.MCORE: "certify-quick", Driver.NEMO: "nemo-recipes", Driver.BRIDGE: "bridge-recipes"}
+_MATRICES = {Driver.MCORE: "certify-quick", Driver.NEMO: "nemo-recipes", Driver.BRIDGE: "bridge-recipes"}
+
+
+def shipped_matrix(driver: Driver, device: Device) -> str:
+    """The shipped matrix that certifies what a driver trains on a device."""
+    # The default policy does not count certify-quick there.
+    return "certify-full" if (driver, device) == (Driver.MCORE, Device.CUDA) else _MATRICES[driver]
 
 
 class Component(TomlModel):
@@ -253,6 +258,10 @@ class Stack(TomlModel):
     matrix: Name | None = Field(
         default=None, description="what certifies it without --matrix; default: the shipped one of its driver"
     )
+    # Excluded: it decides no lock.
+    gpu_matrix: Name | None = Field(
+        default=None, exclude=True, description="the same for targets with GPUs; default: matrix"
+    )
     # Excluded: what a stack is counts, and not in how many files it is written.
     extends: Name | None = Field(
         default=None,
@@ -335,9 +344,10 @@ class Stack(TomlModel):
                     raise MisplacedError((*place, name, "uses"), text)
         return self
 
-    def matrix_for(self, driver: Driver | None = None) -> str:
-        """The matrix that certifies it without --matrix; ``driver``: the lock's, where it is not the stack's."""
-        return self.matrix or MATRICES[driver or self.driver]
+    def matrix_for(self, device: Device, driver: Driver | None = None) -> str:
+        """The matrix that certifies it for a device without --matrix; ``driver``: the lock's, or else the stack's."""
+        named = self.gpu_matrix if device is Device.CUDA else None
+        return named or self.matrix or shipped_matrix(driver or self.driver, device)
 
     def every_component(self) -> dict[str, Component]:
         """The components, and those that only a takeover brings."""

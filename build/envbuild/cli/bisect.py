@@ -54,7 +54,7 @@ def command(
     request = BisectRequest(
         good=locks[0],
         bad=locks[1],
-        trial=_trial(session, selection, case, matrix or selection.stack.matrix_for(record.driver)),
+        trial=_trial(session, selection, case, matrix or selection.matrix_for(record.driver)),
         budget_seconds=None if budget is None else budget * 60,
     )
     result = bisect(request, Repositories(session.store, session.reporter), session.context)

@@ -166,7 +166,7 @@ def _options(session: Session, selection: Selection, arguments: Arguments) -> Ce
             fix="Leave it out, or name a target with GPUs (`envbuild list targets`).",
         )
     # Refuses a stack for which there are no cases before keys are read or a lock is looked for.
-    driver_of(selection, arguments.matrix or selection.stack.matrix_for())
+    driver_of(selection, arguments.matrix or selection.matrix_for())
     signer = signer_of(session, arguments.key, arguments.key_password)
     if arguments.key_password is not None and signer is None:
         raise UsageError(
@@ -181,7 +181,7 @@ def _options(session: Session, selection: Selection, arguments: Arguments) -> Ce
 def _request(session: Session, selection: Selection, arguments: Arguments) -> CertifyRequest:
     lock = find_lock(session.project, selection, arguments.name)
     # Again, with the lock: its record has the driver of the commit that was locked.
-    matrix_name = arguments.matrix or selection.stack.matrix_for(lock.lock.driver)
+    matrix_name = arguments.matrix or selection.matrix_for(lock.lock.driver)
     driver_of(selection, matrix_name, lock.lock)
     return CertifyRequest(
         selection=selection,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import click
 from click.core import ParameterSource
 
 from envbuild.cli.output import put
+
+# Of an option that is not there: as many characters, dashes included, say which one was meant; else nearly all do.
+BEGINNING, CLOSE = len("--out"), 0.75
 
 
 class Command(click.Command):
@@ -24,6 +28,23 @@ class Command(click.Command):
         if option is not None:
             option.callback = _show_help
         return option
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            # click suggests any that share some letters: --trust for --output.
+            name = error.option_name
+            near = near_option(name, [known for item in self.params for known in (*item.opts, *item.secondary_opts)])
+            meant = f" Did you mean {near!r}?" if near else ""
+            raise click.UsageError(f"No such option {name!r}.{meant}", ctx) from error
+
+
+def near_option(name: str, options: Sequence[str]) -> str | None:
+    """The option that somebody may have meant: one that begins alike, else one that is nearly written so."""
+    alike = [option for option in options if option.startswith(name[:BEGINNING])] if len(name) >= BEGINNING else []
+    near = difflib.get_close_matches(name, alike, 1, 0.0) or difflib.get_close_matches(name, options, 1, CLOSE)
+    return near[0] if near else None
 
 
 class CommandGroup(Command, click.Group):

@@ -48,7 +48,7 @@ def leave(asked: float, found: Mapping[str, object], lines: list[str]) -> None:
         lines: what people read, but for the path.
     """
     # As the store has just seen it: a process that follows does not know the store.
-    changed = os.stat(str(found["path"])).st_mtime_ns
+    changed = os.stat(str(found["path"])).st_ctime_ns
     _left.clear()
     _left.update({"asked": asked, "found": dict(found), "lines": lines, "changed": changed})
 
@@ -173,7 +173,7 @@ def _use(answer: Mapping[str, Any], wishes: Mapping[str, str]) -> bool:
         info = os.stat(found["path"])
     except OSError:
         return False
-    if (info.st_size, info.st_mtime_ns) != (found["size_bytes"], answer["changed"]):
+    if (info.st_size, info.st_ctime_ns) != (found["size_bytes"], answer["changed"]):
         return False  # whoever asks the store gets it made anew
     if "output" in wishes:
         found["path"] = place(found, wishes["output"])

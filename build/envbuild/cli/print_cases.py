@@ -41,7 +41,7 @@ def print_cases(session: Session, selection: Selection, wanted: PrintedCases) ->
         CertificationCannotRunError: there are no cases for what trains the stack.
     """
     lock = _lock(session, selection, wanted.lock_name)
-    matrix_name = wanted.matrix or selection.stack.matrix_for(lock.lock.driver if lock else None)
+    matrix_name = wanted.matrix or selection.matrix_for(lock.lock.driver if lock else None)
     matrix = selection.catalog.matrix(matrix_name)
     # For its error: a stack without cases in the matrix is refused as its run is.
     driver_of(selection, matrix_name, lock.lock if lock else None)

@@ -24,6 +24,7 @@ from envbuild.cli.common import (
 from envbuild.cli.signing import key_options, signer_of, trust_of
 from envbuild.core.digests import Json
 from envbuild.core.errors import EnvbuildError, UsageError
+from envbuild.core.text import quoted_command
 from envbuild.image.output import PlacedImage, find_image
 from envbuild.lock.lockdir import find_lock
 from envbuild.publish.base import PublishedBase, publish_base
@@ -84,7 +85,7 @@ def command(session: Session, **values: Any) -> None:
             )
         revoked = revoke(arguments.to, arguments.digest, reason, session.context, sqsh_to=arguments.sqsh_to)
         _keep(session, arguments.to, revoked.publications)
-        _print_revoked(session, revoked)
+        _print_revoked(session, revoked, _commands_elsewhere(session, arguments.to, revoked.publications, reason))
         return
     refuse_place_of_no_sqsh(arguments.no_sqsh, arguments.sqsh_to)
     if arguments.reason is not None:
@@ -159,6 +160,27 @@ def _keep(session: Session, to: str, publications: Sequence[Publication]) -> Non
         session.reporter.note(f"note: the ledger was not written: {error.what}. {error.why}")
 
 
+def _commands_elsewhere(session: Session, to: str, publications: Sequence[Publication], reason: str) -> list[str]:
+    """What revokes images in other repositories of the ledger, too; nothing where it cannot be read."""
+    from envbuild.ledger.ledger import Ledger
+    from envbuild.ledger.models import PublicationRow
+    from envbuild.nightly.published import repository_name
+
+    try:
+        with Ledger.read(session.ledger_file) as ledger:
+            rows = ledger.rows(PublicationRow)
+    except EnvbuildError:
+        return []  # as a note has said
+    images = {publication.oci_digest for publication in publications}
+    places = {
+        (row.repository, row.oci_digest)
+        for row in rows
+        if row.oci_digest in images and row.repository != repository_name(to) and row.revoked_at is None
+    }
+    front = ("envbuild", "publish", "--to")
+    return [quoted_command(*front, place, "--revoke", image, "--reason", reason) for place, image in sorted(places)]
+
+
 def newest_certificate(out_dir: Path, image: PlacedImage) -> Path | None:
     """The certificate of an image that was written last; None where there is none."""
     found = (out_dir / "certificates" / image.name).glob(f"*/{CERTIFICATE_FILE}")
@@ -209,7 +231,7 @@ def _print_base(session: Session, result: PublishedBase) -> None:
     session.done(shown, f"{state}: {result.tag}", f"oci {result.digest}")
 
 
-def _print_revoked(session: Session, result: Revoked) -> None:
+def _print_revoked(session: Session, result: Revoked, elsewhere: Sequence[str]) -> None:
     state = "nothing to do: already revoked" if result.nothing_to_do else "revoked"
     heads: dict[str, Json] = {tag: head.tag if head else None for tag, head in result.heads.items()}
     session.done(
@@ -217,7 +239,9 @@ def _print_revoked(session: Session, result: Revoked) -> None:
             "nothing_to_do": result.nothing_to_do,
             "publications": [item.model_dump(mode="json", by_alias=True) for item in result.publications],
             "moving_tags": heads,
+            "elsewhere": [*elsewhere],
         },
         *(f"{state}: {item.tag}" for item in result.publications),
         *(f"{tag} names {name}" if name else f"{tag} names nothing: all was revoked" for tag, name in heads.items()),
+        *(f"another repository has it, too: {line}" for line in elsewhere),
     )

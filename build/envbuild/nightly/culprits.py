@@ -114,7 +114,7 @@ class CulpritSearch:
         return CaseTrial(
             selection=selection,
             case=failed[0].case,
-            matrix=selection.stack.matrix_for(self._lock_on(step.base).lock.driver),
+            matrix=selection.matrix_for(self._lock_on(step.base).lock.driver),
             wheels_for=functools.partial(fitting_wheels_of, self.request, self.context),
             context=self.context,
         )

@@ -172,7 +172,7 @@ class NightSteps:
         return CertifyRequest(
             selection=job.selection,
             lock=job.lock,
-            matrix_name=job.selection.stack.matrix_for(job.lock.lock.driver),
+            matrix_name=job.selection.matrix_for(job.lock.lock.driver),
             out_dir=self.request.out_dir,
             image=job.image,
             lock_name=self.request.lock_name,

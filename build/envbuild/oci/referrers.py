@@ -99,11 +99,12 @@ def _add_to_tag(registry: Registry, tag: str, entries: Sequence[dict[str, Json]]
     sent, gone = 0, set[str]()
     for _ in range(MOST_WRITES):
         before = read_manifest(registry, tag)
-        there: list[Json] = jsonread.foreign(before.content)["manifests"] if before else []
-        listed = [
-            descriptor for descriptor in there if isinstance(descriptor, dict) and descriptor.get("digest") not in gone
-        ]
-        known = {descriptor.get("digest") for descriptor in listed}
+        # Whatever else somebody has put there is written over.
+        document = jsonread.foreign(before.content) if before else {}
+        there = document.get("manifests") if isinstance(document, dict) else None
+        entries_there: list[Json] = there if isinstance(there, list) else []
+        listed = [entry for entry in entries_there if isinstance(entry, dict) and entry.get("digest") not in gone]
+        known = {entry.get("digest") for entry in listed}
         missing = [entry for entry in entries if entry["digest"] not in known]
         if not missing:
             return sent

@@ -22,11 +22,9 @@ from envbuild.publish.signature import objection_to_signature
 from envbuild.publish.tags import wrong_tag
 
 LOOK_AT_IT = "Have the publication looked at; publish the image again."
-SIGN_IT = (
-    "Publish the image again with a key that you trust (--key FILE). To take what nobody signed, name a policy with "
-    "signed_publication = false: --policy NAME."
-)
-OTHER_POLICY = "Pull another image, or name the policy that it was published under: --policy NAME."
+SIGN_IT = "Publish the image again with a key that you trust: --key FILE."
+TAKE_UNSIGNED = "To take what nobody signed, write these lines to a file, and name it, --policy FILE.toml:"
+OTHER_POLICY = "Pull another image, or name the file of the policy that it was published under: --policy FILE.toml."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,8 @@ def objections_to(
         yield Objection(reason="entry", why=why, fix=LOOK_AT_IT)
     signed = policy.signed_publication or publication.signature is not None
     if signed and (why := objection_to_signature(publication, trust, policy, at)):
-        yield Objection(reason="publication-signature", why=why, fix=SIGN_IT)
+        fix = _help_for_unsigned(publication, verified, policy, trust, at)
+        yield Objection(reason="publication-signature", why=why, fix=fix)
     if tag := wrong_tag(publication, derived=not signed):
         why = f"{tag} is not a tag of lock {publication.lock_digest} of {publication.stack} for {publication.target}."
         yield Objection(reason="tag", why=why, fix=LOOK_AT_IT if signed else SIGN_IT)
@@ -66,7 +65,11 @@ def objections_to(
         limit = f"{policy.max_age / timedelta(days=1):g} days"
         why = f"Its oldest numbers are from {oldest}; the policy allowed {limit} when it was published."
         yield Objection(reason="too-old", why=why, fix=OTHER_POLICY)
-    sms = publication.gpus if signed else _shipped_sms(publication)
+    sms = publication.gpus if signed else _shipped_sms(publication.target)
+    if sms is None:
+        why = f"Target {publication.target} is not one that envbuild ships, and nobody signed what GPUs it has."
+        yield Objection(reason="target", why=why, fix=SIGN_IT)
+        return
     rebuilt = publication.base_rebuilt
     for reason, why in objections(verified.statement, verified.key, policy, sms=sms, base_rebuilt=rebuilt):
         yield Objection(reason=reason, why=why, fix=OTHER_POLICY)
@@ -93,7 +96,18 @@ def _difference(publication: Publication, verified: VerifiedCertificate) -> str:
     return next((name for name, (one, other) in stated.items() if one != other), "")
 
 
-def _shipped_sms(publication: Publication) -> tuple[str, ...]:
+def _help_for_unsigned(
+    publication: Publication, verified: VerifiedCertificate, policy: Policy, trust: Trust, at: datetime
+) -> str:
+    """What helps against a signature that is missing; another policy only where nothing else speaks against it then."""
+    if publication.signature is not None:
+        return SIGN_IT  # one that is there counts under every policy
+    own = policy.model_copy(update={"summary": "also what nobody signed", "signed_publication": False})
+    if any(objections_to(publication, verified, own, trust, at)):
+        return SIGN_IT
+    return f"{SIGN_IT} {TAKE_UNSIGNED}\n{own.as_toml()}"
+
+
+def _shipped_sms(target: str) -> tuple[str, ...] | None:
     catalog = Catalog.shipped()
-    known = publication.target in catalog.names("targets")
-    return catalog.target(publication.target).sm if known else publication.gpus
+    return catalog.target(target).sm if target in catalog.names("targets") else None

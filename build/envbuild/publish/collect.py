@@ -14,7 +14,7 @@ from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.oci.push import digest_of_tag
 from envbuild.oci.referrers import list_referrers, tag_of
 from envbuild.publish.bundle import BUNDLE_TYPE
-from envbuild.publish.index import head_of, leave_out, load_index, read_entry
+from envbuild.publish.index import head_of, leave_out, load_index, read_own_entry
 from envbuild.publish.models import Publication
 from envbuild.publish.tags import DOCKER_SUFFIX, PUBLICATION_SUFFIX
 from envbuild.store.registry import Registry
@@ -87,7 +87,7 @@ def _left_behind(registry: Registry, left_out: Collection[str]) -> list[Publicat
         return []
     tags = set(list_tags(registry))
     records = [tag + PUBLICATION_SUFFIX for tag in sorted(left_out) if tag + PUBLICATION_SUFFIX in tags]
-    found = [read_entry(registry, record) for record in records]
+    found = [read_own_entry(registry, record) for record in records]
     return [entry[0] for entry in found if entry is not None]
 
 

@@ -13,9 +13,9 @@ from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.catalog.policy import Policy
 from envbuild.certify.certificate.sign import Signer
 from envbuild.certify.certificate.statement import CLOCK_SKEW, is_after
-from envbuild.certify.certificate.trust import Trust
+from envbuild.certify.certificate.trust import Trust, require_trust
 from envbuild.core.digests import sha256_bytes
-from envbuild.core.errors import PublicationRefusedError
+from envbuild.core.errors import CheckRefusedError, PublicationRefusedError
 from envbuild.core.text import printable, quoted_command
 from envbuild.image.output import PlacedImage
 from envbuild.lock.lockfile import LockDirectory
@@ -26,7 +26,7 @@ from envbuild.publish.gate import Admitted
 from envbuild.publish.index import is_same, read_entry, revocation_of
 from envbuild.publish.models import Publication, PublishedSqsh, Revocation
 from envbuild.publish.moving import refuse_foreign
-from envbuild.publish.signature import sign_publication
+from envbuild.publish.signature import objection_to_signature, sign_publication
 from envbuild.publish.sqsh_stores import SqshStore, store_of
 from envbuild.publish.tags import INDEX_TAG, PUBLICATION_SUFFIX, UNCERTIFIED, Tags, refuse_reserved, tags_of
 from envbuild.store.registry import Registry
@@ -102,6 +102,10 @@ def draft_publication(
         front = UNCERTIFIED if admitted is None else ""
         own = Tags(immutable=own.immutable, moving=front + request.moving_tag.removeprefix(front))
     refuse_reserved(own.moving)
+    # Whoever may push can list anything under any tag: where readers want a signature, it keeps nobody from publishing.
+    counting = (
+        publications if admitted is None else tuple(item for item in publications if counts(item, request, context))
+    )
     has_docker = request.docker_manifest or not has_api(registry, record.oci_digest)
     draft = Publication(
         stack=record.stack,
@@ -117,7 +121,7 @@ def draft_publication(
         keyid=admitted.key.keyid if admitted else None,
         certified_at=admitted.certificate.predicate.issued_at if admitted else None,
         measured_at=admitted.measured_at if admitted else None,
-        published_at=_moment(publications, own.moving, context.clock()),
+        published_at=_moment(counting, own.moving, context.clock()),
         tag=own.immutable,
         moving_tag=own.moving,
         base_digest=record.base_digest,
@@ -125,9 +129,9 @@ def draft_publication(
         gpus=target.sm,
         envbuild=__version__,
     )
-    _refuse_tag_of_another(draft, publications)
+    _refuse_revoked_or_other(draft, publications, counting)
     refuse_foreign(registry, draft.moving_tag, publications)
-    draft = draft.model_copy(update={"tag": _free_tag(own, draft, registry, publications)})
+    draft = draft.model_copy(update={"tag": _free_tag(own, draft, registry, publications, context)})
     # Also where the index does not say so: an older one may have been put back.
     if revocation := revocation_of(registry, draft):
         raise _revoked(draft, revocation)
@@ -189,11 +193,18 @@ def _moment(publications: tuple[Publication, ...], moving_tag: str, now: datetim
     return (now if last is None else max(now, last + timedelta(seconds=1))).strftime(MOMENT_FORMAT)
 
 
-def _refuse_tag_of_another(draft: Publication, publications: tuple[Publication, ...]) -> None:
-    """Refuse a moving tag of another lock, base or target, and an image that was revoked."""
+def _refuse_revoked_or_other(
+    draft: Publication, publications: tuple[Publication, ...], counting: tuple[Publication, ...]
+) -> None:
+    """Refuse an image that was revoked, and a moving tag of another lock, base or target.
+
+    Args:
+        counting: of the publications those whose tags count.
+    """
     for item in publications:
         if item.oci_digest == draft.oci_digest and item.revoked is not None:
             raise _revoked(draft, item.revoked)
+    for item in counting:
         if item.oci_digest == draft.oci_digest and not item.is_of_same_image(draft):
             continue  # somebody changed the entry of this very image, which is written anew
         # Empty where it is under another moving tag.
@@ -220,7 +231,9 @@ def _revoked(draft: Publication, revocation: Revocation) -> PublicationRefusedEr
     )
 
 
-def _free_tag(own: Tags, draft: Publication, registry: Registry, publications: tuple[Publication, ...]) -> str:
+def _free_tag(
+    own: Tags, draft: Publication, registry: Registry, publications: tuple[Publication, ...], context: Context
+) -> str:
     """The immutable tag: the first that is this publication's own, or nobody's."""
     by_tag = {item.tag: item for item in publications}
     for number in range(1, MOST_REVISIONS):
@@ -228,8 +241,7 @@ def _free_tag(own: Tags, draft: Publication, registry: Registry, publications: t
         entry = by_tag.get(tag)
         # Without an entry: of a publication that was killed before the index had it.
         if entry is None and digest_of_tag(registry, tag) in (None, draft.oci_digest):
-            found = read_entry(registry, tag + PUBLICATION_SUFFIX)
-            entry = found[0] if found is not None else draft
+            entry = _recorded(tag + PUBLICATION_SUFFIX, registry, context) or draft
         if entry is not None and is_same(entry, draft):
             return tag
     raise PublicationRefusedError(
@@ -238,6 +250,24 @@ def _free_tag(own: Tags, draft: Publication, registry: Registry, publications: t
         fix="Remove those that nobody needs (envbuild gc --from), or publish to another repository.",
         reason="no-free-tag",
     )
+
+
+def _recorded(tag: str, registry: Registry, context: Context) -> Publication | None:
+    """The publication under a tag of its own; anything else there is reported, and written over later."""
+    try:
+        found = read_entry(registry, tag)
+    except CheckRefusedError as error:
+        context.reporter.note(f"note: {error.what}, and written anew: {error.why}")
+        return None
+    return found[0] if found is not None else None
+
+
+def counts(publication: Publication, request: PublishRequest, context: Context) -> bool:
+    """Whether readers under the same policy take a publication that is there."""
+    if not request.policy.signed_publication:
+        return True
+    trust = require_trust(request.trust)
+    return not objection_to_signature(publication, trust, request.policy, context.clock())
 
 
 def find_standing(draft: Publication, publications: tuple[Publication, ...], at: datetime) -> Publication | None:

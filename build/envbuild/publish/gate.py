@@ -33,7 +33,7 @@ SIGN = "Sign the certificate; cases that passed are not run again: {certify} --k
 RECORD_BASE = (
     "Record the base in the lock by verifying it there, and put the image in place again: {lock} --verify && {image}. "
     "Or name the repository that has the lock's own base (base_repositories) and run image, or set locked_base = false "
-    "in the policy."
+    "in a policy of your own (envs/policies/NAME.toml, --policy NAME)."
 )
 # In this order they are run: what changes the image comes before what is about it.
 FIXES = {BASE_REBUILT: RECORD_BASE, NOT_SIGNED: SIGN, "matrix": OTHER_MATRIX}

@@ -9,7 +9,7 @@ whose index replaced another's sees that other's tag, and puts its entry back.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -46,6 +46,7 @@ _MADE_ANEW = (
     f"Use the version of envbuild that wrote it, or remove the tag {INDEX_TAG} there: the next publication writes it "
     "anew from the publications' own tags."
 )
+_REMOVE = "Publish the image of that tag again, which writes its record anew; if there is none, remove the tag there."
 # Registries take manifests of 4 MiB (distribution-spec 1.1, "Pushing Manifests").
 MOST_BYTES = 3 << 20
 
@@ -110,45 +111,54 @@ def load_index(registry: Registry) -> RepositoryIndex:
 def _from_own_tags(registry: Registry) -> RepositoryIndex:
     """What an index that is not there would state: nothing was published, or a retention rule took it."""
     tags = [tag for tag in list_tags(registry) if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX))]
-    entries = [*_read_entries(registry, tags)]
-    sizes = {publication.oci_digest: size for _, publication, size in entries}
-    return RepositoryIndex(publications=_merged((), [publication for _, publication, _ in entries]), sizes=sizes)
+    entries = [*_own_entries(registry, tags)]
+    sizes = {publication.oci_digest: size for publication, size in entries}
+    return RepositoryIndex(publications=_merged((), [publication for publication, _ in entries]), sizes=sizes)
 
 
 def read_all(registry: Registry) -> tuple[Publication, ...]:
-    """The publications of :func:`load_all`."""
-    return load_all(registry).publications
-
-
-def load_all(registry: Registry) -> RepositoryIndex:
-    """The same as :func:`load_index`, with what has a tag of its own and is not in the index.
-
-    Whoever may push can put an older index back, and cannot take tags away. Where this account may not list them, the
-    index counts alone.
+    """The publications of :func:`load_all`, for those who must not miss one.
 
     Raises:
         CheckRefusedError: what is there is damaged, or a tag was written over.
         NetworkError: the registry cannot be reached, or refuses.
     """
     index = load_index(registry)
-    publications, sizes = index.publications, dict(index.sizes)
-    listed = {item.tag + PUBLICATION_SUFFIX for item in publications}
-    tags = list_tags_if_allowed(registry) or []
-    missing = [tag for tag in tags if tag.endswith(PUBLICATION_SUFFIX) and tag not in listed]
-    for tag, publication, size in _read_entries(registry, missing):
-        if publication.tag + PUBLICATION_SUFFIX != tag:
-            raise CheckRefusedError(
-                f"the tag {tag} of {registry.address} is refused",
-                why=f"It has the record of {publication.tag}: somebody wrote it over.",
-                fix="Publish that image again, or remove the tag there.",
-            )
-        publications = _merged(publications, [publication])
-        sizes[publication.oci_digest] = size
+    missing = _read_entries(registry, _tags_without_entry(registry, index), read_entry)
+    return _merged(index.publications, [publication for publication, _ in missing])
+
+
+def load_all(registry: Registry) -> RepositoryIndex:
+    """The same as :func:`load_index`, with what has a tag of its own and is not in the index.
+
+    Whoever may push can put an older index back, and cannot take tags away. Where this account may not list them, the
+    index counts alone. What is no record of its tag is left out: it keeps nobody from publishing or revoking.
+
+    Raises:
+        CheckRefusedError: the index is damaged.
+        NetworkError: the registry cannot be reached, or refuses.
+    """
+    index = load_index(registry)
+    entries = [*_own_entries(registry, _tags_without_entry(registry, index))]
+    sizes = {**index.sizes, **{publication.oci_digest: size for publication, size in entries}}
+    publications = _merged(index.publications, [publication for publication, _ in entries])
     return replace(index, publications=publications, sizes=sizes)
 
 
-def _read_entries(registry: Registry, tags: Iterable[str]) -> Iterator[tuple[str, Publication, int]]:
-    """Publications under their own tags, of which anybody who may push can write many."""
+def _tags_without_entry(registry: Registry, index: RepositoryIndex) -> list[str]:
+    listed = {item.tag + PUBLICATION_SUFFIX for item in index.publications}
+    tags = list_tags_if_allowed(registry) or []
+    return [tag for tag in tags if tag.endswith(PUBLICATION_SUFFIX) and tag not in listed]
+
+
+def _own_entries(registry: Registry, tags: Iterable[str]) -> Iterator[tuple[Publication, int]]:
+    return _read_entries(registry, tags, read_own_entry)
+
+
+def _read_entries(
+    registry: Registry, tags: Iterable[str], read_one: Callable[[Registry, str], tuple[Publication, int] | None]
+) -> Iterator[tuple[Publication, int]]:
+    """Publications under tags, of which anybody who may push can write many."""
     started = time.monotonic()
     for count, tag in enumerate(tags):
         if time.monotonic() - started > MOST_SECONDS:
@@ -157,8 +167,8 @@ def _read_entries(registry: Registry, tags: Iterable[str]) -> Iterator[tuple[str
                 why=f"{count} were read in {MOST_SECONDS:.0f} s, and there are more.",
                 fix=f"Look who writes tags that end in {PUBLICATION_SUFFIX} there, and remove those that nobody needs.",
             )
-        if (found := read_entry(registry, tag)) is not None:
-            yield tag, *found
+        if (found := read_one(registry, tag)) is not None:
+            yield found
 
 
 def head_of(publications: Iterable[Publication], moving_tag: str, at: datetime | None = None) -> Publication | None:
@@ -202,7 +212,7 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
             raise _taken_by(registry, listed)
         sizes = {**index.sizes, publication.oci_digest: manifest_bytes}
         merged, own = _merged(index.publications, own.values()), {}
-        for _, found, size in _read_entries(registry, _unknown_tags(list_tags(registry), merged, index.left_out)):
+        for found, size in _own_entries(registry, _unknown_tags(list_tags(registry), merged, index.left_out)):
             # By the tag of a digest also what was left out would come back.
             if found.tag not in index.left_out:
                 merged = _merged(merged, [found])
@@ -230,7 +240,7 @@ def refuse_taken(registry: Registry, publication: Publication) -> None:
     Raises:
         PublicationRefusedError: it has.
     """
-    found = read_entry(registry, publication.tag + PUBLICATION_SUFFIX)
+    found = read_own_entry(registry, publication.tag + PUBLICATION_SUFFIX)
     if found is not None and not is_same(found[0], publication):
         raise _taken_by(registry, found[0])
 
@@ -361,8 +371,20 @@ def read_entry(registry: Registry, tag: str) -> tuple[Publication, int] | None:
     publication = read_publication(entry.annotations.get(PUBLICATION, "").encode(), where)
     if entry.subject is None or entry.subject.digest != publication.oci_digest:
         why = "It is not the record of a publication: it refers to another image than it states."
-        raise CheckRefusedError(f"{where} is refused", why=why, fix="Remove the tag there.")
+        raise CheckRefusedError(f"{where} is refused", why=why, fix=_REMOVE)
+    revoking = revocation_tags(publication) if publication.revoked else ()
+    if tag not in (publication.tag + PUBLICATION_SUFFIX, *revoking):
+        why = f"It has the record of {publication.tag}: somebody wrote it over."
+        raise CheckRefusedError(f"{where} is refused", why=why, fix=_REMOVE)
     return publication, entry.subject.size_bytes
+
+
+def read_own_entry(registry: Registry, tag: str) -> tuple[Publication, int] | None:
+    """The same for writers: what is no record, which anybody who may push can put there, is as good as none."""
+    try:
+        return read_entry(registry, tag)
+    except CheckRefusedError:
+        return None
 
 
 def _rendered(publications: tuple[Publication, ...], sizes: Mapping[str, int], left_out: frozenset[str]) -> bytes:

@@ -1,21 +1,26 @@
-"""Files that are fetched once for all processes of a store, go on where a killed one ended, and are hashed once."""
+"""Files that are fetched once for all processes of a store, go on where a killed one ended, and are hashed once.
+
+A file is hashed again when its time of change (st_ctime) is another, which no program can set: size and time can be put
+back. A link or another mode moves it, too; each costs one reading, which is remembered.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.core.digests import sha256_file
+from envbuild.core.digests import digest_of, sha256_file
 from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.files import machine_errors, make_private
-from envbuild.store.entry_index import INDEXED_SECONDS
-from envbuild.store.local import LocalStore
+from envbuild.store.entry_index import INDEXED_SECONDS, mark_changed
+from envbuild.store.local import WRITABLE_BY_OTHERS, LocalStore
 
 # Writes what is at the other end to a file, or what follows its first bytes to the file's end; False: it is not there.
 Download = Callable[[Path, int], bool]
-PARTIAL = "partial"
+PARTIAL, CHECKED = "partial", "checked"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +54,45 @@ def keep_file(store: LocalStore, wanted: WantedFile, download: Download) -> Kept
     Raises:
         CheckRefusedError: what came is another file, or there is none.
     """
-    entry = store.get_or_build(wanted.kind, wanted.digest, lambda folder: _fill(store, wanted, download, folder))
-    store.use(wanted.kind, wanted.digest)
-    return KeptFile(_place(entry.path, wanted.digest), entry.built)
+    for _ in range(2):
+        entry = store.get_or_build(wanted.kind, wanted.digest, lambda folder: _fill(store, wanted, download, folder))
+        file = _place(entry.path, wanted.digest)
+        if entry.built or _is_unchanged(store, wanted, file):
+            store.use(wanted.kind, wanted.digest)
+            return KeptFile(file, entry.built)
+        # It has lost the fixed time: the store makes it anew.
+    raise CheckRefusedError(
+        f"{wanted.name} is refused",
+        why=f"{file} in the store was changed, and is not this account's to make anew.",
+        fix="Remove it, or use another store (ENVBUILD_CACHE_DIR).",
+    )
+
+
+def _is_unchanged(store: LocalStore, wanted: WantedFile, file: Path) -> bool:
+    """Whether a file has its digest; read once for each time of change, by one process, for which the others wait."""
+    if not store.is_writable:
+        return True  # this account has not changed it, and could not remember that it was read
+
+    def read(_: Path) -> None:
+        if sha256_file(file) != wanted.digest:
+            mark_changed(file)
+            raise _ChangedError
+
+    try:
+        _note_checked(store, wanted, file, read)
+    except _ChangedError:
+        return False
+    return True
+
+
+class _ChangedError(Exception):
+    pass
+
+
+def _note_checked(store: LocalStore, wanted: WantedFile, file: Path, check: Callable[[Path], None]) -> None:
+    with machine_errors(file, "read"):
+        key = digest_of({"file": wanted.digest, "changed": str(file.stat().st_ctime_ns)})
+    store.get_or_build(f"{wanted.kind}-{CHECKED}", key, check)
 
 
 def _place(entry: Path, digest: str) -> Path:
@@ -78,7 +119,10 @@ def _fill(store: LocalStore, wanted: WantedFile, download: Download, folder: Pat
                 final = _place(folder, wanted.digest)
                 final.parent.mkdir()
                 part.rename(final)
+                # Both move the time of change, which stays from here on.
+                final.chmod(stat.S_IMODE(final.stat().st_mode) & ~WRITABLE_BY_OTHERS)
                 os.utime(final, (INDEXED_SECONDS, INDEXED_SECONDS))
+                _note_checked(store, wanted, final, lambda _: None)
                 return
             part.unlink(missing_ok=True)
     raise CheckRefusedError(

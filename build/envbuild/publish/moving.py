@@ -9,7 +9,7 @@ from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
 from envbuild.oci.models import MANIFEST_TYPE
 from envbuild.oci.push import CONFLICT, RegistryManifest, digest_of_tag, put_manifest, read_manifest
 from envbuild.oci.referrers import MOST_WRITES, not_kept
-from envbuild.publish.index import head_of, read_index, removed
+from envbuild.publish.index import head_of, load_all, read_index, removed
 from envbuild.publish.models import Publication
 from envbuild.publish.tags import DOCKER_SUFFIX
 from envbuild.store.registry import Registry
@@ -55,17 +55,23 @@ def refuse_foreign(registry: Registry, tag: str, publications: tuple[Publication
     """Refuse a tag that somebody else uses.
 
     Raises:
-        PublicationRefusedError: it names an image that is not in the index.
+        PublicationRefusedError: it names an image that is not in the index, and has no record of its own.
     """
-    known = {digest for publication in publications for digest in (publication.oci_digest, publication.docker_digest)}
     now = digest_of_tag(registry, tag)
-    if now is not None and now not in known | {NOTHING.digest}:
+    if now is None or now == NOTHING.digest or _is_of(publications, now):
+        return
+    # An older index may have been put back, or an empty one.
+    if not _is_of(load_all(registry).publications, now):
         raise PublicationRefusedError(
             f"the tag {tag} of {registry.address} is not envbuild's to move",
             why=f"It names {now}, which is not in the index there: somebody else put it there.",
             fix="Give that image another tag and remove this one there, or publish under another tag: --tag NAME.",
             reason="foreign-tag",
         )
+
+
+def _is_of(publications: tuple[Publication, ...], digest: str) -> bool:
+    return any(digest in (item.oci_digest, item.docker_digest) for item in publications)
 
 
 def _let_name(registry: Registry, tag: str, digest: str, publications: tuple[Publication, ...]) -> bool:

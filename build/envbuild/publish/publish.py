@@ -26,6 +26,7 @@ from envbuild.publish.artifacts import Artifact
 from envbuild.publish.draft import (
     Destination,
     PublishRequest,
+    counts,
     draft_publication,
     find_standing,
     refuse_other_place,
@@ -34,7 +35,7 @@ from envbuild.publish.gate import Admitted, Rules, admit
 from envbuild.publish.models import Publication
 from envbuild.publish.moving import move_tag
 from envbuild.publish.repository import open_repository
-from envbuild.publish.signature import objection_to_key, objection_to_signature
+from envbuild.publish.signature import objection_to_key
 from envbuild.publish.sqsh_stores import open_sqsh_store
 from envbuild.publish.tags import DOCKER_SUFFIX
 from envbuild.store.registry import Registry
@@ -85,7 +86,7 @@ def publish(request: PublishRequest, context: Context) -> Published:
     with context.store.staging("publish") as folder:
         draft = draft_publication(request, there, manifest, admitted, context)
         standing = find_standing(draft, there.publications, context.clock())
-        if standing is not None and admitted is not None and not _is_trusted(standing, request, context):
+        if standing is not None and admitted is not None and not counts(standing, request, context):
             standing = None
         if standing is None:
             _refuse_other_place(draft, there, request, context)
@@ -120,18 +121,10 @@ def publish(request: PublishRequest, context: Context) -> Published:
     return Published(publication=draft, sent=sent, attached=sent_with_it, seconds=time.monotonic() - started)
 
 
-def _is_trusted(standing: Publication, request: PublishRequest, context: Context) -> bool:
-    """Whether readers under the same policy take a publication that is there."""
-    if not request.policy.signed_publication:
-        return True
-    trust = require_trust(request.trust)
-    return not objection_to_signature(standing, trust, request.policy, context.clock())
-
-
 def _refuse_other_place(draft: Publication, there: Destination, request: PublishRequest, context: Context) -> None:
     listed = next((item for item in there.publications if item.tag == draft.tag), None)
     # Whoever may push can list any place: what a trusted key signed counts.
-    if listed is not None and (not draft.certificate_digest or _is_trusted(listed, request, context)):
+    if listed is not None and (not draft.certificate_digest or counts(listed, request, context)):
         refuse_other_place(draft, listed, context)
 
 
@@ -148,7 +141,10 @@ def _is_whole(
     """Whether a publication of the index is still all there: a retention rule may have removed something."""
     if digest_of_tag(registry, publication.tag) != publication.oci_digest:
         return False
-    listed = {item.digest for item in list_referrers(registry, publication.oci_digest)}
+    try:
+        listed = {item.digest for item in list_referrers(registry, publication.oci_digest)}
+    except CheckRefusedError:
+        return False  # somebody has put something else there
     wanted = [sha256_bytes(item.manifest) for item in attached]
     # The list under a tag names an artifact also after a retention rule removed it.
     if not all(digest in listed and digest_of_tag(registry, digest) for digest in wanted):
@@ -208,8 +204,8 @@ def _check_signer(request: PublishRequest, context: Context) -> None:
         raise PublicationRefusedError(
             f"the image {request.image.name} is not published",
             why=why,
-            fix="Name a key that readers trust: --key FILE, or signing.key of the configuration. A policy with "
-            "signed_publication = false does without, and then no tag of a name of its own is pulled.",
+            fix="Name a key that readers trust: --key FILE, or signing.key of the configuration. Without one, you and "
+            "readers need a policy of your own with signed_publication = false (envs/policies/NAME.toml).",
             reason="publication-key",
         )
 

@@ -37,7 +37,8 @@ def write_index(entry: Path) -> None:
     listed = {}
     for file in _files(entry):
         listed[file.relative_to(entry).as_posix()] = [file.stat().st_size, _digest(file)]
-        os.utime(file, (INDEXED_SECONDS, INDEXED_SECONDS))
+        if file.stat().st_mtime != INDEXED_SECONDS:  # else its time of change would move
+            os.utime(file, (INDEXED_SECONDS, INDEXED_SECONDS))
     (entry / ENTRY_INDEX_FILE).write_text(json.dumps(listed, indent=1, sort_keys=True) + "\n")
 
 

@@ -12,20 +12,26 @@ from typing import Any
 
 import pytest
 from helpers.fault_proxy import FaultProxy
+from helpers.publications import make_publication
 from helpers.publish_world import PublishWorld
 from integration.publish.conftest import Secure
 from integration.publish.test_pull import check_error, pulled
 
 from envbuild.catalog.fields import MOMENT_FORMAT
-from envbuild.core.digests import short
+from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, EnvbuildError, PublicationRefusedError
-from envbuild.oci.push import RegistryManifest, digest_of_tag, put_manifest, read_manifest
+from envbuild.oci.push import RegistryManifest, digest_of_tag, push_blobs, put_manifest, read_manifest
+from envbuild.oci.referrers import INDEX_TYPE, tag_of
+from envbuild.publish.artifacts import empty_blob
+from envbuild.publish.index import _entry_manifest
 from envbuild.publish.models import Publication
 from envbuild.publish.moving import NOTHING
 from envbuild.publish.publish import publish
 from envbuild.publish.revoke import revoke
+from envbuild.publish.signature import sign_publication
 from envbuild.store.registry import Registry
 
+DOCUMENT = json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []})
 INDEX, SUFFIXES = "envbuild-index", ("-docker", "-publication", "-revoked")
 NEWER = {"torch": b"newer" * 900}
 
@@ -59,6 +65,19 @@ class Attacker:
     @staticmethod
     def tag(entry: Any) -> str:
         return str(json.loads(entry["annotations"]["org.envbuild.publication"])["tag"])
+
+
+def spoiled_record(record: RegistryManifest, publication: Publication, junk: dict[str, Any]) -> RegistryManifest:
+    """What an attacker puts into the place of a record."""
+    if "manifest" in junk:
+        return junk["manifest"]  # type: ignore[no-any-return]
+    document = json.loads(record.content)
+    if "of" in junk:
+        forged = publication.model_copy(update=junk["of"]).canonical().decode()
+        document["annotations"]["org.envbuild.publication"] = forged
+    else:
+        document |= junk
+    return replace(record, content=json.dumps(document).encode())
 
 
 @pytest.fixture
@@ -104,7 +123,6 @@ def test_a_signature_of_a_key_that_nobody_trusts(
 ) -> None:
     from envbuild.certify.certificate.keys import make_keys
     from envbuild.certify.certificate.sign import load_signer
-    from envbuild.publish.signature import sign_publication
 
     publication = world.publish(place)
     forger = load_signer(str(make_keys(tmp_path / "forger", "forger", None).private), None)
@@ -164,6 +182,59 @@ def test_a_revocation_is_not_held_up(place: str, attacker: Attacker, world: Publ
     assert "was taken back" in caught.value.why
     assert refused(world, f"{place}:{first.moving_tag}").reason == "revoked"
     assert digest_of_tag(attacker.registry, first.moving_tag) == NOTHING.digest
+
+
+ANOTHER = sha256_bytes(b"another image")
+
+
+JUNK: tuple[dict[str, Any], ...] = (
+    {"manifest": NOTHING},
+    {"manifest": RegistryManifest(content=DOCUMENT.encode(), media_type=INDEX_TYPE)},
+    {"annotations": {}},
+    {"annotations": {"org.envbuild.publication": "[" * 50_000}},
+    {"annotations": {"org.envbuild.publication": "\x1b[2J\nhelp: rm -rf /"}},
+    {"subject": None},
+    {"of": {"schema_": "envbuild.publication/9"}},
+    {"of": {"oci_digest": ANOTHER}},
+    {"of": {"tag": "other-debian12-0123456789ab-cpu"}},
+    {"of": {"published_at": "2099-01-01T00:00:00Z", "signature": None}},
+)
+
+
+def test_junk_in_the_place_of_records_keeps_nobody_from_publishing(
+    place: str, attacker: Attacker, world: PublishWorld, tmp_path: Any
+) -> None:
+    """Before the first publication, and before each next one."""
+    push_blobs(attacker.registry, [empty_blob(tmp_path)])
+    model = make_publication(lock_digest=world.image.record.lock_digest, oci_digest=world.image.record.oci_digest)
+    own = f"mcore-debian12-{short(model.lock_digest)}-cpu"
+    record = _entry_manifest(model, 1000)
+    for number, junk in enumerate(JUNK, 1):
+        tag = own + (f"-r{number}" if number > 1 else "")
+        for name in (f"{tag}-publication", "notes-publication", "notes-revoked"):
+            put_manifest(attacker.registry, name, spoiled_record(record, model, junk))
+        publication = world.publish(place, sqsh=False)
+        assert publication.tag == tag
+        digest = digest_of_tag(attacker.registry, publication.moving_tag)
+        assert digest == publication.oci_digest, junk
+        world.rebuild({"torch": b"%d" % number * 900})
+    assert len(world.notes.lines) >= len(JUNK) - 1
+    assert all("is refused, and written anew: " in line for line in world.notes.lines if line.startswith("note: "))
+    revoke(place, publication.oci_digest, "wrong NCCL", world.context)
+    assert digest_of_tag(attacker.registry, f"{publication.tag}-revoked")
+
+
+def test_records_that_nobody_signed_do_not_hold_a_moving_tag(
+    place: str, attacker: Attacker, world: PublishWorld
+) -> None:
+    first = world.publish(place)
+    ahead = (world.context.clock() + timedelta(hours=5)).strftime(MOMENT_FORMAT)
+    for changes in ({"lock_name": "theirs"}, {"stack": "theirs"}, {"published_at": ahead}, {"signature": None}):
+        attacker.list_also(first, tag=f"{first.tag}-r7", **changes)
+        world.rebuild({"torch": repr(changes).encode() * 900})
+        newer = world.publish(place)
+        assert newer.moving_tag == first.moving_tag
+        assert pulled(world, f"{place}:{newer.tag}").publication == newer
 
 
 def test_a_revoked_image_under_another_tag(place: str, attacker: Attacker, world: PublishWorld) -> None:
@@ -234,7 +305,8 @@ def test_a_moment_in_the_future_holds_nobody_back(place: str, attacker: Attacker
 def test_a_moment_of_tomorrow_is_over_with_its_revocation(place: str, attacker: Attacker, world: PublishWorld) -> None:
     first = world.publish(place)
     ahead = (world.context.clock() + timedelta(hours=5)).strftime(MOMENT_FORMAT)
-    attacker.list_also(first, published_at=ahead)
+    wrong = sign_publication(first.model_copy(update={"published_at": ahead}), world.signer)
+    attacker.list_also(wrong)
     world.rebuild(NEWER)
     with pytest.raises(PublicationRefusedError, match="before its last publication") as caught:
         world.publish(place)
@@ -303,6 +375,28 @@ def test_an_index_from_before_the_newest_image(place: str, attacker: Attacker, w
     with pytest.raises(CheckRefusedError, match="is refused") as caught:
         pulled(world, f"{place}:{first.moving_tag}")
     check_error(caught.value)
+
+
+def test_junk_in_the_place_of_a_list_of_referrers_is_written_over(
+    place: str, attacker: Attacker, world: PublishWorld, tmp_path: Any
+) -> None:
+    push_blobs(attacker.registry, [empty_blob(tmp_path)])
+    for _ in range(2):
+        put_manifest(attacker.registry, tag_of(world.image.record.oci_digest), NOTHING)
+        publication = world.publish(place)
+        assert pulled(world, f"{place}:{publication.tag}").publication == publication
+
+
+def test_an_index_that_was_emptied_keeps_nobody_from_publishing(
+    place: str, attacker: Attacker, world: PublishWorld
+) -> None:
+    first = world.publish(place)
+    attacker.write_back(replace(attacker.index(), content=DOCUMENT.encode()))
+    world.rebuild(NEWER)
+    second = world.publish(place)
+    for publication in (first, second):
+        assert pulled(world, f"{place}:{publication.tag}").publication == publication
+    assert digest_of_tag(attacker.registry, first.moving_tag) == second.oci_digest
 
 
 @pytest.mark.parametrize("status", [401, 403, 405])

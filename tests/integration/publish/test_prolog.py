@@ -138,6 +138,32 @@ def test_a_name_that_enroot_would_read_otherwise_is_refused(tmp_path: Path, imag
     assert "control character" in prolog.commands
 
 
+@pytest.mark.parametrize(
+    "name", ["e'v\"il", "$(touch pwned)", "`touch pwned`;touch pwned", "a  b", "-rf", "x&&touch pwned#", "é\\n", "*"]
+)
+def test_what_is_printed_to_be_pasted_is_quoted(tmp_path: Path, name: str) -> None:
+    prolog = installed(tmp_path, "scontrol", "envbuild")
+    printed = prolog.run(f"./{name}.sqsh").stderr
+    command = printed.partition("Pull it again: envbuild ")[2].splitlines()[0]
+    shown = subprocess.run(
+        ["/bin/sh", "-c", f"printf '%s\\0' {command}"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.split("\0")[-2] == f"{prolog.home}/./{name}.sqsh"
+    assert not list(tmp_path.rglob("pwned"))
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\nhelp: rm -rf /", "a\u009b2Jb", "a\tb", "a\x7f"])
+def test_no_control_character_reaches_a_terminal(tmp_path: Path, name: str) -> None:
+    """Of the image's name, or of the folder that the job names."""
+    prolog = installed(tmp_path, "scontrol", "envbuild")
+    for more in ({"image": f"./{name}"}, {"image": "./a.sqsh", "SLURM_JOB_WORK_DIR": f"{prolog.home}/{name}"}):
+        printed = prolog.run(**more).stderr
+        assert "The path of the image has a control character." in printed
+        for text in (printed, prolog.commands):
+            assert all(character.isprintable() for line in text.splitlines() for character in line)
+            assert name not in text
+
+
 def test_the_user_reads_why(prolog: Prolog, sqsh: Path) -> None:
     with sqsh.open("ab") as stream:
         stream.write(b"changed")

@@ -55,18 +55,27 @@ def test_shipped_matrices():
     ]
 
 
-# Another matrix would be another lock, and nemo-2.3's is kept as it was verified: `certify` says which one to name.
-@pytest.mark.parametrize("name", [name for name in CATALOG.names("stacks") if name != "nemo-2.3"])
-def test_default_matrix_of_every_shipped_stack_has_cases_and_can_be_published(name):
-    """Stack nemo's was certify-quick, which trains no recipe: a night locked, built, and could not certify."""
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [(name, entry.target) for name in CATALOG.names("stacks") for entry in CATALOG.stack(name).builds],
+)
+def test_default_matrix_of_every_shipped_stack_and_target_has_cases_and_can_be_published(name, target):
+    """A night locked, built, and could not certify; or it certified for hours, and could not publish."""
     stack = CATALOG.stack(name)
-    target = stack.builds[0].target
     selection = select(CATALOG, name, target, None, HostDistribution("debian", "12"))
     for driver in {stack.driver, *([stack.takeover.driver] if stack.takeover else [])}:
         lock = read_lock(data_root() / "lockfiles/mcore/debian12").lock.model_copy(update={"driver": driver})
-        matrix = stack.matrix_for(driver)
+        matrix = selection.matrix_for(driver)
         assert driver_of(selection, matrix, lock) == driver
         assert matrix in CATALOG.policy("default").matrices_for(selection.target.device)
+
+
+def test_default_matrix_of_an_own_stack_is_one_that_the_default_policy_counts():
+    own = CATALOG.stack("mcore").model_copy(update={"matrix": None, "gpu_matrix": None})
+    for device in Device:
+        assert own.matrix_for(device) in CATALOG.policy("default").matrices_for(device)
+    named = own.model_copy(update={"matrix": "mine"})
+    assert [named.matrix_for(device) for device in Device] == ["mine", "mine"]
 
 
 def test_quick_is_the_same_on_every_device():

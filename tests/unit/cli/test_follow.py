@@ -247,6 +247,11 @@ def test_file_that_was_changed_since_is_asked_for(ranks):
     ranks.file.write_bytes(b"a third")
     ranks.run(began=began)
     assert ranks.asked == 3
+    before = ranks.file.stat()
+    ranks.file.write_bytes(b"another")
+    os.utime(ranks.file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    ranks.run(began=began)
+    assert ranks.asked == 4
 
 
 def test_answer_of_another_clock_or_version_does_not_count(ranks, monkeypatch):

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
+from helpers.ledger_rows import MOMENT, publication_row
+from helpers.publications import make_publication
 from helpers.publish_world import make_publish_world
 
+from envbuild.cli import publish as publish_command
+from envbuild.cli.common import Session
 from envbuild.cli.main import run
+from envbuild.ledger.ledger import Ledger
+from envbuild.publish.models import Revocation
+from envbuild.publish.revoke import Revoked
 
 DIGEST = "sha256:" + "1" * 64
 
@@ -72,3 +80,29 @@ def test_the_newest_certificate_is_taken(command):
     (command.world.project / "trust.toml").write_text(f'[keys.lab]\nfile = "{command.world.key.with_suffix(".pub")}"\n')
     status, error = command("--to", "r.example/a", *IMAGE, "--trust", "trust.toml")
     assert (status, error["reason"]) == (9, "not-signed")
+
+
+def test_revocation_names_the_other_repositories_of_the_image(project, capsys, monkeypatch):
+    row = publication_row("a")
+    image = row.oci_digest
+    rows = [
+        row,
+        publication_row("a", repository="registry.example/other"),
+        publication_row("a", repository="registry.example/third", tag="mine-cpu"),
+        publication_row("a", repository="registry.example/done", revoked_at=MOMENT, revoked_reason="old"),
+        publication_row("b", repository="registry.example/other"),
+    ]
+    monkeypatch.setattr(Session, "ledger_file", project / "ledger.sqlite")
+    with Ledger.open(project / "ledger.sqlite") as ledger:
+        ledger.record(*rows)
+    back = Revocation(reason="it's; wrong", at=MOMENT)
+    revoked = Revoked(publications=(make_publication(oci_digest=image, tag=row.tag, revoked=back),), heads={})
+    monkeypatch.setattr(publish_command, "revoke", lambda *_, **__: revoked)
+    words = ["publish", "--to", f"oci://{row.repository}/", "--revoke", image, "--reason", back.reason]
+    assert run([*words, "--json"]) == 0
+    commands = json.loads(capsys.readouterr().out)["elsewhere"]
+    assert [shlex.split(command) for command in commands] == [
+        ["envbuild", *words[:1], "--to", f"registry.example/{name}", *words[3:]] for name in ("other", "third")
+    ]
+    assert run(words) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [f"another repository has it, too: {one}" for one in commands]

@@ -3,48 +3,29 @@
 import json
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from helpers.publish_world import make_publish_world
-from helpers.pull_world import PullWorld, make_pull_world
 
+from envbuild.catalog.policy import Policy
 from envbuild.certify.certificate.envelope import SignedBytes
 from envbuild.certify.certificate.keys import make_keys
 from envbuild.certify.certificate.sign import load_signer
 from envbuild.certify.certificate.trust import load_trust
-from envbuild.core import digests
+from envbuild.core import digests, tomlread
 from envbuild.core.errors import (
     CertificateRefusedError,
-    CheckRefusedError,
     ConfigurationError,
     NetworkError,
     PublicationRefusedError,
     UsageError,
 )
-from envbuild.publish import kept_files
 from envbuild.publish.models import Revocation
-from envbuild.publish.pull import SQSH_KIND, pull
+from envbuild.publish.pull import pull
 from envbuild.publish.signature import objection_to_signature
 from envbuild.publish.sources import parse_reference
 from envbuild.publish.sqsh_stores import SqshStore
-from envbuild.store import entry_index
 
-PARTIAL_KIND = f"{SQSH_KIND}-{kept_files.PARTIAL}"
 BACK = Revocation(reason="wrong numbers", at="2026-11-20T07:00:00Z")
-CONTENT = b"a squashfs file " * 10_000
-
-
-@pytest.fixture
-def there(tmp_path) -> PullWorld:
-    world = make_publish_world(tmp_path / "project")
-    world.rebuild({"torch": CONTENT})
-    return make_pull_world(world, tmp_path / "home")
-
-
-def served(there, kind: str) -> Path:
-    """A file of the store."""
-    return next(path for path in (there.home / "share" / kind).rglob("*") if path.is_file())
 
 
 def test_pull_by_tag_and_digest(there):
@@ -58,83 +39,6 @@ def test_pull_by_tag_and_digest(there):
         assert found.downloaded == (name == "mcore-debian12-cpu")
     # A tag may be without its target.
     assert pull(there.request("mcore-debian12", target="cpu"), there.context).publication == publication
-
-
-def test_file_is_hashed_once(there, monkeypatch):
-    there.publish()
-    hashed = []
-    sha256_file = digests.sha256_file
-
-    def counted(path):
-        hashed.append(path)
-        return sha256_file(path)
-
-    for module in (kept_files, entry_index):
-        monkeypatch.setattr(module, "sha256_file", counted)
-    for _ in range(3):
-        pull(there.request(), there.context)
-    large = [path for path in hashed if SQSH_KIND in str(path) and path.suffix != ".jsonl"]
-    assert len(large) == 1
-
-
-def test_changed_file_in_the_store_is_fetched_anew(there):
-    there.publish()
-    path = pull(there.request(), there.context).path
-    path.write_bytes(b"x" * path.stat().st_size)
-    found = pull(there.request(), there.context)
-    assert found.downloaded
-    assert found.path.read_bytes() == there.image.read_bytes()
-
-
-def test_what_a_killed_pull_had_is_not_fetched_again(there, monkeypatch):
-    publication = there.publish()
-    part = there.context.store.path_of(PARTIAL_KIND, publication.sqsh.digest)
-    part.parent.mkdir(parents=True)
-    part.write_bytes(there.image.read_bytes()[:100_000])
-    starts = []
-    download = SqshStore.download
-
-    def counted(self, sqsh, to, start=0):
-        starts.append(start)
-        return download(self, sqsh, to, start)
-
-    monkeypatch.setattr(SqshStore, "download", counted)
-    assert pull(there.request(), there.context).path.read_bytes() == there.image.read_bytes()
-    assert starts == [100_000]
-    assert not part.exists()
-
-
-def test_partial_file_of_other_bytes_is_fetched_from_the_start(there):
-    publication = there.publish()
-    part = there.context.store.path_of(PARTIAL_KIND, publication.sqsh.digest)
-    part.parent.mkdir(parents=True)
-    part.write_bytes(b"?" * 1000)
-    assert pull(there.request(), there.context).path.read_bytes() == there.image.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [(lambda data: data[:-1], "bytes instead of"), (lambda data: data[:-1] + b"?", "digest is another")],
-)
-def test_damaged_sqsh_is_refused_and_not_kept(there, change, why):
-    there.publish()
-    file = served(there, "sqsh")
-    file.write_bytes(change(file.read_bytes()))
-    with pytest.raises(CheckRefusedError, match="is refused") as refused:
-        pull(there.request(), there.context)
-    assert why in refused.value.why
-    assert str(there.home / "share") in refused.value.why
-    cache = there.home / "cache"
-    assert not list((cache / SQSH_KIND).glob("*/*"))
-    assert not list((cache / PARTIAL_KIND).iterdir())
-
-
-def test_sqsh_that_is_gone_is_refused(there):
-    there.publish()
-    served(there, "sqsh").unlink()
-    with pytest.raises(CheckRefusedError, match="is refused") as refused:
-        pull(there.request(), there.context)
-    assert "it is gone" in refused.value.why
 
 
 def test_revoked_image_is_refused(there):
@@ -221,7 +125,7 @@ def test_certificate_from_the_future_is_refused(there, monkeypatch):
 )
 def test_changed_bundle_is_refused(there, change):
     there.publish()
-    file = served(there, "certificates")
+    file = there.served("certificates")
     file.write_bytes(change(file.read_bytes()))
     with pytest.raises(CertificateRefusedError, match="is refused"):
         pull(there.request(), there.context)
@@ -252,7 +156,7 @@ def test_certificate_that_was_forged_with_its_digest_is_refused(there, tmp_path)
 )
 def test_entry_that_states_something_else_is_refused(there, changes):
     there.publish()
-    file = served(there, "publications")
+    file = there.served("publications")
     file.write_bytes(json.dumps({**json.loads(file.read_bytes()), **changes}).encode())
     with pytest.raises(CertificateRefusedError) as refused:
         pull(there.request(), there.context)
@@ -268,7 +172,7 @@ def test_entry_of_another_image_is_refused(there):
 
 def test_entry_of_another_sqsh_is_refused(there, tmp_path):
     there.publish()
-    file = served(there, "publications")
+    file = there.served("publications")
     entry = json.loads(file.read_bytes())
     other = tmp_path / "other.sqsh"
     other.write_bytes(b"other")
@@ -302,14 +206,14 @@ def test_reason_of_a_revocation_is_one_line(there):
 
 def test_revocation_that_is_written_over_counts(there):
     publication = there.publish()
-    file = served(there, "publications")
+    file = there.served("publications")
     before = file.read_bytes()
     there.store.revoke(publication.oci_digest, BACK)
     file.write_bytes(before)
     with pytest.raises(PublicationRefusedError) as refused:
         pull(there.request(), there.context)
     assert "wrong numbers" in refused.value.why
-    served(there, "revoked").write_bytes(b"{}")
+    there.served("revoked").write_bytes(b"{}")
     with pytest.raises(PublicationRefusedError) as refused:
         pull(there.request(publication.tag), there.context)
     assert refused.value.reason == "revoked"
@@ -346,6 +250,46 @@ def test_what_a_trusted_publisher_may_not_state_either(there, changes, reason):
     assert refused.value.fix
 
 
+def test_help_for_what_nobody_signed_works(there, tmp_path):
+    there.publish(signed=False)
+    with pytest.raises(CertificateRefusedError) as refused:
+        pull(there.request(), there.context)
+    assert refused.value.reason == "publication-signature"
+    assert "--key FILE" in refused.value.fix
+    head, *lines = refused.value.fix.splitlines()
+    assert head.endswith("--policy FILE.toml:")
+    own = Policy.model_validate(tomlread.loads("\n".join(lines)))
+    assert own.model_copy(update={"signed_publication": True}) == there.request().policy.model_copy(
+        update={"summary": own.summary}
+    )
+    assert pull(there.request(policy=own), there.context).downloaded
+
+
+@pytest.mark.parametrize("changes", [{"base_rebuilt": True}, {"moving_tag": "stable"}])
+def test_no_policy_is_offered_that_would_refuse_it_too(there, changes):
+    there.publish(signed=False, **changes)
+    with pytest.raises(CertificateRefusedError) as refused:
+        pull(there.request(changes.get("moving_tag", "mcore-debian12-cpu")), there.context)
+    assert refused.value.reason == "publication-signature"
+    assert refused.value.fix == "Publish the image again with a key that you trust: --key FILE."
+
+
+@pytest.mark.parametrize("gpus", [(), ("90",)])
+def test_unsigned_entry_does_not_state_the_gpus_of_an_own_target(there, gpus):
+    original = there.world.certify
+    there.world.certify = lambda: original(subject={"target": "mine"})
+    lock = digests.short(there.world.image.record.lock_digest)
+    names = {"target": "mine", "tag": f"mcore-debian12-{lock}-mine", "moving_tag": "mcore-debian12-mine"}
+    there.publish(signed=False, gpus=gpus, **names)
+    policy = there.request().policy.model_copy(update={"signed_publication": False})
+    with pytest.raises(CertificateRefusedError) as refused:
+        pull(there.request("mcore-debian12-mine", policy=policy), there.context)
+    assert refused.value.reason == "target"
+    assert "--key FILE" in refused.value.fix
+    there.publish(**names)
+    assert pull(there.request("mcore-debian12-mine", policy=policy), there.context).publication.target == "mine"
+
+
 def test_key_that_may_not_publish_is_refused(there):
     there.publish()
     trust = there.world.trust
@@ -365,7 +309,7 @@ def test_key_that_may_not_publish_is_refused(there):
 def test_document_that_somebody_dated_is_written_anew(there):
     """Of the image that is published: it would stay for ever."""
     publication = there.publish()
-    file = served(there, "publications")
+    file = there.served("publications")
     for changes in ({"published_at": "2099-01-01T00:00:00Z"}, {"stack": "other"}):
         file.write_bytes(json.dumps({**json.loads(file.read_bytes()), **changes}).encode())
         assert not there.store.has(publication)
@@ -380,7 +324,7 @@ def test_tag_that_moves_meanwhile_is_followed(there, monkeypatch):
 
     def move(self, sqsh, to, start=0):
         if not moved:
-            there.world.rebuild({"torch": CONTENT + b"new"})
+            there.world.rebuild({"torch": b"a newer file " * 10_000})
             moved.append(
                 there.publish(tag=f"mcore-debian12-{digests.short(there.world.image.record.lock_digest)}-cpu-r2")
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.model_spec import Recipe
-from envbuild.catalog.stack import MATRICES, Driver
+from envbuild.catalog.stack import Driver, shipped_matrix
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.expansion import LeftOut, expand
 from envbuild.core.errors import CertificationCannotRunError, ConfigurationError, UsageError
@@ -134,12 +134,13 @@ def driver_of(selection: Selection, matrix_name: str, lock: Lock | None = None) 
         possible.append(stack.takeover.driver)
     fitting = [driver for driver in possible if _trains(driver, selection.catalog.matrix(matrix_name))]
     if not fitting:
+        other = shipped_matrix(possible[0], selection.target.device)
         names = " or ".join(driver.value for driver in possible)
         raise CertificationCannotRunError(
             f"matrix {matrix_name} has no cases for driver {names}",
             why=f"{source} names the driver. Drivers nemo and bridge train their recipes, and driver mcore the models "
             "without one.",
-            fix=f"Nothing was run. Choose another matrix: --matrix {MATRICES[possible[0]]}.",
+            fix=f"Nothing was run. Choose another matrix: --matrix {other}.",
             reason="no-cases",
         )
     return fitting[0]

@@ -82,7 +82,7 @@ def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -
         },
         variables=stack.variables_on(selection.base.cuda_major),
         conflicts=catalog.conflicts(),
-        matrix=catalog.matrix(stack.matrix_for(driver)),
+        matrix=catalog.matrix(stack.matrix_for(selection.base.device, driver)),
         torch_build=plan.project.torch_build,
         asked={
             **{name: item.specifier for name, item in plan.project.chosen.items()},
