@@ -20,13 +20,19 @@ ENVBUILD_IMAGE_FOLDER=
 # shellcheck disable=SC1091
 [ ! -f "$site/prolog.env" ] || . "$site/prolog.env"
 
+# In one line, which is not too long for a comment.
+line() { printf '%s' "$1" | tr -s '[:cntrl:]' ' ' | cut -c -800; }
+
 # cancel CAUSE HELP: an srun or salloc that waits shows both; `scontrol show job` and sacct have them as AdminComment.
 cancel() {
-    cause=$(printf '%s' "$1" | tr -s '[:cntrl:]' ' ' | cut -c -800)
-    printf 'error: job %s is cancelled\ncause: %s\nhelp: %s\n' "$SLURM_JOB_ID" "$cause" "$2" >&2
-    scontrol update "JobId=$SLURM_JOB_ID" "AdminComment=envbuild: cancelled. Cause: $cause Help: $2" >&2 || true
-    scontrol notify "$SLURM_JOB_ID" "envbuild cancels this job. Cause: $cause Help: $2" >&2 || true
-    scancel "$SLURM_JOB_ID"
+    cause=$(line "$1") help=$(line "$2")
+    # One task of an array is ARRAY_TASK: scancel does nothing for its own number and ends with 0, or ends all tasks.
+    job=$(squeue --noheader --array --jobs="$SLURM_JOB_ID" --format='%A %i' | sed -n "s/^$SLURM_JOB_ID //p")
+    job=${job:-$SLURM_JOB_ID}
+    printf 'error: job %s is cancelled\ncause: %s\nhelp: %s\n' "$SLURM_JOB_ID" "$cause" "$help" >&2
+    scontrol update "JobId=$job" "AdminComment=envbuild: cancelled. Cause: $cause Help: $help" >&2 || true
+    scontrol notify "$SLURM_JOB_ID" "envbuild cancels this job. Cause: $cause Help: $help" >&2 || true
+    scancel "$job"
     exit 0
 }
 
@@ -39,10 +45,13 @@ readable() {
     fi
 }
 
-# Whether only root can change what a path names: no link is in it, and root owns each folder on the way and the file.
+# The file that a path leads to from a folder, and a dot, which keeps line ends.
+resolved() { cd "$1" && readlink -nf -- "$path" && echo .; }
+
+# Whether only root can change what the path names: no link is in it, and root owns each folder on the way and the file.
 only_roots() {
-    [ "$(readlink -f -- "$1")" = "$1" ] || return 1
-    place=$1
+    [ "$file" = "$path." ] || return 1
+    place=$path
     while [ -n "$place" ]; do
         mode=$(stat -c %a -- "$place") # of a folder with the sticky bit, such as /tmp, nobody takes root's files away
         [ "$(stat -c %u -- "$place")" = 0 ] && { [ $((0$mode & 022)) = 0 ] || [ $((0$mode & 01000)) != 0 ]; } || return 1
@@ -50,7 +59,8 @@ only_roots() {
     done
 }
 
-note=$notes/$SLURM_JOB_ID
+# The steps of a heterogeneous job have its first component's number.
+note=$notes/${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}
 rm -f "$note"
 case "${SLURM_SCRIPT_CONTEXT:-}" in epilog*) exit 0 ;; esac
 
@@ -61,13 +71,16 @@ case "$image" in
 .*) path=${SLURM_JOB_WORK_DIR:-}/$image ;;
 *) exit 0 ;;
 esac
-# enroot drops line ends at the end of a name, and would open another file.
-case "$image" in *[[:cntrl:]]*) cancel "The name of the image has a control character." "Rename the file." ;; esac
 pull="Pull it again: envbuild pull REGISTRY/REPO:TAG --output $path"
 { readable "$path" && readable "$path.intoto.jsonl"; } ||
     cancel "$path or its certificate next to it, $path.intoto.jsonl, is missing or closed to the job's user." "$pull"
+file=$(resolved /) || cancel "Root, who verifies $path, cannot enter its folder." "Put both files where root may read them."
+# A link may lead to /proc/self/cwd, which is another folder in the step.
+[ "$file" = "$(resolved /proc)" ] || cancel "$image is another file for each process." "Name the file without /proc/self."
+# enroot drops line ends at the end of a name, and would open another file.
+case "$image$file" in *[[:cntrl:]]*) cancel "The path of the image has a control character." "Rename the file." ;; esac
 if [ -n "$ENVBUILD_IMAGE_FOLDER" ]; then
-    case "$path" in "${ENVBUILD_IMAGE_FOLDER%/}"/*) only_roots "$path" ;; *) false ;; esac ||
+    case "$path" in "${ENVBUILD_IMAGE_FOLDER%/}"/*) only_roots ;; *) false ;; esac ||
         cancel "Images start only from $ENVBUILD_IMAGE_FOLDER, where root alone can change them; $image is not such a file." \
             "Name one of these by its whole path, or a published image: --container-image='REGISTRY#REPO:TAG'"
 fi
