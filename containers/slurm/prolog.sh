@@ -14,7 +14,7 @@ notes=/run/envbuild/jobs # only root writes there
 
 # slurmd starts a Prolog without PATH, and with neither its own environment nor the job's: what the site wants is in this
 # file (PATH, ENVBUILD_TRUST, ENVBUILD_IMAGE_FOLDER).
-PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ENVBUILD_TRUST=$site/trust.toml
 ENVBUILD_IMAGE_FOLDER=
 # shellcheck disable=SC1091
@@ -84,8 +84,9 @@ if [ -n "$ENVBUILD_IMAGE_FOLDER" ]; then
         cancel "Images start only from $ENVBUILD_IMAGE_FOLDER, where root alone can change them; $image is not such a file." \
             "Name one of these by its whole path, or a published image: --container-image='REGISTRY#REPO:TAG'"
 fi
-verified=$(envbuild certificate verify "$path.intoto.jsonl" --image "$path" --trust "$ENVBUILD_TRUST" 2>&1) ||
-    cancel "$image has no certificate that counts here. $verified" "$pull"
+# An end, since scancel ends no Prolog: a file with holes may say that it has 16 TB.
+verified=$(timeout 20m envbuild certificate verify "$path.intoto.jsonl" --image "$path" --trust "$ENVBUILD_TRUST" 2>&1) ||
+    cancel "$image has no certificate that counts here. ${verified:-It could not be read in 20 minutes.}" "$pull"
 mkdir -p "$notes"
 # The digest by which /etc/rc of the image names it.
 printf '%s\n' "$verified" | sed -n 's/^about: .*\.oci \(sha256:[0-9a-f]*\)$/\1/p' >"$note"

@@ -180,6 +180,14 @@ def test_the_user_reads_why(prolog: Prolog, sqsh: Path) -> None:
         assert "envbuild pull REGISTRY/REPO:TAG --output" in text
 
 
+def test_verifying_has_an_end(prolog: Prolog, sqsh: Path) -> None:
+    program = prolog.scripts.folder / "bin/timeout"
+    program.write_text("#!/bin/sh\nexit 124\n")
+    program.chmod(0o755)
+    assert not prolog.starts(str(sqsh))
+    assert "It could not be read in 20 minutes." in prolog.commands
+
+
 @pytest.mark.parametrize("there", ["", ".intoto.jsonl"])
 def test_a_missing_file_is_named(tmp_path: Path, there: str) -> None:
     prolog = installed(tmp_path, "scontrol", "envbuild")
