@@ -242,6 +242,20 @@ def test_hook_lets_start_what_the_importer_verified(there, site, slurm):
     assert slurm(hook, ENROOT_ROOTFS="/data/x", SLURM_JOB_ID="").returncode == 0
 
 
+@pytest.mark.parametrize("place", ["TMPDIR", "TEMP"])
+def test_hook_and_importer_agree_where_temporary_files_are(there, site, slurm, place):
+    # TMPDIR of the machine from which the job came is often none here; tempfile knows other variables, too.
+    there.publish()
+    (there.home / "other").mkdir()
+    own = {"TMPDIR": "/nowhere", "TEMP": str(there.home / "other") if place == "TEMP" else ""}
+    hook = site / "hook.sh"
+    for script, source in ((hook, ENROOT / "hook.sh"), (site / "importer.sh", site / "importer.sh")):
+        script.write_text(source.read_text().replace("TMPDIR=/tmp", f"TMPDIR={there.home}"))
+        script.chmod(0o755)
+    assert slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu", **own).returncode == 0
+    assert slurm(hook, ENROOT_ROOTFS="/data/pyxis_7.0", **own).returncode == 0
+
+
 def test_hook_knows_a_batch_script(there, site, slurm):
     there.publish()
     batch = {"step": "", "ENROOT_ROOTFS": "/data/pyxis_7.4294967291"}
