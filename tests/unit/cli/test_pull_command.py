@@ -175,6 +175,15 @@ def test_importer_serves_pyxis(there, site, slurm):
     assert Path(line).is_file()
 
 
+def test_importer_has_nothing_of_the_jobs_python(there, site, slurm):
+    there.publish()
+    (there.home / "old").mkdir()
+    (there.home / "old/click.py").write_text("raise SystemExit('of another Python')\n")
+    own = {"PYTHONPATH": str(there.home / "old"), "PYTHONHOME": "/nowhere"}
+    got = slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu", **own)
+    assert got.returncode == 0, got.stderr
+
+
 @pytest.mark.parametrize("uri", ["docker://ubuntu:24.04", "{store}:uncertified"])
 def test_importer_refuses_what_is_not_certified(there, site, slurm, uri):
     there.publish(certified=False, moving_tag="uncertified")
