@@ -6,7 +6,8 @@
 set -eu
 [ -n "${SLURM_JOB_ID:-}" ] || exit 0
 notes=/run/envbuild/jobs # containers/slurm/prolog.sh writes them
-job="${TMPDIR:-/tmp}/envbuild-${SLURM_JOB_UID:-$(id -u)}/jobs/$SLURM_JOB_ID"
+[ -w "${TMPDIR:-}" ] || TMPDIR=/tmp # as the importer
+job="$TMPDIR/envbuild-${SLURM_JOB_UID:-$(id -u)}/jobs/$SLURM_JOB_ID"
 root="${ENROOT_ROOTFS##*/}"
 # A named container (--container-name) keeps its root file system for later steps of the job.
 remember() {

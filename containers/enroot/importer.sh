@@ -4,6 +4,9 @@
 set -eu
 site=/etc/envbuild
 export ENVBUILD_CONFIG="$site/config.toml" ENVBUILD_TRUST="$site/trust.toml"
-unset ENVBUILD_PULL_POLICY
+unset ENVBUILD_PULL_POLICY PYTHONPATH PYTHONHOME
 [ ! -e "$site/policy.toml" ] || export ENVBUILD_PULL_POLICY="$site/policy.toml"
+# Where the hook looks for what was verified: TMPDIR may be none on this node.
+[ -w "${TMPDIR:-}" ] || TMPDIR=/tmp
+export TMPDIR
 exec envbuild importer "$@"

@@ -67,7 +67,9 @@ def parse_reference(text: str) -> Reference:
         UsageError: it has neither a tag nor a digest, or no place.
     """
     enroot = _ENROOT.fullmatch(text)
-    match = _REFERENCE.fullmatch(f"{enroot['registry']}/{enroot['image']}" if enroot else text)
+    # pyxis puts docker:// before whatever is no path.
+    plain = f"{enroot['registry']}/{enroot['image']}" if enroot else text.removeprefix("docker://")
+    match = _REFERENCE.fullmatch(plain)
     place, name = (match["place"], match["digest"] or match["tag"]) if match else ("", "")
     # s3://BUCKET/PREFIX/TAG: buckets have no ports, so that what follows the last slash may be the tag.
     if not name and place.startswith(BUCKET_PREFIXES) and place.count("/") > 2:

@@ -102,7 +102,7 @@ class LocalStore:
         self.refuse_writable(kind)
         if not path.is_dir():
             return None
-        problem = entry_index.find_damage(path)
+        problem = _damage(path)
         if problem:
             # Asked again: an entry that another process takes away meanwhile looks damaged, and is not.
             if path.is_dir() and path not in self._reported:
@@ -135,7 +135,7 @@ class LocalStore:
         waiting = f"another envbuild is making {kind} {short(key)}: waiting for it"
         with locks.exclusive(lock, on_wait=lambda: self.reporter.note(waiting)):
             # Who held the lock until now may have made it.
-            if not again and entry_index.find_damage(path) == "":
+            if not again and _damage(path) == "":
                 return Entry(path=path, built=False)
             with self.staging(kind) as staged:
                 content = staged / "entry"
@@ -218,6 +218,14 @@ class LocalStore:
                 if free:
                     remove_tree(lock.with_suffix(""))
                     lock.unlink()
+
+
+def _damage(entry: Path) -> str:
+    """What is wrong with an entry; empty when nothing is."""
+    # They could put another index there, too.
+    if entry.is_dir() and entry.stat().st_mode & WRITABLE_BY_OTHERS:
+        return "other accounts may write to it"
+    return entry_index.find_damage(entry)
 
 
 def _open_as(kind: Path, entry: Path) -> None:

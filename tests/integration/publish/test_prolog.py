@@ -25,7 +25,7 @@ class Prolog:
     scripts: SiteScripts
     home: Path
 
-    def run(self, image: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def run(self, image: str, *, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
         # As slurmd starts it: without PATH, and with nothing of the job's or of slurmd's own environment.
         environment = {
             "SLURM_JOB_ID": "7",
@@ -36,7 +36,9 @@ class Prolog:
             **({OPTION: image} if image else {}),
             **more,
         }
-        done = subprocess.run(["/bin/sh", self.scripts.prolog], env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            ["/bin/sh", self.scripts.prolog], env=environment, cwd=cwd, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr  # anything else drains the node
         return done
 
@@ -46,8 +48,8 @@ class Prolog:
         file = self.scripts.folder / "commands"
         return file.read_text() if file.exists() else ""
 
-    def starts(self, image: str, **more: str) -> bool:
-        self.run(image, **more)
+    def starts(self, image: str, *, cwd: Path | None = None, **more: str) -> bool:
+        self.run(image, cwd=cwd, **more)
         return not self.commands
 
     @property
@@ -62,8 +64,9 @@ def installed(folder: Path, *noting: str, trust: Path | None = None) -> Prolog:
         program = scripts.folder / "bin" / name
         program.write_text(f'#!/bin/sh\nprintf "%s\\n" "{name} $*" >> "{scripts.folder}/commands"\nexit 1\n')
         program.chmod(0o755)
-    (scripts.folder / "bin/scancel").write_text(f'#!/bin/sh\necho "scancel $*" >> "{scripts.folder}/commands"\n')
-    (scripts.folder / "bin/scancel").chmod(0o755)
+    for name, script in (("scancel", f'echo "scancel $*" >> "{scripts.folder}/commands"'), ("squeue", "")):
+        (scripts.folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (scripts.folder / "bin" / name).chmod(0o755)
     home = folder / "home"
     home.mkdir()
     return Prolog(scripts, home)
@@ -164,6 +167,32 @@ def test_no_control_character_reaches_a_terminal(tmp_path: Path, name: str) -> N
             assert name not in text
 
 
+@pytest.mark.parametrize(
+    ("leads_to", "cause"),
+    [
+        ("nemo.sqsh\n", "control character"),  # a name that the link does not show
+        ("/proc/self/cwd/nemo.sqsh", "another file for each process"),  # the step's folder is the user's
+    ],
+)
+def test_a_link_to_what_a_step_reads_otherwise_is_refused(tmp_path: Path, leads_to: str, cause: str) -> None:
+    prolog = installed(tmp_path, "scontrol", "envbuild")
+    (prolog.home / leads_to).write_bytes(b"an image") if leads_to.startswith("nemo") else None
+    (prolog.home / "link.sqsh").symlink_to(leads_to)
+    (prolog.home / "link.sqsh.intoto.jsonl").write_bytes(b"a certificate")
+    (tmp_path / "slurmd").mkdir()
+    (tmp_path / "slurmd/nemo.sqsh").write_bytes(b"a verified image")
+    assert not prolog.starts("./link.sqsh", cwd=tmp_path / "slurmd")
+    assert "envbuild certificate" not in prolog.commands
+    assert cause in prolog.commands
+
+
+def test_the_note_has_the_number_that_steps_of_a_heterogeneous_job_have(prolog: Prolog, sqsh: Path) -> None:
+    assert prolog.starts(str(sqsh), SLURM_JOB_ID="8", SLURM_HET_JOB_ID="7")
+    assert prolog.note.exists()
+    prolog.run(str(sqsh), SLURM_JOB_ID="8", SLURM_HET_JOB_ID="7", SLURM_SCRIPT_CONTEXT="epilog_slurmd")
+    assert not prolog.note.exists()
+
+
 def test_the_user_reads_why(prolog: Prolog, sqsh: Path) -> None:
     with sqsh.open("ab") as stream:
         stream.write(b"changed")
@@ -175,6 +204,14 @@ def test_the_user_reads_why(prolog: Prolog, sqsh: Path) -> None:
     for text in (printed, comment, message):
         assert f"{sqsh} has no certificate that counts here." in text
         assert "envbuild pull REGISTRY/REPO:TAG --output" in text
+
+
+def test_verifying_has_an_end(prolog: Prolog, sqsh: Path) -> None:
+    program = prolog.scripts.folder / "bin/timeout"
+    program.write_text("#!/bin/sh\nexit 124\n")
+    program.chmod(0o755)
+    assert not prolog.starts(str(sqsh))
+    assert "It could not be read in 20 minutes." in prolog.commands
 
 
 @pytest.mark.parametrize("there", ["", ".intoto.jsonl"])

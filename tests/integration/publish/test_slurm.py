@@ -98,6 +98,19 @@ def test_a_batch_job_leaves_the_cause_in_its_comment(site: Site) -> None:
     assert f"AdminComment=envbuild: cancelled. Cause: {site.home}/./missing.sqsh or its certificate" in job
 
 
+def test_each_task_of_an_array_is_cancelled(site: Site) -> None:
+    (site.home / "job.sh").write_text(f"#!/bin/sh\ntouch {site.home}/began\n")
+    (site.home / "began").unlink(missing_ok=True)
+    done = site.cluster.run(
+        *("sbatch", "--wait", "--parsable", "--array=0-1%1", "--container-image=./missing.sqsh", "job.sh"),
+        cwd=site.home,
+    )
+    assert not (site.home / "began").exists()
+    tasks = site.cluster.run("scontrol", "show", "job", done.stdout.strip(), cwd=site.home).stdout
+    assert tasks.count("JobState=CANCELLED") == 2
+    assert tasks.count("AdminComment=envbuild: cancelled. Cause: ") == 2
+
+
 def test_the_hook_refuses_what_came_by_the_variable(site: Site) -> None:
     code, printed, began = site.srun("", PYXIS_CONTAINER_IMAGE=f"{site.home}/nemo.sqsh")
     assert (code, began) == (1, True)

@@ -175,6 +175,15 @@ def test_importer_serves_pyxis(there, site, slurm):
     assert Path(line).is_file()
 
 
+def test_importer_has_nothing_of_the_jobs_python(there, site, slurm):
+    there.publish()
+    (there.home / "old").mkdir()
+    (there.home / "old/click.py").write_text("raise SystemExit('of another Python')\n")
+    own = {"PYTHONPATH": str(there.home / "old"), "PYTHONHOME": "/nowhere"}
+    got = slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu", **own)
+    assert got.returncode == 0, got.stderr
+
+
 @pytest.mark.parametrize("uri", ["docker://ubuntu:24.04", "{store}:uncertified"])
 def test_importer_refuses_what_is_not_certified(there, site, slurm, uri):
     there.publish(certified=False, moving_tag="uncertified")
@@ -240,6 +249,20 @@ def test_hook_lets_start_what_the_importer_verified(there, site, slurm):
     assert slurm(hook, step="1", ENROOT_ROOTFS="/data/pyxis_named").returncode == 0
     # Outside of a job it is nobody's business.
     assert slurm(hook, ENROOT_ROOTFS="/data/x", SLURM_JOB_ID="").returncode == 0
+
+
+@pytest.mark.parametrize("place", ["TMPDIR", "TEMP"])
+def test_hook_and_importer_agree_where_temporary_files_are(there, site, slurm, place):
+    # TMPDIR of the machine from which the job came is often none here; tempfile knows other variables, too.
+    there.publish()
+    (there.home / "other").mkdir()
+    own = {"TMPDIR": "/nowhere", "TEMP": str(there.home / "other") if place == "TEMP" else ""}
+    hook = site / "hook.sh"
+    for script, source in ((hook, ENROOT / "hook.sh"), (site / "importer.sh", site / "importer.sh")):
+        script.write_text(source.read_text().replace("TMPDIR=/tmp", f"TMPDIR={there.home}"))
+        script.chmod(0o755)
+    assert slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu", **own).returncode == 0
+    assert slurm(hook, ENROOT_ROOTFS="/data/pyxis_7.0", **own).returncode == 0
 
 
 def test_hook_knows_a_batch_script(there, site, slurm):

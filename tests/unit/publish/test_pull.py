@@ -371,6 +371,8 @@ def test_store_that_is_gone_is_a_network_error(there):
         ("file:///lustre/images:tag", "file:///lustre/images", "tag"),
         ("docker://registry:5000#team/images:tag", "registry:5000/team/images", "tag"),
         ("docker://me@host#repo@sha256:" + "b" * 64, "host/repo", "sha256:" + "b" * 64),
+        ("docker://host:5000/repo:tag", "host:5000/repo", "tag"),
+        ("docker://s3://bucket/prefix:tag", "s3://bucket/prefix", "tag"),
         ("docker://host#repo:tag@sha256:" + "b" * 64, "host/repo", "sha256:" + "b" * 64),
     ],
 )

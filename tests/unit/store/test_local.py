@@ -253,6 +253,17 @@ def test_a_cache_that_others_can_write_to_is_refused(store, bits, name):
         assert again.find("image", KEY)
 
 
+def test_an_entry_that_others_can_write_to_is_made_anew(store):
+    """As after chmod -R g+w: they may have put another file there, and its index."""
+    entry = store.get_or_build("image", KEY, fill).path
+    (entry / "put there").touch()
+    entry.chmod(0o770)
+    assert store.find("image", KEY) is None
+    entry = store.get_or_build("image", KEY, fill).path
+    assert mode(entry) == 0o700
+    assert not (entry / "put there").exists()
+
+
 def test_no_folder_of_a_cache_is_made_for_others_to_write_to(tmp_path):
     old = os.umask(0)
     try:
