@@ -72,7 +72,7 @@ def buildable(lock: LockDirectory) -> dict[str, SourceOrigin]:
                 package=name, version=item.version, git=item.git, commit=item.commit, subdirectory=folder
             )
         elif item.phase is Phase.COMPILE and item.sdist:
-            found[name] = SourceOrigin(package=name, version=item.version, sdist=item.sdist)
+            found[name] = SourceOrigin(package=name, version=item.version, sdist=item.sdist, index=item.index or "")
     return found
 
 

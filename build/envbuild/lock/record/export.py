@@ -144,6 +144,7 @@ def _pylock(export: _Export) -> Exported:
     # Nothing is built: any Python does.
     arguments += ["--no-header", "--python-version", base.python, "--python", sys.executable]
     arguments += ["--python-platform", f"{MACHINES[base.platform]}-manylinux_2_{glibc}", *source.uv_args()]
+    arguments += [word for index in source.indexes for word in ("--index", index.argument)]
     export.uv([*arguments, "--output-file", file, *[PHASE_FILES[phase] for phase in export.phases]])
     text = f"# {_title(export.lock, export.phases)}\n{file.read_text()}"
     wanted = locked_content(export.lock, export.phases)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
@@ -18,7 +19,7 @@ from envbuild.core.errors import ConfigurationError, NetworkError
 from envbuild.core.exit_status import mask
 from envbuild.lock.models import Lock
 from envbuild.lock.uv.credentials import request_for
-from envbuild.lock.uv.named_index import NamedIndex
+from envbuild.lock.uv.named_index import NamedIndex, OwnIndexes
 
 PROBE_SECONDS = 10
 PACKAGE_INDEX_BUILD = "index"
@@ -42,13 +43,17 @@ class TorchSource:
 
     def uv_args(self) -> list[str]:
         """What ``uv pip install`` of exactly pinned, hashed packages needs to find the build."""
-        indexes = [index.argument for index in self.indexes]
-        if self.kind == "torch-index":
-            indexes.append(self.location or "")
-        arguments = ["--find-links", self.location or ""] if self.kind == "find-links" else []
-        arguments += [word for index in indexes for word in ("--index", index)]
+        if self.kind == "find-links":
+            return ["--find-links", self.location or ""]
         # Everything is pinned and hashed, so looking on several indexes can choose nothing else.
-        return [*arguments, *(["--index-strategy", "unsafe-best-match"] if indexes else [])]
+        strategy = ["--index-strategy", "unsafe-best-match"]
+        return ["--index", self.location or "", *strategy] if self.kind == "torch-index" else []
+
+    def args_for(self, index: str) -> list[str]:
+        """The same for the packages of an index of their own; an empty name: for all others."""
+        named = [item.argument for item in self.indexes if item.name == index]
+        # The default one's place is taken, so that it is not asked.
+        return ["--index", *named, "--default-index", *named] if named else self.uv_args()
 
     def folder(self) -> Path | None:
         """The local folder, when it is one."""
@@ -97,20 +102,33 @@ def locked_torch(site: Site, lock: Lock) -> TorchSource:
         ConfigurationError: the site does not say where an index is.
         NetworkError: no place has it.
     """
-    indexes = tuple(NamedIndex(name, _address(site, name, lock)) for name in lock.indexes)
+    indexes = tuple(dict.fromkeys(locked_indexes(site, lock.indexes, lock.title).places.values()))
     if not lock.torch.version or "torch" in lock.base.provides:
         return replace(PACKAGE_INDEX, indexes=indexes)  # a stack without torch, or a base that brings it
     public = lock.torch.version.split("+")[0]
     return replace(torch_source(site, f"=={public}", lock.torch.build, lock.base.python), indexes=indexes)
 
 
-def _address(site: Site, name: str, lock: Lock) -> str:
-    if (url := site.indexes.get(name)) is not None:
-        return url
-    raise ConfigurationError(
-        f"the site's configuration does not name index {name!r}",
-        why=f"The lock of {lock.stack} on {lock.base.name} takes {', '.join(lock.indexes[name])} from it.",
-        fix=f'Write into the configuration file where it is, or where a mirror of it is:\n[indexes]\n{name} = "URL"',
+def locked_indexes(site: Site, indexes: Mapping[str, Sequence[str]], title: str) -> OwnIndexes:
+    """The packages that are locked from an index of their own, and where this site has it.
+
+    Args:
+        indexes: the packages, by the index's name.
+        title: what is locked, for messages.
+
+    Raises:
+        ConfigurationError: the site does not say where an index is.
+    """
+    for name, packages in indexes.items():
+        if name not in site.indexes:
+            raise ConfigurationError(
+                f"the site's configuration does not name index {name!r}",
+                why=f"{title} takes {', '.join(packages)} from it.",
+                fix="Write into the configuration file where it is, or where a mirror of it is:\n"
+                f'[indexes]\n{name} = "URL"',
+            )
+    return OwnIndexes(
+        places={package: NamedIndex(name, site.indexes[name]) for name, every in indexes.items() for package in every}
     )
 
 

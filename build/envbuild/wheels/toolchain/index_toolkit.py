@@ -17,9 +17,10 @@ from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, Ne
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.record.content import Content, locked_content
+from envbuild.lock.uv.named_index import LookUpRules
 from envbuild.lock.uv.program import run_uv
 from envbuild.lock.uv.resolution import look_up
-from envbuild.lock.uv.torch_builds import locked_torch
+from envbuild.lock.uv.torch_builds import locked_indexes, locked_torch
 from envbuild.wheels.sources import WheelSources
 from envbuild.wheels.toolchain.toolchain import cuda_version
 
@@ -100,7 +101,9 @@ def _looked_up(wanted: Mapping[str, str], lock: LockDirectory, cuda: str, source
     if not wanted:
         return ()
     base, moment = lock.lock.base, lock.lock.inputs.as_of
-    limits = {"platform": base.platform, "python": base.python, "glibc": base.glibc}
+    limits: dict[str, Json] = {"platform": base.platform, "python": base.python, "glibc": base.glibc}
+    if own := {name: list[Json](packages) for name, packages in lock.lock.indexes.items() if {*packages} & {*wanted}}:
+        limits["indexes"] = dict[str, Json](own)
     key = digest_of({"packages": dict(wanted), "as_of": moment, **limits})
 
     def ask(entry: Path) -> None:
@@ -108,7 +111,8 @@ def _looked_up(wanted: Mapping[str, str], lock: LockDirectory, cuda: str, source
             what = f"find the CUDA toolkit {cuda} on the package index"
             # As of the lock's moment, so that the toolkit is the same on every machine and day.
             settings = {"exclude-newer": moment} if lock.lock.inputs.as_of_held else {}
-            found = look_up(wanted, sources.base, settings, what, work)
+            own = locked_indexes(sources.site, lock.lock.indexes, lock.lock.title)
+            found = look_up(wanted, sources.base, LookUpRules(own=own, settings=settings), what, work)
         packages = tuple(_found(name, found[canonicalize_name(name)]) for name in sorted(wanted))
         (entry / LIST_FILE).write_text(PinnedList(packages=packages).model_dump_json(indent=1) + "\n")
 
