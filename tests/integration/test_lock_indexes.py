@@ -197,7 +197,7 @@ def test_no_question_about_such_a_package_reaches_another_index(
     name = "p" if arguments else "s"
     if "anchor" in more:
         assert lock_of(world.own, name).inputs.as_of.startswith("2025-05-15")
-    world.own.run("lock", "--check")
+    world.own.run("lock", "--check", "--online")
     world.own.env["UV_CACHE_DIR"] = str(world.folder / "uv-anew")
     world.own.run("sync", "--stack", "s", "--name", name, "--into", "venv")
     assert [path for path in world.site.requested if "lib" in path or "setuptools" in path] == []

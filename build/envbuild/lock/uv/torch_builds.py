@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from http.client import HTTPException
 from pathlib import Path
 from typing import Literal
 
@@ -18,13 +16,11 @@ from envbuild.catalog.site import Site
 from envbuild.core.errors import ConfigurationError, NetworkError
 from envbuild.core.exit_status import mask
 from envbuild.lock.models import Lock
-from envbuild.lock.uv.credentials import request_for
 from envbuild.lock.uv.named_index import NamedIndex, OwnIndexes
+from envbuild.lock.uv.simple_page import PAGE_LIMITS, listed_files
 
-PROBE_SECONDS = 10
 PACKAGE_INDEX_BUILD = "index"
-# Whether a page names such a file is all that is asked; uv reads the page itself. So no HTML is parsed.
-_WHEEL_LINK = re.compile(r"torch-[^\"'<>#/]+\.whl")
+_PROBE = replace(PAGE_LIMITS, seconds=60, idle_seconds=10)
 
 
 @dataclass(frozen=True)
@@ -73,19 +69,14 @@ def torch_source(site: Site, version: str, build: str, python: str) -> TorchSour
     """
     if build == PACKAGE_INDEX_BUILD:
         return PACKAGE_INDEX
-    # replace and not format: an address may have other braces
-    # (test_index_without_a_place_for_the_build_and_with_other_braces).
-    url = site.torch_index.replace("{build}", build)
-    places = [(TorchSource("find-links", place), "find-links", place) for place in map(_absolute, site.find_links)]
-    places.append((TorchSource("torch-index", url), "index", _absolute(url.rstrip("/") + "/torch/")))
     tried: list[str] = []
-    for source, kind, page in places:
-        names, problem = _wheels_at(page)
+    for source, page in torch_places(site, build):
+        names, problem = _wheels_at(page, site)
         if any(_fits(name, version, build, python) for name in names):
             return source
-        tried.append(
-            f"{kind} {mask(source.location or '')}: {problem or f'no torch {version} +{build} for Python {python}'}"
-        )
+        kind = source.kind.removeprefix("torch-")
+        why = problem or f"no torch {version} +{build} for Python {python}"
+        tried.append(f"{kind} {mask(source.location or '')}: {why}")
     raise NetworkError(
         f"no place has torch {version} as its +{build} build for Python {python}",
         why="Tried:\n" + "\n".join(f"  {line}" for line in tried),
@@ -93,6 +84,15 @@ def torch_source(site: Site, version: str, build: str, python: str) -> TorchSour
         "site configuration.\nOr take the package index's own build, made for CUDA and about 10 times the size: "
         "--torch-build index (with --name, where a lock with another build is there)",
     )
+
+
+def torch_places(site: Site, build: str) -> list[tuple[TorchSource, str]]:
+    """Where a site may have a build of torch, in the order of asking, each with the page or folder that lists it."""
+    # replace and not format: an address may have other braces
+    # (test_index_without_a_place_for_the_build_and_with_other_braces).
+    url = site.torch_index.replace("{build}", build)
+    places = [(TorchSource("find-links", place), place) for place in map(_absolute, site.find_links)]
+    return [*places, (TorchSource("torch-index", url), _absolute(url.rstrip("/") + "/torch/"))]
 
 
 def locked_torch(site: Site, lock: Lock) -> TorchSource:
@@ -139,7 +139,7 @@ def _absolute(place: str) -> str:
     return place if "://" in place else str(Path(place).expanduser().absolute())
 
 
-def _wheels_at(place: str) -> tuple[list[str], str]:
+def _wheels_at(place: str, site: Site) -> tuple[list[str], str]:
     """The torch wheels a folder or page lists, and why not, when it could not be read."""
     if "://" not in place:
         folder = Path(place)
@@ -147,11 +147,9 @@ def _wheels_at(place: str) -> tuple[list[str], str]:
             return [], "no such folder"
         return [path.name for path in folder.glob("torch-*.whl")], ""
     try:
-        with urllib.request.urlopen(request_for(place), timeout=PROBE_SECONDS) as page:  # noqa: S310 - from the site's own settings
-            text = page.read().decode(errors="replace")
-    except (HTTPException, OSError, ValueError) as error:
-        return [], f"cannot be reached ({getattr(error, 'reason', error)})"
-    return [urllib.parse.unquote(name) for name in _WHEEL_LINK.findall(text)], ""
+        return [file.name for file in listed_files(place, site, _PROBE) if file.name.startswith("torch-")], ""
+    except NetworkError as error:
+        return [], f"cannot be reached ({error.why.removeprefix(f'{mask(place)}: ')})"
 
 
 def _fits(wheel: str, version: str, build: str, python: str) -> bool:
