@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.lock.uv import fetch
 from envbuild.lock.uv.fetch import Answer
-from envbuild.lock.uv.index_settings import asked_indexes
+from envbuild.lock.uv.index_settings import PUBLIC_INDEX, asked_indexes
 from envbuild.lock.uv.simple_page import ListedFile, parse_page, project_url
 
 URL, HASH = "https://host/simple/lib/", "a" * 64
@@ -67,7 +67,7 @@ def test_address_of_a_page(tmp_path):
 @pytest.mark.parametrize(
     ("environ", "toml", "asked"),
     [
-        ({}, "", ["https://pypi.org/simple"]),
+        ({}, "", [PUBLIC_INDEX]),
         ({"UV_INDEX_URL": "https://old", "UV_DEFAULT_INDEX": "a=https://new"}, "", ["https://new"]),
         (
             {"UV_INDEX": "b=https://b https://c", "UV_INDEX_URL": "https://a"},

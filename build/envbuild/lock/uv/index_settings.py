@@ -13,7 +13,7 @@ from envbuild.core import tomlread
 from envbuild.lock.uv.settings import settings_files
 
 Use: TypeAlias = Literal["default", "general", "explicit", "find-links"]
-_PUBLIC = "https://pypi.org/simple"
+PUBLIC_INDEX = "https://pypi.org/simple"
 # UV_INDEX_URL and UV_EXTRA_INDEX_URL are uv's older names for UV_DEFAULT_INDEX and UV_INDEX.
 _VARIABLES: dict[str, Use] = {
     "UV_DEFAULT_INDEX": "default",
@@ -76,7 +76,7 @@ def _use(table: Mapping[str, Any]) -> Use:
 def asked_indexes(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The addresses that uv asks for a package without an index of its own, the default one last."""
     every = list(index_settings(environ))
-    default = next((item.url for item in every if item.use == "default"), _PUBLIC)
+    default = next((item.url for item in every if item.use == "default"), PUBLIC_INDEX)
     return [*(item.url for item in every if item.use == "general"), default]
 
 
