@@ -204,6 +204,20 @@ def test_no_question_about_such_a_package_reaches_another_index(
     assert world.asked_default_for("kitops") == []
 
 
+def test_no_trial_of_what_pins_exclude_asks_another_index(world: World) -> None:
+    commit = world.commit(EXPLICIT, "kitops", "lib<2")
+    # A release of the component, which a trial takes in the place of its commit.
+    world.index.add(world.wheel("public", "comp", "0.9", ("kitops",)), OLD)
+    for version in ("1.0", "2.0"):
+        world.index.add(world.wheel("public", "lib", version), OLD)
+    world.stack(lib={})
+    world.configure(site=world.site.url)
+    pins = ("--pin", f"comp={commit}", "--pin", "lib=2.0")
+    assert "lib" in world.refused(4, *pins, "--name", "p")["why"]
+    assert "/simple/comp/" in world.index.requested
+    assert world.asked_default_for("kitops") == []
+
+
 def test_a_compiled_package_is_built_from_the_sdist_of_its_own_index(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
