@@ -161,22 +161,32 @@ def install_toolkit(packages: Sequence[Pinned], lock: LockDirectory, sources: Wh
 
 
 def _install(packages: Sequence[Pinned], folder: Path, lock: LockDirectory, sources: WheelSources) -> None:
-    requirements = folder / "requirements.txt"
-    lines = [" ".join([f"{item.name}=={item.version}", *(f"--hash={one}" for one in item.hashes)]) for item in packages]
-    write_atomic(requirements, "\n".join(lines) + "\n")
-    arguments: list[str | Path] = ["pip", "install", "--target", folder / "packages", "--python", sys.executable]
-    arguments += ["--no-deps", "--require-hashes", "--requirements", requirements]
     what = "install the CUDA toolkit from the package index"
     log = sources.store.root / "logs" / "wheels" / "toolkit.log"
+    indexes: dict[str, list[Pinned]] = {}
+    for item in packages:
+        component = lock.lock.components.get(item.name)
+        indexes.setdefault((component and component.index) or "", []).append(item)
 
-    def uv(*more: str) -> None:
-        run_uv([*arguments, *more], what=what, log=log, cwd=folder, on_line=sources.reporter.update)
+    def install(index: str, pinned: Sequence[Pinned]) -> None:
+        requirements = folder / f"{index}requirements.txt"
+        hashes = {one: " ".join(f"--hash={digest}" for digest in one.hashes) for one in pinned}
+        lines = [f"{one.name}=={one.version} {text}" for one, text in hashes.items()]
+        write_atomic(requirements, "\n".join(lines) + "\n")
+        arguments: list[str | Path] = ["pip", "install", "--target", folder / "packages", "--python", sys.executable]
+        arguments += ["--no-deps", "--require-hashes", "--requirements", requirements]
 
-    try:
+        def uv(*more: str) -> None:
+            run_uv([*arguments, *more], what=what, log=log, cwd=folder, on_line=sources.reporter.update)
+
         try:
             uv("--offline")  # versions and hashes are fixed: what the cache has is as good
         except (ResolutionError, NetworkError):
-            uv(*locked_torch(sources.site, lock.lock).uv_args())
+            uv(*locked_torch(sources.site, lock.lock).args_for(index))
+
+    try:
+        for index, pinned in indexes.items():
+            install(index, pinned)
     except ResolutionError as error:
         raise BuildError(
             f"cannot {what}",
