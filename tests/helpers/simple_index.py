@@ -71,12 +71,14 @@ class SimpleIndex:
         caching: its Cache-Control: answers may be kept, and are asked for again, as with the index that everyone uses.
         changes: what is done to the answer for a project before it is sent.
         bodies: status, content type and body in the place of the answer for a project.
+        special: what answers a path itself, with the request's handler; false: the usual answer follows.
         after: paths that it answers only once another one was asked for too.
     """
 
     address: str = ""
     password: str = ""
     caching: str = "no-cache"
+    special: dict[str, Callable[[http.server.BaseHTTPRequestHandler], bool]] = field(default_factory=dict)
     after: dict[str, str] = field(default_factory=dict)
     changes: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
     bodies: dict[str, tuple[int, str, bytes]] = field(default_factory=dict)
@@ -161,6 +163,9 @@ def simple_index() -> Iterator[SimpleIndex]:
                 self.send_header("WWW-Authenticate", 'Basic realm="index"')
                 self.send_header("Content-Length", "0")
                 self.end_headers()
+                return
+            if path in index.special and index.special[path](self):
+                index.requested.append(path)
                 return
             found = index.answer(path)
             status, kind, body = found or (404, "text/plain", b"")

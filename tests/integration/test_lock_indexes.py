@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 from helpers.git_repos import History
 from helpers.lock_runs import ANY, OLD, error, lock_of, result
-from helpers.simple_index import SimpleIndex, simple_index
+from helpers.simple_index import SimpleIndex, make_sdist, simple_index
 from helpers.stack_files import BASE, write_base, write_stack
 from helpers.upstreams import PUBLIC, project_files
 from helpers.wheels import make_wheel
+
+from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.site import load_site
+from envbuild.core.progress import SilentReporter
+from envbuild.lock.lockfile import read_lock
+from envbuild.store.local import LocalStore
+from envbuild.wheels.plan import buildable
+from envbuild.wheels.sources import WheelSources
 
 URL = f"{PUBLIC}/x/comp"
 DECLARED = "https://index.example.invalid/simple"
@@ -40,8 +48,12 @@ class World:
     def wheel(self, where: str, name: str, version: str, needs: tuple[str, ...] = (), **more: Any) -> Path:
         return make_wheel(self.folder / where, name, version, ANY, needs, **more)
 
-    def commit(self, text: str, *needs: str, extras: str = "", more: dict[str, Any] | None = None) -> str:
+    def commit(
+        self, text: str, *needs: str, extras: str = "", build: str = "", more: dict[str, Any] | None = None
+    ) -> str:
         files = project_files("comp", "1.0", "comp", needs)
+        if build:
+            files["pyproject.toml"] = str(files["pyproject.toml"]).replace('"setuptools>=61"', build)
         files["pyproject.toml"] = f"{files['pyproject.toml']}[project.optional-dependencies]\n{extras}\n{text}"
         return self.history.commit("main", "2025-04-01T00:00:00Z", {**files, **(more or {})})
 
@@ -50,10 +62,15 @@ class World:
         file.write_text("[indexes]\n" + "".join(f'{name} = "{url}"\n' for name, url in indexes.items()))
         self.own.env["ENVBUILD_CONFIG"] = str(file)
 
-    def stack(self, **more: Any) -> None:
+    def stack(self, anchor: str = "", **more: Any) -> None:
         components = {"comp": {"git": URL, "ref": "main", "modules": ["comp"]}, **more}
         setuptools = {"version": "==80.0", "reason": "what builds the packages from git"}
-        write_stack(self.own.project, "s", components, as_of="now", requirements={"setuptools": setuptools})
+        settings = {
+            "as_of": "now",
+            "requirements": {"setuptools": setuptools},
+            **({"anchor": anchor} if anchor else {}),
+        }
+        write_stack(self.own.project, "s", components, **settings)
 
     def lock(self, *more: str, status: int = 0) -> Any:
         return self.own.run("lock", "--stack", "s", "--json", *more, status=status)
@@ -146,6 +163,89 @@ def test_an_extra_matters_where_something_asks_for_it(world: World) -> None:
     assert 'no-build-package = ["kitops"]' in world.text("pyproject.toml")
     world.configure(site=world.site.url)
     assert result(world.lock())["components"]["kitops"] == "1.0.19"
+
+
+PINNED = ("--pin", "kitops=1.0.19", "--name", "p")
+
+
+@pytest.mark.parametrize(
+    ("components", "more", "arguments"),
+    [
+        ({"kitops": {"version": ">=1"}}, {}, ()),
+        ({"kitops": {"version": ">=1"}}, {}, PINNED),
+        # The release of the anchor is looked up for its date, before anything else is decided.
+        ({"kitops": {}}, {"anchor": "kitops"}, PINNED),
+        ({"kitops": {}}, {"anchor": "comp"}, (*PINNED, "--pin", "comp=COMMIT")),
+        # What it declares is read before the whole is resolved.
+        ({"kitops": {"version": ">=1", "uses": ["lib"]}, "lib": {}}, {}, ()),
+    ],
+)
+def test_no_question_about_such_a_package_reaches_another_index(
+    world: World, components: Any, more: Any, arguments: tuple[str, ...]
+) -> None:
+    commit = world.commit(EXPLICIT, "kitops")
+    arguments = tuple(word.replace("COMMIT", commit) for word in arguments)
+    world.index.add(world.wheel("public", "lib", "1.0"), OLD)
+    for version, day in (("1.0.19", "2025-05-01"), ("1.0.20", "2025-05-02")):
+        world.site.add(world.wheel("site", "kitops", version), f"{day}T00:00:00Z")
+    world.index.add(world.wheel("public", "kitops", "1.0.19"), "2025-06-06T00:00:00Z")
+    world.stack(**components, **more)
+    assert "index 'site'" in world.refused(3, *arguments)["what"]
+    world.configure(site=world.site.url)
+    locked = result(world.lock(*arguments))
+    assert locked["components"]["kitops"] == ("1.0.19" if arguments else "1.0.20")
+    name = "p" if arguments else "s"
+    if "anchor" in more:
+        assert lock_of(world.own, name).inputs.as_of.startswith("2025-05-15")
+    world.own.run("lock", "--check", "--online")
+    world.own.env["UV_CACHE_DIR"] = str(world.folder / "uv-anew")
+    world.own.run("sync", "--stack", "s", "--name", name, "--into", "venv")
+    assert [path for path in world.site.requested if "lib" in path or "setuptools" in path] == []
+    assert world.asked_default_for("kitops") == []
+
+
+def test_no_trial_of_what_pins_exclude_asks_another_index(world: World) -> None:
+    commit = world.commit(EXPLICIT, "kitops", "lib<2")
+    # A release of the component, which a trial takes in the place of its commit.
+    world.index.add(world.wheel("public", "comp", "0.9", ("kitops",)), OLD)
+    for version in ("1.0", "2.0"):
+        world.index.add(world.wheel("public", "lib", version), OLD)
+    world.stack(lib={})
+    world.configure(site=world.site.url)
+    pins = ("--pin", f"comp={commit}", "--pin", "lib=2.0")
+    assert "lib" in world.refused(4, *pins, "--name", "p")["why"]
+    assert "/simple/comp/" in world.index.requested
+    assert world.asked_default_for("kitops") == []
+
+
+def test_a_compiled_package_is_built_from_the_sdist_of_its_own_index(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, where in ((world.index, "public"), (world.site, "site")):
+        place.add(make_sdist(world.folder / where / "sdists", "kitops", "1.1", files={"where": where}), OLD)
+    world.commit(EXPLICIT, "kitops")
+    world.stack(kitops={"version": "==1.1", "phase": "compile"})
+    world.configure(site=world.site.url)
+    world.lock()
+    for name, value in world.own.env.items():
+        monkeypatch.setenv(name, value)
+    lock = read_lock(world.own.project / "lockfiles/s" / BASE)
+    base = Catalog.open(world.own.project).base(BASE)
+    store = LocalStore(world.folder / "anew", SilentReporter())
+    sources = WheelSources(base=base, site=load_site(), store=store, reporter=SilentReporter())
+    sources.archive(buildable(lock)["kitops"])
+    assert world.asked_default_for("kitops") == []
+
+
+def test_an_isolated_build_that_needs_it_is_refused(world: World) -> None:
+    world.commit(EXPLICIT, build='"setuptools>=61", "kitops"')
+    world.configure(site=world.site.url)
+    refused = world.refused(3)
+    assert "is built with kitops of index 'site'" in refused["what"]
+    world.stack(comp={"git": URL, "ref": "main", "phase": "compile"})
+    world.lock()
+    assert "kitops==1.0.19" in world.text("main.txt")
+    assert world.asked_default_for("kitops") == []
 
 
 def test_a_component_of_the_stack_is_taken_from_it_too(world: World) -> None:

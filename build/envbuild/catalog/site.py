@@ -213,7 +213,7 @@ def _indexes(file: SiteFile, environ: Mapping[str, str]) -> dict[str, str]:
     """The indexes with a name; uv's variable comes first, as it does for uv.
 
     Raises:
-        ConfigurationError: the file has what is no name or no address of an index.
+        ConfigurationError: the file has what is no name or no address of an index, or two names share a password.
     """
     for name, url in file.indexes.items():
         if not _INDEX.fullmatch(f"{name}={url}"):
@@ -223,7 +223,23 @@ def _indexes(file: SiteFile, environ: Mapping[str, str]) -> dict[str, str]:
                 fix="Correct it.",
             )
     named = (match for word in environ.get("UV_INDEX", "").split() if (match := _INDEX.fullmatch(word)))
-    return {**file.indexes, **{match["name"]: match["url"] for match in named}}
+    indexes = {**file.indexes, **{match["name"]: match["url"] for match in named}}
+    first: dict[str, str] = {}
+    for name, url in indexes.items():
+        other = first.setdefault(index_variable(name), name)
+        if indexes[other].rstrip("/") != url.rstrip("/"):
+            raise ConfigurationError(
+                f"indexes {other!r} and {name!r} have the same variables for their passwords",
+                why=f"uv reads {index_variable(name)}_PASSWORD for both, and would send one's password to the other.",
+                fix="Give one of them another name, in [indexes] of the configuration file or in UV_INDEX.",
+            )
+    return indexes
+
+
+def index_variable(name: str) -> str:
+    """What the variables with the user and the password of an index begin with."""
+    # In capitals, other characters as underscores (uv's documentation, "Package indexes").
+    return f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', name.upper())}"
 
 
 def _find_links(file: SiteFile, home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:

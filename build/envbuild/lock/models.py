@@ -178,6 +178,11 @@ class Lock(TomlModel):
     )
 
     @property
+    def title(self) -> str:
+        """Which lock it is, for messages."""
+        return f"the lock of {self.stack} on {self.base.name}"
+
+    @property
     def indexes(self) -> dict[str, list[str]]:
         """The packages of each named index."""
         found: dict[str, list[str]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from envbuild.catalog.context import Context
@@ -13,7 +12,7 @@ from envbuild.core.digests import digest_of
 from envbuild.core.errors import BuildError
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.lock.uv.torch_builds import locked_torch
+from envbuild.lock.uv.torch_builds import TorchSource, locked_torch
 from envbuild.store.local import LocalStore
 from envbuild.sync.install import InstallScope, install_packages, make_venv
 from envbuild.sync.install_target import InstallTarget
@@ -50,7 +49,7 @@ def build_environment(lock: LockDirectory, site: Site, store: LocalStore, report
     def make(folder: Path) -> None:
         source = locked_torch(site, lock.lock)
         with local_target(lock, folder / "venv", folder, store.root / "logs" / "wheels", reporter) as place:
-            _install_what_fits(lock, place, source.uv_args(), reporter)
+            _install_what_fits(lock, place, source, reporter)
 
     return store.make_in_place(KIND, key, "build environment", is_whole, make) / "venv"
 
@@ -62,9 +61,7 @@ def build_environment_for(lock: LockDirectory, target: Target, context: Context)
     return made
 
 
-def _install_what_fits(
-    lock: LockDirectory, place: InstallTarget, source_args: Sequence[str], reporter: Reporter
-) -> None:
+def _install_what_fits(lock: LockDirectory, place: InstallTarget, source: TorchSource, reporter: Reporter) -> None:
     """Install phase main; where this machine's glibc is older than the base's, without what needs the newer one.
 
     A wheel's key has torch, the packages with headers and the build's own requirements: no other package has a part in
@@ -72,18 +69,18 @@ def _install_what_fits(
     """
     make_venv(place, sees_base=False)
     left_out: frozenset[str] = frozenset()
-    while unfit := _unfit(lock, place, source_args, reporter, left_out):
+    while unfit := _unfit(lock, place, source, reporter, left_out):
         left_out |= unfit
         names = ", ".join(sorted(unfit))
         reporter.note(f"note: not in the build environment, for they need a newer glibc: {names}")
 
 
 def _unfit(
-    lock: LockDirectory, place: InstallTarget, source_args: Sequence[str], reporter: Reporter, left_out: frozenset[str]
+    lock: LockDirectory, place: InstallTarget, source: TorchSource, reporter: Reporter, left_out: frozenset[str]
 ) -> frozenset[str]:
     """Install phase main without some packages; if it fails for others that need the base's newer glibc, these."""
     try:
-        install_packages(lock, place, source_args, reporter, InstallScope(phases=PHASES, leave_out=left_out))
+        install_packages(lock, place, source, reporter, InstallScope(phases=PHASES, leave_out=left_out))
     except BuildError as error:
         unfit = frozenset(_NO_WHEEL_HERE.findall(error.why)) - left_out
         base = lock.lock.base

@@ -18,6 +18,7 @@ from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, git_build_options
 from envbuild.lock.record.content import locked_content
 from envbuild.lock.uv.interpreter import pyenv_python
 from envbuild.lock.uv.program import NoInterpreterError, failure
+from envbuild.lock.uv.torch_builds import TorchSource
 from envbuild.sync.install_target import InstallTarget
 
 UV_OPTIONS = ("--color", "never")
@@ -67,14 +68,14 @@ class PhaseRun:
 def install(
     lock: LockDirectory,
     place: InstallTarget,
-    source_args: Sequence[str],
+    source: TorchSource,
     reporter: Reporter,
     scope: InstallScope = EVERYTHING,
 ) -> tuple[PhaseRun, ...]:
     """Make the environment of ``place`` and install the lock into it.
 
     Args:
-        source_args: what uv needs to find torch's build (``TorchSource.uv_args`` as seen from the place).
+        source: where torch's build and the indexes of the lock are, as seen from the place.
 
     Raises:
         BuildError: uv could not install a phase (a hash that differs, a wheel that does not build, ...).
@@ -83,7 +84,7 @@ def install(
     """
     with reporter.step("make the environment"):
         make_venv(place, sees_base=bool(lock.lock.base.provides))
-    return install_packages(lock, place, source_args, reporter, scope)
+    return install_packages(lock, place, source, reporter, scope)
 
 
 def make_venv(place: InstallTarget, *, sees_base: bool) -> None:
@@ -112,7 +113,7 @@ def make_venv(place: InstallTarget, *, sees_base: bool) -> None:
 def install_packages(
     lock: LockDirectory,
     place: InstallTarget,
-    source_args: Sequence[str],
+    source: TorchSource,
     reporter: Reporter,
     scope: InstallScope,
     label: str = "",
@@ -134,7 +135,7 @@ def install_packages(
         built = sum(path.endswith(".whl") for path in ready.values())
         title = f"install phase {phase}{label}: {count} packages"
         with reporter.step(title + (f", {built} from the wheelhouse" if built else "")):
-            pip = _PipInstall(lock, place, phase, source_args)
+            pip = _PipInstall(lock, place, phase, source)
             if ready:
                 _install_ready(pip, ready)
             finished = _install_rest(pip, file, ready, scope.leave_out)
@@ -159,7 +160,7 @@ def add_files(lock: LockDirectory, site_packages: Path) -> None:
 
 
 def install_again(
-    lock: LockDirectory, place: InstallTarget, source_args: Sequence[str], package: str, leave_out: Collection[str]
+    lock: LockDirectory, place: InstallTarget, source: TorchSource, package: str, leave_out: Collection[str]
 ) -> None:
     """Install one package again, over the files of the others that have its files' names.
 
@@ -170,8 +171,10 @@ def install_again(
     file = lock.file(phase)
     if file is None or phase == GIT_PHASE:
         return
-    path = _requirements(file, leave_out, place)
-    _PipInstall(lock, place, phase, source_args).run(["--requirements", path], again=[package])
+    index, packages = next(item for item in _by_index(lock, phase).items() if package in item[1])
+    others = {*locked_content(lock, (phase,))} - packages
+    path = _requirements(file, {*leave_out, *others}, place, index)
+    _PipInstall(lock, place, phase, source).run(["--requirements", path], index=index, again=[package])
 
 
 def _count(lock: LockDirectory, phase: str, leave_out: Collection[str]) -> int:
@@ -193,11 +196,25 @@ def _install_rest(pip: _PipInstall, file: Path, ready: Collection[str], leave_ou
         lines = [line for line in map(str.strip, file.read_text().splitlines()) if line and not line.startswith("#")]
         wanted = [line for line in lines if pinned_package(line) not in {*leave_out, *ready}]
         return pip.run(wanted) if wanted else Finished(status=0, output="", seconds=0.0)
-    path = _requirements(file, leave_out, pip.place)
-    finished = pip.run(["--requirements", path])
-    if again := [name for name in _later(pip.lock, pip.phase) if name not in leave_out]:
-        pip.run(["--requirements", path], again=again)
-    return finished
+    seconds = 0.0
+    for index, packages in _by_index(pip.lock, pip.phase).items():
+        others = {*locked_content(pip.lock, (pip.phase,))} - packages
+        if others and not packages - {*leave_out}:
+            continue
+        path = _requirements(file, {*leave_out, *others}, pip.place, index)
+        seconds += pip.run(["--requirements", path], index=index).seconds
+        if again := [name for name in _later(pip.lock, pip.phase) if name in packages and name not in leave_out]:
+            pip.run(["--requirements", path], index=index, again=again)
+    return Finished(status=0, output="", seconds=seconds)
+
+
+def _by_index(lock: LockDirectory, phase: str) -> dict[str, set[str]]:
+    """The packages of a phase by the index of their own that they are locked from; all others under an empty name."""
+    found: dict[str, set[str]] = {"": set()}
+    for name in locked_content(lock, (phase,)):
+        component = lock.lock.components.get(name)
+        found.setdefault((component and component.index) or "", set()).add(name)
+    return found
 
 
 def pinned_package(line: str) -> str:
@@ -205,7 +222,7 @@ def pinned_package(line: str) -> str:
     return canonicalize_name(line.partition("==")[0].partition(" @")[0].strip())
 
 
-def _requirements(file: Path, leave_out: Collection[str], place: InstallTarget) -> str:
+def _requirements(file: Path, leave_out: Collection[str], place: InstallTarget, index: str = "") -> str:
     """A phase's file as seen from the place; a copy of it where packages are left out."""
     if not leave_out:
         return f"{place.lock}/{file.name}"
@@ -217,7 +234,7 @@ def _requirements(file: Path, leave_out: Collection[str], place: InstallTarget) 
             keep = pinned_package(line) not in leave_out
         if keep:
             kept.append(line)
-    path = place.logs / f"installed-{file.name}"
+    path = place.logs / f"installed-{index}{file.name}"
     write_atomic(path, "".join(kept))
     return f"{place.logs_seen or place.logs}/{path.name}"
 
@@ -249,12 +266,13 @@ class _PipInstall:
     lock: LockDirectory
     place: InstallTarget
     phase: str
-    source_args: Sequence[str]
+    source: TorchSource
 
-    def run(self, wanted: Sequence[str], *, again: Sequence[str] = ()) -> Finished:
+    def run(self, wanted: Sequence[str], *, index: str = "", again: Sequence[str] = ()) -> Finished:
         """Install requirements; the packages ``again`` also where they are installed."""
         # --no-deps: everything is locked, and the lock may differ from what packages declare (overrides).
-        arguments = ["pip", "install", "--python", self.place.venv_python, "--no-deps", *self.source_args]
+        arguments = ["pip", "install", "--python", self.place.venv_python, "--no-deps"]
+        arguments += self.source.args_for(index)
         arguments += [word for name in again for word in ("--reinstall-package", name)]
         if self.phase in HASHED_PHASES:
             arguments.append("--require-hashes")

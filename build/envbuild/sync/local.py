@@ -125,7 +125,7 @@ def fill_environment(
     into = into.absolute()
     _make_room(into)
     with local_target(lock, into, into, logs, reporter) as place:
-        done = install(lock, place, source.uv_args(), reporter, scope)
+        done = install(lock, place, source, reporter, scope)
     add_files(lock, Path(record.site_packages(str(into))))
     return place, done
 

@@ -72,7 +72,8 @@ def buildable(lock: LockDirectory) -> dict[str, SourceOrigin]:
                 package=name, version=component.version, git=component.git, commit=component.commit, subdirectory=folder
             )
         elif component.phase is Phase.COMPILE and component.sdist:
-            origins[name] = SourceOrigin(package=name, version=component.version, sdist=component.sdist)
+            index = component.index or ""
+            origins[name] = SourceOrigin(package=name, version=component.version, sdist=component.sdist, index=index)
     return origins
 
 

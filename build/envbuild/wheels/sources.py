@@ -17,7 +17,9 @@ from envbuild.lock.components.downloads import FILE, fetch_sdist
 from envbuild.lock.components.project_metadata import PYPROJECT, build_requires
 from envbuild.lock.components.sdist_metadata import kept_declarations
 from envbuild.lock.context import WorkContext
+from envbuild.lock.uv.named_index import LookUpRules
 from envbuild.lock.uv.resolution import look_up
+from envbuild.lock.uv.torch_builds import locked_indexes
 from envbuild.store.local import LocalStore
 from envbuild.wheels.git_archive import archive_of_commit, only_folder
 from envbuild.wheels.key import KeyParts
@@ -29,6 +31,7 @@ class SourceOrigin:
 
     Attributes:
         sdist: its digest; empty for a commit.
+        index: the index of its own that has the sdist, by name; empty for the site's own.
         git: the repository; empty for an sdist.
         subdirectory: the folder of the repository that holds the package; empty for its top.
     """
@@ -36,6 +39,7 @@ class SourceOrigin:
     package: str
     version: str
     sdist: str = ""
+    index: str = ""
     git: str = ""
     commit: str = ""
     subdirectory: str = ""
@@ -55,11 +59,12 @@ class WheelSources:
     store: LocalStore
     reporter: Reporter
 
-    def sdist(self, name: str, version: str, digest: str) -> bytes:
+    def sdist(self, name: str, version: str, digest: str, index: str = "") -> bytes:
         """The bytes of an sdist, with the digest that the lock states.
 
         Raises:
             CheckRefusedError: the index has another file of that name and version.
+            ConfigurationError: the site does not say where the sdist's own index is.
             NetworkError: it cannot be downloaded.
         """
         kept = self.store.find("files", digest)
@@ -67,7 +72,8 @@ class WheelSources:
             return (kept / FILE).read_bytes()
         with self.reporter.step(f"download the sdist of {name} {version}"), self.workplace("sdists") as work:
             # uv looks it up, so that its index, find-links and credentials hold here too.
-            packages = look_up({name: f"=={version}"}, self.base, {}, f"find {name} {version}", work)
+            rules = LookUpRules(own=locked_indexes(self.site, {index: [name]} if index else {}, f"{name} {version}"))
+            packages = look_up({name: f"=={version}"}, self.base, rules, f"find {name} {version}", work)
             package = packages[canonicalize_name(name)]
             stated = str(package.get("sdist", {}).get("hash", ""))
             # Refused before the download. Hashes are optional (PEP 503): without one the file itself is compared below.
@@ -94,7 +100,7 @@ class WheelSources:
         """
         if origin.commit:
             return archive_of_commit(origin.package, origin.git, origin.commit, self.store)
-        return self.sdist(origin.package, origin.version, origin.sdist)
+        return self.sdist(origin.package, origin.version, origin.sdist, origin.index)
 
     def build_requires(self, origin: SourceOrigin) -> tuple[str, ...]:
         """What the sources declare to be built with, as PEP 508 lines (PEP 518)."""

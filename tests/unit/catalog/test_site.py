@@ -238,3 +238,19 @@ def test_ca_bundle(home, tmp_path, setting, exists):
     else:
         with pytest.raises(ConfigurationError, match=r"CA bundle .* does not exist"):
             load_site(home)
+
+
+@pytest.mark.parametrize(
+    ("variable", "refused"),
+    [("Site=https://b/simple", True), ("s.ite=https://b/simple", False), ("SITE=https://a/simple/", False)],
+)
+def test_names_of_indexes_that_share_a_password(tmp_path, variable, refused):
+    file = tmp_path / "c.toml"
+    file.write_text('[indexes]\nsite = "https://a/simple"\n')
+    environ = {"ENVBUILD_CONFIG": str(file), "HOME": str(tmp_path), "UV_INDEX": variable}
+    if not refused:
+        assert len(load_site(environ).indexes) == 2
+        return
+    with pytest.raises(ConfigurationError, match="same variables for their passwords") as error:
+        load_site(environ)
+    assert "UV_INDEX_SITE_PASSWORD" in error.value.why

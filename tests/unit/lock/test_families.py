@@ -14,6 +14,7 @@ from envbuild.lock.checks.releases import check_releases
 from envbuild.lock.components import families
 from envbuild.lock.components.families import with_one_version
 from envbuild.lock.components.models import Chosen, DecidedBy, Preference
+from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes
 
 CORE, TORCH = "transformer-engine", "transformer-engine-torch"
 RELEASES = {
@@ -25,7 +26,7 @@ BASE = SimpleNamespace(provides={})
 
 @pytest.fixture(autouse=True)
 def index(monkeypatch):
-    def look_up(packages, base, settings, what, context, *, preferred):
+    def look_up(packages, base, rules, what, context, *, preferred):
         found = {}
         for name, specifier in packages.items():
             fitting = list(SpecifierSet(specifier).filter(RELEASES[name]))
@@ -47,7 +48,7 @@ def item(name, specifier="", origin=DecidedBy.UPSTREAM):
 def versions(tmp_path, core, torch, base=BASE, **preferences):
     chosen = {"lib": item("lib"), CORE: core, TORCH: torch}
     preferred = {name.replace("_", "-"): Preference(version=text, because="p") for name, text in preferences.items()}
-    found = with_one_version(chosen, base, {}, preferred, lock_context(tmp_path))
+    found = with_one_version(chosen, base, LookUpRules(own=OwnIndexes()), preferred, lock_context(tmp_path))
     assert found["lib"] == chosen["lib"]
     return found[CORE], found[TORCH]
 

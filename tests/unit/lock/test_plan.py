@@ -20,6 +20,7 @@ from envbuild.lock.components.select import choose_anchor
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.inputs.pins import parse_pins
 from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.uv.named_index import OwnIndexes
 
 NEMO, DEP = "https://x/nemo", "https://x/dep"
 MOMENT = datetime(2025, 1, 2, 3, tzinfo=timezone.utc)  # of every commit of a fake repository
@@ -40,7 +41,7 @@ def moments(chosen, as_of=None, kind=CommitKind.BRANCH, **pins):
     context = SimpleNamespace(repositories=repositories, clock=utc_now)
     bound = branch_bound(chosen, as_of, refs, repositories)
     anchor = choose_anchor(chosen.stack, refs, repositories, bound)
-    found = as_of_moment(chosen, as_of, refs, anchor, context)
+    found = as_of_moment(chosen, as_of, refs, anchor, OwnIndexes(), context)
     return bound, found
 
 

@@ -19,6 +19,7 @@ from envbuild.lock.components.preferences import (
     upstream_preferences,
     without_overruled,
 )
+from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes
 from envbuild.lock.uv.preferences import prefer
 
 CATALOG = Catalog.open(Path("/nonexistent"))
@@ -79,6 +80,9 @@ def test_first_tree_and_first_file_win():
     }
 
 
+RULES = LookUpRules(own=OwnIndexes())
+
+
 @pytest.mark.parametrize(
     ("ref", "companion"),
     [
@@ -129,16 +133,16 @@ def test_torch_of_an_image(monkeypatch, specifier, released, version):
     from envbuild.core.errors import ResolutionError
     from envbuild.lock.components import preferences
 
-    def look_up(packages, base, settings, what, context):
+    def look_up(packages, base, rules, what, context):
         fitting = list(SpecifierSet(packages["torch"]).filter(released))
         if not fitting:
             raise ResolutionError("no", why="", fix="")
-        return {"torch": {"version": fitting[0 if settings.get("resolution") == "lowest" else -1]}}
+        return {"torch": {"version": fitting[0 if rules.settings.get("resolution") == "lowest" else -1]}}
 
     monkeypatch.setattr(preferences, "look_up", look_up)
     image = preferences.NgcImage(release="25.06", because="manifest of nemo")
     selection = SimpleNamespace(catalog=CATALOG, base=BASE)
-    found = torch_preference(SimpleNamespace(specifier=specifier), image, selection, {}, None)
+    found = torch_preference(SimpleNamespace(specifier=specifier), image, selection, RULES, None)
     assert (found.version if found else None) == version
     if found:
         assert found.because == "torch 2.8 of the image 25.06 (manifest of nemo)"
@@ -148,7 +152,7 @@ def test_image_that_the_table_does_not_have_says_nothing():
     from envbuild.lock.components.preferences import NgcImage
 
     image = NgcImage(release="19.01", because="")
-    assert torch_preference(None, image, SimpleNamespace(catalog=CATALOG), {}, None) is None
+    assert torch_preference(None, image, SimpleNamespace(catalog=CATALOG), RULES, None) is None
 
 
 def test_preferences_are_a_uv_lock_of_the_projects_moments(tmp_path):

@@ -7,7 +7,8 @@ from envbuild.lock.search.candidates import Candidates
 
 
 def test_a_release_is_tried_where_a_repository_cannot_be_had():
-    source = SimpleNamespace(name="optim", place="dev of https://x/optim", error=NetworkError("cannot list its refs"))
+    error = NetworkError("cannot list its refs")
+    source = SimpleNamespace(name="optim", place="dev of https://x/optim", error=error, barred=False)
     decided = SimpleNamespace(git_sources=SimpleNamespace(missing=(source,)))
     candidates = Candidates(SimpleNamespace(decided=decided), "x", SimpleNamespace())
     ((deviation,),) = candidates.likely("optim")

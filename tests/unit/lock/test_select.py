@@ -26,6 +26,7 @@ from envbuild.lock.components.select import (
     upstream_overrides,
 )
 from envbuild.lock.inputs.pins import SpecifierRef, VersionRef, parse_pins
+from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes
 
 NEMO, MCORE = "https://x/nemo", "https://x/mcore"
 SHA = "b" * 40
@@ -59,7 +60,12 @@ STACK = stack_of(
 def lead_of(item, repositories):
     """What belongs to a component, where no table says anything of releases."""
     context = SimpleNamespace(repositories=repositories, reporter=SilentReporter())
-    return lead(item, Releases(catalog=CATALOG, base=BASE, settings={}, undecided=frozenset(), context=context))
+    return lead(
+        item,
+        Releases(
+            catalog=CATALOG, base=BASE, rules=LookUpRules(own=OwnIndexes()), undecided=frozenset(), context=context
+        ),
+    )
 
 
 def chosen(stack=STACK, pins=None, repositories=None, as_of=None):

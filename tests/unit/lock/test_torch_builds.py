@@ -165,7 +165,7 @@ def test_nothing_found_names_every_place_tried_and_the_way_out(tmp_path):
         f"  find-links {tmp_path}/missing: no such folder",
         f"  find-links {tmp_path}/empty: no torch ==2.13.0 +cpu for Python 3.11",
         f"  find-links http://{address}/page/: no torch ==2.13.0 +cpu for Python 3.11",
-        f"  find-links http://{address}/gone/: cannot be reached (Not Found)",
+        f"  find-links http://{address}/gone/: cannot be reached (HTTP 404 Not Found)",
     ]
     assert "index http://127.0.0.1:9/whl/cpu: cannot be reached (" in error.why.splitlines()[5]
     assert "--torch-build index" in error.fix

@@ -10,6 +10,7 @@ from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource
 from envbuild.sync.install import InstallScope, add_files, install
 from envbuild.sync.install_target import InstallTarget
 
@@ -39,8 +40,8 @@ def lock_with(tmp_path: Path, **packages: int) -> LockDirectory:
     return LockDirectory(tmp_path / "lock", lock.model_copy(update={"phases": phases}))
 
 
-def run_install(lock, tmp_path, recorder, source_args=(), **more):
-    return install(lock, place_for(tmp_path, recorder), source_args, SilentReporter(), InstallScope(**more))
+def run_install(lock, tmp_path, recorder, source=PACKAGE_INDEX, **more):
+    return install(lock, place_for(tmp_path, recorder), source, SilentReporter(), InstallScope(**more))
 
 
 def place_for(tmp_path, recorder):
@@ -67,7 +68,9 @@ PHASES = [
 
 def test_install_runs_the_phases_in_order_and_resolves_nothing(tmp_path):
     recorder = Recorder()
-    phases = run_install(lock_with(tmp_path, main=14, compile=2, git=1), tmp_path, recorder, ["--find-links", "/w"])
+    phases = run_install(
+        lock_with(tmp_path, main=14, compile=2, git=1), tmp_path, recorder, TorchSource("find-links", "/w")
+    )
     assert [command for command in recorder.commands if "--offline" not in command] == [VENV, *PHASES]
     assert [(phase.phase, phase.packages, phase.seconds) for phase in phases] == [
         ("main", 14, 1.5),
@@ -78,7 +81,7 @@ def test_install_runs_the_phases_in_order_and_resolves_nothing(tmp_path):
 
 def test_install_asks_no_index_for_what_the_cache_has(tmp_path):
     recorder = Recorder(cached=True)
-    run_install(lock_with(tmp_path, main=14, compile=2, git=1), tmp_path, recorder, ["--find-links", "/w"])
+    run_install(lock_with(tmp_path, main=14, compile=2, git=1), tmp_path, recorder, TorchSource("find-links", "/w"))
     assert recorder.commands == [VENV, *[[*command, "--offline"] for command in PHASES]]
 
 
@@ -95,7 +98,7 @@ def test_what_lies_over_another_package_is_installed_again(tmp_path, version, ag
     lock = lock_with(tmp_path, main=2, compile=0, git=0)
     with (tmp_path / "lock/main.txt").open("a") as file:
         file.write(f"nvidia-cutlass-dsl-libs-base=={version}\nnvidia-cutlass-dsl-libs-cu13=={version}\n")
-    run_install(lock, tmp_path, recorder, ["--find-links", "/w"])
+    run_install(lock, tmp_path, recorder, TorchSource("find-links", "/w"))
     main = [*PHASES[0], "--offline"]
     more = [*COMMON, "--reinstall-package", "nvidia-cutlass-dsl-libs-cu13", *main[len(COMMON) :]]
     assert recorder.commands == [VENV, main, *([more] if again else [])]
@@ -106,7 +109,11 @@ def test_install_takes_built_wheels_before_the_rest_of_their_phase(tmp_path):
     recorder = Recorder(cached=True)
     wheels = {"b": "/w/b-1.whl", "a": "/w/a-2.whl"}
     run_install(
-        lock_with(tmp_path, main=1, compile=2, git=1), tmp_path, recorder, ["--find-links", "/w"], wheels=wheels
+        lock_with(tmp_path, main=1, compile=2, git=1),
+        tmp_path,
+        recorder,
+        TorchSource("find-links", "/w"),
+        wheels=wheels,
     )
     taken = ["/x/uv", "--color", "never", "pip", "install", "--python", "/opt/venv/bin/python", "--no-deps"]
     taken += ["--no-index", "--offline", "/w/a-2.whl", "/w/b-1.whl"]
@@ -126,7 +133,7 @@ def test_packages_from_git_are_built_in_isolation_but_for_some(tmp_path):
     record = lock.lock.model_copy(update={"components": components, "phases": {**lock.lock.phases, "git": git}})
     recorder = Recorder(cached=True)
     trees = {"alone": "/x/sources/alone"}
-    run_install(LockDirectory(lock.path, record), tmp_path, recorder, ["--find-links", "/w"], wheels=trees)
+    run_install(LockDirectory(lock.path, record), tmp_path, recorder, TorchSource("find-links", "/w"), wheels=trees)
     options = ["--build-constraints", "/x/lock/git-build.txt", "--no-build-isolation-package", "kernels"]
     _, tree, *_ = recorder.commands
     assert tree == [*COMMON, *options, "alone @ file:///x/sources/alone", "--offline"]

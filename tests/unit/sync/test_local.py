@@ -38,8 +38,8 @@ def calls(monkeypatch, tmp_path):
     """What would be installed and imported; torch's build is in a folder."""
     made: dict = {}
 
-    def install(lock, place, source_args, reporter, scope):
-        made["install"] = (place.venv, list(source_args), list(scope.phases))
+    def install(lock, place, source, reporter, scope):
+        made["install"] = (place.venv, source.uv_args(), list(scope.phases))
         assert (scope.wheels, scope.leave_out) == ({}, ())
         return tuple(PhaseRun(phase=phase, packages=1, seconds=0.1, log=tmp_path) for phase in scope.phases)
 

@@ -155,7 +155,7 @@ class LayerMaker:
             install_packages(
                 self.lock,
                 target,
-                self._access.uv_args,
+                self._access.source,
                 self.context.reporter,
                 InstallScope(wheels=paths, leave_out=others),
                 label=f", layer {plan.name}",
@@ -197,7 +197,7 @@ class LayerMaker:
             elif not any(name in LATER for name in names):
                 raise _conflict(path, names)
         for name in sorted(set(winners)):
-            install_again(self.lock, target, self._access.uv_args, name, others)
+            install_again(self.lock, target, self._access.source, name, others)
 
     def _copy(self, added: list[str], tree: Path) -> None:
         """Put the files that were installed into a tree of their own, as hard links."""

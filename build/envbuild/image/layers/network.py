@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.site import Site
@@ -24,11 +24,11 @@ _RESOLVER = ("/etc/resolv.conf", "/etc/hosts")
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """What a sandbox needs for the network: binds, variables, and uv's arguments for finding torch's build."""
+    """What a sandbox needs for the network: binds, variables, and where packages are as seen inside."""
 
     binds: tuple[Bind, ...]
     environment: Mapping[str, str]
-    uv_args: tuple[str, ...]
+    source: TorchSource
 
 
 def access(site: Site, source: TorchSource, folder: str, environ: Mapping[str, str] = os.environ) -> Access:
@@ -58,11 +58,13 @@ def access(site: Site, source: TorchSource, folder: str, environ: Mapping[str, s
         return _LOCAL.sub(bound, text)
 
     values = {name: seen(value) if name.startswith("UV_") else value for name, value in values.items()}
-    arguments = source.uv_args()
+    location = source.location and seen(source.location)
     if (local := source.folder()) is not None:
         binds.append(Bind(source=local, target=f"{folder}/wheels"))
-        arguments = ["--find-links", f"{folder}/wheels"]
-    return Access(binds=tuple(binds), environment=values, uv_args=tuple(seen(argument) for argument in arguments))
+        location = f"{folder}/wheels"
+    indexes = tuple(replace(index, url=seen(index.url)) for index in source.indexes)
+    inside = replace(source, location=location, indexes=indexes)
+    return Access(binds=tuple(binds), environment=values, source=inside)
 
 
 def _uv_configuration(folder: str, environ: Mapping[str, str], values: dict[str, str]) -> list[Bind]:

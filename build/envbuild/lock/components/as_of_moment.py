@@ -18,6 +18,7 @@ from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf, Bound
 from envbuild.lock.inputs.pins import Ref, VersionRef, parse_ref
+from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes
 
 
 def branch_bound(selection: Selection, asked: str | None, pins: Mapping[str, Ref], repositories: Repositories) -> Bound:
@@ -68,12 +69,14 @@ def as_of_moment(
     asked: str | None,
     pins: Mapping[str, Ref],
     anchor: Chosen | None,
+    own: OwnIndexes,
     context: LockContext,
 ) -> AsOf:
     """The as-of moment, once the anchor is decided.
 
     Args:
         asked: text after ``--as-of``; None for the stack's own.
+        own: which indexes are asked for dates of releases.
     """
     text = asked or _default_as_of(selection, pins, anchor)
     if text == as_of.NOW:
@@ -85,10 +88,12 @@ def as_of_moment(
         reason = f"the date of {selection.stack.anchor} {commit.sha[:12]}"
         return AsOf(asked=text, moment=commit.committed_at, reason=reason)
     title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
-    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection.base, context)
+    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection.base, own, context)
     # With --as-of release the anchor's date holds, whatever else is pinned.
     if asked is None:
-        title, released = max([(title, released), *_pinned(selection, pins, anchor, context)], key=lambda item: item[1])
+        title, released = max(
+            [(title, released), *_pinned(selection, pins, anchor, own, context)], key=lambda item: item[1]
+        )
     return as_of.after_release(title, released, timedelta(days=selection.stack.margin_days), context.clock)
 
 
@@ -103,7 +108,7 @@ def _default_as_of(selection: Selection, pins: Mapping[str, Ref], anchor: Chosen
 
 
 def _pinned(
-    selection: Selection, pins: Mapping[str, Ref], anchor: Chosen, context: LockContext
+    selection: Selection, pins: Mapping[str, Ref], anchor: Chosen, own: OwnIndexes, context: LockContext
 ) -> Iterator[tuple[str, datetime]]:
     """The other releases that the user pins, with their dates: a moment before them would refuse them."""
     components = selection.stack.every_component()
@@ -113,13 +118,13 @@ def _pinned(
         item = own_choice(name, components[name], pin, context.repositories, None)
         # A release that is not there is reported where it is taken.
         with contextlib.suppress(ResolutionError):
-            yield f"{name} {pin.version}", _uploaded(item, selection.base, context)
+            yield f"{name} {pin.version}", _uploaded(item, selection.base, own, context)
 
 
-def _uploaded(anchor: Chosen, base: Base, context: LockContext) -> datetime:
+def _uploaded(anchor: Chosen, base: Base, own: OwnIndexes, context: LockContext) -> datetime:
     """When the anchor's release was uploaded to the index."""
     with context.reporter.step(f"find the date of {anchor.name} {anchor.specifier}"):
-        return uploaded_at(find_release(anchor, base, {}, context))
+        return uploaded_at(find_release(anchor, base, LookUpRules(own=own), context))
 
 
 def own_dates(components: Mapping[str, Component]) -> dict[str, str]:

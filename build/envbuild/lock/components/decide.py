@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from envbuild.catalog.stack import Driver, Stack
-from envbuild.core.errors import UsageError
+from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.progress import SilentReporter
 from envbuild.lock.components.as_of_moment import as_of_moment, branch_bound, own_dates
 from envbuild.lock.components.declarations import Declarations
 from envbuild.lock.components.extras import with_former_extras
 from envbuild.lock.components.families import with_one_version
-from envbuild.lock.components.git_sources import GitSourceReader, forced_sources, marked, with_upstreams_phases
+from envbuild.lock.components.git_sources import (
+    GitSourceReader,
+    forced_sources,
+    marked,
+    own_indexes,
+    with_upstreams_phases,
+)
 from envbuild.lock.components.models import Chosen, Exemption, GitSources, Lead, Preference
 from envbuild.lock.components.preferences import upstream_preferences
 from envbuild.lock.components.releases import Releases, refuse_missing_pins, release_has_folder
@@ -25,14 +32,15 @@ from envbuild.lock.components.select import (
     own_choice,
     upstream_overrides,
 )
-from envbuild.lock.components.upstream import LLM_COLLECTION, has_folder
+from envbuild.lock.components.upstream import LLM_COLLECTION, companions, has_folder
 from envbuild.lock.components.version_limits import hold_to_cuda, hold_to_declared
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf, Bound
 from envbuild.lock.inputs.deviation import replaced
-from envbuild.lock.inputs.pins import Ref, parse_pins, unknown_pin
+from envbuild.lock.inputs.pins import Ref, VersionRef, parse_pins, unknown_pin
 from envbuild.lock.inputs.request import LockInputs
+from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes, named_indexes
 
 NEMO_TOOLKIT = "nemo-toolkit"
 STACKS_FILE = "the stack's file"
@@ -138,6 +146,7 @@ class Decided:
     """The stack as it holds for its anchor, every component of it, the as-of moment, and what is exempt from it.
 
     Attributes:
+        own: the packages that are taken from an index of their own.
         preferences: versions that upstream tested with, by package.
     """
 
@@ -145,8 +154,31 @@ class Decided:
     chosen: Mapping[str, Chosen]
     as_of: AsOf
     git_sources: GitSources
+    own: OwnIndexes
     exempt: Mapping[str, Exemption]
     preferences: Mapping[str, Preference]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Begun:
+    """What is decided before anything but the components that lead is looked up on an index.
+
+    Attributes:
+        dates: moments of their own that packages have.
+        own: the packages that are taken from an index of their own.
+    """
+
+    effective: EffectiveStack
+    chosen: Mapping[str, Chosen]
+    as_of: AsOf
+    dates: Mapping[str, str]
+    git_sources: GitSources
+    own: OwnIndexes
+
+    def looked_up(self, pins: Mapping[str, Ref]) -> set[str]:
+        """The packages that an index may have been asked about."""
+        leads = {item.chosen.name for item in self.effective.leads if not item.chosen.is_direct}
+        return leads | {name for name, pin in pins.items() if isinstance(pin, VersionRef)}
 
 
 def decide_components(inputs: LockInputs, context: LockContext, leading: list[Chosen]) -> Decided:
@@ -160,58 +192,121 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
         UsageError: a pin or ``--as-of`` is wrong.
         NetworkError: a repository or an index cannot be reached.
     """
-    selection, request = inputs.selection, inputs.request
-    stack, base = selection.stack, selection.base
-    pins = parse_pins(selection.stack_name, stack, request.pins)
-    asked = as_of.NOW if inputs.no_as_of else request.as_of
-    bound = branch_bound(selection, asked, pins, context.repositories)
-    anchor = choose_anchor(stack, pins, context.repositories, bound)
+    base = inputs.selection.base
+    pins = parse_pins(inputs.selection.stack_name, inputs.selection.stack, inputs.request.pins)
+    begun = _begin(inputs, pins, context, leading)
+    chosen, exempt = hold_to_cuda(begun.chosen, inputs, begun.as_of, begun.own, context)
+    dates = {**begun.dates, **{name: item.until for name, item in exempt.items()}}
+    dates |= {item.package: item.until for item in inputs.deviations if item.until}
+    rules = LookUpRules(own=begun.own, settings=begun.as_of.settings(dates))
+    # Once: what a search tries afterwards has the same pins.
+    if not inputs.deviations and not inputs.commits:
+        refuse_missing_pins(chosen, base, inputs.torch_build, rules, context)
+    declarations = Declarations(base, rules, context)
+    # Before the companions are held: megatron-core 0.15 declares another Transformer Engine than 0.16 does.
+    moved = deviated(chosen, inputs.deviations)
+    held = hold_to_declared(begun.effective.stack, moved, declarations)
+    # What deviates is not held itself (test_companions_are_held_to_the_release_that_deviates).
+    held |= {name: item for name, item in moved.items() if item is not chosen[name]}
+    chosen = with_former_extras(held, declarations)
+    preferences = upstream_preferences(begun.effective.leads, base, context)
+    chosen = with_one_version(chosen, base, rules, preferences, context)
+    return Decided(
+        effective=begun.effective,
+        chosen=marked(chosen, begun.git_sources),
+        as_of=begun.as_of,
+        git_sources=begun.git_sources,
+        own=begun.own,
+        exempt=exempt,
+        preferences=preferences,
+    )
+
+
+def _begin(inputs: LockInputs, pins: Mapping[str, Ref], context: LockContext, leading: list[Chosen]) -> _Begun:
+    selection, repositories = inputs.selection, context.repositories
+    asked = as_of.NOW if inputs.no_as_of else inputs.request.as_of
+    bound = branch_bound(selection, asked, pins, repositories)
+    anchor = choose_anchor(selection.stack, pins, repositories, bound)
     if anchor is not None:
-        anchor = earlier(anchor, inputs.commits, context.repositories)
-    moment = as_of_moment(selection, asked, pins, anchor, context)
-    moment = as_of.not_held(context.clock) if inputs.no_as_of else moment
-    # Known only now: the companions' branches are as of the moment that follows from the anchor.
-    if bound is None and moment.asked != as_of.NOW:
-        bound = moment.moment
-    dates = own_dates(stack.every_component())
+        anchor = earlier(anchor, inputs.commits, repositories)
+
+    def begin(own: OwnIndexes) -> _Begun:
+        moment = as_of_moment(selection, asked, pins, anchor, own, context)
+        moment = as_of.not_held(context.clock) if inputs.no_as_of else moment
+        # Known only now: the companions' branches are as of the moment that follows from the anchor.
+        until = moment.moment if bound is None and moment.asked != as_of.NOW else bound
+        return _begin_as_of(inputs, pins, anchor, moment, until, own, context, leading)
+
+    first = _first_indexes(inputs, pins, anchor, bound, context)
+    begun = begin(first)
+    # Trees that only a release leads to, or that are others as of its date: what they say of it holds from the start.
+    if not begun.own.agrees_with(first, begun.looked_up(pins)):
+        first, begun = begun.own, begin(begun.own)
+    if not begun.own.agrees_with(first, names := begun.looked_up(pins)):
+        raise ConfigurationError(
+            f"it is not clear from which index {', '.join(sorted(names))} come",
+            why="The components that name an index for them are other commits as of the date that this index gives.",
+            fix="Name the date: --as-of YYYY-MM-DD",
+        )
+    return begun
+
+
+def _first_indexes(
+    inputs: LockInputs, pins: Mapping[str, Ref], anchor: Chosen | None, bound: Bound, context: LockContext
+) -> OwnIndexes:
+    """Which packages are taken from an index of their own, as far as trees say so that no release leads to."""
+    if not any(isinstance(pin, VersionRef) for pin in pins.values()) and (anchor is None or anchor.is_direct):
+        return OwnIndexes()  # nothing is looked up before the trees are known
+    stack, repositories = inputs.selection.stack, context.repositories
+    leads = []
+    if anchor is not None and anchor.commit is not None:
+        found = companions(repositories.at(anchor.git), anchor.commit, inputs.selection.base)
+        leads = [Lead(chosen=anchor, companions=found)]
+    chosen = choose(stack, pins, leads, repositories, bound, inputs.selection.base)
+    chosen = {name: earlier(item, inputs.commits, repositories) for name, item in chosen.items()}
+    quiet = replace(context, reporter=SilentReporter())
+    sources = _source_reader(inputs, stack, leads, chosen, pins, bound, quiet).take(chosen)
+    return own_indexes({}, sources, named_indexes(context.site.indexes))
+
+
+def _begin_as_of(
+    inputs: LockInputs,
+    pins: Mapping[str, Ref],
+    anchor: Chosen | None,
+    moment: AsOf,
+    bound: Bound,
+    own: OwnIndexes,
+    context: LockContext,
+    leading: list[Chosen],
+) -> _Begun:
+    selection, base = inputs.selection, inputs.selection.base
+    dates = own_dates(selection.stack.every_component())
     releases = Releases(
         catalog=selection.catalog,
         base=base,
-        settings=moment.settings(dates),
-        undecided=frozenset(stack.undecided() - set(pins)),
+        rules=LookUpRules(own=own, settings=moment.settings(dates)),
+        undecided=frozenset(selection.stack.undecided() - set(pins)),
         context=context,
     )
-    led = leading_components(stack, anchor, pins, bound, releases, inputs.commits)
+    led = leading_components(selection.stack, anchor, pins, bound, releases, inputs.commits)
     # In place, before upstream's files are read: a search can go back along their branch if one cannot be understood.
     leading[:] = led.components
     leads = tuple(lead(item, releases) for item in led.components)
     effective = EffectiveStack(stack=led.stack, leads=leads, because=led.because)
     chosen = choose(effective.stack, pins, effective.leads, context.repositories, bound, base)
     chosen = with_upstreams_phases(chosen, inputs.compiled, effective.leads, context.repositories)
-    chosen, exempt = hold_to_cuda(chosen, inputs, moment, context)
-    dates |= {name: item.until for name, item in exempt.items()}
-    dates |= {item.package: item.until for item in inputs.deviations if item.until}
-    settings = moment.settings(dates)
-    # Once: what a search tries afterwards has the same pins.
-    if not inputs.deviations and not inputs.commits:
-        refuse_missing_pins(chosen, base, inputs.torch_build, settings, context)
-    declarations = Declarations(base, settings, context)
-    # Before the companions are held: megatron-core 0.15 declares another Transformer Engine than 0.16 does.
-    moved = deviated(chosen, inputs.deviations)
-    held = hold_to_declared(effective.stack, moved, declarations)
-    # What deviates is not held itself (test_companions_are_held_to_the_release_that_deviates).
-    held |= {name: item for name, item in moved.items() if item is not chosen[name]}
-    chosen = with_former_extras(held, declarations)
-    preferences = upstream_preferences(effective.leads, base, context)
-    chosen = with_one_version(chosen, base, settings, preferences, context)
-    sources = _git_sources(inputs, effective, chosen, pins, bound, context)
-    return Decided(
+    taking = deviated(chosen, inputs.deviations)
+    # Of a tree the extras are known without an index.
+    trees = {name: item for name, item in taking.items() if item.commit is not None}
+    taking |= with_former_extras(trees, Declarations(base, LookUpRules(own=own), context))
+    sources = _git_sources(inputs, effective, taking, pins, bound, context)
+    return _Begun(
         effective=effective,
-        chosen=marked(chosen, sources),
+        chosen=chosen,
         as_of=moment,
+        dates=dates,
         git_sources=sources,
-        exempt=exempt,
-        preferences=preferences,
+        own=own_indexes({}, sources, named_indexes(context.site.indexes)),
     )
 
 
@@ -224,20 +319,37 @@ def _git_sources(
     context: LockContext,
 ) -> GitSources:
     """What the components from git take from elsewhere themselves, and the pins of it."""
-    stack, base = inputs.selection.stack, inputs.selection.base
-    others = {name: pin for name, pin in pins.items() if name not in stack.every_component()}
-    forced = upstream_overrides(effective.leads, chosen, context.repositories)
-    sources = GitSourceReader(
+    stack = inputs.selection.stack
+    sources = _source_reader(inputs, stack, effective.leads, chosen, pins, bound, context).take(chosen)
+    if unknown := _others(pins, stack).keys() - sources.in_force.keys():
+        known = [*stack.every_component(), *sources.in_force]
+        raise unknown_pin(inputs.selection.stack_name, min(unknown), known)
+    return sources
+
+
+def _others(pins: Mapping[str, Ref], stack: Stack) -> dict[str, Ref]:
+    """The pins of packages that are no components."""
+    return {name: pin for name, pin in pins.items() if name not in stack.every_component()}
+
+
+def _source_reader(
+    inputs: LockInputs,
+    stack: Stack,
+    leads: Sequence[Lead],
+    chosen: Mapping[str, Chosen],
+    pins: Mapping[str, Ref],
+    bound: Bound,
+    context: LockContext,
+) -> GitSourceReader:
+    base = inputs.selection.base
+    forced = upstream_overrides(leads, chosen, context.repositories)
+    return GitSourceReader(
         base=base,
         repositories=context.repositories,
         reporter=context.reporter,
         ruled={*stack.overrides_of_all(), *forced, *base.provides} | replaced(inputs.deviations),
-        forced=forced_sources(effective.leads, base, context.repositories),
-        pins=others,
+        forced=forced_sources(leads, base, context.repositories),
+        pins=_others(pins, stack),
         as_of=bound,
         indexes=context.site.indexes,
-    ).take(chosen)
-    if unknown := others.keys() - sources.in_force.keys():
-        known = [*stack.every_component(), *sources.in_force]
-        raise unknown_pin(inputs.selection.stack_name, min(unknown), known)
-    return sources
+    )

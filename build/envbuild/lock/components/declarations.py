@@ -25,6 +25,7 @@ from envbuild.lock.components.project_metadata import read_requirement
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.components.upstream import holds_on
 from envbuild.lock.context import LockContext, Repositories, WorkContext
+from envbuild.lock.uv.named_index import LookUpRules
 from envbuild.lock.uv.resolution import look_up
 
 
@@ -108,11 +109,11 @@ class Declarations:
     """What components declare, each read once: in the metadata of a release, or in the tree at a commit.
 
     Attributes:
-        settings: keys of ``[tool.uv]`` that hold the releases to the as-of moment.
+        rules: they hold the releases to the as-of moment.
     """
 
     base: Base
-    settings: Mapping[str, object]
+    rules: LookUpRules
     context: LockContext
     _releases: dict[tuple[str, str], Mapping[str, Any] | None] = field(default_factory=dict, init=False)
     _declared: dict[tuple[str, str], Declared | None] = field(default_factory=dict, init=False)
@@ -145,7 +146,7 @@ class Declarations:
         key = (name, specifier)
         if key not in self._releases:
             try:
-                found = look_up({name: specifier}, self.base, self.settings, f"find {name} {specifier}", self.context)
+                found = look_up({name: specifier}, self.base, self.rules, f"find {name} {specifier}", self.context)
                 self._releases[key] = found.get(name)
             except ResolutionError:
                 self._releases[key] = None  # the resolution will say so, with all that takes part

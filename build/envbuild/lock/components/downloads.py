@@ -5,12 +5,8 @@ Downloads carry the credentials that uv would send.
 
 from __future__ import annotations
 
-import http.client
 import io
-import ssl
 import tarfile
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -24,10 +20,9 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from envbuild.catalog.base import Base
 from envbuild.catalog.fields import MACHINES
 from envbuild.core.digests import sha256_bytes
-from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
-from envbuild.core.exit_status import mask
+from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.context import WorkContext
-from envbuild.lock.uv.credentials import request_for
+from envbuild.lock.uv.fetch import FetchLimits, fetch
 
 
 def base_tags(base: Base) -> frozenset[Tag]:
@@ -85,8 +80,8 @@ def _extracted(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
     return stream.read() if stream else b""
 
 
-# urllib's limit is for each read from the socket, not for the whole file.
-DOWNLOAD_SECONDS = 300
+# Whole files: torch's wheels have more than 2 GB.
+_LIMITS = FetchLimits(most_bytes=8 << 30, seconds=3600, idle_seconds=300)
 FILE = "file"
 
 
@@ -140,18 +135,4 @@ def fetch_file(file: Mapping[str, Any], title: str, context: WorkContext) -> tup
 def _read(file: Mapping[str, Any], title: str, context: WorkContext) -> bytes:
     if "path" in file:
         return (context.folder / str(file["path"])).read_bytes()
-    url = str(file["url"])
-    try:
-        bundle = context.site.ca_bundle
-        trust = ssl.create_default_context(cafile=str(bundle)) if bundle else None
-        request = request_for(url, named=context.site.indexes)
-        with urllib.request.urlopen(request, timeout=DOWNLOAD_SECONDS, context=trust) as answer:  # noqa: S310 - uv's own URL
-            content: bytes = answer.read()
-            return content
-    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-        raise NetworkError(
-            f"cannot download {title}",
-            why=f"{mask(url)}: {getattr(error, 'reason', error)}",
-            fix="Check the network, the proxy and the CA bundle (SSL_CERT_FILE), then run again. Where the index asks "
-            "for a password: its URL, UV_INDEX_NAME_USERNAME and UV_INDEX_NAME_PASSWORD, or a netrc file have it.",
-        ) from error
+    return fetch(str(file["url"]), title, context.site, _LIMITS).body

@@ -13,6 +13,7 @@ from envbuild.core.text import quoted_command
 from envbuild.lock.components.models import Chosen, DecidedBy, Preference
 from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
+from envbuild.lock.uv.named_index import LookUpRules
 from envbuild.lock.uv.resolution import look_up
 
 # Transformer Engine loads its core and its torch part from other packages, and fails on those of another version.
@@ -43,7 +44,7 @@ def family_of(package: str) -> frozenset[str]:
 def with_one_version(
     chosen: Mapping[str, Chosen],
     base: Base,
-    settings: Mapping[str, object],
+    rules: LookUpRules,
     preferences: Mapping[str, Preference],
     context: LockContext,
 ) -> dict[str, Chosen]:
@@ -54,7 +55,7 @@ def with_one_version(
     resolution, which cannot find out what a package of the compile phase declares.
 
     Args:
-        settings: keys of ``[tool.uv]`` that hold releases to the as-of moment.
+        rules: they hold releases to the as-of moment.
 
     Raises:
         UsageError: two pins exclude each other.
@@ -69,7 +70,7 @@ def with_one_version(
         if len(members) > 1 and not _are_one({item.specifier for item in members.values()}):
             preferred = {name: item.version for name, item in preferences.items() if name in family}
             with context.reporter.step(f"find one version of {', '.join(members)}"):
-                found |= _one_version(members, base, settings, preferred, context)
+                found |= _one_version(members, base, rules, preferred, context)
     return found
 
 
@@ -80,7 +81,7 @@ def _are_one(specifiers: Collection[str]) -> bool:
 def _one_version(
     members: Mapping[str, Chosen],
     base: Base,
-    settings: Mapping[str, object],
+    rules: LookUpRules,
     preferred: Mapping[str, str],
     context: LockContext,
 ) -> dict[str, Chosen]:
@@ -88,7 +89,7 @@ def _one_version(
     strong = [item for item in members.values() if item.origin is best.origin]
     for items in (list(members.values()), strong):
         specifier = ",".join(dict.fromkeys(item.specifier for item in items if item.specifier))
-        version = _common(members, specifier, base, settings, preferred, context)
+        version = _common(members, specifier, base, rules, preferred, context)
         if version is not None:
             return {name: _at(item, version, best) for name, item in members.items()}
     ranges = {item.specifier for item in strong}
@@ -107,7 +108,7 @@ def _common(
     members: Collection[str],
     specifier: str,
     base: Base,
-    settings: Mapping[str, object],
+    rules: LookUpRules,
     preferred: Mapping[str, str],
     context: LockContext,
 ) -> str | None:
@@ -116,7 +117,7 @@ def _common(
     for _ in range(MOST_TRIED):
         wanted = dict.fromkeys(members, limit)
         try:
-            found = look_up(wanted, base, settings, f"find {', '.join(members)}", context, preferred=preferred)
+            found = look_up(wanted, base, rules, f"find {', '.join(members)}", context, preferred=preferred)
         except ResolutionError:
             return None
         versions = {Version(str(found[name]["version"])) for name in members}

@@ -53,6 +53,7 @@ from envbuild.lock.components.upstream import OVERRIDES, SOURCES, holds_on, not_
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.pins import Ref, ref_text
+from envbuild.lock.uv.named_index import NamedIndex, OwnIndexes
 
 
 @dataclass
@@ -149,6 +150,7 @@ class GitSourceReader:
             sources += [item for item, _ in self.forced.values() if item.package != by.name]
             if not sources:
                 return []
+            self._refuse_isolated(by, sources)
             parts = self._parts(by)
         except ValueError as error:
             fix = f"Take another commit of it: --pin {by.name}=REF"
@@ -162,6 +164,26 @@ class GitSourceReader:
             if named:
                 found.append((item, named))
         return found
+
+    def _refuse_isolated(self, by: Chosen, sources: Sequence[UvSource]) -> None:
+        """Refuse what an isolated build takes from an index of its own: uv asks the site's index there.
+
+        Raises:
+            ConfigurationError: the component is built so, and needs one of these.
+        """
+        if by.phase is not Phase.MAIN:
+            return
+        lines = filter(None, map(read_requirement, build_requires(pyproject_of(by, self.repositories))))
+        needed = {canonicalize_name(line.name) for line in lines}
+        for source in sources:
+            if source.package in needed and self._is_only_there(source):
+                raise ConfigurationError(
+                    f"{by.at()} is built with {source.package} of index {source.index!r}",
+                    why="An isolated build takes what it needs from the site's own index, where it may be another "
+                    "package.",
+                    fix=f"Let it be built in the environment, which takes it from that index: [components.{by.name}] "
+                    'of the stack with phase = "compile".',
+                )
 
     def _is_general(self, source: UvSource, by: Chosen) -> bool:
         """Whether a source names an index that is not for it alone, and that the site does not know."""
@@ -284,6 +306,23 @@ class GitSourceReader:
             )
         commit = self.repositories.at(source.git).resolve(pin, self.as_of)
         return replace(item, git=source.git, commit=commit, subdirectory=source.subdirectory)
+
+
+def own_indexes(chosen: Mapping[str, Chosen], git_sources: GitSources, indexes: Sequence[NamedIndex]) -> OwnIndexes:
+    """Which packages are taken from an index of their own.
+
+    Args:
+        chosen: of the components, those of which one says so count, and so does what they take themselves.
+        indexes: of the site.
+    """
+    known = {index.name: index for index in indexes}
+    names = {name: item.index for name, item in chosen.items() if item.index} | dict(git_sources.indexes)
+    # Also what nothing asks for in the end: it is looked up before that is known.
+    names |= {item.name: item.chosen.index for item in git_sources.candidates if item.chosen.index}
+    return OwnIndexes(
+        places={name: known[index] for name, index in names.items()},
+        refused={item.name: item.error for item in git_sources.missing if item.barred and item.name not in names},
+    )
 
 
 def forced_sources(leads: Sequence[Lead], base: Base, repositories: Repositories) -> dict[str, tuple[UvSource, Chosen]]:

@@ -35,6 +35,7 @@ from envbuild.lock.components.models import Chosen, Companion, Forced, Lead, Pre
 from envbuild.lock.components.upstream import MANIFEST, holds_on, packages_of, trees_of
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.request import NGC_TABLE
+from envbuild.lock.uv.named_index import LookUpRules
 from envbuild.lock.uv.resolution import look_up
 
 UV_LOCK = "uv.lock"
@@ -189,7 +190,7 @@ def _of_manifest(text: str) -> str:
 
 
 def torch_preference(
-    torch: Chosen, image: NgcImage, selection: Selection, settings: Mapping[str, object], context: LockContext
+    torch: Chosen, image: NgcImage, selection: Selection, rules: LookUpRules, context: LockContext
 ) -> Preference | None:
     """The release of torch that is nearest to the one of upstream's image; None: nothing says which torch it has.
 
@@ -197,19 +198,19 @@ def torch_preference(
     newest of the first line after it.
 
     Args:
-        settings: keys of ``[tool.uv]`` that hold releases to the as-of moment.
+        rules: they hold releases to the as-of moment.
     """
     table = selection.catalog.companions(NGC_TABLE)
     entry = table.for_release(image.release) if table is not None else None
     if entry is None or "torch" not in entry.components:
         return None
     line = Version(entry.components["torch"].removeprefix("==").removesuffix(".*"))
-    version = _torch(torch, f"<{_after(line)}", selection.base, settings, context)
+    version = _torch(torch, f"<{_after(line)}", selection.base, rules, context)
     if version is None:
         # None on a base for CUDA 13, say, for which torch has releases from 2.11 on, and the image an older one.
-        lowest = {**settings, "resolution": "lowest"}
+        lowest = rules.with_settings(resolution="lowest")
         later = _torch(torch, f">={_after(line)}", selection.base, lowest, context)
-        version = later and _torch(torch, f"<{_after(Version(later))}", selection.base, settings, context)
+        version = later and _torch(torch, f"<{_after(Version(later))}", selection.base, rules, context)
     because = f"torch {line} of the image {image.release} ({image.because})"
     return Preference(version=version, because=because) if version else None
 
@@ -218,11 +219,11 @@ def _after(version: Version) -> str:
     return f"{version.major}.{version.minor + 1}"
 
 
-def _torch(torch: Chosen, limit: str, base: Base, settings: Mapping[str, object], context: LockContext) -> str | None:
+def _torch(torch: Chosen, limit: str, base: Base, rules: LookUpRules, context: LockContext) -> str | None:
     """The release of torch that uv takes by itself below or above a line; None: there is none."""
     specifier = ",".join(filter(None, (torch.specifier, limit)))
     try:
-        found = look_up({"torch": specifier}, base, settings, f"find torch {specifier}", context)
+        found = look_up({"torch": specifier}, base, rules, f"find torch {specifier}", context)
     except ResolutionError:
         return None
     return str(found["torch"]["version"])

@@ -20,6 +20,7 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.pins import GIT_PREFIX, parse_ref
 from envbuild.lock.inputs.request import NoReleaseError
 from envbuild.lock.uv.explanation import not_there
+from envbuild.lock.uv.named_index import LookUpRules
 from envbuild.lock.uv.resolution import look_up, package_files, upload_seconds
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
@@ -27,28 +28,25 @@ from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 EXACT = re.compile(r"^==\s*([^*,\s]+)$")
 
 
-def find_release(chosen: Chosen, base: Base, settings: Mapping[str, object], context: LockContext) -> Mapping[str, Any]:
+def find_release(chosen: Chosen, base: Base, rules: LookUpRules, context: LockContext) -> Mapping[str, Any]:
     """The release that uv takes of a component by itself, as uv.lock's table.
-
-    Args:
-        settings: keys of ``[tool.uv]`` besides the base's limits.
 
     Raises:
         ResolutionError: there is none; says which are near, and whether a tag was meant.
     """
     try:
-        locked = look_up({chosen.name: chosen.specifier}, base, settings, f"find {chosen.name}", context)
+        locked = look_up({chosen.name: chosen.specifier}, base, rules, f"find {chosen.name}", context)
     except ResolutionError as error:
         # One that does not exist, as opposed to one that does not fit.
         if chosen.name not in not_there(error.why):
             raise
         exact = EXACT.match(chosen.specifier)
-        raise _no_release(chosen, exact[1] if exact else "", base, settings, context, error) from error
+        raise _no_release(chosen, exact[1] if exact else "", base, rules, context, error) from error
     return locked[chosen.name]
 
 
 def refuse_missing_pins(
-    chosen: Mapping[str, Chosen], base: Base, torch_build: str, settings: Mapping[str, object], context: LockContext
+    chosen: Mapping[str, Chosen], base: Base, torch_build: str, rules: LookUpRules, context: LockContext
 ) -> None:
     """Refuse a release that the user pinned and the index does not have, before anything is resolved with it.
 
@@ -67,29 +65,29 @@ def refuse_missing_pins(
     if not pinned:
         return
     try:
-        look_up({item.name: item.specifier for item in pinned}, base, settings, "find the pinned releases", context)
+        look_up({item.name: item.specifier for item in pinned}, base, rules, "find the pinned releases", context)
     except ResolutionError as error:
         missing = set(not_there(error.why))
         for item in (item for item in pinned if item.name in missing):
-            find_release(item, base, settings, context)
+            find_release(item, base, rules, context)
 
 
 def _no_release(
     chosen: Chosen,
     version: str,
     base: Base,
-    settings: Mapping[str, object],
+    rules: LookUpRules,
     context: LockContext,
     error: ResolutionError,
 ) -> ResolutionError:
     found: dict[str, str] = {}
-    lowest = {**settings, "resolution": "lowest"}
+    lowest = rules.with_settings(resolution="lowest")
     for label, specifier, how in (
         *(
-            [("the newest before it", f"<{version}", settings), ("the first after it", f">{version}", lowest)]
+            [("the newest before it", f"<{version}", rules), ("the first after it", f">{version}", lowest)]
             * bool(version)
         ),
-        ("the newest of all", "", settings),
+        ("the newest of all", "", rules),
     ):
         with contextlib.suppress(ResolutionError):
             near = look_up({chosen.name: specifier}, base, how, f"find {chosen.name} {specifier}", context)
@@ -98,7 +96,7 @@ def _no_release(
     if chosen.spec.git is not None and version:
         with contextlib.suppress(NetworkError):
             tags = context.repositories.at(chosen.spec.git).tags_of(version)
-    newest = settings.get("exclude-newer")
+    newest = rules.settings.get("exclude-newer")
     near_by = ", ".join(f"{release} ({label})" for release, label in found.items())
     why = f"Releases for the base's Python: {near_by}." if near_by else "It has no release for the base's Python."
     fix = (
@@ -125,13 +123,13 @@ class Releases:
     """What is known of components that are releases: which one uv takes as of a moment, and what belongs to it.
 
     Attributes:
-        settings: keys of ``[tool.uv]`` that hold the releases to the as-of moment.
+        rules: they hold the releases to the as-of moment.
         undecided: the components of which only a table could say something; without any, nothing is asked.
     """
 
     catalog: Catalog
     base: Base
-    settings: Mapping[str, object]
+    rules: LookUpRules
     undecided: frozenset[str]
     context: LockContext
     _found: dict[str, Mapping[str, Any]] = field(default_factory=dict, init=False)
@@ -139,7 +137,7 @@ class Releases:
     def _package(self, chosen: Chosen) -> Mapping[str, Any]:
         if chosen.name not in self._found:
             with self.context.reporter.step(f"look at {chosen.name} {chosen.asked}"):
-                self._found[chosen.name] = find_release(chosen, self.base, self.settings, self.context)
+                self._found[chosen.name] = find_release(chosen, self.base, self.rules, self.context)
         return self._found[chosen.name]
 
     def has_folder(self, chosen: Chosen, folder: str) -> bool:

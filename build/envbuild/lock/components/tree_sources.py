@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.site import index_variable
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.exit_status import mask
 from envbuild.git.refs import Commit
@@ -127,7 +128,8 @@ def refuse_two_addresses(declared: dict[str, tuple[str, Chosen]], source: UvSour
     """
     if not source.index or not source.index_url:
         return
-    url, other = declared.setdefault(source.index, (source.index_url, by))
+    # Names that differ in case or punctuation share the variables of a password.
+    url, other = declared.setdefault(index_variable(source.index), (source.index_url, by))
     if url.rstrip("/") != source.index_url.rstrip("/"):
         raise ConfigurationError(
             f"{other.at()} and {by.at()} have two indexes of the name {source.index!r}",

@@ -29,6 +29,7 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.request import LockInputs
+from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes
 from envbuild.lock.uv.resolution import NO_SOLUTION, look_up, look_up_with_needs, upload_seconds
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
@@ -155,7 +156,7 @@ class _Holding:
 
 
 def hold_to_cuda(
-    chosen: Mapping[str, Chosen], inputs: LockInputs, moment: AsOf, context: LockContext
+    chosen: Mapping[str, Chosen], inputs: LockInputs, moment: AsOf, own: OwnIndexes, context: LockContext
 ) -> tuple[dict[str, Chosen], dict[str, Exemption]]:
     """Hold components to releases for the base's CUDA; also what is exempt from the as-of moment for it, by package.
 
@@ -177,17 +178,18 @@ def hold_to_cuda(
         because = f"{item.because}: releases for CUDA {base.cuda_major}"
         held[name] = replace(item, specifier=specifier, asked=specifier, because=because)
         if moment.asked != as_of.NOW and item.spec.as_of is None:
-            exempt |= _exemptions(held[name], base, moment, context, may_exempt=inputs.request.base_named)
+            exempt |= _exemptions(held[name], base, moment, own, context, may_exempt=inputs.request.base_named)
     return held, exempt
 
 
 def _exemptions(
-    item: Chosen, base: Base, moment: AsOf, context: LockContext, *, may_exempt: bool
+    item: Chosen, base: Base, moment: AsOf, own: OwnIndexes, context: LockContext, *, may_exempt: bool
 ) -> dict[str, Exemption]:
     title = f"{item.name} for CUDA {base.cuda_major}"
     with context.reporter.step(f"look for {title} as of {moment.text()}"):
         try:
-            look_up({item.name: item.specifier}, base, {"exclude-newer": moment.text()}, f"find {title}", context)
+            rules = LookUpRules(own=own, settings={"exclude-newer": moment.text()})
+            look_up({item.name: item.specifier}, base, rules, f"find {title}", context)
         except ResolutionError as error:
             if NO_SOLUTION not in error.why:
                 raise
@@ -195,12 +197,14 @@ def _exemptions(
             return {}
         if not may_exempt:
             raise _none_yet(item, base, moment)
-        return _of_first(item, base, moment, title, context)
+        return _of_first(item, base, moment, title, own, context)
 
 
-def _of_first(item: Chosen, base: Base, moment: AsOf, title: str, context: LockContext) -> dict[str, Exemption]:
+def _of_first(
+    item: Chosen, base: Base, moment: AsOf, title: str, own: OwnIndexes, context: LockContext
+) -> dict[str, Exemption]:
     """The first release, and those of its needs whose lowest versions are newer than the moment too."""
-    lowest: dict[str, object] = {"resolution": "lowest"}
+    lowest = LookUpRules(own=own, settings={"resolution": "lowest"})
     first = look_up({item.name: item.specifier}, base, lowest, f"find the first {title}", context)[item.name]
     title = f"{item.name} {first['version']}"
     until = as_of.timestamp(as_of.end_of(_last_upload(first).date()))
@@ -208,9 +212,9 @@ def _of_first(item: Chosen, base: Base, moment: AsOf, title: str, context: LockC
     # exemption.
     # no-build: the lowest releases of what has no lower bound are sdists that do not build any more
     # (matplotlib/viscm#100 met the same).
-    settings = {**lowest, "exclude-newer": until, "no-build": True}
+    rules = lowest.with_settings(exclude_newer=until, no_build=True)
     what = f"find what {title} needs"
-    needed = look_up_with_needs({item.name: f"=={first['version']}"}, base, settings, what, context)
+    needed = look_up_with_needs({item.name: f"=={first['version']}"}, base, rules, what, context)
     reason = f"as of {moment.text()} no release of {item.name} is for CUDA {base.cuda_major}; {title} is the first"
     found = {item.name: Exemption(until=until, reason=reason)}
     for name in item.spec.released_with:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from envbuild.lock.components.decide import Decided, EffectiveStack, commit_without_llm
+from envbuild.lock.components.git_sources import own_indexes
 from envbuild.lock.components.models import DecidedBy, Exemption, Forced, Preference
 from envbuild.lock.components.preferences import torch_preference, upstream_image, without_overruled
 from envbuild.lock.components.select import left_out, upstream_overrides
@@ -14,7 +15,7 @@ from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.project.pyproject import Project, render_project
-from envbuild.lock.uv.named_index import NamedIndex
+from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes, named_indexes
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource, torch_source
 
 
@@ -52,6 +53,11 @@ class LockPlan:
         return {**stays, **{name: item.version for name, item in self.preferences.items()}}
 
     @property
+    def own(self) -> OwnIndexes:
+        """The packages that are taken from an index of their own."""
+        return own_indexes(self.project.every, self.project.git_sources, self.torch.indexes)
+
+    @property
     def what(self) -> str:
         """What uv does, for messages."""
         return f"resolve {self.inputs.title}"
@@ -69,8 +75,7 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
     """
     leads, chosen = decided.effective.leads, decided.chosen
     without = _left_out(inputs, decided, context)
-    known = tuple(NamedIndex(name, url) for name, url in context.site.indexes.items())
-    torch = replace(_torch(inputs, decided, context), indexes=known)
+    torch = replace(_torch(inputs, decided, context), indexes=named_indexes(context.site.indexes))
     forced = upstream_overrides(leads, chosen, context.repositories)
     if leads:
         forced = without_overruled(forced, decided.preferences, leads[0].chosen.name, inputs.selection.base)
@@ -108,9 +113,9 @@ def _preferences(inputs: LockInputs, decided: Decided, context: LockContext) -> 
     floats = torch is not None and torch.origin is DecidedBy.STACK and not (torch.is_direct or torch.spec.version)
     if torch is not None and image is not None and floats and "torch" not in {*base.provides, *found}:
         dates = {name: item.until for name, item in decided.exempt.items()}
-        settings = decided.as_of.settings(dates)
+        rules = LookUpRules(own=decided.own, settings=decided.as_of.settings(dates))
         with context.reporter.step(f"find the torch that is nearest to {image.release}'s"):
-            if (preference := torch_preference(torch, image, inputs.selection, settings, context)) is not None:
+            if (preference := torch_preference(torch, image, inputs.selection, rules, context)) is not None:
                 found["torch"] = preference
     direct = {name for name, item in decided.chosen.items() if item.is_direct}
     return {name: item for name, item in found.items() if name not in direct | base.provides.keys()}

@@ -15,12 +15,12 @@ from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.components.as_of_moment import own_dates
 from envbuild.lock.components.models import Chosen, CompileMetadata, GitSources
+from envbuild.lock.uv.named_index import ANY_RELEASE
 from envbuild.lock.uv.resolution import limits
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
 
 _EXACT = re.compile(r"^==\s*[0-9][0-9a-z.]*$")
 TORCH_INDEX_NAME = "torch-builds"
-ANY_RELEASE = ">=0"
 
 
 @dataclass(frozen=True, kw_only=True)

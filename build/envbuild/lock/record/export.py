@@ -64,7 +64,6 @@ class _Export:
     lock: LockDirectory
     phases: tuple[str, ...]
     context: WorkContext
-    refresh: bool = False
 
     @property
     def folder(self) -> Path:
@@ -81,13 +80,8 @@ class _Export:
         run_uv(arguments, what=self.what, log=self.context.log, cwd=self.folder, on_line=self.context.reporter.update)
 
 
-def export_lock(
-    lock: LockDirectory, kind: Format, phases: Collection[str], context: Context, *, refresh: bool = False
-) -> Exported:
+def export_lock(lock: LockDirectory, kind: Format, phases: Collection[str], context: Context) -> Exported:
     """Write ``lock``'s ``phases`` as ``kind``.
-
-    Args:
-        refresh: ask the index for what uv's cache has.
 
     Raises:
         UsageError: ``phases`` names none of the lock's, or what is not one.
@@ -108,7 +102,7 @@ def export_lock(
     label = f"export-{lock.lock.stack}-{lock.lock.base.name}"
     with work_folder(context, "export", label) as work, context.reporter.step(f"export as {kind.value}"):
         copy = snapshot(lock, work.folder / "lock")
-        export = _Export(lock=copy, phases=chosen, context=work, refresh=refresh)
+        export = _Export(lock=copy, phases=chosen, context=work)
         return _pylock(export) if kind is Format.PYLOCK else _cyclonedx(export, lock.path / UV_LOCK)
 
 
@@ -140,10 +134,10 @@ def _pylock(export: _Export) -> Exported:
     glibc = max(minor for minor in _PLATFORMS_OF_UV if minor <= max(17, int(base.glibc.split(".")[1])))
     # PEP 751 asks for a hash of every file. --no-deps: the phase files name every package already.
     arguments: list[str | Path] = ["pip", "compile", "--format", "pylock.toml", "--no-deps", "--generate-hashes"]
-    arguments += ["--refresh"] if export.refresh else []
     # Nothing is built: any Python does.
     arguments += ["--no-header", "--python-version", base.python, "--python", sys.executable]
     arguments += ["--python-platform", f"{MACHINES[base.platform]}-manylinux_2_{glibc}", *source.uv_args()]
+    arguments += [word for index in source.indexes for word in ("--index", index.argument)]
     export.uv([*arguments, "--output-file", file, *[PHASE_FILES[phase] for phase in export.phases]])
     text = f"# {_title(export.lock, export.phases)}\n{file.read_text()}"
     wanted = locked_content(export.lock, export.phases)

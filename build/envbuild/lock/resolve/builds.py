@@ -23,6 +23,7 @@ from envbuild.lock.components.upstream import holds_on
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import dates_of
+from envbuild.lock.uv.named_index import LookUpRules
 from envbuild.lock.uv.resolution import Resolution, look_up
 
 
@@ -87,11 +88,11 @@ def _needed(item: Chosen, plan: LockPlan, context: LockContext) -> list[Requirem
 def _newest(ranges: Mapping[str, tuple[str, Chosen]], plan: LockPlan, context: LockContext) -> dict[str, str]:
     """The newest release of each package in its range."""
     wanted = {name: specifier for name, (specifier, _) in ranges.items()}
-    settings = dates_of(plan.project)
+    rules = LookUpRules(own=plan.own, settings=dates_of(plan.project))
     builders = sorted({item.name for _, item in ranges.values()})
     what = f"find what builds {', '.join(builders)}"
     try:
-        packages = look_up(wanted, plan.project.base, settings, what, context)
+        packages = look_up(wanted, plan.project.base, rules, what, context)
     except ResolutionError as error:
         raise error.about(*builders) from None
     return {name: str(packages[name]["version"]) for name in wanted}

@@ -25,6 +25,7 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import UV_LOCK, LockDirectory
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
+from envbuild.lock.uv.named_index import LookUpRules
 from envbuild.lock.uv.resolution import Packages, look_up, package_files
 
 # Build requirements that the environment has anyway, at the version that the stack says.
@@ -100,8 +101,8 @@ def _likely(plan: LockPlan, names: Sequence[str], what: str, context: LockContex
 def releases_as_of(plan: LockPlan, wanted: Mapping[str, str], what: str, context: LockContext) -> Packages:
     """The releases of components, by specifier, that uv takes as of the plan's moment, each by itself."""
     dates = {name: day for name, day in own_dates(plan.effective.stack.every_component()).items() if name in wanted}
-    settings = plan.as_of.settings(dates)
-    return look_up(wanted, plan.project.base, settings, what, context, preferred=plan.preferred)
+    rules = LookUpRules(own=plan.own, settings=plan.as_of.settings(dates))
+    return look_up(wanted, plan.project.base, rules, what, context, preferred=plan.preferred)
 
 
 def with_declarations(plan: LockPlan, files: Future[Packages], context: LockContext) -> LockPlan:

@@ -36,6 +36,7 @@ from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.make import LockProgress
 from envbuild.lock.search.clashes import Clash
 from envbuild.lock.search.state import Move
+from envbuild.lock.uv.named_index import LookUpRules
 from envbuild.lock.uv.resolution import Resolution, look_up, upload_seconds
 
 # Lines of releases that are tried above the one that fails, and below it.
@@ -93,7 +94,7 @@ class Candidates:
     def likely(self, package: str) -> Iterator[Move]:
         """What may be taken of a package: the nearest release, the one of the commit's time, or the first."""
         for source in self._decided.git_sources.missing:
-            if source.name == package:
+            if source.name == package and not source.barred:
                 # Not of the place that upstream names: of the index, whatever is there.
                 reason = f"{source.error.what}; a release of the index"
                 yield (Deviation(package=package, instead_of=source.place, reason=reason),)
@@ -366,6 +367,7 @@ class Candidates:
         settings: dict[str, object] = {"resolution": "lowest"} if lowest else {}
         if dated and self._decided.as_of.held:
             settings["exclude-newer"] = self._decided.as_of.text()
+        rules = LookUpRules(own=self._decided.own, settings=settings)
         # Placeholders hold a name on the index and have nothing in them: for the 1.8.0.dev0 of Transformer Engine that
         # NeMo of 2025-03-01 pins, the index has 0.0.0 below and 1.9.0 above.
         limits = [*filter(None, (specifier, NO_PLACEHOLDER if len(family_of(package)) > 1 else ""))]
@@ -373,7 +375,7 @@ class Candidates:
             what = f"find {package} {','.join(limits) or 'at all'}"
             # That there is none is an answer; an index that cannot be reached ends the search.
             try:
-                found = look_up({package: ",".join(limits)}, self._base, settings, what, self.context)
+                found = look_up({package: ",".join(limits)}, self._base, rules, what, self.context)
             except ResolutionError:
                 return None
             table = found.get(package)

@@ -9,26 +9,13 @@ from __future__ import annotations
 import base64
 import netrc
 import os
-import re
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-from envbuild.core import tomlread
-from envbuild.lock.uv.settings import settings_files
-
-# UV_INDEX_URL and UV_EXTRA_INDEX_URL are uv's older names for UV_DEFAULT_INDEX and UV_INDEX.
-_SINGLE = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
-_SEVERAL = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
-_NAMED = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<url>\w+://.*)$")
-
-
-@dataclass(frozen=True)
-class _Index:
-    url: str
-    name: str = ""
+from envbuild.catalog.site import index_variable
+from envbuild.lock.uv.index_settings import IndexSetting, index_settings
 
 
 def request_for(
@@ -58,15 +45,14 @@ def credentials(
     realm = _realm(url)
     if realm is None:
         return None
-    for index in (*_indexes(environ), *(_Index(address, name) for name, address in (named or {}).items())):
+    own = (IndexSetting(address, "explicit", name) for name, address in (named or {}).items())
+    for index in (*index_settings(environ), *own):
         if _realm(index.url) != realm:
             continue
-        # UV_INDEX_<NAME>_USERNAME: the name in capitals, other characters as underscores (uv's documentation, "Package
-        # indexes").
-        prefix = f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', index.name.upper())}"
-        own = (environ.get(f"{prefix}_USERNAME", ""), environ.get(f"{prefix}_PASSWORD", "")) if index.name else None
-        if own is not None and any(own):
-            return own
+        prefix = index_variable(index.name)
+        given = (environ.get(f"{prefix}_USERNAME", ""), environ.get(f"{prefix}_PASSWORD", "")) if index.name else None
+        if given is not None and any(given):
+            return given
         if (found := _userinfo(urllib.parse.urlsplit(index.url).netloc.rpartition("@")[0])) is not None:
             return found
     return _from_netrc(realm[1], environ)
@@ -86,28 +72,6 @@ def _userinfo(text: str) -> tuple[str, str] | None:
         return None
     user, _, password = text.partition(":")
     return urllib.parse.unquote(user), urllib.parse.unquote(password)
-
-
-def _indexes(environ: Mapping[str, str]) -> Iterator[_Index]:
-    texts = [environ.get(name, "").strip() for name in _SINGLE]
-    texts += [word for name in _SEVERAL for word in re.split(r"[\s,]+", environ.get(name, ""))]
-    for text in filter(None, texts):
-        match = _NAMED.match(text)
-        yield _Index(match["url"], match["name"]) if match else _Index(text)
-    for path in settings_files(environ):
-        yield from _in_file(path)
-
-
-def _in_file(path: Path) -> Iterator[_Index]:
-    try:
-        content = tomlread.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomlread.TOMLDecodeError):
-        return  # there is none, or uv itself reports what is wrong with it
-    for table in content.get("index", []):
-        if isinstance(table, dict) and isinstance(table.get("url"), str):
-            yield _Index(table["url"], str(table.get("name", "")))
-    urls = [content.get("index-url"), *content.get("extra-index-url", []), *content.get("find-links", [])]
-    yield from (_Index(url) for url in urls if isinstance(url, str))
 
 
 def _from_netrc(host: str, environ: Mapping[str, str]) -> tuple[str, str] | None:

@@ -24,6 +24,7 @@ from envbuild.core.process import Finished
 from envbuild.lock.context import WorkContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
 from envbuild.lock.uv.interpreter import for_any_python, with_requires_python
+from envbuild.lock.uv.named_index import LookUpRules
 from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.program import ignored_settings, refuse_ignored_settings, run_uv
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource
@@ -253,7 +254,7 @@ def throw_away(project: str, context: WorkContext) -> Path:
 def look_up(
     packages: Mapping[str, str],
     base: Base,
-    settings: Mapping[str, object],
+    rules: LookUpRules,
     what: str,
     context: WorkContext,
     *,
@@ -263,7 +264,6 @@ def look_up(
 
     Args:
         packages: specifiers by name.
-        settings: keys of ``[tool.uv]`` besides the base's limits.
         preferred: versions that are taken where the specifiers accept them.
     """
     tables = tomlkit.aot()
@@ -272,7 +272,7 @@ def look_up(
         # Metadata in the project keeps uv from reading, or building, the package's own.
         table["name"], table["requires-dist"] = name, []
         tables.append(table)
-    project = _question(packages, base, {**settings, "dependency-metadata": tables})
+    project = _question(packages, base, rules.with_settings(dependency_metadata=tables))
     folder = throw_away(for_any_python(project), context)
     prefer(folder, preferred or {})
     # Nothing is built: any Python does.
@@ -280,14 +280,14 @@ def look_up(
 
 
 def look_up_with_needs(
-    packages: Mapping[str, str], base: Base, settings: Mapping[str, object], what: str, context: WorkContext
+    packages: Mapping[str, str], base: Base, rules: LookUpRules, what: str, context: WorkContext
 ) -> dict[str, Mapping[str, Any]]:
     """Lock packages by themselves, with what they need; see :func:`look_up`."""
-    folder = throw_away(_question(packages, base, settings), context)
+    folder = throw_away(_question(packages, base, rules), context)
     return resolve(folder, PACKAGE_INDEX, what, context).tables
 
 
-def _question(packages: Mapping[str, str], base: Base, settings: Mapping[str, object]) -> str:
+def _question(packages: Mapping[str, str], base: Base, rules: LookUpRules) -> str:
     """The pyproject.toml of a project that depends on these packages alone."""
     document = tomlkit.document()
     document["project"] = {
@@ -296,5 +296,5 @@ def _question(packages: Mapping[str, str], base: Base, settings: Mapping[str, ob
         "requires-python": f"=={base.python.version}.*",
         "dependencies": [f"{name}{specifier}" for name, specifier in packages.items()],
     }
-    document["tool"] = {"uv": {"package": False, **limits(base), **settings}}
+    document["tool"] = {"uv": {"package": False, **limits(base), **rules.own.settings(packages), **rules.settings}}
     return tomlkit.dumps(document)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from http.client import HTTPException
 from pathlib import Path
 from typing import Literal
 
@@ -17,13 +16,11 @@ from envbuild.catalog.site import Site
 from envbuild.core.errors import ConfigurationError, NetworkError
 from envbuild.core.exit_status import mask
 from envbuild.lock.models import Lock
-from envbuild.lock.uv.credentials import request_for
-from envbuild.lock.uv.named_index import NamedIndex
+from envbuild.lock.uv.named_index import NamedIndex, OwnIndexes
+from envbuild.lock.uv.simple_page import PAGE_LIMITS, listed_files
 
-PROBE_SECONDS = 10
 PACKAGE_INDEX_BUILD = "index"
-# Whether a page names such a file is all that is asked; uv reads the page itself. So no HTML is parsed.
-_WHEEL_LINK = re.compile(r"torch-[^\"'<>#/]+\.whl")
+_PROBE = replace(PAGE_LIMITS, seconds=60, idle_seconds=10)
 
 
 @dataclass(frozen=True)
@@ -42,13 +39,17 @@ class TorchSource:
 
     def uv_args(self) -> list[str]:
         """What ``uv pip install`` of exactly pinned, hashed packages needs to find the build."""
-        indexes = [index.argument for index in self.indexes]
-        if self.kind == "torch-index":
-            indexes.append(self.location or "")
-        arguments = ["--find-links", self.location or ""] if self.kind == "find-links" else []
-        arguments += [word for index in indexes for word in ("--index", index)]
+        if self.kind == "find-links":
+            return ["--find-links", self.location or ""]
         # Everything is pinned and hashed, so looking on several indexes can choose nothing else.
-        return [*arguments, *(["--index-strategy", "unsafe-best-match"] if indexes else [])]
+        strategy = ["--index-strategy", "unsafe-best-match"]
+        return ["--index", self.location or "", *strategy] if self.kind == "torch-index" else []
+
+    def args_for(self, index: str) -> list[str]:
+        """The same for the packages of an index of their own; an empty name: for all others."""
+        named = [item.argument for item in self.indexes if item.name == index]
+        # The default one's place is taken, so that it is not asked.
+        return ["--index", *named, "--default-index", *named] if named else self.uv_args()
 
     def folder(self) -> Path | None:
         """The local folder, when it is one."""
@@ -68,19 +69,14 @@ def torch_source(site: Site, version: str, build: str, python: str) -> TorchSour
     """
     if build == PACKAGE_INDEX_BUILD:
         return PACKAGE_INDEX
-    # replace and not format: an address may have other braces
-    # (test_index_without_a_place_for_the_build_and_with_other_braces).
-    url = site.torch_index.replace("{build}", build)
-    places = [(TorchSource("find-links", place), "find-links", place) for place in map(_absolute, site.find_links)]
-    places.append((TorchSource("torch-index", url), "index", _absolute(url.rstrip("/") + "/torch/")))
     tried: list[str] = []
-    for source, kind, page in places:
-        names, problem = _wheels_at(page)
+    for source, page in torch_places(site, build):
+        names, problem = _wheels_at(page, site)
         if any(_fits(name, version, build, python) for name in names):
             return source
-        tried.append(
-            f"{kind} {mask(source.location or '')}: {problem or f'no torch {version} +{build} for Python {python}'}"
-        )
+        kind = source.kind.removeprefix("torch-")
+        why = problem or f"no torch {version} +{build} for Python {python}"
+        tried.append(f"{kind} {mask(source.location or '')}: {why}")
     raise NetworkError(
         f"no place has torch {version} as its +{build} build for Python {python}",
         why="Tried:\n" + "\n".join(f"  {line}" for line in tried),
@@ -90,6 +86,15 @@ def torch_source(site: Site, version: str, build: str, python: str) -> TorchSour
     )
 
 
+def torch_places(site: Site, build: str) -> list[tuple[TorchSource, str]]:
+    """Where a site may have a build of torch, in the order of asking, each with the page or folder that lists it."""
+    # replace and not format: an address may have other braces
+    # (test_index_without_a_place_for_the_build_and_with_other_braces).
+    url = site.torch_index.replace("{build}", build)
+    places = [(TorchSource("find-links", place), place) for place in map(_absolute, site.find_links)]
+    return [*places, (TorchSource("torch-index", url), _absolute(url.rstrip("/") + "/torch/"))]
+
+
 def locked_torch(site: Site, lock: Lock) -> TorchSource:
     """Where this site has the build of torch that a lock states, and the indexes that it names.
 
@@ -97,20 +102,33 @@ def locked_torch(site: Site, lock: Lock) -> TorchSource:
         ConfigurationError: the site does not say where an index is.
         NetworkError: no place has it.
     """
-    indexes = tuple(NamedIndex(name, _address(site, name, lock)) for name in lock.indexes)
+    indexes = tuple(dict.fromkeys(locked_indexes(site, lock.indexes, lock.title).places.values()))
     if not lock.torch.version or "torch" in lock.base.provides:
         return replace(PACKAGE_INDEX, indexes=indexes)  # a stack without torch, or a base that brings it
     public = lock.torch.version.split("+")[0]
     return replace(torch_source(site, f"=={public}", lock.torch.build, lock.base.python), indexes=indexes)
 
 
-def _address(site: Site, name: str, lock: Lock) -> str:
-    if (url := site.indexes.get(name)) is not None:
-        return url
-    raise ConfigurationError(
-        f"the site's configuration does not name index {name!r}",
-        why=f"The lock of {lock.stack} on {lock.base.name} takes {', '.join(lock.indexes[name])} from it.",
-        fix=f'Write into the configuration file where it is, or where a mirror of it is:\n[indexes]\n{name} = "URL"',
+def locked_indexes(site: Site, indexes: Mapping[str, Sequence[str]], title: str) -> OwnIndexes:
+    """The packages that are locked from an index of their own, and where this site has it.
+
+    Args:
+        indexes: the packages, by the index's name.
+        title: what is locked, for messages.
+
+    Raises:
+        ConfigurationError: the site does not say where an index is.
+    """
+    for name, packages in indexes.items():
+        if name not in site.indexes:
+            raise ConfigurationError(
+                f"the site's configuration does not name index {name!r}",
+                why=f"{title} takes {', '.join(packages)} from it.",
+                fix="Write into the configuration file where it is, or where a mirror of it is:\n"
+                f'[indexes]\n{name} = "URL"',
+            )
+    return OwnIndexes(
+        places={package: NamedIndex(name, site.indexes[name]) for name, every in indexes.items() for package in every}
     )
 
 
@@ -121,7 +139,7 @@ def _absolute(place: str) -> str:
     return place if "://" in place else str(Path(place).expanduser().absolute())
 
 
-def _wheels_at(place: str) -> tuple[list[str], str]:
+def _wheels_at(place: str, site: Site) -> tuple[list[str], str]:
     """The torch wheels a folder or page lists, and why not, when it could not be read."""
     if "://" not in place:
         folder = Path(place)
@@ -129,11 +147,9 @@ def _wheels_at(place: str) -> tuple[list[str], str]:
             return [], "no such folder"
         return [path.name for path in folder.glob("torch-*.whl")], ""
     try:
-        with urllib.request.urlopen(request_for(place), timeout=PROBE_SECONDS) as page:  # noqa: S310 - from the site's own settings
-            text = page.read().decode(errors="replace")
-    except (HTTPException, OSError, ValueError) as error:
-        return [], f"cannot be reached ({getattr(error, 'reason', error)})"
-    return [urllib.parse.unquote(name) for name in _WHEEL_LINK.findall(text)], ""
+        return [file.name for file in listed_files(place, site, _PROBE) if file.name.startswith("torch-")], ""
+    except NetworkError as error:
+        return [], f"cannot be reached ({error.why.removeprefix(f'{mask(place)}: ')})"
 
 
 def _fits(wheel: str, version: str, build: str, python: str) -> bool:

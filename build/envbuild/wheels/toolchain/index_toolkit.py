@@ -17,9 +17,10 @@ from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, Ne
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.record.content import Content, locked_content
+from envbuild.lock.uv.named_index import LookUpRules
 from envbuild.lock.uv.program import run_uv
 from envbuild.lock.uv.resolution import look_up
-from envbuild.lock.uv.torch_builds import locked_torch
+from envbuild.lock.uv.torch_builds import locked_indexes, locked_torch
 from envbuild.wheels.sources import WheelSources
 from envbuild.wheels.toolchain.toolchain import cuda_version
 
@@ -100,7 +101,9 @@ def _looked_up(wanted: Mapping[str, str], lock: LockDirectory, cuda: str, source
     if not wanted:
         return ()
     base, moment = lock.lock.base, lock.lock.inputs.as_of
-    limits = {"platform": base.platform, "python": base.python, "glibc": base.glibc}
+    limits: dict[str, Json] = {"platform": base.platform, "python": base.python, "glibc": base.glibc}
+    if own := {name: list[Json](packages) for name, packages in lock.lock.indexes.items() if {*packages} & {*wanted}}:
+        limits["indexes"] = dict[str, Json](own)
     key = digest_of({"packages": dict(wanted), "as_of": moment, **limits})
 
     def ask(entry: Path) -> None:
@@ -108,7 +111,8 @@ def _looked_up(wanted: Mapping[str, str], lock: LockDirectory, cuda: str, source
             what = f"find the CUDA toolkit {cuda} on the package index"
             # As of the lock's moment, so that the toolkit is the same on every machine and day.
             settings = {"exclude-newer": moment} if lock.lock.inputs.as_of_held else {}
-            tables = look_up(wanted, sources.base, settings, what, work)
+            own = locked_indexes(sources.site, lock.lock.indexes, lock.lock.title)
+            tables = look_up(wanted, sources.base, LookUpRules(own=own, settings=settings), what, work)
         packages = tuple(_found(name, tables[canonicalize_name(name)]) for name in sorted(wanted))
         (entry / LIST_FILE).write_text(PinnedList(packages=packages).model_dump_json(indent=1) + "\n")
 
@@ -157,25 +161,32 @@ def install_toolkit(packages: Sequence[Pinned], lock: LockDirectory, sources: Wh
 
 
 def _install(packages: Sequence[Pinned], folder: Path, lock: LockDirectory, sources: WheelSources) -> None:
-    requirements = folder / "requirements.txt"
-    lines = [
-        " ".join([f"{package.name}=={package.version}", *(f"--hash={one}" for one in package.hashes)])
-        for package in packages
-    ]
-    write_atomic(requirements, "\n".join(lines) + "\n")
-    arguments: list[str | Path] = ["pip", "install", "--target", folder / "packages", "--python", sys.executable]
-    arguments += ["--no-deps", "--require-hashes", "--requirements", requirements]
     what = "install the CUDA toolkit from the package index"
     log = sources.store.root / "logs" / "wheels" / "toolkit.log"
+    indexes: dict[str, list[Pinned]] = {}
+    for pinned_package in packages:
+        component = lock.lock.components.get(pinned_package.name)
+        indexes.setdefault((component and component.index) or "", []).append(pinned_package)
 
-    def uv(*more: str) -> None:
-        run_uv([*arguments, *more], what=what, log=log, cwd=folder, on_line=sources.reporter.update)
+    def install(index: str, pinned: Sequence[Pinned]) -> None:
+        requirements = folder / f"{index}requirements.txt"
+        hashes = {one: " ".join(f"--hash={digest}" for digest in one.hashes) for one in pinned}
+        lines = [f"{one.name}=={one.version} {text}" for one, text in hashes.items()]
+        write_atomic(requirements, "\n".join(lines) + "\n")
+        arguments: list[str | Path] = ["pip", "install", "--target", folder / "packages", "--python", sys.executable]
+        arguments += ["--no-deps", "--require-hashes", "--requirements", requirements]
 
-    try:
+        def uv(*more: str) -> None:
+            run_uv([*arguments, *more], what=what, log=log, cwd=folder, on_line=sources.reporter.update)
+
         try:
             uv("--offline")  # versions and hashes are fixed: what the cache has is as good
         except (ResolutionError, NetworkError):
-            uv(*locked_torch(sources.site, lock.lock).uv_args())
+            uv(*locked_torch(sources.site, lock.lock).args_for(index))
+
+    try:
+        for index, pinned in indexes.items():
+            install(index, pinned)
     except ResolutionError as error:
         raise BuildError(
             f"cannot {what}",
