@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.lock_runs import error, lock_of, result
-from helpers.simple_index import JSON_TYPE, SimpleIndex
+from helpers.lock_runs import OLD, error, files_of, lock_of, result
+from helpers.simple_index import JSON_TYPE, SimpleIndex, simple_index
 from helpers.stack_files import BASE, write_stack
 
 
@@ -40,6 +41,30 @@ def test_an_open_stack_needs_the_users_word_for_an_index_without_times(own: Any,
     assert (lock.inputs.as_of_held, lock.inputs.no_as_of) == (False, True)
     own.run("lock", "--check")
     own.run("lock", "--stack", "s", "--no-as-of", "--as-of", "now", status=2)
+
+
+def test_only_packages_of_the_index_without_times_are_not_held(own: Any, wheel: Callable[..., Path]) -> None:
+    write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, as_of="2025-02-01")
+    wheel("lib", "1.0", requires=("dep", "own"))
+    for uploaded in (OLD, "2025-03-01T00:00:00Z"):
+        wheel("dep", "1.0" if uploaded == OLD else "2.0", uploaded)
+    with simple_index() as mirror:
+        # An index beside the default one, for what uv asks there first.
+        own.env["UV_INDEX"] = mirror.url
+        for name, requires in (("own", ("deep",)), ("deep", ())):
+            path = wheel(name, "1.0", None, requires=requires)
+            mirror.add(path, None)
+        done = own.run("lock", "--stack", "s")
+        assert "held to no moment, and another day may lock others: deep, own\n" in done.stderr
+        before, lock = files_of(own, "s"), lock_of(own, "s")
+        assert (lock.inputs.as_of_held, lock.inputs.not_held) == (True, ("deep", "own"))
+        assert lock.inputs.as_of == "2025-02-02T00:00:00Z"
+        assert "\ndep==1.0" in before["main.txt"]
+        # What was locked stays, as in a lock that is held altogether.
+        mirror.add(wheel("deep", "2.0", None), None)
+        own.run("lock", "--stack", "s", "--upgrade")
+        assert files_of(own, "s") == before
+        own.run("lock", "--check")
 
 
 # ---- other answers: never exit code 1

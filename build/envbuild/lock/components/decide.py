@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from envbuild.catalog.stack import Driver, Stack
@@ -169,7 +169,7 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     if anchor is not None:
         anchor = earlier(anchor, inputs.commits, context.repositories)
     moment = as_of_moment(selection, asked, pins, anchor, context)
-    moment = as_of.not_held(context.clock) if inputs.no_as_of else moment
+    moment = as_of.not_held(context.clock) if inputs.no_as_of else replace(moment, undated=inputs.undated)
     # Known only now: the companions' branches are as of the moment that follows from the anchor.
     if bound is None and moment.asked != as_of.NOW:
         bound = moment.moment

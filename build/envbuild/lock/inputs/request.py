@@ -66,6 +66,7 @@ class LockInputs:
         behind: how far these are behind, and what blocks the branches' tips, for people.
         no_as_of: hold packages to no moment: the user says so, or the stack pins its components and the index has no
             upload times.
+        undated: packages whose index states no upload times, which are not held to the moment.
         compiled: packages that a resolution took from the index, that upstream builds in the environment itself, and of
             which there is no wheel.
     """
@@ -81,6 +82,7 @@ class LockInputs:
     commits: Mapping[str, str] = field(default_factory=dict)
     behind: tuple[str, ...] = ()
     compiled: frozenset[str] = frozenset()
+    undated: frozenset[str] = frozenset()
     no_as_of: bool = False
 
     @classmethod

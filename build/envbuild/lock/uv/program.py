@@ -261,12 +261,14 @@ def _unresolved(output: str, what: str, log: Path) -> EnvbuildError:
             log=log,
         )
     if undated := _undated(output):
-        return NoUploadTimesError(
+        error = NoUploadTimesError(
             f"cannot {what}: the index does not say when {', '.join(undated)} was uploaded",
             why=f"So nothing can be held to the as-of moment. Its pages carry no upload times (PEP 700).\n{output}",
             fix="Use an index with upload times, or take what there is now: --no-as-of, which the record states.",
             log=log,
         )
+        error.packages = undated
+        return error
     return ResolutionError(
         f"cannot {what}",
         why=output,
