@@ -70,7 +70,9 @@ class SimpleIndex:
         password: ``user:password`` without which it answers nothing but 401.
         caching: its Cache-Control: answers may be kept, and are asked for again, as with the index that everyone uses.
         changes: what is done to the answer for a project before it is sent.
-        bodies: status, content type and body in the place of the answer for a project.
+        bodies: status, content type and body in the place of the answer for a path.
+        statuses: the status of an answer without a body, by path.
+        redirects: where the answer for a path sends to.
         after: paths that it answers only once another one was asked for too.
     """
 
@@ -80,6 +82,8 @@ class SimpleIndex:
     after: dict[str, str] = field(default_factory=dict)
     changes: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
     bodies: dict[str, tuple[int, str, bytes]] = field(default_factory=dict)
+    statuses: dict[str, int] = field(default_factory=dict)
+    redirects: dict[str, str] = field(default_factory=dict)
     requested: list[str] = field(default_factory=list)
     _files: dict[str, _File] = field(default_factory=dict)
 
@@ -127,9 +131,13 @@ class SimpleIndex:
             if time.monotonic() > deadline:
                 return None
             time.sleep(0.05)
+        if path in self.bodies:
+            return self.bodies[path]
+        if path in self.statuses:
+            return self.statuses[path], "text/plain", b""
+        if path in self.redirects:
+            return 302, "text/plain", b""
         match path.strip("/").split("/"):
-            case ["simple", project] if project in self.bodies:
-                return self.bodies[project]
             case ["simple", project] if (page := self.page(project)) is not None:
                 return 200, JSON_TYPE, json.dumps(self.changes.get(project, dict)(page)).encode()
             case ["files", name] if name in self._files:
@@ -168,6 +176,8 @@ def simple_index() -> Iterator[SimpleIndex]:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", index.caching)
+            if status == 302:
+                self.send_header("Location", index.redirects[path])
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(body)

@@ -31,6 +31,8 @@ _NETWORK = re.compile(
     r"operation timed out|lack of valid authentication credentials|tls handshake|invalid peer certificate",
     re.IGNORECASE,
 )
+# And for an index that answered something else than pages and files: a proxy's page, a mirror's error.
+_BAD_ANSWER = re.compile(r"Received some unexpected|Unsupported `Content-Type`|Hash mismatch for")
 _GIT = re.compile(r"Git operation failed")
 # git's words for a commit that a server does not have, and uv's for which. Server and client write to one stream, and
 # may write into each other's lines.
@@ -205,6 +207,26 @@ def _no_interpreter(output: str, what: str, log: Path) -> NoInterpreterError:
     )
 
 
+def _git_failure(output: str, what: str, log: Path) -> NetworkError:
+    if _NO_COMMIT.search(output) and (commit := _COMMIT.search(output)):
+        return NetworkError(
+            f"cannot {what}: a git repository does not have commit {commit[1]}",
+            why=f"Its branch was rewritten since (a forced push), or it is a mirror without old commits.\n{output}",
+            fix="Lock again, which takes what the repository has now (envbuild lock --stack STACK --upgrade), or let "
+            "git reach a repository that has it (url.<base>.insteadOf).",
+            log=log,
+        ).at_upstream()
+    error = NetworkError(
+        f"cannot {what}: uv cannot fetch from a git repository",
+        why=output,
+        fix="See whether the `git fetch` that it names above works here. What git needs to reach the repository is "
+        "set in git itself: rewriting (url.<base>.insteadOf), http.proxy, http.sslCAInfo, credential.helper.",
+        log=log,
+    )
+    # Of an outage another commit of upstream's is no cure.
+    return error.at_upstream() if GONE.search(output) else error
+
+
 def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
     """The error for a uv that failed."""
     output = tail(finished.output, lines=60)
@@ -213,30 +235,22 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
         return _no_interpreter(output, what, log)
     # Before the network, too: what git says of a host that it cannot reach reads like an index that cannot be reached
     # (test_repository_that_cannot_be_fetched_is_a_network_error_about_git).
-    if _GIT.search(output) and _NO_COMMIT.search(output) and (commit := _COMMIT.search(output)):
-        return NetworkError(
-            f"cannot {what}: a git repository does not have commit {commit[1]}",
-            why=f"Its branch was rewritten since (a forced push), or it is a mirror without old commits.\n{output}",
-            fix="Lock again, which takes what the repository has now (envbuild lock --stack STACK --upgrade), or let "
-            "git reach a repository that has it (url.<base>.insteadOf).",
-            log=log,
-        ).at_upstream()
     if _GIT.search(output):
-        error = NetworkError(
-            f"cannot {what}: uv cannot fetch from a git repository",
-            why=output,
-            fix="See whether the `git fetch` that it names above works here. What git needs to reach the repository is "
-            "set in git itself: rewriting (url.<base>.insteadOf), http.proxy, http.sslCAInfo, credential.helper.",
-            log=log,
-        )
-        # Of an outage another commit of upstream's is no cure.
-        return error.at_upstream() if GONE.search(output) else error
+        return _git_failure(output, what, log)
     if _NETWORK.search(output):
         return NetworkError(
             f"cannot {what}: a package index or a file on it cannot be reached",
             why=output,
             fix="Check the network, the proxy and the CA bundle (SSL_CERT_FILE), and the index that uv uses "
             "(UV_DEFAULT_INDEX, uv.toml) with its user and password.",
+            log=log,
+        )
+    if _BAD_ANSWER.search(output):
+        return NetworkError(
+            f"cannot {what}: a package index answers what uv cannot use",
+            why=output,
+            fix="Look at what the address above answers: it may be a proxy's page, or a mirror that is damaged. Use "
+            "another index (UV_DEFAULT_INDEX, uv.toml), or another version of that package.",
             log=log,
         )
     if _BAD_CONFIGURATION.search(output):
