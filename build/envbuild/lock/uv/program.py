@@ -193,6 +193,15 @@ def _undated(output: str) -> list[str]:
     return [name for name in dict.fromkeys(map(canonicalize_name, _FILTERED.findall(text))) if name in names]
 
 
+def python_help(version: str) -> str:
+    """How a machine gets a Python of a version."""
+    return (
+        f"Install Python {version} from any source, with python{version} on PATH; or let uv install it:\n"
+        f"UV_PYTHON_DOWNLOADS=manual uv python install {version}\n"
+        "Where GitHub cannot be reached, name a mirror of uv's Pythons first: UV_PYTHON_INSTALL_MIRROR."
+    )
+
+
 def _no_interpreter(output: str, what: str, log: Path) -> NoInterpreterError:
     found = _WANTED_PYTHON.search(output)
     python = found[1] if found else "3.X"
@@ -200,9 +209,7 @@ def _no_interpreter(output: str, what: str, log: Path) -> NoInterpreterError:
     return NoInterpreterError(
         f"cannot {what}: {named} is missing on this machine",
         why=f"uv found none that works, and downloaded none.\n{output}",
-        fix=f"Install Python {python} from any source, with python{python} on PATH; or let uv install it:\n"
-        f"UV_PYTHON_DOWNLOADS=manual uv python install {python}\n"
-        "Where GitHub cannot be reached, name a mirror of uv's Pythons first: UV_PYTHON_INSTALL_MIRROR.",
+        fix=python_help(python),
         log=log,
     )
 
