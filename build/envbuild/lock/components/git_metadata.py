@@ -16,6 +16,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from envbuild.core import tomlread
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.components.models import Chosen, CompileMetadata
 from envbuild.lock.components.project_metadata import (
@@ -26,7 +27,6 @@ from envbuild.lock.components.project_metadata import (
     marked_line,
     read_pyproject,
     refuse_unreadable,
-    table_of,
     with_cuda_names,
 )
 from envbuild.lock.components.static_values import Value, values_of
@@ -145,7 +145,7 @@ class _Tree:
 
     @property
     def requires_python(self) -> str:
-        return str(table_of(self.pyproject, "project").get("requires-python", ""))
+        return str(tomlread.table_at(self.pyproject, "project").get("requires-python", ""))
 
     @cached_property
     def cfg(self) -> configparser.ConfigParser:
@@ -212,8 +212,8 @@ class _Tree:
         return None
 
     def _of_pyproject(self) -> str | None:
-        stated = table_of(self.pyproject, "project").get("version")
-        dynamic = table_of(self.pyproject, "tool", "setuptools", "dynamic", "version")
+        stated = tomlread.table_at(self.pyproject, "project").get("version")
+        dynamic = tomlread.table_at(self.pyproject, "tool", "setuptools", "dynamic", "version")
         if stated is not None:
             return str(stated)
         # setuptools' [tool.setuptools.dynamic] names a variable of a module, or a file (its guide, "Dynamic Metadata").

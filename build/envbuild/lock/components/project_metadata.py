@@ -47,13 +47,6 @@ def refuse_unreadable(lines: Sequence[str], extras: Sequence[str], python: str =
     SpecifierSet(python)  # its error is a ValueError, and names it
 
 
-def table_of(document: object, *names: str) -> dict[str, Any]:
-    """A table in tables of a TOML document; empty where there is none."""
-    for name in names:
-        document = document.get(name) if isinstance(document, dict) else None
-    return document if isinstance(document, dict) else {}
-
-
 def read_pyproject(pyproject: str) -> dict[str, Any]:
     """A pyproject.toml as a dictionary.
 
