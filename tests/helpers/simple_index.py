@@ -8,9 +8,11 @@ import hashlib
 import http.server
 import io
 import json
+import re
 import tarfile
 import time
 import uuid
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +61,7 @@ class _File:
     uploaded: str | None
     yanked: bool = False
     digest: str = ""
+    python: str = ""
 
 
 @dataclass
@@ -94,7 +97,7 @@ class SimpleIndex:
     def add(self, file: Path, uploaded: str | None) -> None:
         """Upload a file, at a time such as ``2026-01-02T00:00:00Z``; None: the index does not say when."""
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        self._files[file.name] = _File(file, uploaded, digest=digest)
+        self._files[file.name] = _File(file, uploaded, digest=digest, python=_python(file))
 
     def yank(self, name: str) -> None:
         self._files[name].yanked = True
@@ -118,6 +121,7 @@ class SimpleIndex:
                     "yanked": file.yanked,
                     "size": file.path.stat().st_size,
                     **({"upload-time": file.uploaded} if file.uploaded else {}),
+                    **({"requires-python": file.python} if file.python else {}),
                 }
                 for file in files
             ],
@@ -143,6 +147,16 @@ class SimpleIndex:
             case ["files", name] if name in self._files:
                 return 200, "application/octet-stream", self._files[name].path.read_bytes()
         return None
+
+
+def _python(file: Path) -> str:
+    """The Pythons that a wheel's METADATA names, as an index states them on its page."""
+    if file.suffix != ".whl" or not zipfile.is_zipfile(file):
+        return ""
+    with zipfile.ZipFile(file) as archive:
+        texts = [archive.read(name).decode() for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    found = re.search(r"^Requires-Python: (.+)$", "\n".join(texts), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _project(file: str) -> str:

@@ -16,7 +16,7 @@ from envbuild.lock.inputs.as_of import NOW, RELEASE, parse_date
 from envbuild.lock.inputs.request import LockRequest, NoReleaseError, leaves_open, may_help, request_options
 from envbuild.lock.lockdir import shipped_lock
 from envbuild.lock.search.clashes import clashes
-from envbuild.lock.uv.explanation import not_there, required_python
+from envbuild.lock.uv.explanation import needed_pythons, not_there
 
 # So far back the index and the branches are taken next.
 STEP_BACK = timedelta(days=7)
@@ -74,10 +74,10 @@ def _next(
     error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime
 ) -> tuple[str, LockRequest | None]:
     """What the command is, in words, and what it asks for; None: the words have it."""
-    if isinstance(error, ResolutionError) and (found := error.resolving_pins or error.nearest_pins):
-        words = "This resolved when it was tried" if error.resolving_pins else "Next, with the nearest release"
-        return words, replace(request, pins={**request.pins, **found})
-    if request.exact and leaves_open(selection.stack) and not isinstance(error, NoReleaseError):
+    if isinstance(error, ResolutionError) and error.resolving_pins:
+        return "This resolved when it was tried", replace(request, pins={**request.pins, **error.resolving_pins})
+    nearest = error.nearest_pins if isinstance(error, ResolutionError) else {}
+    if request.exact and leaves_open(selection.stack) and not (nearest or isinstance(error, NoReleaseError)):
         return "Other releases and older commits are tried without --exact", replace(request, exact=False)
     if blamed := _blamed_pins(error, selection, request):
         pins = {name: text for name, text in request.pins.items() if name not in blamed}
@@ -94,6 +94,8 @@ def _next(
     if request.base_named and others:
         words = f"The other bases of the stack ({', '.join(others)}) are tried without --base"
         return words, replace(request, base_named=False)
+    if nearest:
+        return "Next, with the nearest release", replace(request, pins={**request.pins, **nearest})
     if isinstance(error, LockRefusedError):
         allow = tuple(dict.fromkeys([*request.allow, *(item.id for item in error.findings)]))
         return "The whole command", replace(request, allow=allow)
@@ -109,7 +111,7 @@ def _last(
     if parse_date(request.as_of or "") is None and (command := _locked_stack(selection)):
         return f"A lock of {selection.stack.anchor} that comes with envbuild: {command}", None
     # What the index does not have now it did not have then, and a pinned release needed the same Python.
-    if day is None or isinstance(error, NoReleaseError) or not_there(error.why) or required_python(error.why):
+    if day is None or isinstance(error, NoReleaseError) or not_there(error.why) or needed_pythons(error.why):
         return "", None
     return "Next, with what there was a week earlier", replace(request, as_of=(day - STEP_BACK).isoformat())
 

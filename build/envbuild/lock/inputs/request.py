@@ -17,7 +17,7 @@ from envbuild.lock.inputs.as_of import NOW
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.models import Lock
-from envbuild.lock.uv.explanation import required_python
+from envbuild.lock.uv.explanation import needed_pythons
 
 # Raised when a lock made from the same inputs would come out differently.
 FORMAT = 2
@@ -145,9 +145,9 @@ def is_of_another_cuda(error: EnvbuildError) -> bool:
 
 def has_python_for(base: Base, error: EnvbuildError) -> bool:
     """Whether a failure is that packages need another Python, and a base has such a one."""
-    needed = required_python(error.why) if isinstance(error, ResolutionError) else ""
+    needed = needed_pythons(error.why) if isinstance(error, ResolutionError) else ()
     # A base names no patch release: its newest is taken.
-    return bool(needed) and SpecifierSet(needed).contains(f"{base.python.version}.99")
+    return any(SpecifierSet(one).contains(f"{base.python.version}.99") for one in needed)
 
 
 def may_help(base: Base, selection: Selection, request: LockRequest, error: EnvbuildError) -> bool:
@@ -155,8 +155,10 @@ def may_help(base: Base, selection: Selection, request: LockRequest, error: Envb
 
     It differs by the CUDA, or by the Python, that packages need.
     """
-    if isinstance(error, ResolutionError) and required_python(error.why) and not may_deviate(selection, request):
-        return has_python_for(base, error)
+    if isinstance(error, ResolutionError) and needed_pythons(error.why):
+        # Other releases are no cure where it is the pinned one.
+        if error.nearest_pins or not may_deviate(selection, request):
+            return has_python_for(base, error)
     return may_deviate(selection, request) or is_of_another_cuda(error)
 
 
