@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime, timedelta
 
@@ -76,8 +76,7 @@ def _next(
     """What the command is, in words, and what it asks for; None: the words have it."""
     if isinstance(error, ResolutionError) and error.resolving_pins:
         return "This resolved when it was tried", replace(request, pins={**request.pins, **error.resolving_pins})
-    nearest = error.nearest_pins if isinstance(error, ResolutionError) else {}
-    if request.exact and leaves_open(selection.stack) and not (nearest or isinstance(error, NoReleaseError)):
+    if request.exact and leaves_open(selection.stack) and not (_nearest(error) or isinstance(error, NoReleaseError)):
         return "Other releases and older commits are tried without --exact", replace(request, exact=False)
     if blamed := _blamed_pins(error, selection, request):
         pins = {name: text for name, text in request.pins.items() if name not in blamed}
@@ -94,18 +93,22 @@ def _next(
     if request.base_named and others:
         words = f"The other bases of the stack ({', '.join(others)}) are tried without --base"
         return words, replace(request, base_named=False)
-    if nearest:
-        return "Next, with the nearest release", replace(request, pins={**request.pins, **nearest})
     if isinstance(error, LockRefusedError):
         allow = tuple(dict.fromkeys([*request.allow, *(item.id for item in error.findings)]))
         return "The whole command", replace(request, allow=allow)
     return _last(error, selection, request, now)
 
 
+def _nearest(error: EnvbuildError) -> Mapping[str, str]:
+    return error.nearest_pins if isinstance(error, ResolutionError) else {}
+
+
 def _last(
     error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime
 ) -> tuple[str, LockRequest | None]:
-    """What is left where no other choice is: an earlier day, or a lock that is there."""
+    """What is left where no other choice is: the nearest release, an earlier day, or a lock that is there."""
+    if nearest := _nearest(error):
+        return "Next, with the nearest release", replace(request, pins={**request.pins, **nearest})
     day = _day(selection, request, now)
     # A branch was gone back on already, and its tip may be old: a week before now can change nothing.
     if parse_date(request.as_of or "") is None and (command := _locked_stack(selection)):

@@ -22,7 +22,7 @@ DRIFT = LockRefusedError(
 
 
 def no_release(version: str) -> ResolutionError:
-    error = ResolutionError("w", fix="f")
+    error = NoReleaseError("w", fix="f")
     error.nearest_pins = {"nemo-toolkit": version}
     return error
 

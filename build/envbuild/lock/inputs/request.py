@@ -155,11 +155,11 @@ def may_help(base: Base, selection: Selection, request: LockRequest, error: Envb
 
     It differs by the CUDA, or by the Python, that packages need.
     """
-    if isinstance(error, ResolutionError) and needed_pythons(error.why):
-        # Other releases are no cure where it is the pinned one.
-        if error.nearest_pins or not may_deviate(selection, request):
-            return has_python_for(base, error)
-    return may_deviate(selection, request) or is_of_another_cuda(error)
+    may = may_deviate(selection, request)
+    # Other releases are no cure where it is the pinned one.
+    if isinstance(error, ResolutionError) and needed_pythons(error.why) and (error.nearest_pins or not may):
+        return has_python_for(base, error)
+    return may or is_of_another_cuda(error)
 
 
 def request_of(lock: Lock) -> LockRequest:
