@@ -32,7 +32,7 @@ _NETWORK = re.compile(
     re.IGNORECASE,
 )
 # And for an index that answered something else than pages and files: a proxy's page, a mirror's error.
-_BAD_ANSWER = re.compile(r"Received some unexpected|Unsupported `Content-Type`|Hash mismatch for")
+_BAD_ANSWER = re.compile(r"Received some unexpected|Unsupported `Content-Type`|Hash mismatch for package metadata")
 _GIT = re.compile(r"Git operation failed")
 # git's words for a commit that a server does not have, and uv's for which. Server and client write to one stream, and
 # may write into each other's lines.
