@@ -8,9 +8,11 @@ import hashlib
 import http.server
 import io
 import json
+import re
 import tarfile
 import time
 import uuid
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +61,7 @@ class _File:
     uploaded: str | None
     yanked: bool = False
     digest: str = ""
+    python: str = ""
 
 
 @dataclass
@@ -70,7 +73,9 @@ class SimpleIndex:
         password: ``user:password`` without which it answers nothing but 401.
         caching: its Cache-Control: answers may be kept, and are asked for again, as with the index that everyone uses.
         changes: what is done to the answer for a project before it is sent.
-        bodies: status, content type and body in the place of the answer for a project.
+        bodies: status, content type and body in the place of the answer for a path.
+        statuses: the status of an answer without a body, by path.
+        redirects: where the answer for a path sends to.
         special: what answers a path itself, with the request's handler; false: the usual answer follows.
         after: paths that it answers only once another one was asked for too.
     """
@@ -82,6 +87,8 @@ class SimpleIndex:
     after: dict[str, str] = field(default_factory=dict)
     changes: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
     bodies: dict[str, tuple[int, str, bytes]] = field(default_factory=dict)
+    statuses: dict[str, int] = field(default_factory=dict)
+    redirects: dict[str, str] = field(default_factory=dict)
     requested: list[str] = field(default_factory=list)
     _files: dict[str, _File] = field(default_factory=dict)
 
@@ -92,7 +99,7 @@ class SimpleIndex:
     def add(self, file: Path, uploaded: str | None) -> None:
         """Upload a file, at a time such as ``2026-01-02T00:00:00Z``; None: the index does not say when."""
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        self._files[file.name] = _File(file, uploaded, digest=digest)
+        self._files[file.name] = _File(file, uploaded, digest=digest, python=_python(file))
 
     def yank(self, name: str) -> None:
         self._files[name].yanked = True
@@ -116,6 +123,7 @@ class SimpleIndex:
                     "yanked": file.yanked,
                     "size": file.path.stat().st_size,
                     **({"upload-time": file.uploaded} if file.uploaded else {}),
+                    **({"requires-python": file.python} if file.python else {}),
                 }
                 for file in files
             ],
@@ -129,14 +137,28 @@ class SimpleIndex:
             if time.monotonic() > deadline:
                 return None
             time.sleep(0.05)
+        if path in self.bodies:
+            return self.bodies[path]
+        if path in self.statuses:
+            return self.statuses[path], "text/plain", b""
+        if path in self.redirects:
+            return 302, "text/plain", b""
         match path.strip("/").split("/"):
-            case ["simple", project] if project in self.bodies:
-                return self.bodies[project]
             case ["simple", project] if (page := self.page(project)) is not None:
                 return 200, JSON_TYPE, json.dumps(self.changes.get(project, dict)(page)).encode()
             case ["files", name] if name in self._files:
                 return 200, "application/octet-stream", self._files[name].path.read_bytes()
         return None
+
+
+def _python(file: Path) -> str:
+    """The Pythons that a wheel's METADATA names, as an index states them on its page."""
+    if file.suffix != ".whl" or not zipfile.is_zipfile(file):
+        return ""
+    with zipfile.ZipFile(file) as archive:
+        texts = [archive.read(name).decode() for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    found = re.search(r"^Requires-Python: (.+)$", "\n".join(texts), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _project(file: str) -> str:
@@ -173,6 +195,8 @@ def simple_index() -> Iterator[SimpleIndex]:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", index.caching)
+            if status == 302:
+                self.send_header("Location", index.redirects[path])
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(body)

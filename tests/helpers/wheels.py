@@ -25,12 +25,18 @@ def make_wheel(
     extras: tuple[str, ...] = (),
     module: str = "",
     python: str = "",
+    headers: tuple[str, ...] = (),
     sources: Mapping[str, str | bytes] | None = None,
 ) -> Path:
-    """A wheel with the metadata given, one module, which is empty or has this source, and more files."""
+    """A wheel with the metadata given, one module, which is empty or has this source, and more files.
+
+    Args:
+        headers: lines of METADATA before the others.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata = "".join(f"{line}\n" for line in ("Metadata-Version: 2.1", *headers))
+    metadata += f"Name: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
     metadata += f"Requires-Python: {python}\n" if python else ""
     metadata += "".join(f"Provides-Extra: {extra}\n" for extra in extras)

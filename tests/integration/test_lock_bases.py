@@ -149,15 +149,33 @@ def test_what_packages_declare_about_what_the_base_brings_is_checked(
     assert lock_of(vendor, "s", VENDOR).allowed == ()
 
 
-def test_the_base_with_the_python_that_is_needed_is_taken(own: Any, wheel: Callable[..., None]) -> None:
+# What a release is for: the Pythons that its metadata states, or that there are wheels for.
+FOR_PYTHON = {"stated": {"python": ">=3.11"}, "wheels": {"tags": "cp311-cp311-manylinux_2_17_x86_64"}}
+PIN = ("--pin", "lib=2.0", "--name", "x")
+
+
+@pytest.mark.parametrize("how", FOR_PYTHON)
+@pytest.mark.parametrize("more", [{}, pytest.param({"anchor": "lib"}, marks=pytest.mark.slow)], ids=["", "anchor"])
+def test_the_base_with_the_python_that_is_needed_is_taken(
+    own: Any, wheel: Callable[..., None], how: str, more: dict[str, str]
+) -> None:
     write_base(own.project, "old", python="3.10")
     wheel("lib", "1.0")
-    wheel("lib", "2.0", python=">=3.11")
+    wheel("lib", "2.0", **FOR_PYTHON[how])
     builds = [{"target": "cpu", "bases": ["old", BASE], "default_base": "old"}]
-    write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, builds=builds)
-    done = own.run(*LOCK, "--pin", "lib=2.0", "--name", "x")
+    write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, builds=builds, **more)
+    done = own.run(*LOCK, *PIN)
     assert result(done)["base"] == BASE
     assert f"taking {BASE}" in done.stderr
+    refused = error(own.run(*LOCK, *PIN, "--base", "old", status=4))
+    assert refused["what"].startswith("lib 2.0 needs Python ")
+    assert refused["what"].endswith("the base has 3.10")
+    command = f"envbuild lock --stack s --target cpu {' '.join(PIN)}"
+    assert refused["fix"].endswith(f"The other bases of the stack (small) are tried without --base: {command}")
+    # Where no base of the stack has it, the release next to it is what is left.
+    write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, base="old", **more)
+    refused = error(own.run(*LOCK, *PIN, status=4))
+    assert refused["fix"].endswith("Next, with the nearest release: envbuild lock --stack s --pin lib=1.0 --name x")
 
 
 def test_a_pinned_release_that_is_not_there_is_refused_before_anything_is_resolved(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.lock_runs import error, lock_of, result
-from helpers.simple_index import JSON_TYPE, SimpleIndex
+from helpers.lock_runs import ANY, OLD, error, files_of, lock_of, result
+from helpers.simple_index import JSON_TYPE, SimpleIndex, simple_index
 from helpers.stack_files import BASE, write_stack
 
 
@@ -42,76 +44,148 @@ def test_an_open_stack_needs_the_users_word_for_an_index_without_times(own: Any,
     own.run("lock", "--stack", "s", "--no-as-of", "--as-of", "now", status=2)
 
 
+def test_only_packages_of_the_index_without_times_are_not_held(own: Any, wheel: Callable[..., Path]) -> None:
+    write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, as_of="2025-02-01")
+    wheel("lib", "1.0", requires=("dep", "own"))
+    for uploaded in (OLD, "2025-03-01T00:00:00Z"):
+        wheel("dep", "1.0" if uploaded == OLD else "2.0", uploaded)
+    with simple_index() as mirror:
+        # An index beside the default one, for what uv asks there first.
+        own.env["UV_INDEX"] = mirror.url
+        for name, requires in (("own", ("deep",)), ("deep", ())):
+            path = wheel(name, "1.0", None, requires=requires)
+            mirror.add(path, None)
+        done = own.run("lock", "--stack", "s")
+        assert "held to no moment, and another day may lock others: deep, own\n" in done.stderr
+        before, lock = files_of(own, "s"), lock_of(own, "s")
+        assert (lock.inputs.as_of_held, lock.inputs.not_held) == (True, ("deep", "own"))
+        assert lock.inputs.as_of == "2025-02-02T00:00:00Z"
+        assert "\ndep==1.0" in before["main.txt"]
+        # What was locked stays, as in a lock that is held altogether.
+        mirror.add(wheel("deep", "2.0", None), None)
+        own.run("lock", "--stack", "s", "--upgrade")
+        assert files_of(own, "s") == before
+        own.run("lock", "--check")
+
+
 # ---- other answers: never exit code 1
 
 
-def changed(**more: Any) -> Callable[[dict[str, Any]], Any]:
-    def change(page: dict[str, Any]) -> Any:
-        return {**page, "files": [{**file, **more} for file in page["files"]]}
-
-    return change
+Setup = Callable[[SimpleIndex], object]
+WHEEL = f"/files/lib-1.0-{ANY}.whl"
+slow = pytest.mark.slow
 
 
-def without(key: str) -> Callable[[dict[str, Any]], Any]:
-    def change(page: dict[str, Any]) -> Any:
-        return {
-            **page,
-            "files": [{name: value for name, value in file.items() if name != key} for file in page["files"]],
-        }
-
-    return change
+def page(change: Callable[[dict[str, Any]], Any]) -> Setup:
+    return lambda index: index.changes.update(lib=change)
 
 
-ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "no hash": changed(hashes={}),
-    "sha1 only": changed(hashes={"sha1": "0" * 40}),
-    "a short hash": changed(hashes={"sha256": "abc"}),
-    "another hash": changed(hashes={"sha256": "0" * 64}),
-    "hashes of another type": changed(hashes=5),
-    "no file": lambda page: {**page, "files": []},
-    "files of another type": lambda page: {**page, "files": 5},
-    "a list": lambda page: [page],
-    "no meta": lambda page: {"name": page["name"], "files": page["files"]},
-    "every release yanked": changed(yanked="broken"),
-    "garbage in requires-python": changed(**{"requires-python": ">=banana"}),
-    "garbage in upload-time": changed(**{"upload-time": "yesterday"}),
-    "metadata that is not there": changed(**{"core-metadata": {"sha256": "0" * 64}}),
-    "no url": without("url"),
-    "an url of nothing": changed(url="https://index.invalid/lib-1.0-py3-none-any.whl"),
-    "another name": lambda page: {**page, "name": "other"},
-    "a file of another package": changed(filename="other-1.0-py3-none-any.whl"),
-    "a size that is a text": changed(size="big"),
+def changed(**more: Any) -> Setup:
+    return page(lambda answer: {**answer, "files": [{**file, **more} for file in answer["files"]]})
+
+
+def without(key: str) -> Setup:
+    return page(
+        lambda answer: {**answer, "files": [{k: v for k, v in file.items() if k != key} for file in answer["files"]]}
+    )
+
+
+def redirected(path: str, to: str) -> Setup:
+    return lambda index: index.redirects.update({path: to.replace("INDEX", index.address)})
+
+
+def status(path: str, number: int) -> Setup:
+    return lambda index: index.statuses.update({path: number})
+
+
+def metadata(stated: str, text: bytes = b"", number: int = 200) -> Setup:
+    """The file of PEP 658, with a stated hash of its own."""
+
+    def answer(index: SimpleIndex) -> None:
+        changed(**{"core-metadata": {"sha256": stated or hashlib.sha256(text).hexdigest()}})(index)
+        index.bodies[f"{WHEEL}.metadata"] = (number, "text/plain", text)
+
+    return answer
+
+
+# What an index does, and the exit code.
+ANSWERS: dict[str, tuple[Setup, int]] = {
+    "no hash": (changed(hashes={}), 10),
+    "md5 only": (changed(hashes={"md5": "0" * 32}), 10),
+    "files of another type": (page(lambda answer: {**answer, "files": 5}), 10),
+    "metadata with another hash": (metadata("0" * 64, b"Name: lib\n"), 10),
+    "a redirect without end": (redirected("/simple/lib/", "INDEX/simple/lib/"), 10),
+}
+SLOW_ANSWERS: dict[str, tuple[Setup, int]] = {
+    "sha1 only": (changed(hashes={"sha1": "0" * 40}), 10),
+    "a short hash": (changed(hashes={"sha256": "abc"}), 10),
+    "another hash": (changed(hashes={"sha256": "0" * 64}), 0),
+    "hashes of another type": (changed(hashes=5), 10),
+    "no file": (page(lambda answer: {**answer, "files": []}), 4),
+    "a list": (page(lambda answer: [answer]), 10),
+    "no meta": (page(lambda answer: {"name": answer["name"], "files": answer["files"]}), 0),
+    "every release yanked": (changed(yanked="broken"), 5),
+    "garbage in requires-python": (changed(**{"requires-python": ">=banana"}), 4),
+    "garbage in upload-time": (changed(**{"upload-time": "yesterday"}), 10),
+    "metadata that is not there": (metadata("0" * 64, number=404), 10),
+    "metadata that is refused": (metadata("0" * 64, number=429), 10),
+    "metadata that is garbage": (metadata("", b"\0\xff"), 4),
+    "no url": (without("url"), 10),
+    "an url of nothing": (changed(url=f"https://index.invalid/lib-1.0-{ANY}.whl"), 10),
+    "a relative url": (changed(url=f"../..{WHEEL}"), 0),
+    "another name": (page(lambda answer: {**answer, "name": "other"}), 0),
+    "a file of another package": (changed(filename=f"other-1.0-{ANY}.whl"), 4),
+    "a file name in capitals": (changed(filename=f"LIB-1.0-{ANY}.whl"), 0),
+    "a size that is a text": (changed(size="big"), 10),
+    "busy": (status("/simple/lib/", 429), 10),
+    "down": (status("/simple/lib/", 503), 10),
+    "a file that is gone": (status(WHEEL, 404), 10),
+    "a redirect to a file": (redirected(WHEEL, "file:///etc/hostname"), 10),
+    "a redirect to nowhere": (redirected(WHEEL, "http://[:::"), 10),
 }
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("name", [*ANSWERS, *(pytest.param(name, marks=slow) for name in SLOW_ANSWERS)])
 def test_what_an_index_answers_never_ends_in_exit_code_1(
     own: Any, index: SimpleIndex, wheel: Callable[..., None], name: str
 ) -> None:
     write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, as_of="2025-02-01")
     wheel("lib", "1.0")
     own.env["UV_HTTP_RETRIES"] = "0"
-    index.changes["lib"] = ANSWERS[name]
-    done = own.run("lock", "--stack", "s", "--json", status=None)
-    assert done.returncode in (0, 3, 4, 5, 10), done.stderr
-    if done.returncode:
+    answer, code = {**ANSWERS, **SLOW_ANSWERS}[name]
+    answer(index)
+    done = own.run("lock", "--stack", "s", "--json", status=code)
+    if code:
         assert error(done)["why"]
+        # Another moment or version is no cure for an index that is broken.
+        assert code != 10 or "--as-of" not in error(done)["fix"]
     else:
         assert "--hash=sha256:" in (own.project / "lockfiles/s" / BASE / "main.txt").read_text()
 
 
+@slow
 @pytest.mark.parametrize("kind", ["text/html", "text/plain", "application/json", JSON_TYPE])
-@pytest.mark.parametrize("status", [200, 403, 500])
+@pytest.mark.parametrize("number", [200, 403, 500])
 def test_no_body_of_a_page_ends_in_exit_code_1(
-    own: Any, index: SimpleIndex, wheel: Callable[..., None], kind: str, status: int
+    own: Any, index: SimpleIndex, wheel: Callable[..., None], kind: str, number: int
 ) -> None:
     write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, as_of="2025-02-01")
     wheel("lib", "1.0")
     own.env["UV_HTTP_RETRIES"] = "0"
-    index.bodies["lib"] = (status, kind, b"<html><a href='::::'>lib-1.0.tar.gz</a> \xff{")
+    index.bodies["/simple/lib/"] = (number, kind, b"<html><a href='::::'>lib-1.0.tar.gz</a> \xff{")
     done = own.run("lock", "--stack", "s", "--json", status=None)
-    assert done.returncode in (3, 4, 10), done.stderr
+    assert done.returncode in (4, 10), done.stderr
     assert error(done)["why"]
+
+
+@slow
+@pytest.mark.parametrize("line", ["Requires-Dist: ???", "Requires-Dist: a>=x", "Requires-Python: x", "Name: other"])
+def test_metadata_that_cannot_be_read_is_a_release_that_does_not_resolve(
+    own: Any, wheel: Callable[..., None], line: str
+) -> None:
+    write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, as_of="2025-02-01")
+    wheel("lib", "1.0", headers=(line,))
+    assert "lib" in error(own.run("lock", "--stack", "s", "--json", status=4))["why"]
 
 
 # ---- what an index drops

@@ -51,7 +51,7 @@ def as_html(index: SimpleIndex, folder: str) -> None:
         yanked = ' data-yanked="broken &amp; gone"' if file["yanked"] else ""
         href = f"{folder}{html.escape(file['filename'])}#sha256={file['hashes']['sha256']}"
         links.append(f'<a href="{href}"{yanked}>{file["filename"]}</a><br>')
-    index.bodies["lib"] = (200, "text/html", f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode())
+    index.bodies["/simple/lib/"] = (200, "text/html", f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode())
 
 
 def test_a_file_that_was_dropped_beside_another(locked: Any, index: SimpleIndex) -> None:
@@ -133,11 +133,11 @@ def test_a_redirect_does_not_get_the_password_of_another_host(locked: Any, index
         assert seen == [None]
         # The same host is given it again.
         index.special[PAGE] = lambda handler: send(handler, 302, Location="../else/")
-        index.bodies["else"] = (200, "text/html", b"")
+        index.bodies["/simple/else/"] = (200, "text/html", b"")
         assert "does not have the release" in online(locked, 5)["why"]
 
 
 def test_what_is_no_page_of_an_index_is_an_error_with_words(locked: Any, index: SimpleIndex) -> None:
     for kind, body in (("application/json", b"[1"), ("application/json", b"[" * 100_000), ("application/json", b"3")):
-        index.bodies["lib"] = (200, kind, body)
+        index.bodies["/simple/lib/"] = (200, kind, body)
         assert "is not a page of a package index" in online(locked, 10)["what"]

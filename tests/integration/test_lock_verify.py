@@ -138,6 +138,18 @@ def test_a_package_that_does_not_build_is_a_finding(own: Any, index: SimpleIndex
     assert "--allow install" in error["fix"]
 
 
+def test_a_python_that_cannot_be_had_is_known_before_anything_is_resolved(
+    own: Any, wheel: Callable[..., None], index: SimpleIndex
+) -> None:
+    write_base(own.project, glibc="2.17", python="3.14")
+    wheel("lib", "1.0")
+    done = own.run("lock", "--stack", "s", "--verify", "--json", status=11)
+    error = json.loads(done.stdout)["error"]
+    assert "Python 3.14): Python 3.14 is missing, and uv may not download it" in error["why"]
+    assert "UV_PYTHON_DOWNLOADS=manual uv python install 3.14" in error["why"]
+    assert (index.requested, "resolve" in done.stderr) == ([], False)
+
+
 def test_a_result_is_kept_by_the_locks_digest(own: Any, wheel: Callable[..., None]) -> None:
     wheel("lib", "1.0", module=BROKEN)
     first = verify(own, status=5)["error"]

@@ -16,7 +16,7 @@ from envbuild.catalog import toml
 from envbuild.catalog.base import Base
 from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.data import data_root
-from envbuild.catalog.extends import merged
+from envbuild.catalog.extends import extended_by, merged, refuse_misspelt
 from envbuild.catalog.fields import NAME_PATTERN, Device
 from envbuild.catalog.folders import exists, listed, no_file
 from envbuild.catalog.matrix import Matrix
@@ -149,14 +149,23 @@ class Catalog:
         """
         text = toml.read(path, _wanted("stacks", name))
         values: Mapping[str, Any] = toml.values_of(text, str(path))
-        if isinstance(extended := values.get("extends"), str):
+        if (extended := extended_by(values, path)) is not None:
             below = self._extended(name, path, extended, (*extending, path))
-            values = merged(self._stack(extended, below, (*extending, path))[1], values)
+            under = self._stack(extended, below, (*extending, path))[1]
+            refuse_misspelt(values, under, path, self._components)
+            values = merged(under, values)
             stack = toml.check(values, text, Stack, str(path))
         else:
             stack = toml.parse(text, Stack, str(path))
         self._refuse_unknown_names(_named_by(stack), path)
         return stack, values
+
+    @staticmethod
+    def _components() -> set[str]:
+        """The names of the components that any shipped stack has."""
+        shipped = Catalog.shipped()
+        stacks = [shipped.stack(name) for name in shipped.names("stacks")]
+        return {name for stack in stacks for name in stack.every_component()}
 
     def _extended(self, name: str, path: Path, extended: str, chain: tuple[Path, ...]) -> Path:
         """The file of the stack that the file of another one extends.

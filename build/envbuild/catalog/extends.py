@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
+
+from envbuild.catalog import toml
+from envbuild.catalog.fields import NAME_PATTERN
+from envbuild.core import tomlread
+from envbuild.core.errors import ConfigurationError
 
 # Keys of one table that say the same thing in two ways: the one that is written takes the place of the other.
 _ALTERNATIVES = {"version": "ref", "ref": "version", "value": "value_for_cuda", "value_for_cuda": "value"}
+# Tables of named tables, and the keys by which one of those stands for itself.
+_NAMED: dict[tuple[str, ...], frozenset[str]] = {
+    ("components",): frozenset({"version", "git"}),
+    ("takeover", "components"): frozenset({"version", "git"}),
+    **{(name,): frozenset({"reason"}) for name in ("requirements", "overrides", "environment", "files")},
+}
+# transformers is no misspelt transformer-engine (0.73).
+_CLOSE = 0.85
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -20,3 +36,48 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         below = both.get(key)
         both[key] = merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return both
+
+
+def extended_by(values: Mapping[str, Any], path: Path) -> str | None:
+    """The name of the stack that a file extends; None: it extends none.
+
+    Raises:
+        ConfigurationError: it is no name.
+    """
+    name = values.get("extends")
+    if name is None or (isinstance(name, str) and re.match(NAME_PATTERN, name)):
+        return name
+    raise ConfigurationError(
+        f"{toml.where(path, ('extends',))}: extends takes the name of one stack",
+        why=f"It is {name!r}. A stack's name is that of its file in envs/stacks/, without .toml.",
+        fix='Write a name, such as extends = "mcore" (`envbuild list stacks` has them). For a chain, let that stack '
+        "extend the next one.",
+    )
+
+
+def refuse_misspelt(
+    values: Mapping[str, Any], under: Mapping[str, Any], path: Path, components: Callable[[], Collection[str]]
+) -> None:
+    """Look at the tables that a file adds to those of the stack that it extends.
+
+    Args:
+        components: the names of every component that some stack has.
+
+    Raises:
+        ConfigurationError: one is nearly called as another, and has nothing of its own.
+    """
+    for location, own in _NAMED.items():
+        below = tomlread.table_at(under, *location)
+        for name, table in tomlread.table_at(values, *location).items():
+            if name in below or not isinstance(table, dict) or own & table.keys():
+                continue
+            known = {*below, *(components() if location[-1] == "components" else ())}
+            near = difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE)
+            if near and name not in known:
+                key = " or ".join(sorted(own))
+                raise ConfigurationError(
+                    f"{toml.where(path, (*location, name))}: {'.'.join(location)}.{name} changes nothing of stack "
+                    f"{values['extends']}",
+                    why=f"Did you mean {near[0]!r}?",
+                    fix=f"Correct the name; or, if it is another one, write {key} into its table.",
+                )

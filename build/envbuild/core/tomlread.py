@@ -21,3 +21,10 @@ def loads(text: str) -> dict[str, Any]:
     """
     values: dict[str, Any] = tomllib.loads(text)
     return values
+
+
+def table_at(document: object, *names: str) -> dict[str, Any]:
+    """A table in tables of a document; empty where there is none, or something else."""
+    for name in names:
+        document = document.get(name) if isinstance(document, dict) else None
+    return document if isinstance(document, dict) else {}

@@ -40,7 +40,7 @@ class LockOptions:
         verify: tries a lock before it is published, and also an existing one; what it finds refuses the lock unless
             the request lets it pass.
         preparing: makes the place where locks are verified while its block makes one; refuses to begin where there is
-            none.
+            none, and gives what refuses to go on where none can be made.
         older: go back along a branch where nothing works at its tip.
         session: gives what a search tried before it was interrupted; the argument: whether locks are verified.
         named: the user named the path; otherwise no lock is replaced by one that is made in another way than the
@@ -50,7 +50,7 @@ class LockOptions:
     path: Path
     upgrade: bool = False
     verify: Verify | None = None
-    preparing: Callable[[], contextlib.AbstractContextManager[None]] | None = None
+    preparing: Callable[[], contextlib.AbstractContextManager[Callable[[], None]]] | None = None
     older: bool = True
     session: Callable[[bool], SearchSession] | None = None
     named: bool = True
@@ -142,11 +142,16 @@ def lock_made_anew(
         _note(folder, verified)
 
     session = options.session(options.verify is not None) if options.session is not None else None
-    search = SearchOptions(older=options.older, session=session)
     # Not sooner: apt and mmdebstrap are asked, 0.6 s of processor time, and what was verified once is known.
-    preparing = options.preparing() if options.preparing is not None else contextlib.nullcontext()
-    with preparing, searched_lock(inputs, existing, accept, repositories, context, search) as folder:
-        yield folder
+    preparing = options.preparing() if options.preparing is not None else contextlib.nullcontext(_go_on)
+    with preparing as may_go_on:
+        search = SearchOptions(older=options.older, session=session, may_go_on=may_go_on)
+        with searched_lock(inputs, existing, accept, repositories, context, search) as folder:
+            yield folder
+
+
+def _go_on() -> None:
+    """Where nothing is verified, nothing is to be prepared."""
 
 
 def _exclusive(path: Path, context: Context) -> contextlib.AbstractContextManager[None]:

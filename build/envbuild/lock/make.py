@@ -25,6 +25,9 @@ from envbuild.lock.resolve.builds import to_compile
 from envbuild.lock.resolve.declarations import finding_files
 from envbuild.lock.resolve.resolve import ResolvedPlan, pin_plan, resolve_plan
 from envbuild.lock.uv.program import NoUploadTimesError
+from envbuild.lock.uv.resolution import upload_seconds
+
+_MAY_DIFFER = "and another day may lock others"
 
 
 @dataclass
@@ -69,7 +72,7 @@ def new_lock(
         existing: one from the same inputs as of the same moment keeps its versions: an index does not say when it
             yanked one, so a new resolution could come out differently. So does one of the same pins.
     """
-    selection, reporter = inputs.selection, context.reporter
+    selection = inputs.selection
     keeps = existing is not None and (
         inputs.pins_stay
         or (existing.lock.inputs.digest == inputs.digest and existing.lock.inputs.as_of_asked != as_of.NOW)
@@ -80,22 +83,50 @@ def new_lock(
         work = LockContext(**vars(folder_context), repositories=repositories)
         steps = steps or LockProgress(inputs)
         try:
-            _make(inputs, work, steps)
+            _make_as_far_as_held(inputs, work, steps)
         except _KnownLockError as known:
             copy_files(known.folder, work.folder)
-        # A version that was kept can be gone from the index (test_a_dated_lock_whose_release_is_gone_is_resolved_anew).
-        except NoUploadTimesError as error:
-            # A date that the user names has to hold; and where releases are open, nothing else says which are meant.
-            if inputs.request.as_of is not None or leaves_open(selection.stack):
-                raise
-            reporter.note(f"warning: {error.what}: packages are held to no moment, and another day may lock others")
-            _make(replace(inputs, previous=None, no_as_of=True), work, steps)
-        except ResolutionError:
-            if inputs.previous is None:
-                raise
-            reporter.note("the versions of the existing lock do not resolve any more: resolving without them")
-            _make(replace(inputs, previous=None), work, steps)
         yield work.folder
+
+
+def _make_as_far_as_held(inputs: LockInputs, context: LockContext, steps: LockProgress) -> None:
+    """Make the lock; without the versions of the existing one, or holding fewer packages, if only that works."""
+    try:
+        return _make(inputs, context, steps)
+    except NoUploadTimesError as error:
+        inputs = _without_moment(inputs, error, context, steps)
+    # A version that was kept can be gone from the index (test_a_dated_lock_whose_release_is_gone_is_resolved_anew).
+    except ResolutionError:
+        if inputs.previous is None:
+            raise
+        context.reporter.note("the versions of the existing lock do not resolve any more: resolving without them")
+        inputs = replace(inputs, previous=None)
+    return _make_as_far_as_held(inputs, context, steps)
+
+
+def _without_moment(
+    inputs: LockInputs, error: NoUploadTimesError, context: LockContext, steps: LockProgress
+) -> LockInputs:
+    """The inputs that hold what has upload times; nothing is held where nothing has.
+
+    Raises:
+        NoUploadTimesError: the moment has to hold.
+    """
+    named = frozenset(error.packages)
+    # A date that the user names has to hold; and where releases are open, nothing else says which are meant.
+    if inputs.request.as_of is not None or leaves_open(inputs.selection.stack) or named <= inputs.undated:
+        raise error
+    undated = inputs.undated | named
+    if not inputs.undated:
+        # uv names those only that it looked at first.
+        free = _resolved(replace(inputs, previous=None, no_as_of=True), context, steps).resolution
+        tables = {name: table for name, table in free.tables.items() if "registry" in table["source"]}
+        undated |= {name for name, table in tables.items() if not upload_seconds(table)}
+        if undated >= tables.keys():
+            context.reporter.note(f"warning: {error.what}: packages are held to no moment, {_MAY_DIFFER}")
+            return replace(inputs, previous=None, no_as_of=True)
+    context.reporter.note(f"warning: {error.what}: held to no moment, {_MAY_DIFFER}: {', '.join(sorted(undated))}")
+    return replace(inputs, undated=undated)
 
 
 def _make(inputs: LockInputs, context: LockContext, steps: LockProgress) -> None:

@@ -100,6 +100,7 @@ class Inputs(TomlModel):
     as_of_asked: str = Field(default="now", description="'now', 'release', a date or a commit")
     pins: dict[str, str] = Field(default_factory=dict, description="what the user pinned on the command line")
     as_of_held: bool = Field(default=True, description="false: the index states no upload times, so newer may be there")
+    not_held: tuple[str, ...] = Field(default=(), description="packages that alone are not held, for the same reason")
     no_as_of: bool = Field(default=False, description="--no-as-of")
     as_of_request: str | None = Field(default=None, description="--as-of, when it was given")
     torch_build_request: str | None = Field(default=None, description="--torch-build, when it was given")

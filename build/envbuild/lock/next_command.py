@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime, timedelta
 
@@ -16,7 +16,7 @@ from envbuild.lock.inputs.as_of import NOW, RELEASE, parse_date
 from envbuild.lock.inputs.request import LockRequest, NoReleaseError, leaves_open, may_help, request_options
 from envbuild.lock.lockdir import shipped_lock
 from envbuild.lock.search.clashes import clashes
-from envbuild.lock.uv.explanation import not_there, required_python
+from envbuild.lock.uv.explanation import needed_pythons, not_there
 
 # So far back the index and the branches are taken next.
 STEP_BACK = timedelta(days=7)
@@ -74,10 +74,9 @@ def _next(
     error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime
 ) -> tuple[str, LockRequest | None]:
     """What the command is, in words, and what it asks for; None: the words have it."""
-    if isinstance(error, ResolutionError) and (found := error.resolving_pins or error.nearest_pins):
-        words = "This resolved when it was tried" if error.resolving_pins else "Next, with the nearest release"
-        return words, replace(request, pins={**request.pins, **found})
-    if request.exact and leaves_open(selection.stack) and not isinstance(error, NoReleaseError):
+    if isinstance(error, ResolutionError) and error.resolving_pins:
+        return "This resolved when it was tried", replace(request, pins={**request.pins, **error.resolving_pins})
+    if request.exact and leaves_open(selection.stack) and not (_nearest(error) or isinstance(error, NoReleaseError)):
         return "Other releases and older commits are tried without --exact", replace(request, exact=False)
     if blamed := _blamed_pins(error, selection, request):
         pins = {name: text for name, text in request.pins.items() if name not in blamed}
@@ -100,16 +99,22 @@ def _next(
     return _last(error, selection, request, now)
 
 
+def _nearest(error: EnvbuildError) -> Mapping[str, str]:
+    return error.nearest_pins if isinstance(error, ResolutionError) else {}
+
+
 def _last(
     error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime
 ) -> tuple[str, LockRequest | None]:
-    """What is left where no other choice is: an earlier day, or a lock that is there."""
+    """What is left where no other choice is: the nearest release, an earlier day, or a lock that is there."""
+    if nearest := _nearest(error):
+        return "Next, with the nearest release", replace(request, pins={**request.pins, **nearest})
     day = _day(selection, request, now)
     # A branch was gone back on already, and its tip may be old: a week before now can change nothing.
     if parse_date(request.as_of or "") is None and (command := _locked_stack(selection)):
         return f"A lock of {selection.stack.anchor} that comes with envbuild: {command}", None
     # What the index does not have now it did not have then, and a pinned release needed the same Python.
-    if day is None or isinstance(error, NoReleaseError) or not_there(error.why) or required_python(error.why):
+    if day is None or isinstance(error, NoReleaseError) or not_there(error.why) or needed_pythons(error.why):
         return "", None
     return "Next, with what there was a week earlier", replace(request, as_of=(day - STEP_BACK).isoformat())
 

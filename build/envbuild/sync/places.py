@@ -15,8 +15,10 @@ from envbuild.catalog.base import Base
 from envbuild.catalog.context import Context
 from envbuild.catalog.models import Target
 from envbuild.core.digests import Json
+from envbuild.core.process import ProcessOptions, run
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.lock.uv.program import uv_program
+from envbuild.lock.uv.interpreter import pyenv_python
+from envbuild.lock.uv.program import python_help, uv_program
 from envbuild.lock.uv.settings import installing_uv
 from envbuild.sync.imports import ImportProbe
 from envbuild.sync.install import InstallScope, make_venv
@@ -127,7 +129,7 @@ class ThisMachine:
     def problem(self) -> str:
         if self.base.provides:
             return "the base brings packages that this machine does not have"
-        return other_machine(self.base.platform, self.base.glibc)
+        return other_machine(self.base.platform, self.base.glibc) or _missing_python(self.base.python.version)
 
     def prepare(self) -> None:
         """Have uv look for the Python, or download it, in an environment that goes at once."""
@@ -153,6 +155,21 @@ class ThisMachine:
                 # A base names no patch release, and uv takes any.
                 where = self.where.replace(f"Python {python}", f"Python {_python_version(venv) or python}")
                 yield Filled(venv=str(venv), where=where, site_packages=site_packages_of(venv), probe=probe)
+
+
+def _missing_python(version: str) -> str:
+    """Why uv makes no environment of a Python: it is not here, and not to be downloaded; empty: it may."""
+    with installing_uv() as environment:
+        # It lists what is here, and what it would download by itself.
+        listed = run(
+            [uv_program(), "--color", "never", "python", "list", version],
+            what=f"look for Python {version}",
+            check=False,
+            options=ProcessOptions(env=environment),
+        )
+    if re.search(r"^cpython-", listed.output, re.MULTILINE) or pyenv_python(version) is not None:
+        return ""
+    return f"Python {version} is missing, and uv may not download it.\n{python_help(version)}"
 
 
 def _python_version(venv: Path) -> str:

@@ -94,8 +94,10 @@ class Verifier:
         raise _no_place(places, known, self.without)
 
     @contextlib.contextmanager
-    def preparing(self, selection: Selection) -> Iterator[None]:
+    def preparing(self, selection: Selection) -> Iterator[Callable[[], None]]:
         """Make the place where locks of a selection are verified, while the block makes one.
+
+        It gives what raises the same as soon as it is known that no place can be made.
 
         Raises:
             MachineError: there is no place for it; says why of each.
@@ -105,8 +107,13 @@ class Verifier:
         places = self.places_for(selection, quiet)
         known = self._known
         work = self._preparing = run_in_background(lambda: _looked_over(places, known))
+
+        def refuse_without_place() -> None:
+            if work.done():
+                self._place(places)
+
         try:
-            yield
+            yield refuse_without_place
         finally:
             self._preparing = None
             work.stop()

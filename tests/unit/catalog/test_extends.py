@@ -102,8 +102,46 @@ def test_what_is_wrong_is_named_where_it_is_written(tmp_path: Path) -> None:
     assert refused(tmp_path, "next").what == error.what
     write(tmp_path, "mine", 'extends = "mcore"\nmatrix = "x"\n')
     assert refused(tmp_path, "mine").what == f"{path.resolve()}:2: there is no matrix 'x'"
-    write(tmp_path, "mine", "extends = 1\n")
-    assert "extends: input should be a valid string" in refused(tmp_path, "mine").why
+
+
+@pytest.mark.parametrize("value", ["1", '["mcore"]', '"../mcore"', '"mcore.toml/"', '"Mcore"', '""'])
+def test_extends_takes_the_name_of_one_stack(tmp_path: Path, value: str) -> None:
+    path = write(tmp_path, "mine", f"\nextends = {value}\n")
+    error = refused(tmp_path, "mine")
+    assert error.what == f"{path.resolve()}:2: extends takes the name of one stack"
+    assert "mcore" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("table", "near"),
+    [
+        ("components.megatron-cor", "megatron-core"),
+        # Of another stack.
+        ("components.nemo-toolkt", "nemo-toolkit"),
+        ("requirements.numppy", "numpy"),
+        ("environment.CUDA_DEVICE_MAX_CONECTIONS", "CUDA_DEVICE_MAX_CONNECTIONS"),
+    ],
+)
+def test_a_misspelt_table_is_refused_where_it_would_add_one(tmp_path: Path, table: str, near: str) -> None:
+    under = MINE + '[requirements.numpy]\nreason = "r"\n'
+    write(tmp_path, "under", under + '[environment.CUDA_DEVICE_MAX_CONNECTIONS]\nvalue = "1"\nreason = "r"\n')
+    key = 'value = "2"' if "environment" in table else 'version = ">=1"' if "requirements" in table else "modules = []"
+    path = write(tmp_path, "mine", f'extends = "under"\n[{table}]\n{key}\n')
+    error = refused(tmp_path, "mine")
+    assert error.what == f"{path.resolve()}:2: {table} changes nothing of stack under"
+    assert f"Did you mean {near!r}?" in error.why
+
+
+def test_a_table_of_its_own_is_added(tmp_path: Path) -> None:
+    own = (
+        '[components.megatron-cor]\nversion = "==1"\n[components.torchh]\ngit = "u"\n[components.apex]\n'
+        '[components.transformer-engine-torch]\nphase = "compile"\n[requirements.numppy]\nreason = "r"\n'
+    )
+    write(tmp_path, "under", MINE + '[requirements.numpy]\nreason = "r"\n[components.transformer-engine]\n')
+    write(tmp_path, "mine", f'extends = "under"\n{own}')
+    stack = Catalog.open(tmp_path).stack("mine")
+    assert {"megatron-cor", "torchh", "apex", "transformer-engine-torch"} <= stack.components.keys()
+    assert {"numppy", "numpy"} <= stack.requirements.keys()
 
 
 def test_the_schema_knows_it() -> None:

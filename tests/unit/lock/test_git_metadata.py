@@ -72,6 +72,10 @@ def test_what_a_tree_states(files, requires, extras):
         {"setup.cfg": "[metadata]\nversion = 1.2\n[options]\ninstall_requires = file: needs.txt\n"},
         {"setup.cfg": "[metadata]\nversion = 1.2\n[options]\ninstall_requires = a\n", "setup.py": "setup(**more)\n"},
         {"setup.cfg": "no section\n"},
+        {"pyproject.toml": f"{PROJECT}dependencies = ['???']\n"},
+        {"pyproject.toml": f"{PROJECT}requires-python = 'x'\ndependencies = []\n"},
+        {"pyproject.toml": "project = 1\ntool = 1\n"},
+        {"pyproject.toml": "[project]\nname = 'kernels'\n[tool.setuptools]\ndynamic = 'attr'\n"},
         {"pyproject.toml": "["},
     ],
 )
@@ -145,6 +149,9 @@ MORE = "[project.optional-dependencies]\nm = ['b']\n"
         (f"{PROJECT}requires-python = '>=3.12'\ndependencies = ['a-cu12']\n{MORE}", ("a-cu12", "b ; extra == 'm'")),
         (f"{PROJECT}dynamic = ['dependencies']\n", None),
         ("[build-system]\nrequires = ['torch']\n", None),
+        (f"{PROJECT}dependencies = ['???']\n", None),
+        (f"{PROJECT}requires-python = 'x'\n", None),
+        (f"{PROJECT}[build-system]\nrequires = 1\n", None),
         ("[", None),
     ],
 )

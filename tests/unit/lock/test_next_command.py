@@ -22,7 +22,7 @@ DRIFT = LockRefusedError(
 
 
 def no_release(version: str) -> ResolutionError:
-    error = ResolutionError("w", fix="f")
+    error = NoReleaseError("w", fix="f")
     error.nearest_pins = {"nemo-toolkit": version}
     return error
 
@@ -102,8 +102,16 @@ def test_no_command_is_printed_that_cannot_change_the_cause(why):
     assert sentence(NoReleaseError("w", fix="f"), exact=True) == "f"
 
 
-def test_bases_with_the_python_that_is_needed_are_named():
-    error = ResolutionError("w", why="Because lib==2.0 depends on Python>=3.12 and", fix="f")
+@pytest.mark.parametrize(
+    "why",
+    [
+        "Because lib==2.0 depends on Python>=3.12 and",
+        "hint: Wheels are available for `lib` (v2.0) with the following Python ABI\n tags: `cp312`, `cp313`\n",
+    ],
+)
+def test_bases_with_the_python_that_is_needed_are_named(why):
+    error = ResolutionError("w", why=why, fix="f")
+    error.nearest_pins = {"lib": "1.0"}
     assert "The other bases of the stack (ubuntu2404) are tried without --base" in sentence(error)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from helpers.stack_files import BASE, write_base, write_stack
 from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
-from envbuild.core.errors import CheckRefusedError, MachineError, NetworkError
+from envbuild.core.errors import CheckRefusedError, MachineError, NetworkError, ResolutionError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock import lock as locking
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
@@ -85,6 +86,29 @@ def test_a_machine_that_cannot_verify_is_looked_at_only_where_a_lock_is_made(pro
     assert lock(project, preparing=refuse).built is False
     with pytest.raises(MachineError, match="no place to verify in"):
         lock(project, upgrade=True, preparing=refuse)
+
+
+def test_no_attempt_is_made_once_no_lock_can_be_verified(project, monkeypatch):
+    attempts = []
+
+    @contextlib.contextmanager
+    def preparing() -> Iterator[Callable[[], None]]:
+        def may_go_on() -> None:
+            if attempts:
+                raise MachineError("no place was made")
+
+        yield may_go_on
+
+    def new_lock(*arguments):
+        attempts.append(arguments)
+        raise ResolutionError("try another")
+
+    monkeypatch.setattr("envbuild.lock.search.search.new_lock", new_lock)
+    monkeypatch.setattr("envbuild.lock.search.search.Search.after", lambda self, state, *_: state)
+    monkeypatch.setattr(locking, "_exclusive", lambda *_: contextlib.nullcontext())
+    with pytest.raises(MachineError, match="no place was made"):
+        lock(project, upgrade=True, preparing=preparing)
+    assert len(attempts) == 1
 
 
 def test_nothing_to_do_imports_nothing_that_only_a_new_lock_needs():

@@ -50,8 +50,9 @@ def test_package_without_any_hash_is_refused(source, place):
         "page": TorchSource("find-links", "https://wheels.example/"),
         "index": TorchSource("package-index", None),
     }
-    with pytest.raises(NetworkError, match=r"states no sha256 of torch==2\.13\.0"):
-        with_local_hashes([BLOCK], resolution([]), places[place])
+    for block in (BLOCK, "torch==2.13.0+cpu \\\n    --hash=md5:0123"):
+        with pytest.raises(NetworkError, match=r"states no sha256 of torch==2\.13\.0\+cpu$"):
+            with_local_hashes([block], resolution([]), places[place])
 
 
 def test_upload_times_are_those_of_every_file():

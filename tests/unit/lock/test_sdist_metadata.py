@@ -191,6 +191,11 @@ def test_requirements_that_only_a_build_would_tell_are_refused(tmp_path, metadat
         ({}, "[project]\noptional-dependencies = ['a']\n", "another form than lists"),
         ({}, "[project]\ndynamic = 'dependencies'\n", "another form than lists"),
         ({}, "[", "pyproject.toml cannot be read"),
+        ({f"{EGG}/requires.txt": "???\n"}, None, "not a requirement: '???'"),
+        ({f"{EGG}/requires.txt": "[:banana]\na\n"}, None, "not a requirement: 'a ; banana'"),
+        ({f"{EGG}/requires.txt": "[???]\na\n"}, None, "not the name of an extra: '_'"),
+        ({}, "[project]\ndependencies = ['a>=x']\n", "not a requirement: 'a>=x'"),
+        ({}, "[project]\ndependencies = []\n[build-system]\nrequires = ['a>=x']\n", "not a requirement: 'a>=x'"),
     ],
 )
 def test_statements_that_cannot_be_read_are_refused(tmp_path, files, pyproject, why):
@@ -261,6 +266,13 @@ def test_metadata_is_read_from_an_sdist_once(tmp_path, context, sdist, requires)
     assert read_it() == first
 
 
+def test_a_hash_of_another_kind_is_none(tmp_path, context):
+    path = make_sdist(tmp_path, "kernels", "1.0", requires=("a",))
+    locked = {"kernels": package({"path": path.name, "hash": "md5:0123"})}
+    (found,) = compile_metadata(["kernels"], locked, "13", context)
+    assert (found.requires_dist, found.sdist_digest) == (("a",), sha256_bytes(path.read_bytes()))
+
+
 def test_fetch_of_another_file_than_stated_is_refused(tmp_path, context):
     path = make_sdist(tmp_path, "kernels", "1.0")
     with pytest.raises(CheckRefusedError, match="not the file that the index states"):
@@ -273,6 +285,9 @@ def test_fetch_without_sdist_or_network(tmp_path, context):
         fetch_sdist(package(None), context)
     with pytest.raises(NetworkError, match="cannot download"):
         fetch_sdist(package({"url": (tmp_path / "gone").as_uri(), "hash": "sha256:aa"}), context)
+    with pytest.raises(NetworkError, match=r"cannot read the sdist of kernels 1\.0") as caught:
+        fetch_sdist(package({"path": "gone.tar.gz", "hash": "sha256:aa"}), context)
+    assert "gone.tar.gz" in caught.value.why
 
 
 def test_wheels_of_the_compile_phase_are_left_to_uv(tmp_path, context):

@@ -209,8 +209,10 @@ def test_a_place_is_made_while_a_lock_is(verifier, lock):
     assert good.prepared == 1
     gone = NetworkError("uv does not install Python 3.12", why="404", fix="Name a mirror: UV_PYTHON_INSTALL_MIRROR.")
     verify = verifier(imported("base x", prepare=gone), imported("machine", problem="old glibc"))
-    with verify.preparing(Selected()), pytest.raises(MachineError) as caught:
-        verify(Selected(), lock)
+    with verify.preparing(Selected()) as refuse_without_place:
+        wait([verify._preparing])
+        with pytest.raises(MachineError) as caught:
+            refuse_without_place()
     assert caught.value.why.splitlines() == [
         "base x: uv does not install Python 3.12: 404", gone.fix, "machine: old glibc",
     ]  # fmt: skip

@@ -150,6 +150,10 @@ def obtain(folder: Path, selection: Selection, context: Context, *, at: datetime
     rootfs = folder / ROOTFS
     log = context.store.root / "logs" / f"base-{name}-{short(base_key(base))}.log"
     log.unlink(missing_ok=True)
+    python = None
+    if base.python.source is PythonSource.STANDALONE:
+        # First: it takes seconds to know that it cannot be had, and the distribution takes minutes.
+        python = standalone.download(folder.parent, base, name, log, context.reporter)
     if isinstance(base.obtain, Mmdebstrap):
         mirror = apt.at_moment(base, context.site.apt_mirror, at)
         layer = mmdebstrap.build(folder, base, name, mirror, log, context.reporter)
@@ -161,13 +165,10 @@ def obtain(folder: Path, selection: Selection, context: Context, *, at: datetime
         rootfs.mkdir()
         with context.reporter.step(f"unpack base {name}"):
             unpack([layer.blob for layer in imported_base.layers], rootfs)
-    if base.python.source is PythonSource.STANDALONE:
-        python = standalone.add_python(rootfs, base, name, log, context.reporter)
-        imported_base = replace(
-            imported_base,
-            layers=[*imported_base.layers, python.layer],
-            made_by=f"{imported_base.made_by}, {python.made_by}",
-        )
+    if python is not None:
+        added = standalone.add_python(python, rootfs, base, name, log, context.reporter)
+        layers, made_by = [*imported_base.layers, added.layer], f"{imported_base.made_by}, {added.made_by}"
+        imported_base = replace(imported_base, layers=layers, made_by=made_by)
     return imported_base
 
 

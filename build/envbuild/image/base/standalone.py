@@ -42,14 +42,26 @@ def inputs(base: Base) -> dict[str, str]:
     return {"standalone": uv_version()} if base.python.source is PythonSource.STANDALONE else {}
 
 
-def add_python(rootfs: Path, base: Base, name: str, log: Path, reporter: Reporter) -> StandalonePython:
-    """Install the Python of the base ``name`` into its root file system, and write the layer that has it.
+def download(folder: Path, base: Base, name: str, log: Path, reporter: Reporter) -> Path:
+    """Have uv put the Python of the base ``name`` into a folder in ``folder``.
 
-    The layer's file is next to ``rootfs``; uv works in the folder above, which goes with the staged entry.
+    Raises:
+        NetworkError: uv cannot download it.
+    """
+    with reporter.step(f"download Python {base.python.version} with uv {uv_version()}"):
+        return _install(folder / "standalone", base, name, log)
+
+
+def add_python(installed: Path, rootfs: Path, base: Base, name: str, log: Path, reporter: Reporter) -> StandalonePython:
+    """Put the Python of the base ``name`` into its root file system, and write the layer that has it.
+
+    The layer's file is next to ``rootfs``.
+
+    Args:
+        installed: the folder that it was downloaded into.
 
     Raises:
         CheckRefusedError: something lies where it is to be put.
-        NetworkError: uv cannot download it.
         BuildError: its standard library does not compile.
     """
     prefix = prefix_of(base)
@@ -60,8 +72,7 @@ def add_python(rootfs: Path, base: Base, name: str, log: Path, reporter: Reporte
             why=f"python.executable of its file is {base.python.executable}, and python.source is standalone.",
             fix="Name another folder in python.executable, or write source = 'prefix' if that Python is the one meant.",
         )
-    with reporter.step(f"install Python {base.python.version} with uv {uv_version()}"):
-        installed = _install(rootfs.parent.parent / "standalone", base, name, log)
+    with reporter.step(f"install Python {base.python.version}"):
         _replace_path(installed, str(installed), f"/{prefix}")
         # uv calls the folder cpython-3.12.11-linux-x86_64-gnu.
         version = installed.name.split("-")[1]

@@ -232,7 +232,7 @@ def _begin(inputs: LockInputs, pins: Mapping[str, Ref], context: LockContext, le
 
     def begin(own: OwnIndexes) -> _Begun:
         moment = as_of_moment(selection, asked, pins, anchor, own, context)
-        moment = as_of.not_held(context.clock) if inputs.no_as_of else moment
+        moment = as_of.not_held(context.clock) if inputs.no_as_of else replace(moment, undated=inputs.undated)
         # Known only now: the companions' branches are as of the moment that follows from the anchor.
         until = moment.moment if bound is None and moment.asked != as_of.NOW else bound
         return _begin_as_of(inputs, pins, anchor, moment, until, own, context, leading)

@@ -85,6 +85,12 @@ _LIMITS = FetchLimits(most_bytes=8 << 30, seconds=3600, idle_seconds=300)
 FILE = "file"
 
 
+def stated_sha256(file: Mapping[str, Any]) -> str:
+    """``sha256:<hex>`` of a file in a uv.lock; empty where the index states none."""
+    digest = str(file.get("hash", ""))
+    return digest if digest.startswith("sha256:") else ""
+
+
 def fetch_sdist(package: Mapping[str, Any], context: WorkContext) -> tuple[bytes, str]:
     """The sdist of a ``[[package]]`` of a uv.lock, verified, and its digest; kept in the store.
 
@@ -113,7 +119,7 @@ def fetch_file(file: Mapping[str, Any], title: str, context: WorkContext) -> tup
         NetworkError: it cannot be downloaded.
         CheckRefusedError: what came has another hash.
     """
-    digest = str(file.get("hash", ""))
+    digest = stated_sha256(file)
 
     def download(entry: Path) -> None:
         content = _read(file, title, context)
@@ -134,5 +140,13 @@ def fetch_file(file: Mapping[str, Any], title: str, context: WorkContext) -> tup
 
 def _read(file: Mapping[str, Any], title: str, context: WorkContext) -> bytes:
     if "path" in file:
-        return (context.folder / str(file["path"])).read_bytes()
+        path = context.folder / str(file["path"])
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise NetworkError(
+                f"cannot read {title}",
+                why=f"{path}: {error.strerror}",
+                fix="Look whether the folder of find-links has it, then run again.",
+            ) from error
     return fetch(str(file["url"]), title, context.site, _LIMITS).body

@@ -16,6 +16,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from envbuild.core import tomlread
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.components.models import Chosen, CompileMetadata
 from envbuild.lock.components.project_metadata import (
@@ -25,6 +26,7 @@ from envbuild.lock.components.project_metadata import (
     build_requires,
     marked_line,
     read_pyproject,
+    refuse_unreadable,
     with_cuda_names,
 )
 from envbuild.lock.components.static_values import Value, values_of
@@ -45,6 +47,8 @@ def metadata_of_commit(item: Chosen, repositories: Repositories, cuda_major: str
     try:
         declared, version = tree.declared(), tree.version()
         needed = build_requires(tree.text(PYPROJECT))
+        if declared is not None:
+            refuse_unreadable([*declared[0], *needed], declared[1], tree.requires_python)
     except (ValueError, SyntaxError, configparser.Error) as error:
         raise _refused(item, f"{type(error).__name__}: {error}") from error
     if declared is None:
@@ -57,7 +61,7 @@ def metadata_of_commit(item: Chosen, repositories: Repositories, cuda_major: str
     return CompileMetadata(
         name=item.name,
         version=version,
-        requires_python=str(tree.pyproject.get("project", {}).get("requires-python", "")),
+        requires_python=tree.requires_python,
         requires_dist=tuple(requires),
         provides_extra=tuple(declared[1]),
         build_requires=needed,
@@ -74,14 +78,15 @@ def stated_metadata(item: Chosen, repositories: Repositories) -> CompileMetadata
     tree = _Tree(item, repositories)
     try:
         declared, version = before_build(tree.text(PYPROJECT) or ""), tree.version()
+        if declared is None or version is None:
+            return None
+        refuse_unreadable([*declared[0], *build_requires(tree.text(PYPROJECT))], declared[1], tree.requires_python)
     except (ValueError, SyntaxError, configparser.Error):
-        return None
-    if declared is None or version is None:
         return None
     return CompileMetadata(
         name=item.name,
         version=version,
-        requires_python=str(tree.pyproject["project"].get("requires-python", "")),
+        requires_python=tree.requires_python,
         requires_dist=tuple(declared[0]),
         provides_extra=tuple(declared[1]),
     )
@@ -137,6 +142,10 @@ class _Tree:
     @cached_property
     def pyproject(self) -> dict[str, Any]:
         return read_pyproject(self.text(PYPROJECT) or "")
+
+    @property
+    def requires_python(self) -> str:
+        return str(tomlread.table_at(self.pyproject, "project").get("requires-python", ""))
 
     @cached_property
     def cfg(self) -> configparser.ConfigParser:
@@ -203,8 +212,8 @@ class _Tree:
         return None
 
     def _of_pyproject(self) -> str | None:
-        stated = self.pyproject.get("project", {}).get("version")
-        dynamic = self.pyproject.get("tool", {}).get("setuptools", {}).get("dynamic", {}).get("version", {})
+        stated = tomlread.table_at(self.pyproject, "project").get("version")
+        dynamic = tomlread.table_at(self.pyproject, "tool", "setuptools", "dynamic", "version")
         if stated is not None:
             return str(stated)
         # setuptools' [tool.setuptools.dynamic] names a variable of a module, or a file (its guide, "Dynamic Metadata").

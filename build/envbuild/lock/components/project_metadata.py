@@ -19,6 +19,8 @@ PYPROJECT = "pyproject.toml"
 _BEFORE_BUILD = ("dependencies", "optional-dependencies")
 # PEP 518: what builds a project that does not say.
 DEFAULT_BUILD_REQUIRES = ("setuptools>=40.8.0",)
+# What uv takes for one (PEP 685).
+_EXTRA = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 # transformer-engine-torch's sdist names the core of one CUDA major version, whatever it is built against.
 # cu12 up to 2.13.0, cu13 from 2.15.0: 2.13.0 with the extra core-cu13 locks both cores (uv 0.13.8).
 _CUDA_NAME = re.compile(r"^(?P<stem>.+)[-_.]cu(?P<major>\d\d)$")
@@ -30,6 +32,19 @@ def read_requirement(line: str) -> Requirement | None:
         return Requirement(line)
     except InvalidRequirement:
         return None
+
+
+def refuse_unreadable(lines: Sequence[str], extras: Sequence[str], python: str = "") -> None:
+    """Look at requirements, names of extras and Pythons: for one that it cannot read, uv drops all of a project.
+
+    Raises:
+        ValueError: one cannot be read.
+    """
+    if wrong := [line for line in lines if read_requirement(line) is None]:
+        raise ValueError(f"It states what is not a requirement: {wrong[0]!r}")
+    if wrong := [extra for extra in extras if _EXTRA.fullmatch(extra) is None]:
+        raise ValueError(f"It states what is not the name of an extra: {wrong[0]!r}")
+    SpecifierSet(python)  # its error is a ValueError, and names it
 
 
 def read_pyproject(pyproject: str) -> dict[str, Any]:

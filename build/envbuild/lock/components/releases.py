@@ -19,7 +19,7 @@ from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Lead
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.pins import GIT_PREFIX, parse_ref
 from envbuild.lock.inputs.request import NoReleaseError
-from envbuild.lock.uv.explanation import not_there
+from envbuild.lock.uv.explanation import needed_pythons, not_there
 from envbuild.lock.uv.named_index import LookUpRules
 from envbuild.lock.uv.resolution import look_up, package_files, upload_seconds
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
@@ -38,7 +38,7 @@ def find_release(chosen: Chosen, base: Base, rules: LookUpRules, context: LockCo
         locked = look_up({chosen.name: chosen.specifier}, base, rules, f"find {chosen.name}", context)
     except ResolutionError as error:
         # One that does not exist, as opposed to one that does not fit.
-        if chosen.name not in not_there(error.why):
+        if chosen.name not in not_there(error.why) and not needed_pythons(error.why):
             raise
         exact = EXACT.match(chosen.specifier)
         raise _no_release(chosen, exact[1] if exact else "", base, rules, context, error) from error
@@ -68,7 +68,7 @@ def refuse_missing_pins(
         look_up({item.name: item.specifier for item in pinned}, base, rules, "find the pinned releases", context)
     except ResolutionError as error:
         missing = set(not_there(error.why))
-        for item in (item for item in pinned if item.name in missing):
+        for item in (item for item in pinned if item.name in missing or needed_pythons(error.why)):
             find_release(item, base, rules, context)
 
 
@@ -108,8 +108,14 @@ def _no_release(
         why += f"\n{chosen.spec.git} has the tag{'s' if len(tags) > 1 else ''} {', '.join(tags)}."
         tag = tags[0] if isinstance(parse_ref(tags[0]), GitRef) else f"{GIT_PREFIX}{tags[0]}"
         fix = f"Take the tag: {quoted_command('--pin', f'{chosen.name}={tag}')}. Or a release: {fix}"
-    missing = NoReleaseError(
-        f"there is no release {version or chosen.specifier} of {chosen.name}" + (f" as of {newest}" if newest else ""),
+    needed = " or ".join(needed_pythons(error.why))
+    kind: type[ResolutionError] = NoReleaseError
+    what = f"there is no release {version or chosen.specifier} of {chosen.name}"
+    if needed:
+        kind, what = ResolutionError, f"{chosen.at()} needs Python {needed}; the base has {base.python.version}"
+        fix += " Or choose a base with such a Python."
+    missing = kind(
+        what + (f" as of {newest}" if newest and not needed else ""),
         why=f"{why}\n{error.why}",
         fix=fix,
         log=error.log,

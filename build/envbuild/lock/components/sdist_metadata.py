@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import canonicalize_name, canonicalize_version
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.lock.components.downloads import NOT_AN_ARCHIVE, archive_members, fetch_sdist
+from envbuild.lock.components.downloads import NOT_AN_ARCHIVE, archive_members, fetch_sdist, stated_sha256
 from envbuild.lock.components.models import CompileMetadata
 from envbuild.lock.components.project_metadata import (
     PYPROJECT,
     before_build,
     build_requires,
     marked_line,
+    refuse_unreadable,
     with_cuda_names,
 )
 from envbuild.lock.context import WorkContext
@@ -67,6 +68,7 @@ def read_metadata(
     try:
         lines, extras = _declared(raw, files)
         needed = build_requires(_text(files, PYPROJECT))
+        refuse_unreadable([*lines, *needed], extras)
     except ValueError as error:
         raise _bad(name, version, str(error)) from error
     requires, rewritten = with_cuda_names(lines, cuda_major)
@@ -207,7 +209,7 @@ def metadata_files(package: Mapping[str, Any], context: WorkContext) -> tuple[di
 
     An sdist has thousands of files: reading through it costs most of a lock that has everything else at hand.
     """
-    digest = str(package.get("sdist", {}).get("hash", ""))
+    digest = stated_sha256(package.get("sdist", {}))
     if not digest:
         content, digest = fetch_sdist(package, context)
         return declaring_files(package["name"], content), digest

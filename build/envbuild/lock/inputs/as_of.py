@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta, timezone
 from typing import TypeAlias
@@ -27,12 +27,14 @@ class AsOf:
         moment: UTC, whole seconds; the first one that counts as later.
         reason: how the moment follows from what was asked, for people.
         held: packages are held to it; an index without upload times can not be.
+        undated: packages of such an index, where others are held.
     """
 
     asked: str
     moment: datetime
     reason: str
     held: bool = True
+    undated: frozenset[str] = frozenset()
 
     def settings(self, dates: Mapping[str, object]) -> dict[str, object]:
         """The keys of ``[tool.uv]`` that hold packages to the moment.
@@ -40,11 +42,18 @@ class AsOf:
         Args:
             dates: moments of their own that packages have.
         """
-        return {"exclude-newer": self.text(), "exclude-newer-package": dates} if self.held else {}
+        if not self.held:
+            return {}
+        return {"exclude-newer": self.text(), "exclude-newer-package": with_undated(dates, self.undated)}
 
     def text(self) -> str:
         """The moment as uv and the record write it: ``2026-11-21T00:00:00Z``."""
         return timestamp(self.moment)
+
+
+def with_undated(dates: Mapping[str, object], undated: Collection[str]) -> dict[str, object]:
+    """The values of uv's ``exclude-newer-package``, for packages without upload times too."""
+    return {**dates, **dict.fromkeys(sorted(undated), False)}
 
 
 def timestamp(moment: datetime) -> str:

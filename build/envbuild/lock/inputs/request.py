@@ -17,7 +17,7 @@ from envbuild.lock.inputs.as_of import NOW
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.models import Lock
-from envbuild.lock.uv.explanation import required_python
+from envbuild.lock.uv.explanation import needed_pythons
 
 # Raised when a lock made from the same inputs would come out differently.
 FORMAT = 2
@@ -66,6 +66,7 @@ class LockInputs:
         behind: how far these are behind, and what blocks the branches' tips, for people.
         no_as_of: hold packages to no moment: the user says so, or the stack pins its components and the index has no
             upload times.
+        undated: packages whose index states no upload times, which are not held to the moment.
         compiled: packages that a resolution took from the index, that upstream builds in the environment itself, and of
             which there is no wheel.
     """
@@ -81,6 +82,7 @@ class LockInputs:
     commits: Mapping[str, str] = field(default_factory=dict)
     behind: tuple[str, ...] = ()
     compiled: frozenset[str] = frozenset()
+    undated: frozenset[str] = frozenset()
     no_as_of: bool = False
 
     @classmethod
@@ -143,9 +145,9 @@ def is_of_another_cuda(error: EnvbuildError) -> bool:
 
 def has_python_for(base: Base, error: EnvbuildError) -> bool:
     """Whether a failure is that packages need another Python, and a base has such a one."""
-    needed = required_python(error.why) if isinstance(error, ResolutionError) else ""
+    needed = needed_pythons(error.why) if isinstance(error, ResolutionError) else ()
     # A base names no patch release: its newest is taken.
-    return bool(needed) and SpecifierSet(needed).contains(f"{base.python.version}.99")
+    return any(SpecifierSet(one).contains(f"{base.python.version}.99") for one in needed)
 
 
 def may_help(base: Base, selection: Selection, request: LockRequest, error: EnvbuildError) -> bool:
@@ -153,9 +155,11 @@ def may_help(base: Base, selection: Selection, request: LockRequest, error: Envb
 
     It differs by the CUDA, or by the Python, that packages need.
     """
-    if isinstance(error, ResolutionError) and required_python(error.why) and not may_deviate(selection, request):
+    may = may_deviate(selection, request)
+    # Other releases are no cure where it is the pinned one.
+    if isinstance(error, ResolutionError) and needed_pythons(error.why) and (error.nearest_pins or not may):
         return has_python_for(base, error)
-    return may_deviate(selection, request) or is_of_another_cuda(error)
+    return may or is_of_another_cuda(error)
 
 
 def request_of(lock: Lock) -> LockRequest:

@@ -149,6 +149,7 @@ def _project(inputs: LockInputs, decided: Decided, forced: Mapping[str, tuple[st
         base=inputs.selection.base,
         torch_build=inputs.torch_build,
         as_of=decided.as_of.text() if decided.as_of.held else "",
+        undated=decided.as_of.undated,
         chosen=decided.chosen,
         requirements={name: item.version for name, item in stack.requirements.items()}
         | {item.package: item.specifier for item in inputs.deviations if item.added},

@@ -15,6 +15,7 @@ from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.components.as_of_moment import own_dates
 from envbuild.lock.components.models import Chosen, CompileMetadata, GitSources
+from envbuild.lock.inputs.as_of import with_undated
 from envbuild.lock.uv.named_index import ANY_RELEASE
 from envbuild.lock.uv.resolution import limits
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
@@ -29,6 +30,7 @@ class Project:
 
     Attributes:
         as_of: nothing uploaded after this moment is taken (``2026-11-21T00:00:00Z``); empty: whatever there is.
+        undated: packages that are not held to it, since their index states no upload times.
         requirements: specifiers of packages that components need without declaring them.
         build_requires: PEP 508 lines of what the compile phase needs to be installed already.
         overrides: what replaces what packages declare: specifiers by package, each with its marker if it has one
@@ -44,6 +46,7 @@ class Project:
     torch_build: str
     as_of: str
     chosen: Mapping[str, Chosen]
+    undated: frozenset[str] = frozenset()
     requirements: Mapping[str, str] = field(default_factory=dict)
     build_requires: tuple[str, ...] = ()
     overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -232,6 +235,7 @@ def dates_of(project: Project) -> dict[str, object]:
     if project.torch_build != PACKAGE_INDEX_BUILD:
         # Wheels in a folder have no upload time; the exact version and its hash pin them instead.
         dates["torch"] = False
+    dates = with_undated(dates, project.undated)
     return {"exclude-newer": project.as_of, **({"exclude-newer-package": dates} if dates else {})}
 
 

@@ -68,7 +68,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         digest=lockfile.content_digest(base_digest, torch, components, phases, environment, files),
         # Not the moment of locking: the same files locked again give the same image.
         source_date_epoch=resolved.resolution.newest_upload,
-        inputs=_inputs(plan, base_digest),
+        inputs=_inputs(plan, base_digest, pins),
         base=_base(selection.base_name, base, base_digest),
         torch=torch,
         components=components,
@@ -95,7 +95,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
     return lockfile.sealed(lock)
 
 
-def _inputs(plan: LockPlan, base_digest: str) -> Inputs:
+def _inputs(plan: LockPlan, base_digest: str, pins: Mapping[str, str]) -> Inputs:
     request = plan.inputs.request
     return Inputs(
         digest=plan.inputs.digest,
@@ -108,6 +108,7 @@ def _inputs(plan: LockPlan, base_digest: str) -> Inputs:
         as_of_reason=plan.as_of.reason,
         pins=dict(request.pins),
         as_of_held=plan.as_of.held,
+        not_held=tuple(sorted(plan.as_of.undated & pins.keys())),
         no_as_of=request.no_as_of,
         as_of_request=request.as_of,
         torch_build_request=request.torch_build,

@@ -151,13 +151,6 @@ def _metadata(plan: LockPlan, files: Future[Packages], context: LockContext) -> 
 
 
 def _name_of(line: str) -> str:
-    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.requirements import Requirement
 
-    try:
-        return Requirement(line).name
-    except InvalidRequirement as error:
-        raise ResolutionError(
-            f"a build requirement of a component cannot be read: {line!r}",
-            why=str(error),
-            fix="It comes from the component's pyproject.toml; choose another version of it.",
-        ) from error
+    return Requirement(line).name

@@ -44,10 +44,12 @@ class SearchOptions:
     Attributes:
         older: back along the branch where nothing works at its tip.
         session: what was tried before, on this base or another.
+        may_go_on: called before each attempt; raises what none can be verified for.
     """
 
     older: bool
     session: SearchSession | None = None
+    may_go_on: Callable[[], None]
 
 
 @contextlib.contextmanager
@@ -73,6 +75,7 @@ def searched_lock(
         search = Search(inputs, repositories, work, older=options.older)
         state = State().with_move(inputs.deviations)
         while True:
+            options.may_go_on()
             steps = LockProgress(state.of(inputs), recall=session.recall if session is not None else None)
             with contextlib.ExitStack() as attempt:
                 try:

@@ -19,11 +19,21 @@ _NOTHING_THERE = (
 
 # `lib==2.0 requires Python >=3.12`, `lib==2.0 depends on Python>=3.12`
 _PYTHON = re.compile(r"(?:depends? on|requires?) Python ?((?:[<>=!~]=?[0-9.*]*[0-9*],?)+)")
+# with the following Python ABI tags: `cp311`, `cp312`
+_TAGS = re.compile(r"with the following Python (?:ABI|implementation) tags?:((?:,? `\w+`)+)")
 
 
-def required_python(explanation: str) -> str:
-    """The Pythons that packages need, where the base's is none of them; empty where that is not the cause."""
-    return ",".join(dict.fromkeys(one.rstrip(",") for one in _PYTHON.findall(" ".join(explanation.split()))))
+def needed_pythons(explanation: str) -> tuple[str, ...]:
+    """The Pythons that packages need, one of these specifiers, where the base's is none; empty: that is not the cause.
+
+    A package needs one that it states, or one that it has wheels for.
+    """
+    # uv breaks its explanation into lines.
+    text = " ".join(explanation.split())
+    if stated := dict.fromkeys(one.rstrip(",") for one in _PYTHON.findall(text)):
+        return (",".join(stated),)
+    tags = (tag for listed in _TAGS.findall(text) for tag in re.findall(r"`cp3(\d+)", listed))
+    return tuple(f"==3.{minor}.*" for minor in dict.fromkeys(tags))
 
 
 def names_in(explanation: str) -> list[str]:

@@ -31,6 +31,8 @@ _NETWORK = re.compile(
     r"operation timed out|lack of valid authentication credentials|tls handshake|invalid peer certificate",
     re.IGNORECASE,
 )
+# And for an index that answered something else than pages and files: a proxy's page, a mirror's error.
+_BAD_ANSWER = re.compile(r"Received some unexpected|Unsupported `Content-Type`|Hash mismatch for package metadata")
 _GIT = re.compile(r"Git operation failed")
 # git's words for a commit that a server does not have, and uv's for which. Server and client write to one stream, and
 # may write into each other's lines.
@@ -191,6 +193,15 @@ def _undated(output: str) -> list[str]:
     return [name for name in dict.fromkeys(map(canonicalize_name, _FILTERED.findall(text))) if name in names]
 
 
+def python_help(version: str) -> str:
+    """How a machine gets a Python of a version."""
+    return (
+        f"Install Python {version} from any source, with python{version} on PATH; or let uv install it:\n"
+        f"UV_PYTHON_DOWNLOADS=manual uv python install {version}\n"
+        "Where GitHub cannot be reached, name a mirror of uv's Pythons first: UV_PYTHON_INSTALL_MIRROR."
+    )
+
+
 def _no_interpreter(output: str, what: str, log: Path) -> NoInterpreterError:
     found = _WANTED_PYTHON.search(output)
     python = found[1] if found else "3.X"
@@ -198,11 +209,29 @@ def _no_interpreter(output: str, what: str, log: Path) -> NoInterpreterError:
     return NoInterpreterError(
         f"cannot {what}: {named} is missing on this machine",
         why=f"uv found none that works, and downloaded none.\n{output}",
-        fix=f"Install Python {python} from any source, with python{python} on PATH; or let uv install it:\n"
-        f"UV_PYTHON_DOWNLOADS=manual uv python install {python}\n"
-        "Where GitHub cannot be reached, name a mirror of uv's Pythons first: UV_PYTHON_INSTALL_MIRROR.",
+        fix=python_help(python),
         log=log,
     )
+
+
+def _git_failure(output: str, what: str, log: Path) -> NetworkError:
+    if _NO_COMMIT.search(output) and (commit := _COMMIT.search(output)):
+        return NetworkError(
+            f"cannot {what}: a git repository does not have commit {commit[1]}",
+            why=f"Its branch was rewritten since (a forced push), or it is a mirror without old commits.\n{output}",
+            fix="Lock again, which takes what the repository has now (envbuild lock --stack STACK --upgrade), or let "
+            "git reach a repository that has it (url.<base>.insteadOf).",
+            log=log,
+        ).at_upstream()
+    error = NetworkError(
+        f"cannot {what}: uv cannot fetch from a git repository",
+        why=output,
+        fix="See whether the `git fetch` that it names above works here. What git needs to reach the repository is "
+        "set in git itself: rewriting (url.<base>.insteadOf), http.proxy, http.sslCAInfo, credential.helper.",
+        log=log,
+    )
+    # Of an outage another commit of upstream's is no cure.
+    return error.at_upstream() if GONE.search(output) else error
 
 
 def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
@@ -213,30 +242,22 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
         return _no_interpreter(output, what, log)
     # Before the network, too: what git says of a host that it cannot reach reads like an index that cannot be reached
     # (test_repository_that_cannot_be_fetched_is_a_network_error_about_git).
-    if _GIT.search(output) and _NO_COMMIT.search(output) and (commit := _COMMIT.search(output)):
-        return NetworkError(
-            f"cannot {what}: a git repository does not have commit {commit[1]}",
-            why=f"Its branch was rewritten since (a forced push), or it is a mirror without old commits.\n{output}",
-            fix="Lock again, which takes what the repository has now (envbuild lock --stack STACK --upgrade), or let "
-            "git reach a repository that has it (url.<base>.insteadOf).",
-            log=log,
-        ).at_upstream()
     if _GIT.search(output):
-        error = NetworkError(
-            f"cannot {what}: uv cannot fetch from a git repository",
-            why=output,
-            fix="See whether the `git fetch` that it names above works here. What git needs to reach the repository is "
-            "set in git itself: rewriting (url.<base>.insteadOf), http.proxy, http.sslCAInfo, credential.helper.",
-            log=log,
-        )
-        # Of an outage another commit of upstream's is no cure.
-        return error.at_upstream() if GONE.search(output) else error
+        return _git_failure(output, what, log)
     if _NETWORK.search(output):
         return NetworkError(
             f"cannot {what}: a package index or a file on it cannot be reached",
             why=output,
             fix="Check the network, the proxy and the CA bundle (SSL_CERT_FILE), and the index that uv uses "
             "(UV_DEFAULT_INDEX, uv.toml) with its user and password.",
+            log=log,
+        )
+    if _BAD_ANSWER.search(output):
+        return NetworkError(
+            f"cannot {what}: a package index answers what uv cannot use",
+            why=output,
+            fix="Look at what the address above answers: it may be a proxy's page, or a mirror that is damaged. Use "
+            "another index (UV_DEFAULT_INDEX, uv.toml), or another version of that package.",
             log=log,
         )
     if _BAD_CONFIGURATION.search(output):
@@ -261,12 +282,14 @@ def _unresolved(output: str, what: str, log: Path) -> EnvbuildError:
             log=log,
         )
     if undated := _undated(output):
-        return NoUploadTimesError(
+        error = NoUploadTimesError(
             f"cannot {what}: the index does not say when {', '.join(undated)} was uploaded",
             why=f"So nothing can be held to the as-of moment. Its pages carry no upload times (PEP 700).\n{output}",
             fix="Use an index with upload times, or take what there is now: --no-as-of, which the record states.",
             log=log,
         )
+        error.packages = undated
+        return error
     return ResolutionError(
         f"cannot {what}",
         why=output,

@@ -193,14 +193,14 @@ def with_local_hashes(blocks: list[str], resolution: Resolution, source: TorchSo
     """Add the hashes that uv does not know: those of wheels in a local find-links folder."""
     done: list[str] = []
     for block in blocks:
-        if "--hash=" in block:
+        if "--hash=sha256:" in block:
             done.append(block)
             continue
         name = canonicalize_name(block.split("==")[0].split("[")[0].strip())
         hashes = sorted(sha256_file(wheel) for wheel in _local_wheels(name, resolution, source))
         if not hashes:
             raise NetworkError(
-                f"the index states no sha256 of {block.splitlines()[0]}",
+                f"the index states no sha256 of {re.split(r'[ ;]', block)[0]}",
                 why="Without it, a lock cannot tell a replaced file, and none is taken from its files by itself.",
                 fix="Serve it from an index or page that states sha256 hashes, or from a folder of find-links; or pin "
                 f"another version: --pin {name}=VERSION",

@@ -15,6 +15,7 @@ from envbuild.catalog.fields import TomlModel
 from envbuild.core.digests import Json, digest_of
 from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, NetworkError, ResolutionError
 from envbuild.core.files import machine_errors, write_atomic
+from envbuild.lock.inputs.as_of import with_undated
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.record.content import Content, locked_content
 from envbuild.lock.uv.named_index import LookUpRules
@@ -110,7 +111,9 @@ def _looked_up(wanted: Mapping[str, str], lock: LockDirectory, cuda: str, source
         with sources.workplace("toolkit") as work, work.reporter.step(f"look for the CUDA toolkit {cuda} on the index"):
             what = f"find the CUDA toolkit {cuda} on the package index"
             # As of the lock's moment, so that the toolkit is the same on every machine and day.
-            settings = {"exclude-newer": moment} if lock.lock.inputs.as_of_held else {}
+            undated = with_undated({}, lock.lock.inputs.not_held)
+            dates: dict[str, object] = {"exclude-newer": moment, "exclude-newer-package": undated}
+            settings = dates if lock.lock.inputs.as_of_held else {}
             own = locked_indexes(sources.site, lock.lock.indexes, lock.lock.title)
             tables = look_up(wanted, sources.base, LookUpRules(own=own, settings=settings), what, work)
         packages = tuple(_found(name, tables[canonicalize_name(name)]) for name in sorted(wanted))

@@ -1,6 +1,8 @@
 """The standalone Python of a base: where it lies, what uv is asked for, and what is refused."""
 
 import tarfile
+from datetime import datetime, timezone
+from types import SimpleNamespace
 
 import pytest
 from helpers.stack_files import write_base
@@ -9,7 +11,9 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
-from envbuild.image.base import base_key, standalone
+from envbuild.image.base import base_key, mmdebstrap, standalone
+from envbuild.image.base.base import obtain
+from envbuild.store.local import LocalStore
 
 EXECUTABLE = "/opt/python/bin/python3.11"
 
@@ -56,7 +60,9 @@ class Uv:
 def add(base, rootfs, uv, monkeypatch):
     monkeypatch.setattr(standalone, "run", uv)
     monkeypatch.setattr(standalone.sandbox, "probe", lambda: "bwrap")
-    return standalone.add_python(rootfs, base, "small", rootfs.parent / "log", SilentReporter())
+    log, reporter = rootfs.parent / "log", SilentReporter()
+    installed = standalone.download(rootfs.parent.parent, base, "small", log, reporter)
+    return standalone.add_python(installed, rootfs, base, "small", log, reporter)
 
 
 def test_python_is_a_layer_of_its_own_and_knows_its_final_place(base, rootfs, monkeypatch):
@@ -83,6 +89,17 @@ def test_uv_that_cannot_download_names_its_mirrors(base, rootfs, monkeypatch):
         add(base, rootfs, Uv(status=2), monkeypatch)
     assert "UV_PYTHON_INSTALL_MIRROR" in caught.value.fix
     assert "Failed to download" in caught.value.why
+
+
+def test_a_python_that_cannot_be_downloaded_is_known_before_the_distribution_is_made(base, rootfs, monkeypatch):
+    monkeypatch.setattr(standalone, "run", Uv(status=2))
+    monkeypatch.setattr(mmdebstrap, "build", lambda *_: pytest.fail("mmdebstrap takes minutes"))
+    selection = SimpleNamespace(base=base, base_name="small")
+    reporter = SilentReporter()
+    store = LocalStore(rootfs.parent.parent / "store", reporter)
+    (store.root / "logs").mkdir(parents=True)
+    with pytest.raises(NetworkError, match="uv does not install"):
+        obtain(rootfs.parent, selection, SimpleNamespace(store=store, reporter=reporter), at=datetime.now(timezone.utc))
 
 
 def test_nothing_is_put_over_what_a_base_has(base, rootfs, monkeypatch):
