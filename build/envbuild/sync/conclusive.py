@@ -1,7 +1,8 @@
 """Programs of a check, whose end has to say something about what is checked.
 
 One that ran past its time, that the kernel ended, or that had too little memory, says something about the machine:
-whatever it was asked stays unknown. A slow import was once taken for one that fails, and another version was locked for it.
+whatever it was asked stays unknown. A slow import was once taken for one that fails, and another version was locked for
+it.
 """
 
 from __future__ import annotations

@@ -248,14 +248,17 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
             fix="Correct the file that uv names above (a uv.toml, or what UV_CONFIG_FILE points to).",
             log=log,
         )
-    if _NOT_BUILT.search(finished.output) and (line := shortage(finished.output)):
-        return MachineError(
-            f"cannot {what}: a build had too little memory, or time",
-            why=f"{line}\n{output}",
-            fix="Run again when less else runs on this machine; nothing was decided by this.",
-            log=log,
-        )
-    return _unresolved(output, what, log)
+    short = shortage(finished.output) if _NOT_BUILT.search(finished.output) else ""
+    return _short_build(short, output, what, log) if short else _unresolved(output, what, log)
+
+
+def _short_build(line: str, output: str, what: str, log: Path) -> MachineError:
+    return MachineError(
+        f"cannot {what}: a build had too little memory, or time",
+        why=f"{line}\n{output}",
+        fix="Run again when less else runs on this machine; nothing was decided by this.",
+        log=log,
+    )
 
 
 def _unresolved(output: str, what: str, log: Path) -> EnvbuildError:
