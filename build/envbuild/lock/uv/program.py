@@ -107,16 +107,18 @@ def run_uv(
     cwd: Path,
     on_line: Callable[[str], None] | None = None,
     most_cpu_seconds: int | None = None,
+    most_seconds: float | None = None,
 ) -> Finished:
     """Run uv with ``arguments`` in ``cwd``; uv's own configuration and variables hold.
 
     Args:
         most_cpu_seconds: how much processor time it may take, whatever else the machine does; None: as much as it does.
+        most_seconds: how long it may take.
 
     Raises:
         ConfigurationError: uv's own configuration cannot be read.
         ResolutionError: uv found no solution (its explanation is kept).
-        TookTooLongError: it took more than ``most_cpu_seconds``.
+        TookTooLongError: it took more than ``most_cpu_seconds``, or ``most_seconds``.
         NetworkError: an index could not be reached.
         MachineError: no fitting Python interpreter, the disk is full, or a signal ended uv.
     """
@@ -138,6 +140,8 @@ def run_uv(
                     cwd=cwd,
                     env={**environment, **more},
                     working_on=cwd,
+                    timeout_seconds=most_seconds,
+                    error=TookTooLongError,
                 ),
             )
 
