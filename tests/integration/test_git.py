@@ -251,6 +251,9 @@ def test_a_pull_requests_ref_is_a_branch_of_the_host(history, repository):
     with pytest.raises(ConfigurationError, match="has no branch or tag 'refs/pull/8/head'") as caught:
         repository.resolve(GitRef("refs/pull/8/head"))
     assert f"git ls-remote {PUBLIC} 'refs/pull/*'" in caught.value.fix
+    with pytest.raises(ConfigurationError, match="has no branch or tag 'pull/7/head'") as caught:
+        repository.resolve(GitRef("pull/7/head"))
+    assert caught.value.fix == "Write refs/pull/7/head."
 
 
 def test_unknown_ref_lists_at_most_five_near_ones(history, repository):

@@ -160,6 +160,23 @@ def test_attempts_are_bounded(explained: Callable[[], ResolutionError], monkeypa
     assert "Of the pins" not in explained().why
 
 
+def test_an_attempt_that_does_not_end_is_stopped(
+    explained: Callable[[], ResolutionError], index: SimpleIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conflicts, "MOST_SECONDS", 2.0)
+    asked = conflicts.resolve
+
+    def resolve(folder: Path, *more: Any) -> Any:
+        # The index answers nothing any more.
+        index.after["/simple/lib/"] = "/never"
+        monkeypatch.setenv("UV_CACHE_DIR", str(folder / "cache"))
+        return asked(folder, *more)
+
+    monkeypatch.setattr(conflicts, "resolve", resolve)
+    assert explained().why.endswith("More was not tried: 20 attempts or 2 s are used up.")
+    index.requested.append("/never")
+
+
 def test_a_failure_among_the_attempts_does_not_hide_the_error(
     explained: Callable[[], ResolutionError], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,11 @@ def as_html(index: SimpleIndex, folder: str) -> None:
         yanked = ' data-yanked="broken &amp; gone"' if file["yanked"] else ""
         href = f"{folder}{html.escape(file['filename'])}#sha256={file['hashes']['sha256']}"
         links.append(f'<a href="{href}"{yanked}>{file["filename"]}</a><br>')
-    index.bodies["/simple/lib/"] = (200, "text/html", f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode())
+    index.bodies["/simple/lib/"] = (
+        200,
+        "text/html",
+        f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode(),
+    )
 
 
 def test_a_file_that_was_dropped_beside_another(locked: Any, index: SimpleIndex) -> None:

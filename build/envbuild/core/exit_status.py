@@ -17,6 +17,17 @@ _CREDENTIALS = re.compile(r"://[^/@\s'\"]+@")
 # Two slashes and a host are of an address. file:///x has no host.
 _ABSOLUTE_PATH = re.compile(r"""(?<![\w/.])(?!//[^/])(/[^\s`'":,()]+)""")
 
+# The last line of a traceback, and what is printed of a compiler or another child that was killed.
+_SHORTAGE = re.compile(
+    r"^[ \t]*(?:"
+    r"(?:\w+\.)*\w*(?:MemoryError|Timeout|TimeoutError|TimeoutExpired)(?::.*)?"
+    r"|(?:\w+\.)*\w*Error: (?:\[Errno (?:11|12|23|24|28)\].*|can't start new thread.*)"
+    r")$"
+    r"|^.*(?:\(signal: 9 \(SIGKILL\)\)|died with <Signals\.SIGKILL: 9>|\bKilled signal terminated program|"
+    r"\binternal compiler error: Killed|: [Cc]annot allocate memory$|virtual memory exhausted).*$",
+    re.MULTILINE,
+)
+
 
 def mask(text: str) -> str:
     """``text`` without the user names and passwords of the URLs in it."""
@@ -39,6 +50,12 @@ def describe_status(status: int) -> str:
 def tail(text: str, lines: int = TAIL_LINES) -> str:
     """The last lines of a program's output."""
     return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def shortage(output: str) -> str:
+    """The line by which a program that failed shows that it had too little memory, time, threads or files; or empty."""
+    found = _SHORTAGE.search(output)
+    return found[0].strip() if found else ""
 
 
 def innermost_calls(output: str) -> str:

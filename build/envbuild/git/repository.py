@@ -19,6 +19,8 @@ from envbuild.store.local import LocalStore
 NEAR_NAMES = 5
 # With a digit, since words such as `faced` are hex too.
 _TOO_SHORT = re.compile(rf"(?=.*\d)[0-9a-f]{{4,{SHORTEST_COMMIT_DIGITS - 1}}}", re.IGNORECASE)
+# As `git fetch origin pull/7/head` has it.
+_PULL = re.compile(r"pull/\d+/(?:head|merge)$")
 DEFAULT_SETTINGS = GitSettings()
 
 
@@ -212,6 +214,8 @@ class GitRepository(TreeReader):
         plain = name.removeprefix(BRANCHES).removeprefix(TAGS)
         near = difflib.get_close_matches(plain, names, NEAR_NAMES, cutoff=0.5)
         fix = f"Similar names: {', '.join(near)}." if near else f"`git ls-remote {self.url}` lists all of them."
+        if _PULL.match(name):
+            fix = f"Write refs/{name}."
         if GitRef(name).is_of_the_host:
             like = "/".join(name.split("/")[:2])
             fix = f"`git ls-remote {self.url} '{like}/*'` lists those that it has; "

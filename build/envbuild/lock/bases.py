@@ -10,7 +10,15 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core.errors import EnvbuildError
 from envbuild.lock.checks.findings import LockRefusedError
-from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable, is_of_another_cuda, may_deviate, may_help
+from envbuild.lock.inputs.request import (
+    LockInputs,
+    LockRequest,
+    has_python_for,
+    is_curable,
+    is_of_another_cuda,
+    may_deviate,
+    may_help,
+)
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockdir import lock_on_base
 
@@ -95,8 +103,11 @@ def _on_one_base(
         failures.append((item, done))
         if bases := _next_bases(bases, item, done):
             context.reporter.note(_next_base(item, bases[0], done))
-    # That a base has another CUDA says nothing about what blocks the others.
-    telling = [one for one in failures if not is_of_another_cuda(one[1])] or failures[:1]
+    # That a base has another CUDA says nothing about what blocks the others; of another Python, less than what does.
+    telling = sorted(
+        [one for one in failures if not is_of_another_cuda(one[1])] or failures[:1],
+        key=lambda one: any(has_python_for(other.base, one[1]) for other, _ in failures),
+    )
     blocking = telling[0][1]
     if not may_deviate(selection, request) or alone or is_of_another_cuda(blocking):
         raise blocking

@@ -47,11 +47,13 @@ class WorkContext(Context):
 
     Attributes:
         most_cpu_seconds: how much processor time one resolution may take; None: as much as it does.
+        most_seconds: how long one may take, for what no lock depends on.
     """
 
     folder: Path
     log: Path
     most_cpu_seconds: int | None = None
+    most_seconds: float | None = None
 
 
 @contextlib.contextmanager

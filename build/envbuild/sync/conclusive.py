@@ -1,7 +1,8 @@
 """Programs of a check, whose end has to say something about what is checked.
 
-One that ran past its time, or that the kernel ended, says something about the machine: whatever it was asked stays
-unknown. A slow import was once taken for one that fails, and another version was locked for it.
+One that ran past its time, that the kernel ended, or that had too little memory, says something about the machine:
+whatever it was asked stays unknown. A slow import was once taken for one that fails, and another version was locked for
+it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from envbuild.core.exit_status import describe_status, innermost_calls, tail
+from envbuild.core.exit_status import describe_status, innermost_calls, shortage, tail
 from envbuild.core.process import Finished
 from envbuild.sync.install_target import InconclusiveError, RunCommand
 
@@ -45,7 +46,7 @@ def run_once(run: RunCommand, argv: Sequence[str], *, what: str, log: Path, limi
     """Run a program within its time.
 
     Raises:
-        InconclusiveError: it did not end in time, or was killed.
+        InconclusiveError: it did not end in time, was killed, or failed for lack of memory, threads or time.
     """
     try:
         finished = run(argv, what=what, log=log, timeout_seconds=limit_seconds)
@@ -58,4 +59,6 @@ def run_once(run: RunCommand, argv: Sequence[str], *, what: str, log: Path, limi
         raise InconclusiveError(
             f"cannot {what}: its process {describe_status(-9)}", why=tail(finished.output), fix=_FIX, log=log
         )
+    if finished.status != 0 and (line := shortage(finished.output)):
+        raise InconclusiveError(f"cannot {what}: {line}", why=tail(finished.output), fix=_FIX, log=log)
     return finished

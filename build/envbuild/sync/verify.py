@@ -173,7 +173,8 @@ class Verifier:
         """
         work, self._preparing = self._preparing, None
         if work is not None:
-            with self.context.reporter.step(f"wait for {places[0].where}"):
+            # Which one is being made by now, the first that can be had, is not known before its end.
+            with self.context.reporter.step("wait for the place of the verification"):
                 self._known |= work.result()
         known, reporter = self._known, self.context.reporter
         self._known = known | _looked_over(places, known)
@@ -182,7 +183,7 @@ class Verifier:
             if not remembered.problem:
                 return place
             if remembered.was_tried and (work is not None or place.where not in known):
-                reporter.note(f"{place.where} cannot be had for the verification: {remembered.problem.splitlines()[0]}")
+                reporter.note(f"{place.where} cannot be had for the verification: {_first_line(remembered.problem)}")
         raise _no_place(places, self._known, self.without)
 
     def _tried(self, place: Place, trial: Trial) -> VerifiedLock:
@@ -282,6 +283,14 @@ def _look(place: Place) -> _Look:
     except EnvbuildError as error:
         return _Look("\n".join(filter(None, [f"{error.what}: {error.why}", error.fix])), was_tried=True)
     return _Look()
+
+
+def _first_line(problem: str) -> str:
+    """What is wrong with a place, in one line: apt's first error, and not the warnings above it."""
+    first, *more = problem.splitlines()
+    what, before, _ = first.partition(": W: ")
+    error = next((line for line in more if line.startswith("E: ")), "") if before else ""
+    return f"{what}: {error}" if error else first
 
 
 def _no_place(places: Sequence[Place], known: Mapping[str, _Look], without: str) -> MachineError:

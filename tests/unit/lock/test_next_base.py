@@ -49,10 +49,11 @@ class Item:
     base_name: str
     stack_name: str = "nemo"
     cuda: str = "13"
+    python: str = "3.12"
 
     @property
     def base(self) -> Any:
-        return SimpleNamespace(cuda_major=self.cuda)
+        return SimpleNamespace(cuda_major=self.cuda, python=SimpleNamespace(version=self.python))
 
 
 def refusal(
@@ -60,12 +61,14 @@ def refusal(
     tried: Callable[[Item, object, LockOptions, object], EnvbuildError],
     monkeypatch: pytest.MonkeyPatch,
     folder: Path,
+    *,
+    may_deviate: bool = True,
 ) -> EnvbuildError:
     """What a lock of a stack on these bases ends with, each of which fails as ``tried`` says."""
     monkeypatch.setattr(module, "_tried", tried)
     monkeypatch.setattr(module, "_other_bases", lambda _: items[1:])
     for place in (module, request):
-        monkeypatch.setattr(place, "may_deviate", lambda *_: True)
+        monkeypatch.setattr(place, "may_deviate", lambda *_: may_deviate)
     monkeypatch.setattr(module, "lock_on_base", lambda *_: None)
     context = cast("Any", SimpleNamespace(reporter=SimpleNamespace(note=lambda _: None)))
     options = LockOptions(path=folder, older=True)
@@ -112,6 +115,19 @@ def test_what_blocks_the_first_base_of_the_right_cuda_is_raised(
         return ResolutionError(f"{error.what}, with older commits") if options.older else error
 
     assert refusal(items, tried, monkeypatch, tmp_path).what == raised
+
+
+@pytest.mark.parametrize("may_deviate", [True, False])
+def test_what_blocks_the_base_with_the_right_python_is_raised(
+    may_deviate: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    items = [Item("a", python="3.11"), Item("b")]
+    failures = (ResolutionError("one", why="lib==2.0 depends on Python>=3.12"), CheckRefusedError("two"))
+
+    def tried(item: Item, *_: object) -> EnvbuildError:
+        return failures[items.index(item)]
+
+    assert refusal(items, tried, monkeypatch, tmp_path, may_deviate=may_deviate).what == "two"
 
 
 def test_what_no_base_cures_ends_the_bases_and_goes_back_on_the_first(

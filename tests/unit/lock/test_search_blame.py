@@ -98,6 +98,8 @@ def test_package_that_cannot_be_built_is_named() -> None:
     error = ResolutionError("cannot resolve", why=NOT_BUILT)
     assert blame_of(error, DIRECT).unbuilt == "flash-attn"
     assert summary(error) == "cannot resolve: Failed to build `flash-attn==2.4.2`"
+    hint = "\nhint: `flash-attn` (v2.4.2) was included because `top` (v1) depends on `flash-attn`"
+    assert summary(ResolutionError(error.what, why=error.why + hint)) == summary(error)
 
 
 def test_what_blocks_is_the_first_failure_that_nothing_solves() -> None:

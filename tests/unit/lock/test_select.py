@@ -157,6 +157,15 @@ def test_a_misspelt_component_is_refused_before_anything_is_fetched(name, meant)
     assert parse_pins("s", STACK, {name: "git:main"}) == {canonical: GitRef("main")}
 
 
+FORK = "https://git.example.invalid/me/core"
+PAGES = (
+    ("pull/7/files", "refs/pull/7/head"),
+    ("tree/my/branch", "my/branch"),
+    ("-/tree/main/", "main"),
+    ("commit/1234567", "1234567"),
+)
+
+
 @pytest.mark.parametrize(
     ("text", "url", "ref"),
     [
@@ -165,6 +174,7 @@ def test_a_misspelt_component_is_refused_before_anything_is_fetched(name, meant)
         ("ssh://git@git.example.invalid/me/core.git@v1", "ssh://git@git.example.invalid/me/core.git", "v1"),
         ("git@git.example.invalid:me/core", "git@git.example.invalid:me/core", "REF"),
         ("https://u:secret@git.example.invalid/me/core@v1", "https://git.example.invalid/me/core", "v1"),
+        *((f"{FORK}/{page}", FORK, ref) for page, ref in PAGES),
     ],
 )
 def test_the_address_of_a_fork_is_answered_with_the_stack_that_takes_it(text, url, ref):
@@ -174,9 +184,9 @@ def test_the_address_of_a_fork_is_answered_with_the_stack_that_takes_it(text, ur
     assert "secret" not in str(caught.value) + caught.value.fix
 
 
-def test_the_page_of_a_pull_request_is_answered_with_its_ref():
+def test_the_page_of_a_ref_is_answered_with_its_pin():
     with pytest.raises(ConfigurationError) as caught:
-        parse_pins("s", STACK, {"megatron-core": "https://git.example.invalid/o/core/pull/7/files"})
+        parse_pins("s", STACK, {"megatron-core": f"{FORK}/pull/7/files"})
     assert "--pin megatron-core=refs/pull/7/head" in caught.value.fix
 
 

@@ -284,6 +284,41 @@ def test_a_build_that_fails_ends_with_its_own_error_and_phase_compile():
     assert '[components.saver] of the stack with phase = "compile"' in error.fix
 
 
+@pytest.mark.parametrize(
+    ("line", "last"),
+    [
+        ("m.cc:1:10: fatal error: Python.h: No such file", "m.cc:1:10: fatal error: Python.h: No such file"),
+        ("CMake Error at CMakeLists.txt:5 (find_package):", "CMake Error at CMakeLists.txt:5 (find_package):"),
+        ("", "error: command '/usr/bin/g++' failed with exit code 1"),
+    ],
+)
+def test_the_last_error_of_a_build_is_not_that_a_command_of_it_failed(line, last):
+    end = "subprocess.CalledProcessError: Command '['ninja']' returned non-zero exit status 1.\n"
+    end = end if line else "error: command '/usr/bin/g++' failed with exit code 1\n"
+    output = f"error: Failed to build `saver==1`\n  Caused by: Build backend failed\n[stdout]\n{line}\n{end}"
+    error = failure(Finished(status=1, output=output, seconds=0.0), "resolve", Path("log"))
+    assert error.why.startswith(f"The build's last error: {last}\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  Caused by: Call to `backend.build_wheel` failed (signal: 9 (SIGKILL))",
+        "      c++: fatal error: Killed signal terminated program cc1plus",
+        "MemoryError",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "subprocess.TimeoutExpired: Command 'nvcc' timed out after 5 seconds",
+    ],
+)
+def test_a_build_that_lacked_memory_or_time_says_nothing_about_its_package(line):
+    output = f"error: Failed to build `saver==1`\n{line}\n" + "more\n" * 80
+    error = failure(Finished(status=1, output=output, seconds=0.0), "resolve", Path("log"))
+    assert type(error) is MachineError
+    assert error.why.startswith(f"{line.strip()}\n")
+    fails = output.replace(line, "    raise MemoryError('Cannot allocate memory here')\nValueError: timeout: 3")
+    assert type(failure(Finished(status=1, output=fails, seconds=0.0), "resolve", Path("log"))) is ResolutionError
+
+
 def test_a_python_behind_a_shim_of_pyenv_is_taken_without_asking_the_shim(tmp_path, monkeypatch):
     for path, text in (("shims", "exit 127"), ("versions/3.11.7/bin", "echo 3.11")):
         (tmp_path / path).mkdir(parents=True)

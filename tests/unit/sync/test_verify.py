@@ -24,7 +24,7 @@ from envbuild.store.local import LocalStore
 from envbuild.sync import failure_packages
 from envbuild.sync.imports import MARK, ImportProbe
 from envbuild.sync.places import Filled
-from envbuild.sync.verify import Verifier
+from envbuild.sync.verify import Verifier, _first_line
 
 FAILED = """\
 Traceback (most recent call last):
@@ -280,3 +280,17 @@ def test_a_stub_has_the_python_code_of_its_sources(verifier, tmp_path):
     assert verify(Selected(folders=("ssm", "not_in_this_release"), ssm="ssm_cuda"), lock).stubbed == ("ssm",)
     assert {"ssm/ops/scan.py", "ssm_cuda.abi3.so", "ssm-1.dist-info/RECORD"} <= place.installed
     assert not [*(tmp_path / "store/staging").iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("problem", "line"),
+    [
+        (
+            "cannot make base b: mmdebstrap exited with status 25: W: unsandboxed\nE: no such suite\nE: apt failed",
+            "cannot make base b: mmdebstrap exited with status 25: E: no such suite",
+        ),
+        ("the base's archive is missing\nE: more", "the base's archive is missing"),
+    ],
+)
+def test_a_place_that_cannot_be_had_is_named_with_the_error_and_not_a_warning(problem: str, line: str) -> None:
+    assert _first_line(problem) == line

@@ -20,7 +20,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from envbuild.catalog.base import Base
 from envbuild.catalog.fields import MACHINES
 from envbuild.core.digests import sha256_bytes
-from envbuild.core.errors import CheckRefusedError, ResolutionError
+from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
 from envbuild.lock.context import WorkContext
 from envbuild.lock.uv.fetch import FetchLimits, fetch
 

@@ -46,7 +46,8 @@ _ADDRESS = re.compile(
 )
 # A user of http, and any password; the user of ssh is part of the address.
 _SECRET = re.compile(r"^(https?://)[^/@]*@|^([a-z+]+://)[^/@:]*:[^/@]*@")
-_PULL = re.compile(r"/pull/(\d+)(?:/.*)?$")
+# What a browser shows of a repository: /pull/7/files, /tree/main, /commit/1234567.
+_PAGE = re.compile(r"/(?:pull/(?P<pull>\d+)\b.*|(?:-/)?(?:tree|commits?)/(?P<ref>[^?#]*[^?#/])/?)$")
 # How alike two names are that differ by a slip: nemo-tolkit and nemo-toolkit 0.96, megatron-core and -fsdp 0.69.
 SLIP = 0.85
 _FORMS = (
@@ -268,16 +269,15 @@ def _like_a_component(name: str, components: Iterable[str]) -> bool:
 
 
 def _no_address(stack_name: str, name: str, address: re.Match[str]) -> ConfigurationError:
-    url = _SECRET.sub(r"\1\2", address["url"])
-    ref = address["ref"] or "REF"
-    pull = _PULL.search(url)
-    fix = f"Of the component's own repository, write --pin {name}=refs/pull/{pull[1]}/head\n" if pull else ""
-    url = url[: pull.start()] if pull else url
+    url, ref = _SECRET.sub(r"\1\2", address["url"]), address["ref"]
+    if page := _PAGE.search(url):
+        url, ref = url[: page.start()], page["ref"] or f"refs/pull/{page['pull']}/head"
+    own = f"Of the component's own repository, write --pin {name}={ref}\n" if ref else ""
     return ConfigurationError(
         f"--pin {name}={url} names a repository, and a pin names a version, or a ref of {name}'s own",
         why="Which repository a component is from is said by the stack's file.",
-        fix=f"{fix}Of a fork, write a stack of a few lines, envs/stacks/NAME.toml, and lock it with --stack NAME:\n"
-        f'extends = "{stack_name}"\n[components.{name}]\ngit = "{url}"\nref = "{ref}"',
+        fix=f"{own}Of a fork, write a stack of a few lines, envs/stacks/NAME.toml, and lock it with --stack NAME:\n"
+        f'extends = "{stack_name}"\n[components.{name}]\ngit = "{url}"\nref = "{ref or "REF"}"',
     )
 
 

@@ -25,6 +25,7 @@ from envbuild.lock.search.clashes import in_plain_ranges
 from envbuild.lock.search.history import has_same_file, leading, older_commits
 from envbuild.lock.search.session import OF_INSTALLATION, SearchSession
 from envbuild.lock.search.state import Blame, Move, State
+from envbuild.lock.uv.resolution import NO_SOLUTION
 
 # The first reason of uv 0.13's explanation, which goes on for pages.
 _BECAUSE = re.compile(r"Because (.{1,200}?)(?:,? we can conclude| and because|$)", re.IGNORECASE)
@@ -274,7 +275,9 @@ def summary(error: EnvbuildError) -> str:
         return error.findings[0].what.splitlines()[0]
     if isinstance(error, ResolutionError):
         text = in_plain_ranges(" ".join(error.why.split()))
-        if match := _BECAUSE.search(text) or _NOT_BUILT.search(text):
+        # Of what is not built uv says, in a hint, because of what it was included.
+        unbuilt = _NOT_BUILT.search(text) if NO_SOLUTION not in text else None
+        if match := unbuilt or _BECAUSE.search(text):
             return f"{error.what}: {match[1]}"
     return error.what
 

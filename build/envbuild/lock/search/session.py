@@ -175,7 +175,8 @@ class SearchSession:
         except (CheckRefusedError, OSError, ValueError):
             return None
         steps.resolved = ResolvedPlan(plan=steps.plan, resolution=_resolution(packages))
-        self.context.reporter.note("note: the lock is resolved already: its verification is next")
+        following = ": its verification is next" if self.verifies else ""
+        self.context.reporter.note(f"note: the lock is resolved already{following}")
         return folder
 
     def end(self) -> None:

@@ -19,7 +19,7 @@ from envbuild.core.errors import (
     ResolutionError,
     disk_full,
 )
-from envbuild.core.exit_status import describe_status, full_disk, ran_out_of_space, tail
+from envbuild.core.exit_status import describe_status, full_disk, ran_out_of_space, shortage, tail
 from envbuild.core.process import Finished, ProcessOptions, answer, find_tool, run
 from envbuild.git.client import GONE
 from envbuild.lock.uv.interpreter import behind_a_shim, minor_of_project, pyenv_python
@@ -50,7 +50,9 @@ _DROPPED_SETTINGS = re.compile(r"Failed to parse `.*pyproject\.toml` during sett
 KNOW_THE_KEYS = "Use the uv that envbuild pins: another one does not know a key of [tool.uv] that envbuild writes."
 # uv's words; below them is what the build itself printed.
 _NOT_BUILT = re.compile(r"Failed to (?:download and )?build `([A-Za-z0-9._-]+)")
-_BUILD_ERROR = re.compile(r"^\s*(?:\w+\.)*\w*(?:Error|Exception|error)\b: (?!Failed to )")
+_BUILD_ERROR = re.compile(r"\b\w*(?:Error|Exception|error): (?!Failed to )|\bCMake Error at ")
+# What the command itself printed is above this.
+_COMMAND_FAILED = re.compile(r"CalledProcessError|\bcommand .* failed\b", re.IGNORECASE)
 # A long path comes on a line of its own.
 _BAD_CONFIGURATION = re.compile(r"^\s*error: Failed to parse:\s+`?.*\.toml", re.MULTILINE)
 
@@ -107,16 +109,18 @@ def run_uv(
     cwd: Path,
     on_line: Callable[[str], None] | None = None,
     most_cpu_seconds: int | None = None,
+    most_seconds: float | None = None,
 ) -> Finished:
     """Run uv with ``arguments`` in ``cwd``; uv's own configuration and variables hold.
 
     Args:
         most_cpu_seconds: how much processor time it may take, whatever else the machine does; None: as much as it does.
+        most_seconds: how long it may take.
 
     Raises:
         ConfigurationError: uv's own configuration cannot be read.
         ResolutionError: uv found no solution (its explanation is kept).
-        TookTooLongError: it took more than ``most_cpu_seconds``.
+        TookTooLongError: it took more than ``most_cpu_seconds``, or ``most_seconds``.
         NetworkError: an index could not be reached.
         MachineError: no fitting Python interpreter, the disk is full, or a signal ended uv.
     """
@@ -138,6 +142,8 @@ def run_uv(
                     cwd=cwd,
                     env={**environment, **more},
                     working_on=cwd,
+                    timeout_seconds=most_seconds,
+                    error=TookTooLongError,
                 ),
             )
 
@@ -267,12 +273,23 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
             fix="Correct the file that uv names above (a uv.toml, or what UV_CONFIG_FILE points to).",
             log=log,
         )
-    return _unresolved(output, what, log)
+    short = shortage(finished.output) if _NOT_BUILT.search(finished.output) else ""
+    return _short_build(short, output, what, log) if short else _unresolved(output, what, log)
+
+
+def _short_build(line: str, output: str, what: str, log: Path) -> MachineError:
+    return MachineError(
+        f"cannot {what}: a build had too little memory, or time",
+        why=f"{line}\n{output}",
+        fix="Run again when less else runs on this machine; nothing was decided by this.",
+        log=log,
+    )
 
 
 def _unresolved(output: str, what: str, log: Path) -> EnvbuildError:
     if (unbuilt := _NOT_BUILT.search(output)) is not None:
         errors = [line.strip() for line in output[unbuilt.end() :].splitlines() if _BUILD_ERROR.search(line)]
+        errors = [line for line in errors if not _COMMAND_FAILED.search(line)] or errors
         last = f"The build's last error: {errors[-1]}\n" if errors else ""
         return ResolutionError(
             f"cannot {what}",

@@ -101,6 +101,7 @@ def resolve(
             cwd=project,
             on_line=context.reporter.update,
             most_cpu_seconds=context.most_cpu_seconds,
+            most_seconds=context.most_seconds,
         )
         if not settings_may_be_ignored:
             refuse_ignored_settings(finished, what, context.log)
