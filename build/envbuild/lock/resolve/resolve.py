@@ -22,6 +22,7 @@ from envbuild.lock.components.models import CompileMetadata, GitSources
 from envbuild.lock.components.placeholders import is_stub
 from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
+from envbuild.lock.inputs.request import may_deviate
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK, LockDirectory
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project, main_lines, with_git_sources
@@ -154,8 +155,13 @@ def _explained(plan: LockPlan, context: LockContext) -> Iterator[None]:
     try:
         yield
     except ResolutionError as error:
+        inputs = plan.inputs
         # It is resolved anew without the versions of the existing lock (new_lock): only that failure is explained.
-        if plan.inputs.previous is not None:
+        if inputs.previous is not None:
+            raise
+        # An explanation takes up to a minute. Where a search goes on, the first of its failures is explained.
+        later = inputs.deviations or inputs.commits or inputs.request.fallback_from
+        if later and may_deviate(inputs.selection, inputs.request):
             raise
         raise explain_pins(plan, error, context) from None
 
