@@ -31,7 +31,6 @@ def print_lock(session: Session, result: LockResult, verified: VerifiedLock | No
     lines += [f"  exempt from the as-of moment: {name} {why}" for name, why in lock.exempt.items()]
     lines += [f"  not the tip: {text}" for text in lock.behind]
     lines += [f"  deviation: {text}" for text in lock.deviations]
-    lines += [f"  old: {text}" for text in lock.held_back]
     lines += _warnings(lock.warnings)
     wrong = known_wrong_in(result.directory, session.catalog)
     lines += [f"  warning: {warning_of(entry, result.directory)}" for entry in wrong.values()]
@@ -51,7 +50,6 @@ def print_lock(session: Session, result: LockResult, verified: VerifiedLock | No
             "as_of": lock.inputs.as_of,
             "exempt": dict(lock.exempt),
             "deviations": list(lock.deviations),
-            "held_back": list(lock.held_back),
             "behind": list(lock.behind),
             "verified_in": lock.verified_in,
             "stubbed": list(lock.stubbed),

@@ -43,15 +43,10 @@ class Repositories:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkContext(Context):
-    """A context with a folder for throw-away projects and the log of the tools that run there.
-
-    Attributes:
-        most_cpu_seconds: how much processor time one resolution may take; None: as much as it does.
-    """
+    """A context with a folder for throw-away projects and the log of the tools that run there."""
 
     folder: Path
     log: Path
-    most_cpu_seconds: int | None = None
 
 
 @contextlib.contextmanager

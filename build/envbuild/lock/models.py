@@ -163,9 +163,6 @@ class Lock(TomlModel):
     preferred: tuple[str, ...] = Field(
         default=(), description="files of upstream's with versions, and how many of them were taken"
     )
-    held_back: tuple[str, ...] = Field(
-        default=(), description="components of which an old release was taken, and the packages that hold them back"
-    )
     verified_in: str = Field(
         default="", description="where its modules were imported before it was published; empty: nothing was open"
     )

@@ -90,7 +90,6 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         behind=plan.inputs.behind,
         fallback_from=plan.inputs.request.fallback_from,
         preferred=_preferred(plan, pins),
-        held_back=resolved.held_back,
     )
     return lockfile.sealed(lock)
 

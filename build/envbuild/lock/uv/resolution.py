@@ -99,7 +99,6 @@ def resolve(
             log=context.log,
             cwd=project,
             on_line=context.reporter.update,
-            most_cpu_seconds=context.most_cpu_seconds,
         )
         if not settings_may_be_ignored:
             refuse_ignored_settings(finished, what, context.log)
