@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -25,7 +26,7 @@ from envbuild.lock.inputs.pins import foreign_pins, parse_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest, NoReleaseError, is_curable, leaves_open
 from envbuild.lock.lock import LockOptions
 from envbuild.lock.lockdir import lock_path, with_locked_base
-from envbuild.lock.next_command import with_next_command
+from envbuild.lock.next_command import GoodLock, with_next_command
 from envbuild.lock.project_locks import check_committed, lock_all
 
 # What finds nothing to do imports neither sync nor the six steps: 0.5 s of processor time, and 0.9 s with them.
@@ -177,8 +178,22 @@ def command(
             raise
         place = ["--out", str(out)] if out else ["--name", name] if name else []
         more = [] if verify is None else ["--verify" if verify else "--no-verify"]
-        raise with_next_command(error, selection, request, place, session.context.clock(), more) from error
+        good = _last_good_lock(session, selection.stack_name, kept)
+        raise with_next_command(error, selection, request, place, session.context.clock(), more, good) from error
     print_lock(session, result, verifier.verified if verifier else None)
+
+
+def _last_good_lock(session: Session, stack: str, name: str) -> GoodLock | None:
+    """The newest lock of a name that the ledger has; None also where it cannot be read: another error is reported."""
+    from envbuild.catalog.fields import moment_of
+    from envbuild.cli.ledger import opened_ledger
+    from envbuild.ledger.models import LockRow  # slow to import
+
+    with contextlib.suppress(EnvbuildError, ValueError), opened_ledger(session, None) as ledger:
+        rows = [row for row in ledger.rows(LockRow, stack=stack) if row.name == name and row.as_of]
+        newest = max(rows, key=lambda row: row.as_of, default=None)
+        return GoodLock(newest.digest, moment_of(newest.as_of)) if newest else None
+    return None
 
 
 def _with_nemo(nemo: str | None, pins: dict[str, str]) -> dict[str, str]:

@@ -29,7 +29,6 @@ def print_lock(session: Session, result: LockResult, verified: VerifiedLock | No
     title = f"{state} as of {lock.inputs.as_of}: {lock.stack} on {lock.base.name}"
     lines = [f"{title}, {count} packages, {torch}, lock {short(lock.digest)}"]
     lines += [f"  exempt from the as-of moment: {name} {why}" for name, why in lock.exempt.items()]
-    lines += [f"  not the tip: {text}" for text in lock.behind]
     lines += [f"  deviation: {text}" for text in lock.deviations]
     lines += _warnings(lock.warnings)
     wrong = known_wrong_in(result.directory, session.catalog)
@@ -50,7 +49,6 @@ def print_lock(session: Session, result: LockResult, verified: VerifiedLock | No
             "as_of": lock.inputs.as_of,
             "exempt": dict(lock.exempt),
             "deviations": list(lock.deviations),
-            "behind": list(lock.behind),
             "verified_in": lock.verified_in,
             "stubbed": list(lock.stubbed),
             "warnings": list(lock.warnings),

@@ -10,7 +10,7 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core.errors import EnvbuildError
 from envbuild.lock.checks.findings import LockRefusedError
-from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable, is_of_another_cuda, may_deviate, may_help
+from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable, is_of_another_cuda, may_help
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockdir import lock_on_base
 
@@ -26,8 +26,7 @@ def lock_on_fitting_base(
 ) -> LockResult:
     """Lock a stack on its base; where the user named none and nothing works there, on the next base of the stack.
 
-    An older commit of a branch is taken only where no base has a lock for the tip. The base that an earlier run with
-    the same inputs fell back to comes first.
+    The base that an earlier run with the same inputs fell back to comes first.
 
     Args:
         request: ``base_named`` where the user named the base.
@@ -78,15 +77,13 @@ def _on_one_base(
         bases = [remembered, *(item for item in bases if item is not remembered)]
         context.reporter.note(f"note: the lock is on base {remembered.base_name}, since {default} had none")
     failures: list[tuple[Selection, EnvbuildError]] = []
-    alone = len(bases) == 1
     while bases:
         item, *bases = bases
         following = bases[0] if bases else None
-        options = replace(options_for(item), older=alone)
         fallback_from = default if item.base_name != default else ""
         # The last one counts as named: there is no base to go on to, so other releases are tried there (Search.after).
         own = replace(request, base_named=following is None, fallback_from=fallback_from)
-        done = _tried(item, own, options, context)
+        done = _tried(item, own, options_for(item), context)
         if isinstance(done, LockResult):
             return done
         bases = [other for other in bases if may_help(other.base, item, request, done)]
@@ -97,19 +94,7 @@ def _on_one_base(
             context.reporter.note(_next_base(item, bases[0], done))
     # That a base has another CUDA says nothing about what blocks the others.
     telling = [one for one in failures if not is_of_another_cuda(one[1])] or failures[:1]
-    blocking = telling[0][1]
-    if not may_deviate(selection, request) or alone or is_of_another_cuda(blocking):
-        raise blocking
-    # No base has a lock for the tip: once more on each, with older commits of the branch (LockOptions.older).
-    for item, _ in telling:
-        fallback_from = default if item.base_name != default else ""
-        own = replace(request, base_named=True, fallback_from=fallback_from)
-        done = _tried(item, own, options_for(item), context)
-        if isinstance(done, LockResult):
-            return done
-        if item is telling[0][0]:
-            blocking = done
-    raise blocking
+    raise telling[0][1]
 
 
 def _fallback(

@@ -159,7 +159,6 @@ class LockDifference:
             "path": str(self.old.path),
             "from": self.old.lock.digest,
             "to": self.new.digest,
-            "behind": list(self.new.behind),
             "deviations": list(self.new.deviations),
             "changes": [
                 {"name": item.name, "from": item.old, "to": item.new, "why": item.why, "component": item.component}
@@ -169,9 +168,8 @@ class LockDifference:
 
     def lines(self) -> list[str]:
         """For people."""
-        behind = [f"  not the tip: {text}" for text in self.new.behind]
         deviations = [f"  deviation: {text}" for text in self.new.deviations]
-        return [self.summary, *behind, *deviations, *[change.text() for change in self.changes]]
+        return [self.summary, *deviations, *[change.text() for change in self.changes]]
 
 
 def diff_lock(selection: Selection, request: LockRequest, options: LockOptions, context: Context) -> LockDifference:

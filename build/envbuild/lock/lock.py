@@ -41,7 +41,6 @@ class LockOptions:
             the request lets it pass.
         preparing: makes the place where locks are verified while its block makes one; refuses to begin where there is
             none.
-        older: go back along a branch where nothing works at its tip.
         session: gives what a search tried before it was interrupted; the argument: whether locks are verified.
         named: the user named the path; otherwise no lock is replaced by one that is made in another way than the
             stack's file and the base say.
@@ -51,7 +50,6 @@ class LockOptions:
     upgrade: bool = False
     verify: Verify | None = None
     preparing: Callable[[], contextlib.AbstractContextManager[None]] | None = None
-    older: bool = True
     session: Callable[[bool], SearchSession] | None = None
     named: bool = True
 
@@ -142,7 +140,7 @@ def lock_made_anew(
         _note(folder, verified)
 
     session = options.session(options.verify is not None) if options.session is not None else None
-    search = SearchOptions(older=options.older, session=session)
+    search = SearchOptions(session=session)
     # Not sooner: apt and mmdebstrap are asked, 0.6 s of processor time, and what was verified once is known.
     preparing = options.preparing() if options.preparing is not None else contextlib.nullcontext()
     with preparing, searched_lock(inputs, existing, accept, repositories, context, search) as folder:
@@ -214,7 +212,7 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
     """A line for each branch that the lock follows and that is at another commit now."""
     # Only a lock as of `now` follows its branches: as of a day a branch is where it was that day.
     followed = {
-        name: (item.git, item.asked.removeprefix(GIT_PREFIX), item.head or item.commit)
+        name: (item.git, item.asked.removeprefix(GIT_PREFIX), item.commit)
         for name, item in lock.components.items()
         if item.git is not None and item.commit is not None and item.follows
     }
@@ -232,7 +230,6 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
         tips = dict(zip(branches, answers, strict=True))
     moved = []
     for name, (url, branch, before) in followed.items():
-        # Where an older commit was taken, because the tip did not work, the lock is old once there is another tip.
         asked, now = lock.components[name].asked, tips[url].get(branch)
         if now is None:
             moved.append(f"{name}: branch {asked} is gone from {url}")

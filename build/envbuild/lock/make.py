@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection
@@ -13,7 +13,6 @@ from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.checks.api_drift import reading_ahead
 from envbuild.lock.checks.check import check_lock, refuse_at_once
 from envbuild.lock.components.decide import Decided, decide_components
-from envbuild.lock.components.models import Chosen
 from envbuild.lock.context import LockContext, Repositories, work_folder
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.request import LockInputs, leaves_open, may_deviate
@@ -32,7 +31,6 @@ class LockProgress:
     """How far a lock came that was not made: what its steps found until one of them failed.
 
     Attributes:
-        leading: the components whose upstreams decide the others.
         recall: called once there is a plan; raises what the same plan is known to fail by, or gives the lock that it is
             known to give.
         known_as: what names the first plan.
@@ -41,7 +39,6 @@ class LockProgress:
     inputs: LockInputs
     recall: Callable[[LockProgress], Path | None] | None = None
     known_as: str = ""
-    leading: list[Chosen] = field(default_factory=list)
     decided: Decided | None = None
     plan: LockPlan | None = None
     resolved: ResolvedPlan | None = None
@@ -113,7 +110,7 @@ def _make(inputs: LockInputs, context: LockContext, steps: LockProgress) -> None
 
 
 def _resolved(inputs: LockInputs, context: LockContext, steps: LockProgress) -> ResolvedPlan:
-    decided = steps.decided = decide_components(inputs, context, steps.leading)
+    decided = steps.decided = decide_components(inputs, context)
     plan = steps.plan = make_plan(inputs, decided, context)
     if steps.recall is not None and (folder := steps.recall(steps)) is not None:
         raise _KnownLockError(folder)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection, stacks_like
+from envbuild.core.digests import short
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.lock.checks.findings import LockRefusedError
-from envbuild.lock.inputs.as_of import NOW, RELEASE, parse_date
+from envbuild.lock.inputs.as_of import NOW, RELEASE, parse_date, timestamp
 from envbuild.lock.inputs.request import LockRequest, NoReleaseError, leaves_open, may_help, request_options
 from envbuild.lock.lockdir import shipped_lock
 from envbuild.lock.search.clashes import clashes
@@ -22,6 +23,19 @@ from envbuild.lock.uv.explanation import not_there, required_python
 STEP_BACK = timedelta(days=7)
 
 
+@dataclass(frozen=True)
+class GoodLock:
+    """The last lock of a stack that a night made, and the moment that it is as of."""
+
+    digest: str
+    as_of: datetime
+
+    @property
+    def day(self) -> date:
+        """The last day that was over by then: a lock as of a day is as of its end."""
+        return self.as_of.date() - timedelta(days=1)
+
+
 def with_next_command(
     error: EnvbuildError,
     selection: Selection,
@@ -29,6 +43,7 @@ def with_next_command(
     place: Sequence[str],
     now: datetime,
     more: Sequence[str] = (),
+    good: GoodLock | None = None,
 ) -> EnvbuildError:
     """The refusal of a lock, with a command at its end.
 
@@ -36,8 +51,9 @@ def with_next_command(
         place: the options that say where the lock is written.
         now: the current time.
         more: other options that were given and stay.
+        good: the last good lock of the same name.
     """
-    words, following = _next(error, selection, request, now)
+    words, following = _next(error, selection, request, now, good)
     error = error.with_context(fix="\n".join(filter(None, [error.fix, _override(error)])))
     if following is None:
         return error.with_context(fix="\n".join(filter(None, [error.fix, words])))
@@ -71,14 +87,14 @@ def _base_options(selection: Selection, request: LockRequest, following: LockReq
 
 
 def _next(
-    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime
+    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime, good: GoodLock | None
 ) -> tuple[str, LockRequest | None]:
     """What the command is, in words, and what it asks for; None: the words have it."""
     if isinstance(error, ResolutionError) and (found := error.resolving_pins or error.nearest_pins):
         words = "This resolved when it was tried" if error.resolving_pins else "Next, with the nearest release"
         return words, replace(request, pins={**request.pins, **found})
     if request.exact and leaves_open(selection.stack) and not isinstance(error, NoReleaseError):
-        return "Other releases and older commits are tried without --exact", replace(request, exact=False)
+        return "Other releases are tried without --exact", replace(request, exact=False)
     if blamed := _blamed_pins(error, selection, request):
         pins = {name: text for name, text in request.pins.items() if name not in blamed}
         words = f"Without --pin {', '.join(f'{name}={request.pins[name]}' for name in blamed)} other releases are tried"
@@ -97,15 +113,18 @@ def _next(
     if isinstance(error, LockRefusedError):
         allow = tuple(dict.fromkeys([*request.allow, *(item.id for item in error.findings)]))
         return "The whole command", replace(request, allow=allow)
-    return _last(error, selection, request, now)
+    return _last(error, selection, request, now, good)
 
 
 def _last(
-    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime
+    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime, good: GoodLock | None
 ) -> tuple[str, LockRequest | None]:
     """What is left where no other choice is: an earlier day, or a lock that is there."""
     day = _day(selection, request, now)
-    # A branch was gone back on already, and its tip may be old: a week before now can change nothing.
+    if good is not None and day is not None and good.day < day and not isinstance(error, NoReleaseError):
+        words = f"The last good lock, {short(good.digest)}, is as of {timestamp(good.as_of)}; next, with what there was"
+        return words, replace(request, as_of=good.day.isoformat())
+    # Another stack of the same anchor is nearer than what there was a week before now.
     if parse_date(request.as_of or "") is None and (command := _locked_stack(selection)):
         return f"A lock of {selection.stack.anchor} that comes with envbuild: {command}", None
     # What the index does not have now it did not have then, and a pinned release needed the same Python.

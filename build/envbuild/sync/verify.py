@@ -296,7 +296,6 @@ def _not_imported(item: NotImported, installed: InstalledPackages, venv: str) ->
         fix=f"{FIX}\n  log: {item.log}",
         packages=about.packages,
         missing_module=about.missing_module,
-        files=about.files,
         subject=f"{item.component} {item.module}",
     )
 

@@ -68,7 +68,7 @@ def refusal(
         monkeypatch.setattr(place, "may_deviate", lambda *_: True)
     monkeypatch.setattr(module, "lock_on_base", lambda *_: None)
     context = cast("Any", SimpleNamespace(reporter=SimpleNamespace(note=lambda _: None)))
-    options = LockOptions(path=folder, older=True)
+    options = LockOptions(path=folder)
     with pytest.raises(EnvbuildError) as caught:
         lock_on_fitting_base(cast("Any", items[0]), LockRequest(base_named=False), lambda _: options, context)
     return caught.value
@@ -97,8 +97,8 @@ def test_second_base_of_a_cuda_that_does_not_fit_is_tried_only_where_there_is_no
 @pytest.mark.parametrize(
     ("failures", "raised"),
     [
-        ((OTHER_CUDA, ResolutionError("two"), ResolutionError("three")), "two, with older commits"),
-        ((ResolutionError("one"), OTHER_CUDA, ResolutionError("three")), "one, with older commits"),
+        ((OTHER_CUDA, ResolutionError("two"), ResolutionError("three")), "two"),
+        ((ResolutionError("one"), OTHER_CUDA, ResolutionError("three")), "one"),
         ((OTHER_CUDA,) * 3, OTHER_CUDA.what),
     ],
 )
@@ -107,23 +107,20 @@ def test_what_blocks_the_first_base_of_the_right_cuda_is_raised(
 ) -> None:
     items = [Item("a"), Item("b"), Item("c")]
 
-    def tried(item: Item, _: object, options: LockOptions, __: object) -> EnvbuildError:
-        error = failures[items.index(item)]
-        return ResolutionError(f"{error.what}, with older commits") if options.older else error
+    def tried(item: Item, *_: object) -> EnvbuildError:
+        return failures[items.index(item)]
 
     assert refusal(items, tried, monkeypatch, tmp_path).what == raised
 
 
-def test_what_no_base_cures_ends_the_bases_and_goes_back_on_the_first(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    tried: list[tuple[str, bool]] = []
+def test_what_no_base_cures_ends_the_bases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tried: list[str] = []
 
-    def refused(item: Item, _: object, options: LockOptions, __: object) -> EnvbuildError:
-        tried.append((item.base_name, options.older))
+    def refused(item: Item, *_: object) -> EnvbuildError:
+        tried.append(item.base_name)
         error = LockRefusedError("refused", findings=[CheckFinding(code="api-drift", what="w", fix="f")])
         error.settled = True
         return error
 
     refusal([Item("a"), Item("b"), Item("c")], refused, monkeypatch, tmp_path)
-    assert tried == [("a", False), ("a", True)]
+    assert tried == ["a"]

@@ -10,7 +10,7 @@ from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.core.errors import BuildError, CheckRefusedError, ResolutionError
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.inputs.request import LockRequest, NoReleaseError
-from envbuild.lock.next_command import with_next_command
+from envbuild.lock.next_command import GoodLock, with_next_command
 
 NOW = datetime(2026, 11, 22, 20, tzinfo=timezone.utc)
 REFUSED = LockRefusedError("w", fix="f", findings=[CheckFinding(code="glibc", what="w", fix="f")])
@@ -68,6 +68,22 @@ def test_where_nothing_else_is_left_a_lock_that_is_there_is_named():
     of_mcore = Selection(Catalog.open(Path("/nonexistent")), "mcore", "ubuntu2404-cu130", "h200")
     found = with_next_command(tried(), of_mcore, LockRequest(base_named=False), [], NOW)
     assert found.fix.endswith("--as-of 2026-11-15")
+
+
+@pytest.mark.parametrize(
+    ("as_of", "request_", "expected"),
+    [
+        ("2026-11-20T02:00:00Z", LockRequest(base_named=False), "2026-11-19"),
+        # Not for what came out before it.
+        ("2026-11-20T02:00:00Z", LockRequest(base_named=False, as_of="2026-11-10"), "2026-11-03"),
+    ],
+)
+def test_the_last_good_lock_is_named_with_the_day_that_makes_it(as_of, request_, expected):
+    selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
+    good = GoodLock("sha256:" + "a" * 64, datetime.fromisoformat(as_of.replace("Z", "+00:00")))
+    fix = with_next_command(tried(), selection, request_, [], NOW, good=good).fix
+    assert fix.endswith(f"envbuild lock --stack nemo --as-of {expected}")
+    assert (f"The last good lock, aaaaaaaaaaaa, is as of {as_of}" in fix) is (request_.as_of is None)
 
 
 def sentence(error, stack="mcore", base="debian12", target="cpu", now=NOW, **request):

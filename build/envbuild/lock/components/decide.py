@@ -20,7 +20,6 @@ from envbuild.lock.components.select import (
     choose,
     choose_anchor,
     deviated,
-    earlier,
     lead,
     own_choice,
     upstream_overrides,
@@ -68,13 +67,11 @@ def leading_components(
     pins: Mapping[str, Ref],
     as_of: Bound,
     releases: Releases,
-    commits: Mapping[str, str],
 ) -> Leading:
     """Decide whether the stack's takeover holds, and which components lead.
 
     Args:
         releases: what is known of a lead that is a release.
-        commits: older commits to take, by component.
 
     Raises:
         UsageError: a component that only the takeover brings is pinned, and it does not hold.
@@ -101,7 +98,6 @@ def leading_components(
     taken = stack.taken_over()
     spec = taken.components[takeover.lead]
     choice = own_choice(takeover.lead, spec, pins.get(takeover.lead), repositories, as_of)
-    choice = earlier(choice, commits, repositories)
     because = f"{anchor.at()} has no {takeover.without}: {takeover.reason}"
     return Leading(stack=taken, components=(choice, anchor), because=because)
 
@@ -149,11 +145,8 @@ class Decided:
     preferences: Mapping[str, Preference]
 
 
-def decide_components(inputs: LockInputs, context: LockContext, leading: list[Chosen]) -> Decided:
+def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
     """Decide every component and the as-of moment.
-
-    Args:
-        leading: filled with the components that lead, before anything of their upstreams is read.
 
     Raises:
         ConfigurationError: a ref does not exist, or cannot be used.
@@ -166,8 +159,6 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     asked = as_of.NOW if inputs.no_as_of else request.as_of
     bound = branch_bound(selection, asked, pins, context.repositories)
     anchor = choose_anchor(stack, pins, context.repositories, bound)
-    if anchor is not None:
-        anchor = earlier(anchor, inputs.commits, context.repositories)
     moment = as_of_moment(selection, asked, pins, anchor, context)
     moment = as_of.not_held(context.clock) if inputs.no_as_of else moment
     # Known only now: the companions' branches are as of the moment that follows from the anchor.
@@ -181,9 +172,7 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
         undecided=frozenset(stack.undecided() - set(pins)),
         context=context,
     )
-    led = leading_components(stack, anchor, pins, bound, releases, inputs.commits)
-    # In place, before upstream's files are read: a search can go back along their branch if one cannot be understood.
-    leading[:] = led.components
+    led = leading_components(stack, anchor, pins, bound, releases)
     leads = tuple(lead(item, releases) for item in led.components)
     effective = EffectiveStack(stack=led.stack, leads=leads, because=led.because)
     chosen = choose(effective.stack, pins, effective.leads, context.repositories, bound, base)
@@ -193,7 +182,7 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     dates |= {item.package: item.until for item in inputs.deviations if item.until}
     settings = moment.settings(dates)
     # Once: what a search tries afterwards has the same pins.
-    if not inputs.deviations and not inputs.commits:
+    if not inputs.deviations:
         refuse_missing_pins(chosen, base, inputs.torch_build, settings, context)
     declarations = Declarations(base, settings, context)
     # Before the companions are held: megatron-core 0.15 declares another Transformer Engine than 0.16 does.

@@ -62,8 +62,6 @@ class LockInputs:
             deviations.
         like: a lock whose compile phase may declare the same.
         deviations: what is taken in the place of pins that do not work.
-        commits: older commits of their branches to take, by component.
-        behind: how far these are behind, and what blocks the branches' tips, for people.
         no_as_of: hold packages to no moment: the user says so, or the stack pins its components and the index has no
             upload times.
         compiled: packages that a resolution took from the index, that upstream builds in the environment itself, and of
@@ -78,8 +76,6 @@ class LockInputs:
     pins_stay: bool = False
     like: LockDirectory | None = None
     deviations: tuple[Deviation, ...] = ()
-    commits: Mapping[str, str] = field(default_factory=dict)
-    behind: tuple[str, ...] = ()
     compiled: frozenset[str] = frozenset()
     no_as_of: bool = False
 
@@ -113,7 +109,7 @@ class LockInputs:
 
 
 class NoReleaseError(ResolutionError):
-    """The index has no release that the user pinned: no other base and no older commit has it."""
+    """The index has no release that the user pinned: no other base has it."""
 
 
 def leaves_open(stack: Stack) -> bool:
@@ -127,7 +123,7 @@ def may_deviate(selection: Selection, request: LockRequest) -> bool:
 
 
 def is_curable(error: EnvbuildError) -> bool:
-    """Whether other versions, or an older commit of upstream's, may cure a failure.
+    """Whether other versions, or another base, may cure a failure.
 
     Others (no network, no permission, a wrong option) end a search.
     """

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.context import Context
 from envbuild.core.errors import EnvbuildError, ResolutionError
-from envbuild.git.refs import Commit
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
-from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.context import Repositories, WorkContext, work_folder
 from envbuild.lock.inputs.deviation import texts
 from envbuild.lock.inputs.request import LockInputs, is_curable, is_of_another_cuda, may_deviate
@@ -22,17 +20,14 @@ from envbuild.lock.make import LockProgress, new_lock
 from envbuild.lock.search.blame import blame_of
 from envbuild.lock.search.candidates import Candidates
 from envbuild.lock.search.clashes import in_plain_ranges
-from envbuild.lock.search.history import has_same_file, leading, older_commits
 from envbuild.lock.search.session import OF_INSTALLATION, SearchSession
 from envbuild.lock.search.state import Blame, Move, State
 
 # The first reason of uv 0.13's explanation, which goes on for pages.
 _BECAUSE = re.compile(r"Because (.{1,200}?)(?:,? we can conclude| and because|$)", re.IGNORECASE)
 _NOT_BUILT = re.compile(r"error: (Failed to [^`]{1,40}`[^`]{1,200}`)")
-# At one commit: an attempt takes half a minute to two minutes, with its verification.
+# An attempt takes half a minute to two minutes, with its verification.
 MOST_ATTEMPTS = 10
-# Older commits that are tried.
-MOST_COMMITS = 10
 # For one failure, so many candidates of each package.
 MOST_CANDIDATES = 6
 
@@ -42,11 +37,9 @@ class SearchOptions:
     """How a search goes on.
 
     Attributes:
-        older: back along the branch where nothing works at its tip.
         session: what was tried before, on this base or another.
     """
 
-    older: bool
     session: SearchSession | None = None
 
 
@@ -65,12 +58,12 @@ def searched_lock(
         accept: tries a finished lock; raises what it is refused by.
 
     Raises:
-        EnvbuildError: nothing passes: the failure that blocks the branch's tip, with what was tried.
+        EnvbuildError: nothing passes: the failure that stands in the way, with what was tried.
     """
     selection, session = inputs.selection, options.session
     context = session.begin(context) if session is not None else context
     with work_folder(context, "search", f"search-{selection.stack_name}-{selection.base_name}") as work:
-        search = Search(inputs, repositories, work, older=options.older)
+        search = Search(inputs, work)
         state = State().with_move(inputs.deviations)
         while True:
             steps = LockProgress(state.of(inputs), recall=session.recall if session is not None else None)
@@ -126,21 +119,16 @@ class Search:
 
     Args:
         context: with a folder for questions to uv.
-        older: go back along the branch where nothing works at its tip.
     """
 
-    def __init__(self, inputs: LockInputs, repositories: Repositories, context: WorkContext, *, older: bool) -> None:
+    def __init__(self, inputs: LockInputs, context: WorkContext) -> None:
         self._inputs = inputs
-        self._repositories = repositories
         self._context = context
-        self._older = older
         self._frames: list[_Frame] = []
         self._tried: set[tuple[object, ...]] = set()
         self._lines: list[str] = []
         self._blocking: Blame | None = None
-        self._commits: Iterator[State] | None = None
         self._attempts = 0
-        self._shallow = ""
 
     def after(self, state: State, steps: LockProgress, error: EnvbuildError) -> State:
         """The state to try after one that failed.
@@ -159,8 +147,7 @@ class Search:
         self._tried.add(state.key)
         self._attempts += 1
         self._lines.append(f"{_words(state)}: {summary(error)}")
-        # Older commits may fail by something else: what counts is what blocks the tip.
-        if self._blocking is None or (self._commits is None and blame.is_beyond(self._blocking)):
+        if self._blocking is None or blame.is_beyond(self._blocking):
             self._blocking = blame
         # Where a move did not help the next one is tried in its place.
         if not self._frames or not self._frames[-1].is_no_better(blame):
@@ -170,9 +157,9 @@ class Search:
                 self._frames = []
             moves = iter(()) if blame.settled else self._moves(blame, steps)
             self._frames.append(_Frame(state, blame, moves, locked))
-        return self._next(steps, error)
+        return self._next()
 
-    def _next(self, steps: LockProgress, error: EnvbuildError) -> State:
+    def _next(self) -> State:
         while self._frames and self._attempts < MOST_ATTEMPTS:
             frame = self._frames[-1]
             move = next(frame.moves, None)
@@ -184,7 +171,7 @@ class Search:
                 for text in texts(state.deviations[item.package, item.declared_by] for item in move):
                     self._context.reporter.note(f"trying {text}")
                 return state
-        return self._at_an_older_commit(steps, error)
+        raise self._nothing_left()
 
     def _moves(self, blame: Blame, steps: LockProgress) -> Iterator[Move]:
         if steps.decided is None:
@@ -205,45 +192,11 @@ class Search:
         closed = [item for item in blame.findings if item.is_closed]
         return tuple(item for item in closed if not any(map(may_move, item.packages)))
 
-    def _at_an_older_commit(self, steps: LockProgress, error: EnvbuildError) -> State:
-        if self._commits is None:
-            self._commits = itertools.islice(self._older_states(steps, error), MOST_COMMITS)
-        self._frames, self._attempts = [], 0
-        state = next(self._commits, None)
-        if state is None:
-            raise self._nothing_left()
-        self._context.reporter.note(f"nothing works at the tip; trying {'; '.join(state.behind)}")
-        return state
-
-    def _older_states(self, steps: LockProgress, error: EnvbuildError) -> Iterator[State]:
-        lead = leading(steps, error) if self._older else None
-        if lead is None:
-            return
-        head, blocking = lead.head or lead.commit, self._blocking
-        assert head is not None  # noqa: S101 - for the type checker: what leads is a commit
-        assert blocking is not None  # noqa: S101 - for the type checker: something failed
-        repository = self._repositories.at(lead.git)
-        files = [*dict.fromkeys(file for item in blocking.findings for file in item.files)]
-        if repository.is_shallow():
-            self._shallow = f"{lead.git} is shallow: there is no older commit to try than those that it has."
-        # What the user or the stack decided stays, and so does a finding in a file that is as it is at the tip.
-        others = {name for name, item in _decided(steps).items() if item.origin in (DecidedBy.PIN, DecidedBy.STACK)}
-        same = [item for item in blocking.settled if {*item.packages} <= {*others, lead.name}]
-        stay = [file for item in same if lead.name in item.packages for file in item.files]
-        hopeless = any(lead.name not in item.packages for item in same)
-        for commit in [] if hopeless else older_commits(head, repository, files):
-            if any(has_same_file(file, head, commit, repository) for file in stay):
-                continue
-            count = repository.commits_between(commit, head)
-            behind = f"{lead.name} {commit.sha[:12]}, {_distance(commit, head, count)}"
-            why = f"the tip fails: {summary(blocking.error)}"
-            yield State(commits={lead.name: commit.sha}, behind=(f"{behind} of {head.name}; {why}",))
-
     def _nothing_left(self) -> EnvbuildError:
         assert self._blocking is not None  # noqa: S101 - for the type checker: something failed
         error = self._blocking.error
         tried = [f"Tried {len(self._lines)} times:", *self._lines] if len(self._lines) > 1 else []
-        return error.with_context(why="\n".join(filter(None, [error.why, *tried, self._shallow])))
+        return error.with_context(why="\n".join([error.why, *tried]))
 
 
 def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str]) -> Iterator[Move]:
@@ -251,10 +204,6 @@ def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str
     lists = [itertools.islice(candidates(package), MOST_CANDIDATES) for package in packages]
     for moves in itertools.zip_longest(*lists):
         yield from (move for move in moves if move is not None)
-
-
-def _decided(steps: LockProgress) -> Mapping[str, Chosen]:
-    return steps.decided.chosen if steps.decided is not None else {}
 
 
 def _direct(steps: LockProgress) -> Iterable[str]:
@@ -277,11 +226,4 @@ def summary(error: EnvbuildError) -> str:
 
 
 def _words(state: State) -> str:
-    words = [*state.behind, *texts(state.deviations.values())]
-    return "; ".join(words) or "upstream's pins"
-
-
-def _distance(older: Commit, newer: Commit, commits: int) -> str:
-    # Of a branch that was rewritten, or a machine with a wrong clock, the older commit can have the later date.
-    days = max((newer.committed_at - older.committed_at).days, 0)
-    return f"{commits} commit{'s' if commits != 1 else ''} and {days} day{'s' if days != 1 else ''} behind the tip"
+    return "; ".join(texts(state.deviations.values())) or "upstream's pins"

@@ -1,4 +1,4 @@
-"""One state of the search: what deviates from upstream's pins, and which older commits are taken."""
+"""One state of the search: what deviates from upstream's pins."""
 
 from __future__ import annotations
 
@@ -22,13 +22,9 @@ class State:
 
     Attributes:
         deviations: what is taken in the place of upstream's pins, by package and by whose declaration is replaced.
-        commits: older commits of their branches, by component.
-        behind: how far these are behind, and what blocks the tips, for people.
     """
 
     deviations: Mapping[tuple[str, str], Deviation] = field(default_factory=dict)
-    commits: Mapping[str, str] = field(default_factory=dict)
-    behind: tuple[str, ...] = ()
 
     def with_move(self, move: Move) -> State:
         """The state with these deviations, each in the place of an earlier one of its package."""
@@ -41,14 +37,13 @@ class State:
 
     def of(self, inputs: LockInputs) -> LockInputs:
         """The inputs of an attempt."""
-        return replace(inputs, deviations=tuple(self.deviations.values()), commits=self.commits, behind=self.behind)
+        return replace(inputs, deviations=tuple(self.deviations.values()))
 
     @property
     def key(self) -> tuple[object, ...]:
         """What two states are the same by."""
         deviations = self.deviations.values()
-        taken = sorted((item.package, item.specifier, item.until, item.declared_by) for item in deviations)
-        return (*taken, *sorted(self.commits.items()))
+        return tuple(sorted((item.package, item.specifier, item.until, item.declared_by) for item in deviations))
 
 
 @dataclass(frozen=True, kw_only=True)
