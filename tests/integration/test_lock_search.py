@@ -12,7 +12,6 @@ from helpers.lock_runs import OLD, error, lock_of, result
 from helpers.stack_files import BASE, write_stack
 from helpers.upstreams import MCORE_URL, NEMO_URL, SETUPTOOLS, Upstream, manifest, project_files
 
-from envbuild.core.errors import MachineError
 from envbuild.lock import make
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import read_lock
@@ -21,7 +20,6 @@ from envbuild.lock.resolve.resolve import ResolvedPlan
 from envbuild.lock.uv import resolution as uv_resolution
 from envbuild.lock.uv.program import run_uv
 from envbuild.sync import conclusive
-from envbuild.sync.verify import Verifier
 
 LATER = "2025-06-01T00:00:00Z"
 HEAD_DAY = "2025-03-20T12:00:00Z"
@@ -118,45 +116,7 @@ def test_an_import_that_does_not_end_refuses_the_lock_and_is_not_remembered(
     assert refused["what"] == "cannot import nemo of nemo-toolkit: it did not end within 12 s"
     assert "helper/__init__.py" in refused["why"]
     assert list(nemo.project.glob("lockfiles/nemo/*/stack.lock.toml")) == []
-    assert [path.name for path in (nemo.cache / "searches").glob("*/*.json")] == ["started.json"]
     assert not list((nemo.cache / "verifications").glob("*"))
-
-
-@pytest.mark.parametrize("words", [(), ("--no-verify",)], ids=["verified", "not"])
-def test_a_lock_that_could_not_be_verified_is_not_resolved_again(
-    nemo: Any, tip: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
-    tip("import packaging\n")
-
-    def no_place(*_: object) -> None:
-        raise MachineError("the lock cannot be verified on this machine", why="no Python", fix="Install one.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Verifier, "__call__", no_place)
-        nemo.run(*LOCK, status=11)
-    assert not list(nemo.project.glob("lockfiles/*/*/stack.lock.toml"))
-
-    def resolve_plan(*_: object) -> None:
-        pytest.fail("it is resolved again")
-
-    monkeypatch.setattr(make, "resolve_plan", resolve_plan)
-    done = nemo.run(*LOCK, *words)
-    assert "the lock is resolved already" in done.stderr
-    assert lock_of(nemo, "nemo").verified_in.startswith("nowhere" if words else "this machine")
-    assert list((nemo.cache / "searches").iterdir()) == []
-
-
-@pytest.mark.usefixtures("needs_an_older_helper")
-def test_a_lock_that_was_not_verified_yet_is_searched_on_with(nemo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*_: object) -> None:
-        raise MachineError("stopped", why="w", fix="f")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Verifier, "__call__", stopped)
-        nemo.run(*LOCK, status=11)
-    done = nemo.run(*LOCK)
-    assert "the lock is resolved already" in done.stderr
-    assert lock_of(nemo, "nemo").deviations[0].startswith("helper as of 2025-03-21T12:00:00Z")
 
 
 @pytest.fixture
@@ -168,47 +128,17 @@ def needs_an_older_helper(tip: Callable[..., str], wheel: Callable[..., None]) -
 
 
 @pytest.mark.usefixtures("needs_an_older_helper")
-def test_interrupted_search_goes_on_where_it_was(nemo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolved: list[str] = []
-
+def test_an_interrupted_search_leaves_nothing(nemo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve_plan(plan: LockPlan, files: Any, context: LockContext) -> ResolvedPlan:
         # Ctrl-C during the second attempt.
-        if plan.inputs.deviations and "on" not in resolved:
+        if plan.inputs.deviations:
             raise KeyboardInterrupt
-        resolved.append("resolved")
         return real(plan, files, context)
 
     real = make.resolve_plan
     monkeypatch.setattr(make, "resolve_plan", resolve_plan)
     nemo.run(*LOCK, status=130)
     assert not (nemo.project / "lockfiles").exists(), "nothing is half there"
-    assert resolved == ["resolved"]
-    (started,) = (nemo.cache / "searches").glob("*/started.json")
-    moment = json.loads(started.read_text())["moment"][:19]
-    resolved[:] = ["on"]
-    done = nemo.run(*LOCK)
-    assert "1 attempts are known" in done.stderr
-    assert resolved == ["on", "resolved"], "the first attempt is not repeated"
-    assert lock_of(nemo, "nemo").inputs.as_of == f"{moment}Z"
-    assert lock_of(nemo, "nemo").deviations[0].startswith("helper as of 2025-03-21T12:00:00Z")
-    assert list((nemo.cache / "searches").iterdir()) == []
-    # Another search begins anew.
-    nemo.run(*LOCK, "--upgrade")
-    assert resolved[2:] == ["resolved", "resolved"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("needs_an_older_helper")
-def test_killed_search_goes_on_where_it_was(nemo: Any) -> None:
-    process = nemo.start(*LOCK)
-    for line in process.stderr:
-        if line.startswith("trying helper"):
-            break
-    process.kill()
-    process.communicate()
-    assert not list(nemo.project.glob("lockfiles/nemo/*/stack.lock.toml"))
-    assert "1 attempts are known" in nemo.run(*LOCK).stderr
-    assert list((nemo.project / "lockfiles/nemo").iterdir()) == [nemo.project / "lockfiles/nemo" / BASE]
 
 
 @pytest.mark.usefixtures("needs_an_older_helper")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
@@ -13,9 +12,6 @@ from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable, is_of_another_cuda, may_help
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockdir import lock_on_base
-
-if TYPE_CHECKING:
-    from envbuild.lock.search.session import SearchSession
 
 
 def lock_on_fitting_base(
@@ -35,42 +31,6 @@ def lock_on_fitting_base(
     Raises:
         EnvbuildError: see :func:`lock_stack`; of the first base of the packages' CUDA.
     """
-    sessions: list[SearchSession] = []
-
-    def session(verifies: bool) -> SearchSession:
-        from envbuild.lock.search.session import SearchSession  # slow to import
-
-        # One for all bases: the attempts on the first ones count, too, once the search goes on.
-        if not sessions:
-            sessions.append(SearchSession.of(selection, request, context, verifies=verifies))
-        return sessions[0]
-
-    def options_with_session(item: Selection) -> LockOptions:
-        return replace(options_for(item), session=session)
-
-    try:
-        result = _on_one_base(selection, request, options_with_session, context)
-    except EnvbuildError as error:
-        # Of another failure, an outage say, the attempts stay: the next run goes on with them.
-        if is_curable(error):
-            _end(sessions)
-        raise
-    _end(sessions)
-    return result
-
-
-def _end(sessions: Sequence[SearchSession]) -> None:
-    """End a search that was not interrupted: the next one tries everything again."""
-    for session in sessions:
-        session.end()
-
-
-def _on_one_base(
-    selection: Selection,
-    request: LockRequest,
-    options_for: Callable[[Selection], LockOptions],
-    context: Context,
-) -> LockResult:
     bases = [selection, *([] if request.base_named else _other_bases(selection))]
     default = selection.base_name
     if (remembered := _fallback(bases, request, options_for)) and not options_for(remembered).upgrade:

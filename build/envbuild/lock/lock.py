@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
@@ -26,9 +25,6 @@ from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.lock.models import Lock
 from envbuild.lock.verification import UNVERIFIED, VerifiedLock, Verify
 
-if TYPE_CHECKING:
-    from envbuild.lock.search.session import SearchSession
-
 
 @dataclass(frozen=True, kw_only=True)
 class LockOptions:
@@ -41,7 +37,6 @@ class LockOptions:
             the request lets it pass.
         preparing: makes the place where locks are verified while its block makes one; refuses to begin where there is
             none.
-        session: gives what a search tried before it was interrupted; the argument: whether locks are verified.
         named: the user named the path; otherwise no lock is replaced by one that is made in another way than the
             stack's file and the base say.
     """
@@ -50,7 +45,6 @@ class LockOptions:
     upgrade: bool = False
     verify: Verify | None = None
     preparing: Callable[[], contextlib.AbstractContextManager[None]] | None = None
-    session: Callable[[bool], SearchSession] | None = None
     named: bool = True
 
 
@@ -128,10 +122,7 @@ def lock_made_anew(
         EnvbuildError: nothing that was tried passes.
     """
     # A lock that is up to date takes 0.50 s of processor time on a busy machine, and 0.93 s with these imports.
-    from envbuild.lock.search.search import (
-        SearchOptions,
-        searched_lock,
-    )  # slow to import, and mostly there is nothing to do
+    from envbuild.lock.search.search import searched_lock  # slow to import, and mostly there is nothing to do
 
     def accept(folder: Path) -> None:
         verified = _verified(read_lock(folder), inputs, options)
@@ -139,11 +130,9 @@ def lock_made_anew(
             verified = VerifiedLock(where=UNVERIFIED)
         _note(folder, verified)
 
-    session = options.session(options.verify is not None) if options.session is not None else None
-    search = SearchOptions(session=session)
     # Not sooner: apt and mmdebstrap are asked, 0.6 s of processor time, and what was verified once is known.
     preparing = options.preparing() if options.preparing is not None else contextlib.nullcontext()
-    with preparing, searched_lock(inputs, existing, accept, repositories, context, search) as folder:
+    with preparing, searched_lock(inputs, existing, accept, repositories, context) as folder:
         yield folder
 
 

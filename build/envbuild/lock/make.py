@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from envbuild.lock.components.decide import Decided, decide_components
 from envbuild.lock.context import LockContext, Repositories, work_folder
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.request import LockInputs, leaves_open, may_deviate
-from envbuild.lock.lockdir import copy_files, shipped_lock
+from envbuild.lock.lockdir import shipped_lock
 from envbuild.lock.lockfile import LockDirectory, read_lock
 from envbuild.lock.project.plan import LockPlan, make_plan
 from envbuild.lock.record.record import write_lock
@@ -28,27 +28,12 @@ from envbuild.lock.uv.program import NoUploadTimesError
 
 @dataclass
 class LockProgress:
-    """How far a lock came that was not made: what its steps found until one of them failed.
-
-    Attributes:
-        recall: called once there is a plan; raises what the same plan is known to fail by, or gives the lock that it is
-            known to give.
-        known_as: what names the first plan.
-    """
+    """How far a lock came that was not made: what its steps found until one of them failed."""
 
     inputs: LockInputs
-    recall: Callable[[LockProgress], Path | None] | None = None
-    known_as: str = ""
     decided: Decided | None = None
     plan: LockPlan | None = None
     resolved: ResolvedPlan | None = None
-
-
-@dataclass
-class _KnownLockError(Exception):
-    """The plan is known to give the lock in a folder."""
-
-    folder: Path
 
 
 @contextlib.contextmanager
@@ -78,8 +63,6 @@ def new_lock(
         steps = steps or LockProgress(inputs)
         try:
             _make(inputs, work, steps)
-        except _KnownLockError as known:
-            copy_files(known.folder, work.folder)
         # A version that was kept can be gone from the index (test_a_dated_lock_whose_release_is_gone_is_resolved_anew).
         except NoUploadTimesError as error:
             # A date that the user names has to hold; and where releases are open, nothing else says which are meant.
@@ -112,8 +95,6 @@ def _make(inputs: LockInputs, context: LockContext, steps: LockProgress) -> None
 def _resolved(inputs: LockInputs, context: LockContext, steps: LockProgress) -> ResolvedPlan:
     decided = steps.decided = decide_components(inputs, context)
     plan = steps.plan = make_plan(inputs, decided, context)
-    if steps.recall is not None and (folder := steps.recall(steps)) is not None:
-        raise _KnownLockError(folder)
     with finding_files(plan, context) as files, reading_ahead(plan.project, files, context) as api_read:
         first = steps.resolved = resolve_plan(plan, files, context)
         # Where nothing else is tried, a person reads all findings together.

@@ -20,7 +20,6 @@ from envbuild.lock.make import LockProgress, new_lock
 from envbuild.lock.search.blame import blame_of
 from envbuild.lock.search.candidates import Candidates
 from envbuild.lock.search.clashes import in_plain_ranges
-from envbuild.lock.search.session import OF_INSTALLATION, SearchSession
 from envbuild.lock.search.state import Blame, Move, State
 
 # The first reason of uv 0.13's explanation, which goes on for pages.
@@ -32,17 +31,6 @@ MOST_ATTEMPTS = 10
 MOST_CANDIDATES = 6
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """How a search goes on.
-
-    Attributes:
-        session: what was tried before, on this base or another.
-    """
-
-    session: SearchSession | None = None
-
-
 @contextlib.contextmanager
 def searched_lock(
     inputs: LockInputs,
@@ -50,7 +38,6 @@ def searched_lock(
     accept: Callable[[Path], None],
     repositories: Repositories,
     context: Context,
-    options: SearchOptions,
 ) -> Iterator[Path]:
     """A lock that every check and ``accept`` pass, in a folder that goes at the end.
 
@@ -60,27 +47,22 @@ def searched_lock(
     Raises:
         EnvbuildError: nothing passes: the failure that stands in the way, with what was tried.
     """
-    selection, session = inputs.selection, options.session
-    context = session.begin(context) if session is not None else context
+    selection, moment = inputs.selection, context.clock()
+    # All attempts are as of one moment, whatever they take.
+    context = replace(context, clock=lambda: moment)
     with work_folder(context, "search", f"search-{selection.stack_name}-{selection.base_name}") as work:
         search = Search(inputs, work)
         state = State().with_move(inputs.deviations)
         while True:
-            steps = LockProgress(state.of(inputs), recall=session.recall if session is not None else None)
+            steps = LockProgress(state.of(inputs))
             with contextlib.ExitStack() as attempt:
                 try:
                     folder = attempt.enter_context(new_lock(steps.inputs, existing, repositories, context, steps))
-                    if session is not None:
-                        session.keep_lock(steps, folder)
                     accept(folder)
                 except EnvbuildError as error:
                     if not is_curable(error):
-                        if session is not None and session.has_lock(steps):
-                            context.reporter.note("note: the lock is resolved, and kept for a day: run this again")
                         raise
                     failure = error
-                    if session is not None:
-                        session.keep(steps, error)
                 else:
                     yield folder
                     return
@@ -109,7 +91,7 @@ class _Frame:
 
         NeMo of April 2025 seemed to need nvidia-pytriton, of whose own needs two do not build with Python 3.12.
         """
-        brought = {item.code for item in blame.findings} == {OF_INSTALLATION}
+        brought = {item.code for item in blame.findings} == {"install"}
         own = brought and bool(blame.packages and self.locked) and not {*blame.packages} & self.locked
         return own or self.blame.signature == blame.signature
 
