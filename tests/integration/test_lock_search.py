@@ -12,7 +12,7 @@ from helpers.lock_runs import OLD, error, lock_of, result
 from helpers.stack_files import BASE, write_stack
 from helpers.upstreams import MCORE_URL, NEMO_URL, SETUPTOOLS, Upstream, manifest, project_files
 
-from envbuild.lock import make
+from envbuild.lock import attempt
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import read_lock
 from envbuild.lock.project.plan import LockPlan
@@ -135,8 +135,8 @@ def test_an_interrupted_search_leaves_nothing(nemo: Any, monkeypatch: pytest.Mon
             raise KeyboardInterrupt
         return real(plan, files, context)
 
-    real = make.resolve_plan
-    monkeypatch.setattr(make, "resolve_plan", resolve_plan)
+    real = attempt.resolve_plan
+    monkeypatch.setattr(attempt, "resolve_plan", resolve_plan)
     nemo.run(*LOCK, status=130)
     assert not (nemo.project / "lockfiles").exists(), "nothing is half there"
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from envbuild.lock.verification import VerifiedLock
 
 
-def print_lock(session: Session, result: LockResult, verified: VerifiedLock | None) -> None:
+def print_lock(session: Session, result: LockResult) -> None:
     """Print a lock that was made or found, and what its verification showed."""
-    lock, path = result.directory.lock, result.directory.path
+    lock, path, verified = result.directory.lock, result.directory.path, result.verified
     count = sum(phase.packages for phase in lock.phases.values())
     found = {"find-links": "found in find-links", "torch-index": "found on the index of torch builds"}
     torch = (

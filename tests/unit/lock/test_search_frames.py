@@ -7,12 +7,16 @@ from typing import Any, cast
 
 import pytest
 
+from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.data import data_root
 from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.inputs.deviation import Deviation
+from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.outcome import Failure
 from envbuild.lock.search import search as module
 from envbuild.lock.search.search import Search, _Frame
-from envbuild.lock.search.state import Blame, State
+from envbuild.lock.search.state import Blame
 
 
 def blame(code: str, *packages: str) -> Blame:
@@ -31,12 +35,12 @@ def blame(code: str, *packages: str) -> Blame:
     ],
 )
 def test_move_that_led_nowhere(code: str, packages: tuple[str, ...], no_better: bool) -> None:
-    frame = _Frame(State(), blame("import", "lib"), iter(()), frozenset({"torch", "lib"}))
+    frame = _Frame((), blame("import", "lib"), iter(()), frozenset({"torch", "lib"}))
     assert frame.is_no_better(blame(code, *packages)) is no_better
 
 
 def test_after_what_did_not_resolve_every_package_is_new() -> None:
-    assert not _Frame(State(), blame("import", "lib"), iter(())).is_no_better(blame("install", "brought"))
+    assert not _Frame((), blame("import", "lib"), iter(())).is_no_better(blame("install", "brought"))
 
 
 @pytest.mark.parametrize(
@@ -52,20 +56,21 @@ def test_a_repository_that_gives_nothing_is_not_cured_by_another_release(
     first, second = (
         (Deviation(package="te", instead_of="==2.7", specifier=text, reason="r"),) for text in ("==2.6.*", "==2.5.*")
     )
-    monkeypatch.setattr(module, "may_deviate", lambda *_: True)
     monkeypatch.setattr(Search, "_moves", lambda _, blame, __: iter((first, second) if "te" in blame.packages else ()))
-    inputs: Any = SimpleNamespace(selection=None, request=SimpleNamespace(base_named=True))
-    reporter = SimpleNamespace(note=lambda _: None)
-    search = Search(inputs, cast("Any", SimpleNamespace(reporter=reporter)))
-    steps: Any = SimpleNamespace(resolved=None, decided=None, plan=None)
+    selection = Selection(Catalog.open(data_root()), "nemo", "ubuntu2404-cu130", "h200")
+    inputs = LockInputs.of(selection, LockRequest())
+    search = Search(inputs, None, cast("Any", SimpleNamespace(reporter=SimpleNamespace(note=lambda _: None))))
 
-    after_one = search.after(State(), steps, ResolutionError("no te ==2.7").about("te"))
-    assert after_one == State().with_move(first)
-    if ends:
-        with pytest.raises(NetworkError, match="git repository"):
-            search.after(after_one, steps, error)
+    after_one = search.after(Failure(inputs=inputs, error=ResolutionError("no te ==2.7").about("te")))
+    assert isinstance(after_one, LockInputs)
+    assert after_one.deviations == first
+    after_two = search.after(Failure(inputs=after_one, error=error))
+    if isinstance(after_two, Failure):
+        assert ends
+        assert type(after_two.error) is type(error)
+        assert "Tried 2 times" in after_two.error.why
     else:
-        assert search.after(after_one, steps, error) == State().with_move(second)
+        assert (after_two.deviations, ends) == (second, False)
 
 
 def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +84,7 @@ def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: p
 
     monkeypatch.setattr(module, "Candidates", Fake)
     unused: Any = None
-    steps: Any = SimpleNamespace(decided=())
-    found = Search(unused, unused)._moves(blame("cuda-mixed", "numba-cuda"), steps)
+    failure: Any = SimpleNamespace(decided=())
+    inputs = LockInputs.of(Selection(Catalog.open(data_root()), "nemo", "ubuntu2404-cu130", "h200"), LockRequest())
+    found = Search(inputs, unused, unused)._moves(blame("cuda-mixed", "numba-cuda"), failure)
     assert [part.specifier for move in found for part in move] == ["without", "likely", "earlier"]

@@ -90,9 +90,6 @@ class CheckFinding:
 class LockRefusedError(CheckRefusedError):
     """Checks refused a lock: with their findings, none of which is a warning."""
 
-    # No other release and no other base cures it: the packages that a finding is about are decided.
-    settled: bool = False
-
     def __init__(self, what: str, *, why: str = "", fix: str = "", findings: Iterable[CheckFinding] = ()) -> None:
         self.findings = tuple(findings)
         super().__init__(what, why=why, fix=fix, codes=[finding.code for finding in self.findings])

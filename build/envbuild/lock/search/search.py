@@ -1,87 +1,86 @@
-"""The search: attempts until one passes, each with what the failure of the last one calls for."""
+"""The search: which attempt is next on a base, chosen from the failures of those before it."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from envbuild.catalog.context import Context
-from envbuild.core.errors import EnvbuildError, ResolutionError
-from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
-from envbuild.lock.context import Repositories, WorkContext, work_folder
-from envbuild.lock.inputs.deviation import texts
-from envbuild.lock.inputs.request import LockInputs, is_curable, is_of_another_cuda, may_deviate
-from envbuild.lock.lockfile import LockDirectory
-from envbuild.lock.make import LockProgress, new_lock
+from envbuild.core.errors import CheckRefusedError, ResolutionError
+from envbuild.lock.checks.findings import CheckFinding
+from envbuild.lock.context import WorkContext
+from envbuild.lock.inputs import as_of
+from envbuild.lock.inputs.deviation import Deviation, texts
+from envbuild.lock.inputs.request import LockInputs, is_curable, is_of_another_cuda, leaves_open, may_deviate
+from envbuild.lock.lockdir import shipped_lock
+from envbuild.lock.lockfile import LockDirectory, read_lock
+from envbuild.lock.outcome import Failure
 from envbuild.lock.search.blame import blame_of
 from envbuild.lock.search.candidates import Candidates
-from envbuild.lock.search.clashes import in_plain_ranges
-from envbuild.lock.search.state import Blame, Move, State
+from envbuild.lock.search.state import Blame, Move, key_of, moved
+from envbuild.lock.search.summary import summary
+from envbuild.lock.uv.program import NoUploadTimesError
 
-# The first reason of uv 0.13's explanation, which goes on for pages.
-_BECAUSE = re.compile(r"Because (.{1,200}?)(?:,? we can conclude| and because|$)", re.IGNORECASE)
-_NOT_BUILT = re.compile(r"error: (Failed to [^`]{1,40}`[^`]{1,200}`)")
 # An attempt takes half a minute to two minutes, with its verification.
 MOST_ATTEMPTS = 10
 # For one failure, so many candidates of each package.
 MOST_CANDIDATES = 6
 
 
-@contextlib.contextmanager
-def searched_lock(
-    inputs: LockInputs,
-    existing: LockDirectory | None,
-    accept: Callable[[Path], None],
-    repositories: Repositories,
-    context: Context,
-) -> Iterator[Path]:
-    """A lock that every check and ``accept`` pass, in a folder that goes at the end.
+def first_attempt(inputs: LockInputs, existing: LockDirectory | None) -> LockInputs:
+    """The first attempt at a lock.
 
     Args:
-        accept: tries a finished lock; raises what it is refused by.
-
-    Raises:
-        EnvbuildError: nothing passes: the failure that stands in the way, with what was tried.
+        existing: one from the same inputs as of the same moment keeps its versions: an index does not say when it
+            yanked one, so a new resolution could come out differently. So does one of the same pins.
     """
-    selection, moment = inputs.selection, context.clock()
-    # All attempts are as of one moment, whatever they take.
-    context = replace(context, clock=lambda: moment)
-    with work_folder(context, "search", f"search-{selection.stack_name}-{selection.base_name}") as work:
-        search = Search(inputs, work)
-        state = State().with_move(inputs.deviations)
-        while True:
-            steps = LockProgress(state.of(inputs))
-            with contextlib.ExitStack() as attempt:
-                try:
-                    folder = attempt.enter_context(new_lock(steps.inputs, existing, repositories, context, steps))
-                    accept(folder)
-                except EnvbuildError as error:
-                    if not is_curable(error):
-                        raise
-                    failure = error
-                else:
-                    yield folder
-                    return
-            if inputs.pins_stay:
-                # Without what the existing lock knows: upstream's code, or the index, is another one by now.
-                inputs, state = replace(inputs, pins_stay=False, deviations=()), State()
-            else:
-                state = search.after(state, steps, failure)
+    keeps = existing is not None and (
+        inputs.pins_stay
+        or (existing.lock.inputs.digest == inputs.digest and existing.lock.inputs.as_of_asked != as_of.NOW)
+    )
+    return replace(inputs, previous=existing if keeps else None, like=existing or _shipped(inputs))
+
+
+def _shipped(inputs: LockInputs) -> LockDirectory | None:
+    """The stack's lock that comes with envbuild, as far as it can be read."""
+    path = shipped_lock(inputs.selection.stack_name, inputs.selection.base_name)
+    with contextlib.suppress(CheckRefusedError):
+        return read_lock(path) if path is not None else None
+    return None
+
+
+def made_otherwise(failure: Failure) -> tuple[LockInputs, str] | None:
+    """The same releases once more in another way, and why, for people; None: that cures nothing."""
+    inputs, error = failure.inputs, failure.error
+    # Only a resolution shows what is asked for, and of which releases there are no wheels.
+    if failure.to_compile and failure.resolved is not None:
+        # What was found is preferred, so that only these packages change.
+        stays = {**inputs.stays, **failure.resolved.resolution.pins}
+        compiled = replace(inputs, compiled=inputs.compiled | failure.to_compile, stays=stays)
+        return compiled, f"note: {error.what}: resolving with phase compile for it"
+    # A date that the user names has to hold; and where releases are open, nothing else says which are meant.
+    dated = inputs.request.as_of is not None or leaves_open(inputs.selection.stack)
+    if isinstance(error, NoUploadTimesError) and not (dated or inputs.no_as_of):
+        undated = replace(inputs, previous=None, no_as_of=True)
+        return undated, f"warning: {error.what}: packages are held to no moment, and another day may lock others"
+    # A version that was kept can be gone from the index (test_a_dated_lock_whose_release_is_gone_is_resolved_anew).
+    if isinstance(error, ResolutionError) and inputs.previous is not None:
+        without = replace(inputs, previous=None)
+        return without, "the versions of the existing lock do not resolve any more: resolving without them"
+    return None
 
 
 @dataclass
 class _Frame:
-    """A state that failed, and what is left to try against its failure.
+    """An attempt that failed, and what is left to try against its failure.
 
     Attributes:
+        deviations: what it took.
         locked: the packages that it resolved to; empty where it did not.
     """
 
-    state: State
+    deviations: tuple[Deviation, ...]
     blame: Blame
     moves: Iterator[Move]
     locked: frozenset[str] = frozenset()
@@ -91,74 +90,88 @@ class _Frame:
 
         NeMo of April 2025 seemed to need nvidia-pytriton, of whose own needs two do not build with Python 3.12.
         """
-        brought = {item.code for item in blame.findings} == {"install"}
+        brought = {finding.code for finding in blame.findings} == {"install"}
         own = brought and bool(blame.packages and self.locked) and not {*blame.packages} & self.locked
         return own or self.blame.signature == blame.signature
 
 
 class Search:
-    """What to try next.
+    """Chooses the next attempt on a base.
 
     Args:
+        inputs: of the first attempt.
+        existing: a lock in whose place one is made.
         context: with a folder for questions to uv.
     """
 
-    def __init__(self, inputs: LockInputs, context: WorkContext) -> None:
-        self._inputs = inputs
+    def __init__(self, inputs: LockInputs, existing: LockDirectory | None, context: WorkContext) -> None:
+        # Without the deviations that the existing lock needed: upstream's code, or the index, is another one by now.
+        fresh = replace(inputs, pins_stay=False, deviations=()) if inputs.pins_stay else inputs
+        self._start = first_attempt(fresh, existing)
         self._context = context
         self._frames: list[_Frame] = []
-        self._tried: set[tuple[object, ...]] = set()
+        self._tried: set[tuple[tuple[str, ...], ...]] = set()
         self._lines: list[str] = []
-        self._blocking: Blame | None = None
-        self._attempts = 0
+        self._blocking: tuple[Failure, Blame] | None = None
 
-    def after(self, state: State, steps: LockProgress, error: EnvbuildError) -> State:
-        """The state to try after one that failed.
-
-        Raises:
-            EnvbuildError: nothing is left.
-        """
-        request = self._inputs.request
+    def after(self, failure: Failure) -> LockInputs | Failure:
+        """What to try after a failure; where nothing is left, the failure to report."""
+        inputs, error = failure.inputs, failure.error
+        if (otherwise := made_otherwise(failure)) is not None:
+            following, why = otherwise
+            self._context.reporter.note(why)
+            return following
+        if not is_curable(error):
+            return failure
+        if inputs.pins_stay:
+            return self._start
         # Another base is taken before other releases, where the user leaves it open.
-        if not may_deviate(self._inputs.selection, request) or (is_of_another_cuda(error) and not request.base_named):
-            raise error
-        blame = replace(blame_of(error, _direct(steps)), resolved=steps.resolved is not None)
-        blame = replace(blame, settled=self._settled(blame, steps))
-        if isinstance(error, LockRefusedError):
-            error.settled = bool(blame.settled)
-        self._tried.add(state.key)
-        self._attempts += 1
-        self._lines.append(f"{_words(state)}: {summary(error)}")
-        if self._blocking is None or blame.is_beyond(self._blocking):
-            self._blocking = blame
+        request = inputs.request
+        if not may_deviate(inputs.selection, request) or (is_of_another_cuda(error) and not request.base_named):
+            return failure
+        blame = replace(blame_of(error, _direct(failure)), resolved=failure.resolved is not None)
+        blame = replace(blame, settled=self._settled(blame, failure))
+        self._tried.add(key_of(inputs.deviations))
+        self._lines.append(f"{_words(inputs)}: {summary(error)}")
+        blocking = (failure, blame)
+        if self._blocking is not None and not blame.is_beyond(self._blocking[1]):
+            blocking = self._blocking
+        self._blocking = blocking
         # Where a move did not help the next one is tried in its place.
         if not self._frames or not self._frames[-1].is_no_better(blame):
-            locked = frozenset(steps.resolved.resolution.pins) if steps.resolved is not None else frozenset()
             # What was tried against earlier failures is not about this one.
             if blame.of_syntax or blame.of_source or blame.settled:
                 self._frames = []
-            moves = iter(()) if blame.settled else self._moves(blame, steps)
-            self._frames.append(_Frame(state, blame, moves, locked))
-        return self._next()
+            locked = frozenset(failure.resolved.resolution.pins) if failure.resolved is not None else frozenset()
+            moves = iter(()) if blame.settled else self._moves(blame, failure)
+            self._frames.append(_Frame(inputs.deviations, blame, moves, locked))
+        return self._next_attempt() or self._nothing_left(*blocking)
 
-    def _next(self) -> State:
-        while self._frames and self._attempts < MOST_ATTEMPTS:
+    def _next_attempt(self) -> LockInputs | None:
+        while self._frames and len(self._lines) < MOST_ATTEMPTS:
             frame = self._frames[-1]
             move = next(frame.moves, None)
             if move is None:
                 self._frames.pop()
                 continue
-            state = frame.state.with_move(move)
-            if state.key not in self._tried:
-                for text in texts(state.deviations[item.package, item.declared_by] for item in move):
+            deviations = moved(frame.deviations, move)
+            if key_of(deviations) not in self._tried:
+                packages = {(deviation.package, deviation.declared_by) for deviation in move}
+                for text in texts(taken for taken in deviations if (taken.package, taken.declared_by) in packages):
                     self._context.reporter.note(f"trying {text}")
-                return state
-        raise self._nothing_left()
+                return replace(self._start, deviations=deviations)
+        return None
 
-    def _moves(self, blame: Blame, steps: LockProgress) -> Iterator[Move]:
-        if steps.decided is None:
+    def _nothing_left(self, failure: Failure, blame: Blame) -> Failure:
+        error = failure.error
+        tried = [f"Tried {len(self._lines)} times:", *self._lines] if len(self._lines) > 1 else []
+        explained = error.with_context(why="\n".join([error.why, *tried]))
+        return replace(failure, error=explained, settled=bool(blame.settled))
+
+    def _moves(self, blame: Blame, failure: Failure) -> Iterator[Move]:
+        if failure.decided is None:
             return
-        candidates = Candidates(steps, summary(blame.error), self._context, without=blame.unbuilt)
+        candidates = Candidates(failure, failure.decided, summary(blame.error), self._context, without=blame.unbuilt)
         # A generator: each candidate is a question to uv, asked only when its turn comes.
         yield from (candidates.missing(module) for module in blame.missing)
         yield from _in_turn(candidates.without_extra, blame.packages)
@@ -166,19 +179,13 @@ class Search:
         yield from itertools.chain.from_iterable(map(candidates.relaxed, blame.clashes[:MOST_CANDIDATES]))
         yield from _in_turn(candidates.earlier, blame.packages)
 
-    def _settled(self, blame: Blame, steps: LockProgress) -> tuple[CheckFinding, ...]:
+    def _settled(self, blame: Blame, failure: Failure) -> tuple[CheckFinding, ...]:
         """The findings that stay whatever the search takes in the place of releases."""
-        if steps.decided is None:
+        if failure.decided is None:
             return ()
-        may_move = Candidates(steps, "", self._context).may_move
-        closed = [item for item in blame.findings if item.is_closed]
-        return tuple(item for item in closed if not any(map(may_move, item.packages)))
-
-    def _nothing_left(self) -> EnvbuildError:
-        assert self._blocking is not None  # noqa: S101 - for the type checker: something failed
-        error = self._blocking.error
-        tried = [f"Tried {len(self._lines)} times:", *self._lines] if len(self._lines) > 1 else []
-        return error.with_context(why="\n".join([error.why, *tried]))
+        may_move = Candidates(failure, failure.decided, "", self._context).may_move
+        closed = [finding for finding in blame.findings if finding.is_closed]
+        return tuple(finding for finding in closed if not any(map(may_move, finding.packages)))
 
 
 def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str]) -> Iterator[Move]:
@@ -188,24 +195,13 @@ def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str
         yield from (move for move in moves if move is not None)
 
 
-def _direct(steps: LockProgress) -> Iterable[str]:
+def _direct(failure: Failure) -> Iterable[str]:
     """The packages that the lock's project names itself."""
-    if steps.decided is None:
+    if failure.decided is None:
         return ()
-    forced = steps.plan.project.overrides if steps.plan is not None else {}
-    return (*steps.decided.chosen, *forced, *steps.decided.effective.stack.requirements)
+    forced = failure.plan.project.overrides if failure.plan is not None else {}
+    return (*failure.decided.chosen, *forced, *failure.decided.effective.stack.requirements)
 
 
-def summary(error: EnvbuildError) -> str:
-    """A failure in one line: the first thing that is wrong."""
-    if isinstance(error, LockRefusedError):
-        return error.findings[0].what.splitlines()[0]
-    if isinstance(error, ResolutionError):
-        text = in_plain_ranges(" ".join(error.why.split()))
-        if match := _BECAUSE.search(text) or _NOT_BUILT.search(text):
-            return f"{error.what}: {match[1]}"
-    return error.what
-
-
-def _words(state: State) -> str:
-    return "; ".join(texts(state.deviations.values())) or "upstream's pins"
+def _words(inputs: LockInputs) -> str:
+    return "; ".join(texts(inputs.deviations)) or "upstream's pins"

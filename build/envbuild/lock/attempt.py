@@ -1,0 +1,53 @@
+"""One attempt at a lock: the six steps, and its verification."""
+
+from __future__ import annotations
+
+from envbuild.core.errors import EnvbuildError, ResolutionError
+from envbuild.lock.checks.api_drift import reading_ahead
+from envbuild.lock.checks.check import check_lock, refuse_at_once
+from envbuild.lock.components.decide import Decided, decide_components
+from envbuild.lock.context import LockContext
+from envbuild.lock.inputs.request import LockInputs, leaves_open, may_deviate
+from envbuild.lock.lockfile import read_lock
+from envbuild.lock.outcome import Failure, NewLock
+from envbuild.lock.project.plan import LockPlan, make_plan
+from envbuild.lock.record.record import write_lock
+from envbuild.lock.resolve.builds import to_compile
+from envbuild.lock.resolve.declarations import finding_files
+from envbuild.lock.resolve.resolve import ResolvedPlan, pin_plan, resolve_plan
+from envbuild.lock.verification import UNVERIFIED, LockVerifier, VerifiedLock, note_verified, verify_lock
+
+
+def attempt(inputs: LockInputs, context: LockContext, verifier: LockVerifier | None) -> NewLock | Failure:
+    """Make a lock in the context's folder, and verify it.
+
+    Args:
+        verifier: None: the lock is not verified.
+    """
+    decided: Decided | None = None
+    plan: LockPlan | None = None
+    resolved: ResolvedPlan | None = None
+    try:
+        decided = decide_components(inputs, context)
+        plan = make_plan(inputs, decided, context)
+        with finding_files(plan, context) as files, reading_ahead(plan.project, files, context) as api_read:
+            resolved = resolve_plan(plan, files, context)
+            # Where nothing else is tried, a person reads all findings together.
+            if may_deviate(inputs.selection, inputs.request) or not inputs.request.base_named:
+                refuse_at_once(resolved, context)
+            resolved = pin_plan(resolved, context)
+            # check_lock compares the same pairs: it should find them in the store, and not begin them a second time.
+            api_read.result()
+        more = to_compile(resolved.plan, resolved.resolution, context.repositories) - inputs.compiled
+        if more:
+            error = ResolutionError(f"{', '.join(sorted(more))} must be compiled")
+            return Failure(inputs=inputs, error=error, decided=decided, plan=plan, resolved=resolved, to_compile=more)
+        checked = check_lock(resolved, context)
+        write_lock(resolved, checked, context)
+        directory = read_lock(context.folder)
+        verified = verify_lock(directory, inputs, verifier)
+        unverified = VerifiedLock(where=UNVERIFIED) if leaves_open(inputs.selection.stack) else None
+        note_verified(directory, verified or unverified)
+    except EnvbuildError as failed:
+        return Failure(inputs=inputs, error=failed, decided=decided, plan=plan, resolved=resolved)
+    return NewLock(context.folder, verified)
