@@ -46,7 +46,7 @@ def test_after_what_did_not_resolve_every_package_is_new() -> None:
 @pytest.mark.parametrize(
     ("error", "ends"),
     [
-        (NetworkError("cannot resolve: uv cannot fetch from a git repository"), True),
+        (NetworkError("cannot resolve: uv cannot fetch from a git repository").at_upstream(), True),
         (ResolutionError("cannot resolve", why="Failed to build `foo==1.0`"), False),
     ],
 )
