@@ -232,6 +232,6 @@ def _none_yet(item: Chosen, base: Base, moment: AsOf) -> CheckRefusedError:
         f"as of {moment.text()} no release of {item.name} on the index is for CUDA {major}",
         why=f"Those for CUDA {major} are {item.name}{item.specifier} ({item.because}).",
         fix="Name the base, and the first one is taken although it is newer: --base NAME",
-        # By this code lock_on_fitting_base goes on with the stack's next base.
+        # By this code lock_stack goes on with the stack's next base.
         codes=["cuda-mixed"],
     )

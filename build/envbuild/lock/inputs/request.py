@@ -88,7 +88,7 @@ class LockInputs:
     def moved_on(self, existing: LockDirectory | None) -> LockInputs:
         """The inputs of the lock that replaces one which is old for its branches alone: its versions stay."""
         same = existing is not None and existing.lock.inputs.digest == self.digest
-        # A lock as of a day keeps its versions in any case (make.py).
+        # A lock as of a day keeps its versions in any case (search.first_attempt).
         if existing is None or not same or existing.lock.inputs.as_of_asked != NOW:
             return self
         return replace(self, stays=existing.packages())

@@ -151,7 +151,7 @@ def _explained(plan: LockPlan, context: LockContext) -> Iterator[None]:
     try:
         yield
     except ResolutionError as error:
-        # It is resolved anew without the versions of the existing lock (new_lock): only that failure is explained.
+        # It is resolved anew without the versions of the existing lock (Search): only that failure is explained.
         if plan.inputs.previous is not None:
             raise
         raise explain_pins(plan, error, context) from None
