@@ -311,14 +311,14 @@ def _diff(
 
 
 def _diff_all(session: Session, base: str | None, *, upgrade: bool, verify: bool | None) -> None:
-    from envbuild.lock.diff import diff_all  # slow to import
+    from envbuild.lock.diff import diff_lock, locks_to_compare  # slow to import
 
-    def verifier_for(selection: Selection) -> Verifier | None:
-        return _verifier(session, selection, verify)
-
-    differences = diff_all(session.project, session.catalog, base, session.context, verifier_for, upgrade=upgrade)
-    lines = [line for item in differences for line in (f"{shown(item.old.path)}:", *item.lines())]
-    session.done({"locks": [item.as_json() for item in differences]}, *lines)
+    differences = [
+        diff_lock(selection, request, path, session.context, _verifier(session, selection, verify), upgrade=upgrade)
+        for selection, request, path in locks_to_compare(session.project, session.catalog, base)
+    ]
+    lines = [line for change in differences for line in (f"{shown(change.old.path)}:", *change.lines())]
+    session.done({"locks": [change.as_json() for change in differences]}, *lines)
 
 
 def _check(session: Session, stack: str | None, base: str | None, name: str | None, *, online: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,12 @@ class Repositories:
             settings = GitSettings(log=self._store.root / "logs" / "git.log")
             self._open[url] = GitRepository(url, self._store, self._reporter, settings)
         return self._open[url]
+
+
+def at_one_moment(context: Context) -> Context:
+    """The context with its clock stopped: all attempts at a lock as of now are as of the first one's moment."""
+    moment = context.clock()
+    return replace(context, clock=lambda: moment)
 
 
 @dataclass(frozen=True, kw_only=True)

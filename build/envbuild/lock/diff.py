@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from envbuild.catalog.context import Context
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.text import shown
-from envbuild.lock.context import Repositories
+from envbuild.lock.context import Repositories, at_one_moment
 from envbuild.lock.existing import moved_branches, moved_inputs
 from envbuild.lock.inputs.request import LockInputs, LockRequest, request_of
 from envbuild.lock.lock import new_lock
@@ -190,6 +189,7 @@ def diff_lock(
         upgrade: with the newest versions also where only a branch moved and the others would stay.
     """
     old = read_lock(path)
+    context = at_one_moment(context)
     repositories = Repositories(context.store, context.reporter)
     inputs = LockInputs.of(selection, request)
     # As `lock` does it: where only a branch moved, the other versions stay; with --upgrade all are the newest.
@@ -226,34 +226,27 @@ def diff_own_or_shipped(
     return diff_lock(selection, request, path, context, verifier, upgrade=upgrade)
 
 
-def diff_all(
-    project_dir: Path,
-    catalog: Catalog,
-    base: str | None,
-    context: Context,
-    verifier_for: Callable[[Selection], LockVerifier | None],
-    *,
-    upgrade: bool,
-) -> list[LockDifference]:
-    """:func:`diff_lock` with each lock of a project, by its own request.
+def locks_to_compare(
+    project_dir: Path, catalog: Catalog, base: str | None
+) -> list[tuple[Selection, LockRequest, Path]]:
+    """Each lock of a project, with what it was made from.
 
     Args:
         base: locks on this base alone; None: all.
-        verifier_for: what verifies the locks of a stack.
 
     Raises:
         ConfigurationError: there is no lock.
     """
-    paths = [path for path in committed(project_dir) if base in (None, path.name)]
-    if not paths:
+    locks = []
+    for path in committed(project_dir):
+        if base in (None, path.name):
+            lock = read_lock(path).lock
+            selection = select_to_lock(catalog, lock.stack, None, lock.base.name, HostDistribution.here())
+            locks.append((selection, request_of(lock), path))
+    if not locks:
         raise ConfigurationError(
             "there is no lock to compare with",
             why=f"{project_dir / LOCKFILES} holds none.",
             fix="Make one first: envbuild lock --stack STACK; or name a stack whose lock comes with envbuild.",
         )
-    found = []
-    for path in paths:
-        lock = read_lock(path).lock
-        selection = select_to_lock(catalog, lock.stack, None, lock.base.name, HostDistribution.here())
-        found.append(diff_lock(selection, request_of(lock), path, context, verifier_for(selection), upgrade=upgrade))
-    return found
+    return locks

@@ -16,7 +16,7 @@ from envbuild.catalog.context import Context
 from envbuild.core.errors import MachineError
 from envbuild.core.files import refuse_unwritable
 from envbuild.lock.checks.findings import LockRefusedError
-from envbuild.lock.context import LockContext, Repositories, work_folder
+from envbuild.lock.context import LockContext, Repositories, at_one_moment, work_folder
 from envbuild.lock.existing import existing_lock, is_up_to_date, moved_inputs, only_writer
 from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable
 from envbuild.lock.lockdir import lock_on_base, publish, refuse_to_replace, refuse_what_is_no_lock, tidy
@@ -83,9 +83,7 @@ def lock_stack(
         ResolutionError: the stack does not resolve.
         NetworkError: an index, a repository, or the place of torch's build cannot be reached.
     """
-    moment = context.clock()
-    # All attempts are as of one moment, and see each branch at one commit.
-    context = replace(context, clock=lambda: moment)
+    context = at_one_moment(context)
     repositories = Repositories(context.store, context.reporter)
     bases = _bases(selection, request, options, context)
     failures: list[Failure] = []
@@ -188,8 +186,9 @@ def new_lock(
     # Not sooner: apt and mmdebstrap are asked, 0.6 s of processor time, and what was verified once is known.
     preparing = verifier.preparing(selection) if verifier is not None else contextlib.nullcontext()
     with preparing, work_folder(context, "search", f"search-{label}") as questions:
-        search = Search(inputs, existing, questions)
-        following: LockInputs | Failure = first_attempt(inputs, existing)
+        following: LockInputs | Failure
+        following = first = first_attempt(inputs, existing)
+        search = Search(first, existing, questions)
         while not isinstance(following, Failure):
             with work_folder(context, "lock", f"lock-{label}") as work:
                 outcome = attempt(following, LockContext(**vars(work), repositories=repositories), verifier)

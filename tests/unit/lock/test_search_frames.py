@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,7 +10,8 @@ import pytest
 
 from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.data import data_root
-from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
+from envbuild.core.errors import BuildError, EnvbuildError, NetworkError, ResolutionError
+from envbuild.core.progress import SilentReporter
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.inputs.request import LockInputs, LockRequest
@@ -17,6 +19,7 @@ from envbuild.lock.outcome import Failure
 from envbuild.lock.search import search as module
 from envbuild.lock.search.search import Search, _Frame
 from envbuild.lock.search.state import Blame
+from envbuild.lock.uv.program import NoUploadTimesError
 
 
 def blame(code: str, *packages: str) -> Blame:
@@ -57,8 +60,7 @@ def test_a_repository_that_gives_nothing_is_not_cured_by_another_release(
         (Deviation(package="te", instead_of="==2.7", specifier=text, reason="r"),) for text in ("==2.6.*", "==2.5.*")
     )
     monkeypatch.setattr(Search, "_moves", lambda _, blame, __: iter((first, second) if "te" in blame.packages else ()))
-    selection = Selection(Catalog.open(data_root()), "nemo", "ubuntu2404-cu130", "h200")
-    inputs = LockInputs.of(selection, LockRequest())
+    inputs = inputs_of(*OPEN)
     search = Search(inputs, None, cast("Any", SimpleNamespace(reporter=SimpleNamespace(note=lambda _: None))))
 
     after_one = search.after(Failure(inputs=inputs, error=ResolutionError("no te ==2.7").about("te")))
@@ -73,6 +75,50 @@ def test_a_repository_that_gives_nothing_is_not_cured_by_another_release(
         assert (after_two.deviations, ends) == (second, False)
 
 
+def inputs_of(stack: str, base: str, **changes: Any) -> LockInputs:
+    request = LockRequest(as_of=changes.pop("as_of", None))
+    selection = Selection(Catalog.open(data_root()), stack, base, "h200")
+    return replace(LockInputs.of(selection, request), **changes)
+
+
+PINNED, OPEN = ("mcore", "debian12-cu130"), ("nemo", "ubuntu2404-cu130")
+LOCK: Any = SimpleNamespace(lock=SimpleNamespace(inputs=SimpleNamespace(digest="", as_of_asked="2026-01-01")))
+RESOLVED: Any = SimpleNamespace(resolution=SimpleNamespace(pins={"mamba-ssm": "2.3"}))
+NO_TIMES = NoUploadTimesError("the index has no upload times")
+PINS_STAY = {"pins_stay": True, "deviations": (Deviation(package="te", instead_of="x", reason="r"),)}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "failure", "following"),
+    [
+        (inputs_of(*PINNED, previous=LOCK), {"error": ResolutionError("gone")}, {"previous": None}),
+        (inputs_of(*PINNED), {"error": ResolutionError("no solution")}, None),
+        (inputs_of(*PINNED), {"error": NO_TIMES}, {"no_as_of": True}),
+        (inputs_of(*PINNED, no_as_of=True), {"error": NO_TIMES}, None),
+        (inputs_of(*PINNED, as_of="2026-01-01"), {"error": NO_TIMES}, None),
+        (inputs_of(*OPEN), {"error": NO_TIMES}, None),
+        (
+            inputs_of(*PINNED, stays={"a": "1"}),
+            {"error": ResolutionError("w"), "resolved": RESOLVED, "to_compile": frozenset({"mamba-ssm"})},
+            {"compiled": frozenset({"mamba-ssm"}), "stays": {"a": "1", "mamba-ssm": "2.3"}},
+        ),
+        (inputs_of(*OPEN, **PINS_STAY), {"error": BuildError("w")}, {"pins_stay": False, "deviations": ()}),
+        (inputs_of(*OPEN, **PINS_STAY), {"error": NetworkError("down")}, None),
+    ],
+)
+def test_what_is_tried_before_other_releases(
+    inputs: LockInputs, failure: dict[str, Any], following: dict[str, Any] | None
+) -> None:
+    search = Search(inputs, None, cast("Any", SimpleNamespace(reporter=SilentReporter())))
+    failed = Failure(inputs=inputs, **failure)
+    found = search.after(failed)
+    if following is None:
+        assert found == failed
+    else:
+        assert isinstance(found, LockInputs)
+        assert {name: getattr(found, name) for name in following} == following
+
+
 def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     def moves(name: str) -> Any:
         return lambda _, package: iter([(Deviation(package=package, instead_of="x", specifier=name, reason="r"),)])
@@ -85,6 +131,6 @@ def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: p
     monkeypatch.setattr(module, "Candidates", Fake)
     unused: Any = None
     failure: Any = SimpleNamespace(decided=())
-    inputs = LockInputs.of(Selection(Catalog.open(data_root()), "nemo", "ubuntu2404-cu130", "h200"), LockRequest())
+    inputs = inputs_of(*OPEN)
     found = Search(inputs, unused, unused)._moves(blame("cuda-mixed", "numba-cuda"), failure)
     assert [part.specifier for move in found for part in move] == ["without", "likely", "earlier"]

@@ -99,15 +99,16 @@ class Search:
     """Chooses the next attempt on a base.
 
     Args:
-        inputs: of the first attempt.
+        first: the first attempt.
         existing: a lock in whose place one is made.
         context: with a folder for questions to uv.
     """
 
-    def __init__(self, inputs: LockInputs, existing: LockDirectory | None, context: WorkContext) -> None:
-        # Without the deviations that the existing lock needed: upstream's code, or the index, is another one by now.
-        fresh = replace(inputs, pins_stay=False, deviations=()) if inputs.pins_stay else inputs
-        self._start = first_attempt(fresh, existing)
+    def __init__(self, first: LockInputs, existing: LockDirectory | None, context: WorkContext) -> None:
+        self._start = first
+        if first.pins_stay:
+            # Without what the existing lock knows: upstream's code, or the index, is another one by now.
+            self._start = first_attempt(replace(first, pins_stay=False, deviations=()), existing)
         self._context = context
         self._frames: list[_Frame] = []
         self._tried: set[tuple[tuple[str, ...], ...]] = set()
