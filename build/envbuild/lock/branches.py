@@ -28,13 +28,13 @@ DECIDING_PATHS = (
 
 def pins_stay(lock: Lock, repositories: Repositories) -> bool:
     """Whether the branches that a lock follows moved without a change of anything that decides it."""
-    for item in lock.components.values():
-        if not item.follows or item.git is None or item.commit is None:
+    for part in lock.components.values():
+        if not part.follows or part.git is None or part.commit is None:
             continue
-        repository = repositories.at(item.git)
+        repository = repositories.at(part.git)
         try:
-            tip = repository.resolve(GitRef(item.asked.removeprefix(GIT_PREFIX)))
-            before = repository.resolve(GitRef(item.commit))
+            tip = repository.resolve(GitRef(part.asked.removeprefix(GIT_PREFIX)))
+            before = repository.resolve(GitRef(part.commit))
         except (ConfigurationError, NetworkError):
             return False  # of a branch that was rewritten, say; whoever makes the lock says what is wrong
         if repository.differ(before, tip, DECIDING_PATHS):
