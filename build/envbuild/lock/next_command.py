@@ -53,16 +53,24 @@ def with_next_command(
         more: other options that were given and stay.
         good: the last good lock of the same name.
     """
-    words, following = _next(error, selection, request, now, good)
-    error = error.with_context(fix="\n".join(filter(None, [error.fix, _override(error)])))
-    if following is None:
-        return error.with_context(fix="\n".join(filter(None, [error.fix, words])))
-    command = ["envbuild", "lock", "--stack", selection.stack_name, *_base_options(selection, request, following)]
-    # Pins need a name for their lock; that of the anchor alone gives it one.
-    named = list(following.pins) in ([], [selection.stack.anchor])
-    where = list(place) or ([] if named else ["--name", "NAME"])
-    line = shlex.join([*command, *request_options(following), *where, *more])
-    return error.with_context(fix="\n".join(filter(None, [error.fix, f"{words}: {line}"])))
+
+    def line(words: str, following: LockRequest | None) -> str:
+        if following is None:
+            return words
+        command = ["envbuild", "lock", "--stack", selection.stack_name, *_base_options(selection, request, following)]
+        # Pins need a name for their lock; that of the anchor alone gives it one.
+        named = list(following.pins) in ([], [selection.stack.anchor])
+        where = list(place) or ([] if named else ["--name", "NAME"])
+        return f"{words}: {shlex.join([*command, *request_options(following), *where, *more])}"
+
+    lines = [error.fix, _override(error)]
+    day = _day(selection, request, now)
+    known = good is not None and day is not None and good.day < day and not isinstance(error, NoReleaseError)
+    if good is not None and known:
+        earlier = replace(request, as_of=good.day.isoformat())
+        lines.append(line(f"The last good lock, {short(good.digest)}, is as of {timestamp(good.as_of)}", earlier))
+    lines.append(line(*_next(error, selection, request, now, step_back=not known)))
+    return error.with_context(fix="\n".join(filter(None, lines)))
 
 
 def _override(error: EnvbuildError) -> str:
@@ -87,7 +95,7 @@ def _base_options(selection: Selection, request: LockRequest, following: LockReq
 
 
 def _next(
-    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime, good: GoodLock | None
+    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime, *, step_back: bool
 ) -> tuple[str, LockRequest | None]:
     """What the command is, in words, and what it asks for; None: the words have it."""
     if isinstance(error, ResolutionError) and (found := error.resolving_pins or error.nearest_pins):
@@ -113,22 +121,20 @@ def _next(
     if isinstance(error, LockRefusedError):
         allow = tuple(dict.fromkeys([*request.allow, *(item.id for item in error.findings)]))
         return "The whole command", replace(request, allow=allow)
-    return _last(error, selection, request, now, good)
+    return _last(error, selection, request, now, step_back=step_back)
 
 
 def _last(
-    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime, good: GoodLock | None
+    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime, *, step_back: bool
 ) -> tuple[str, LockRequest | None]:
-    """What is left where no other choice is: an earlier day, or a lock that is there."""
+    """What is left where no other choice is: an earlier day, unless one is known, or a lock that is there."""
     day = _day(selection, request, now)
-    if good is not None and day is not None and good.day < day and not isinstance(error, NoReleaseError):
-        words = f"The last good lock, {short(good.digest)}, is as of {timestamp(good.as_of)}; next, with what there was"
-        return words, replace(request, as_of=good.day.isoformat())
     # Another stack of the same anchor is nearer than what there was a week before now.
     if parse_date(request.as_of or "") is None and (command := _locked_stack(selection)):
         return f"A lock of {selection.stack.anchor} that comes with envbuild: {command}", None
     # What the index does not have now it did not have then, and a pinned release needed the same Python.
-    if day is None or isinstance(error, NoReleaseError) or not_there(error.why) or required_python(error.why):
+    same_then = isinstance(error, NoReleaseError) or not_there(error.why) or required_python(error.why)
+    if day is None or same_then or not step_back:
         return "", None
     return "Next, with what there was a week earlier", replace(request, as_of=(day - STEP_BACK).isoformat())
 
