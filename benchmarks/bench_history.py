@@ -3,8 +3,8 @@
 For a day, `envbuild lock --nemo REF --as-of DAY` runs with the repositories as they were on that day and nothing newer
 from the package index. A day counts as verified if the command succeeds and the driver's entry point was imported
 (`nemo.collections.llm.recipes`, or `megatron.bridge.recipes` and `megatron.bridge.training.pretrain`). The record has
-for each day the exit code, seconds, attempts, the lock's digest, the commit and how far it is behind the branch's tip,
-what deviates from upstream's pins, and the failure. Exits 1 when a number is missed.
+for each day the exit code, seconds, attempts, the lock's digest, the commit, what
+deviates from upstream's pins, and the failure. Exits 1 when a number is missed.
 
     python benchmarks/bench_history.py --work DIR --from 2025-03-01 --to 2025-09-20 --every 10 \\
         --repository https://github.com/NVIDIA-NeMo/NeMo=PATH --repository https://github.com/NVIDIA/Megatron-LM=PATH \\
@@ -39,7 +39,6 @@ from history_record import (
     Result,
     attempts,
     branch,
-    days_between,
     failure,
     line,
     misses,
@@ -148,25 +147,12 @@ class History:
             "digest": printed["digest"],
             "version": lead["version"],
             "commit": lead.get("commit", ""),
-            "days_behind": self._days_behind(lead),
             "verified": not missing,
             "verified_in": (printed["verified"] or {}).get("where", ""),
             "stubbed": tuple((printed["verified"] or {}).get("stubbed", ())),
             "deviations": tuple(record.get("deviations", ())),
             "failure": f"not imported: {', '.join(missing)}" if missing else "",
         }
-
-    def _days_behind(self, lead: Mapping[str, Any]) -> int:
-        """How many days the lead's commit is behind its branch's tip."""
-        head = lead.get("head")
-        if not head or head == lead["commit"]:
-            return 0
-        place = self.repositories.get(lead["git"])
-        if place is None:
-            sys.exit(f"--repository {lead['git']}=PATH is needed to date {head}")
-        command = ["git", "-C", str(place), "-c", "safe.directory=*", "show", "-s", "--format=%cI", head]
-        tip = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-        return days_between(lead["committed_at"], tip)
 
     def _neutral(self, text: str) -> str:
         """Without this machine's paths."""
@@ -301,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for case in cases_of(options):
         result = history.result(case, fresh=options.fresh, retry=options.retry)
         results.append(result)
-        outcome = f"verified, {result.days_behind} days behind" if result.verified else result.failure
+        outcome = "verified" if result.verified else result.failure
         print(f"{case.name}: {result.seconds:.0f} s, {result.attempts} attempts, {outcome}", flush=True)
         if not options.releases:
             what = branch(options.ref, results)

@@ -11,7 +11,6 @@ from helpers.ledger_rows import digest
 from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.ledger.models import (
     BisectRow,
-    Blocked,
     CaseRow,
     CertificateRow,
     ImageRow,
@@ -67,19 +66,6 @@ def _night(stack: str, targets: tuple[str, ...], number: int, start: datetime, *
     name, lock = f"{stack}-{start:%Y%m%dT%H%M%SZ}-0a1b2c", digest(f"{stack} {number}")
     moved = [] if first else [Moved(package="megatron-core", before=f"0.17.0rc{number}", after=f"0.17.0rc{number + 1}")]
     moved += [Moved(package=f"nvidia-part-{index}", before="1.0", after="1.1") for index in range(18 if last else 0)]
-    blocked = []
-    if number % 4 != 3:
-        blocked = [
-            Blocked(
-                component="megatron-bridge",
-                asked="main",
-                commit="4" * 40,
-                head="5" * 40,
-                why="its tip calls megatron.core.parallel_state.get_all_ranks, which megatron-core 0.17.0rc3 lacks",
-                since=text(start - timedelta(days=number % 4)),
-                days_behind=number % 4 + 0.5,
-            )
-        ]
     rows: list[Row] = [
         LockRow(
             stack=stack,
@@ -100,7 +86,6 @@ def _night(stack: str, targets: tuple[str, ...], number: int, start: datetime, *
                 ),
             },
             packages={f"package-{index}": f"{index}.{number}" for index in range(271)},
-            behind=tuple(f"{item.component}: {item.why}" for item in blocked),
             seen_at=text(start),
         ),
     ]
@@ -124,7 +109,6 @@ def _night(stack: str, targets: tuple[str, ...], number: int, start: datetime, *
             lock_digest=lock,
             previous_lock_digest="" if first else digest(f"{stack} {number - 1}"),
             moved=tuple(moved),
-            blocked=tuple(blocked),
         )
     )
     return [*rows, *steps]

@@ -143,26 +143,6 @@ def test_as_of_is_the_last_first_parent_commit_until_the_end_of_a_day_or_a_momen
     assert again(repository).resolve(GitRef("main")).sha == later
 
 
-def test_commits_before_changes_are_the_branchs_own_newest_first(
-    history: History, repository: GitRepository, tmp_path: Path
-) -> None:
-    def commit(number: int, files: dict[str, str], *parents: str) -> str:
-        return history.commit("main", f"2025-01-0{number}T12:00:00Z", dict(files), parents=parents or None)
-
-    first = commit(1, {"requirements/a.txt": "1", "code.py": "1"})
-    second = commit(2, {"code.py": "2"})
-    changed = commit(3, {"requirements/a.txt": "2"})
-    side = history.commit("side", "2025-01-03T13:00:00Z", {"requirements/a.txt": "side"}, parents=(first,))
-    merged = commit(4, {"requirements/a.txt": "3"}, changed, side)
-    tip = repository.resolve(GitRef("main"))
-    assert tip.sha == merged
-    found = repository.before_changes(tip, ["requirements"], 10)
-    assert [item.sha for item in found] == [changed, second]
-    assert (found[0].kind, found[0].name) == (tip.kind, "main")
-    assert [item.sha for item in repository.before_changes(tip, ["requirements"], 1)] == [changed]
-    assert repository.commits_between(found[1], tip) == 2
-
-
 def test_tags_and_commits_are_what_they_are_whatever_as_of_says(history, repository):
     wanted = history.commit("main", "2025-07-28T10:00:00Z")
     side = history.commit("side/branch", "2025-08-28T10:00:00Z")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,13 +19,13 @@ from envbuild.core.digests import short
 from envbuild.core.errors import EnvbuildError, UsageError
 from envbuild.core.progress import PlainReporter, Reporter, SilentReporter
 from envbuild.core.text import shown
-from envbuild.lock.bases import lock_on_fitting_base
 from envbuild.lock.checks.findings import CODES
 from envbuild.lock.inputs.pins import foreign_pins, parse_pins, variant_name
 from envbuild.lock.inputs.request import LockRequest, NoReleaseError, is_curable, leaves_open
-from envbuild.lock.lock import LockOptions
+from envbuild.lock.lock import LockOptions, lock_stack
 from envbuild.lock.lockdir import lock_path, with_locked_base
-from envbuild.lock.next_command import with_next_command
+from envbuild.lock.lockfile import LOCKFILES
+from envbuild.lock.next_command import GoodLock, with_next_command
 from envbuild.lock.project_locks import check_committed, lock_all
 
 # What finds nothing to do imports neither sync nor the six steps: 0.5 s of processor time, and 0.9 s with them.
@@ -163,22 +163,37 @@ def command(
         _diff(session, selection, request, out or kept, upgrade=upgrade, verify=verify)
         return
     verifier = _verifier(session, selection, verify)
-
-    def options_for(selection: Selection) -> LockOptions:
-        path = out or lock_path(session.project, kept, selection.base_name)
-        return _options(selection, path, verifier, upgrade=upgrade, named=bool(name or out))
-
+    options = LockOptions(
+        path=out or session.project / LOCKFILES / kept,
+        by_base=out is None,
+        upgrade=upgrade,
+        named=bool(name or out),
+    )
     # Not for --diff, which looks at one base as if it were named; a lock may fall back to another.
     request = dataclasses.replace(request, base_named=base is not None)
     try:
-        result = lock_on_fitting_base(selection, request, options_for, session.context)
+        result = lock_stack(selection, request, options, session.context, verifier)
     except EnvbuildError as error:
         if not (is_curable(error) or isinstance(error, NoReleaseError)):
             raise
         place = ["--out", str(out)] if out else ["--name", name] if name else []
         more = [] if verify is None else ["--verify" if verify else "--no-verify"]
-        raise with_next_command(error, selection, request, place, session.context.clock(), more) from error
-    print_lock(session, result, verifier.verified if verifier else None)
+        good = _last_good_lock(session, selection.stack_name, kept)
+        raise with_next_command(error, selection, request, place, session.context.clock(), more, good) from error
+    print_lock(session, result)
+
+
+def _last_good_lock(session: Session, stack: str, name: str) -> GoodLock | None:
+    """The newest lock of a name that the ledger has; None also where it cannot be read: another error is reported."""
+    from envbuild.catalog.fields import moment_of
+    from envbuild.ledger.ledger import Ledger
+    from envbuild.ledger.models import LockRow  # slow to import
+
+    with contextlib.suppress(EnvbuildError, ValueError), Ledger.read(session.ledger_file) as ledger:
+        rows = [row for row in ledger.rows(LockRow, stack=stack) if row.name == name and row.as_of]
+        newest = max(rows, key=lambda row: row.as_of, default=None)
+        return GoodLock(newest.digest, moment_of(newest.as_of)) if newest else None
+    return None
 
 
 def _with_nemo(nemo: str | None, pins: dict[str, str]) -> dict[str, str]:
@@ -276,19 +291,6 @@ def _verifier(session: Session, selection: Selection, verify: bool | None) -> Ve
     return session.verifier(command_line(click.get_current_context(), "--no-verify", without={"verify"}))
 
 
-def _options(
-    selection: Selection, path: Path, verifier: Verifier | None, *, upgrade: bool, named: bool = True
-) -> LockOptions:
-    return LockOptions(
-        path=path,
-        upgrade=upgrade,
-        verify=verifier,
-        # Asked only where a lock is made: looking for a place takes 0.6 s (apt, mmdebstrap).
-        preparing=functools.partial(verifier.preparing, selection) if verifier is not None else None,
-        named=named,
-    )
-
-
 def _diff(
     session: Session,
     selection: Selection,
@@ -302,21 +304,21 @@ def _diff(
     from envbuild.lock.diff import diff_lock, diff_own_or_shipped  # slow to import
 
     path = where if isinstance(where, Path) else lock_path(session.project, where, selection.base_name)
-    options = _options(selection, path, _verifier(session, selection, verify), upgrade=upgrade)
+    verifier = _verifier(session, selection, verify)
     compare = diff_lock if isinstance(where, Path) else diff_own_or_shipped
-    difference = compare(selection, request, options, session.context)
+    difference = compare(selection, request, path, session.context, verifier, upgrade=upgrade)
     session.done(difference.as_json(), *difference.lines())
 
 
 def _diff_all(session: Session, base: str | None, *, upgrade: bool, verify: bool | None) -> None:
-    from envbuild.lock.diff import diff_all  # slow to import
+    from envbuild.lock.diff import diff_lock, locks_to_compare  # slow to import
 
-    def options_for(selection: Selection, path: Path) -> LockOptions:
-        return _options(selection, path, _verifier(session, selection, verify), upgrade=upgrade)
-
-    differences = diff_all(session.project, session.catalog, base, options_for, session.context)
-    lines = [line for item in differences for line in (f"{shown(item.old.path)}:", *item.lines())]
-    session.done({"locks": [item.as_json() for item in differences]}, *lines)
+    differences = [
+        diff_lock(selection, request, path, session.context, _verifier(session, selection, verify), upgrade=upgrade)
+        for selection, request, path in locks_to_compare(session.project, session.catalog, base)
+    ]
+    lines = [line for change in differences for line in (f"{shown(change.old.path)}:", *change.lines())]
+    session.done({"locks": [change.as_json() for change in differences]}, *lines)
 
 
 def _check(session: Session, stack: str | None, base: str | None, name: str | None, *, online: bool) -> None:

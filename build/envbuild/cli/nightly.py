@@ -162,14 +162,10 @@ def _publishing(session: Session, arguments: Arguments, request: NightRequest) -
 
 
 def _lines(night: NightRow, steps: Sequence[StepRow], states: Sequence[TargetState]) -> list[str]:
-    """For people: what each step did, what moved and what blocks a tip, and the state of each target."""
+    """For people: what each step did, what moved, and the state of each target."""
     lines = [f"{step.target or step.base:<10} {step.name:<8} {step.state:<8} {_note(step)}" for step in steps]
     lines += [f"moved: {item.package} {item.before or '-'} -> {item.after or '-'}" for item in night.moved[:20]]
     lines += [f"... and {len(night.moved) - 20} more packages"] if len(night.moved) > 20 else []
-    lines += [
-        f"blocked since {item.since[:10]}: {item.component} {item.asked} is at {item.head[:12]}: {item.why}"
-        for item in night.blocked
-    ]
     return [*lines, *[state.line() for state in states if state.target in night.targets]]
 
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from envbuild.lock.verification import VerifiedLock
 
 
-def print_lock(session: Session, result: LockResult, verified: VerifiedLock | None) -> None:
+def print_lock(session: Session, result: LockResult) -> None:
     """Print a lock that was made or found, and what its verification showed."""
-    lock, path = result.directory.lock, result.directory.path
+    lock, path, verified = result.directory.lock, result.directory.path, result.verified
     count = sum(phase.packages for phase in lock.phases.values())
     found = {"find-links": "found in find-links", "torch-index": "found on the index of torch builds"}
     torch = (
@@ -29,9 +29,7 @@ def print_lock(session: Session, result: LockResult, verified: VerifiedLock | No
     title = f"{state} as of {lock.inputs.as_of}: {lock.stack} on {lock.base.name}"
     lines = [f"{title}, {count} packages, {torch}, lock {short(lock.digest)}"]
     lines += [f"  exempt from the as-of moment: {name} {why}" for name, why in lock.exempt.items()]
-    lines += [f"  not the tip: {text}" for text in lock.behind]
     lines += [f"  deviation: {text}" for text in lock.deviations]
-    lines += [f"  old: {text}" for text in lock.held_back]
     lines += _warnings(lock.warnings)
     wrong = known_wrong_in(result.directory, session.catalog)
     lines += [f"  warning: {warning_of(entry, result.directory)}" for entry in wrong.values()]
@@ -51,8 +49,6 @@ def print_lock(session: Session, result: LockResult, verified: VerifiedLock | No
             "as_of": lock.inputs.as_of,
             "exempt": dict(lock.exempt),
             "deviations": list(lock.deviations),
-            "held_back": list(lock.held_back),
-            "behind": list(lock.behind),
             "verified_in": lock.verified_in,
             "stubbed": list(lock.stubbed),
             "warnings": list(lock.warnings),

@@ -25,13 +25,9 @@ def command(session: Session, stack: str | None, max_age_days: float | None, sta
     limit = session.catalog.policy("default").max_age_days if max_age_days is None else max_age_days
     with opened_ledger(session, state) as ledger:
         found = states(ledger, session.context.clock(), limit, stack)
-    blocked = {item.component: item for row in found for item in row.blocked}
+    failed = {row.stack: row.failed_lock for row in found if row.failed_lock is not None}
     lines = [line for row in found for line in (row.line(), *([f"  {row.pull_command}"] if row.image else []))]
-    lines += [
-        f"{item.component}: {item.asked} is at {item.head[:12]}, the lock at {item.commit[:12]}, since "
-        f"{item.since[:10]}: {item.why}"
-        for item in blocked.values()
-    ]
+    lines += [f"{name}: no new lock since {lock.since[:10]}: {lock.what}" for name, lock in failed.items()]
     session.done(
         {"targets": [row.as_json() for row in found], "max_age_days": limit},
         *(lines or ["the ledger has no night and no publication: envbuild nightly, or envbuild ledger rebuild"]),

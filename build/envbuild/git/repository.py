@@ -95,39 +95,10 @@ class GitRepository(TreeReader):
         commits = self._mirror.tips(list(names.values()))
         return {name: commits[short] for name, short in names.items() if short in commits}
 
-    def before_changes(self, tip: Commit, paths: Sequence[str], most: int) -> list[Commit]:
-        """The commits of a branch right before those that changed one of the paths, newest first.
-
-        Only along first parents: what was the branch's own tip once. In a shallow repository, as far as it goes.
-
-        Args:
-            tip: a commit of the branch.
-            paths: files and folders of the tree.
-            most: at most so many.
-        """
-        what = f"read the history of {tip.name}"
-        limits = ["--first-parent", f"--max-count={most}"]
-        commits = []
-        for sha in self._mirror.local(["rev-list", *limits, tip.sha, "--", *paths], what).split():
-            # With paths, git would name the last ancestor that changed one of them, and not the parent.
-            parents = self._mirror.local(["rev-list", "--parents", "--max-count=1", sha], what).split()[1:]
-            if parents and self._mirror.matching([parents[0]]):
-                commits.append(self._commit(parents[0], tip.kind, tip.name))
-        return commits
-
     def differ(self, one: Commit, other: Commit, paths: Sequence[str]) -> bool:
         """Whether the trees of two commits differ in one of the files and folders."""
         arguments = ["diff-tree", "-r", "--no-renames", "--name-only", one.sha, other.sha, "--", *paths]
         return bool(self._mirror.local(arguments, f"compare {one.sha[:12]} with {other.sha[:12]}").strip())
-
-    def is_shallow(self) -> bool:
-        """Whether old commits are missing in it."""
-        return self._mirror.is_shallow()
-
-    def commits_between(self, older: Commit, newer: Commit) -> int:
-        """How many first-parent commits a newer commit of a branch is ahead of an older one."""
-        arguments = ["rev-list", "--first-parent", "--count", f"{older.sha}..{newer.sha}"]
-        return int(self._mirror.local(arguments, f"count the commits of {newer.name}"))
 
     def first_parents(self, older: Commit, newer: Commit) -> list[str]:
         """The digits of the first-parent commits after ``older`` up to ``newer``, oldest first.

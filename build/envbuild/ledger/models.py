@@ -6,7 +6,7 @@ stays. So ledgers can be merged in any order, any number of times, with the same
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -34,6 +34,8 @@ def _repository(text: str) -> str:
 Repository = Annotated[str, AfterValidator(_repository)]
 # OCI distribution-spec 1.1, "Pulling manifests".
 Tag = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$")]
+# A field of older rows, which is read past and written no more.
+Retired: TypeAlias = Annotated[Any, Field(exclude=True)]
 # Of the digits of a moment: the earlier one becomes the larger text.
 _INVERSE = str.maketrans("0123456789", "9876543210")
 
@@ -90,7 +92,6 @@ class LockedPart(TomlModel):
     """A component of a lock.
 
     Attributes:
-        head: the branch's tip, where an older commit was taken.
         committed_at: of ``commit``, as the lock has it.
     """
 
@@ -98,13 +99,13 @@ class LockedPart(TomlModel):
     asked: str = ""
     git: str | None = None
     commit: str | None = None
-    head: str | None = None
     committed_at: str | None = None
     follows: bool = False
+    head: Retired = None
 
 
 class LockRow(Row):
-    """A lock. ``behind``: the branches of which an older commit was taken, and what blocks their tips."""
+    """A lock."""
 
     table: ClassVar[str] = "locks"
     # One lock may have several names (envbuild lock --name).
@@ -119,8 +120,8 @@ class LockRow(Row):
     driver: str = ""
     components: dict[str, LockedPart]
     packages: dict[str, str] = Field(description="every locked version by its package")
-    behind: tuple[str, ...] = ()
     seen_at: Moment
+    behind: Retired = None
 
 
 class WheelRow(Row):
@@ -278,23 +279,6 @@ class Moved(TomlModel):
     after: str | None
 
 
-class Blocked(TomlModel):
-    """A branch that a stack follows and of whose tip the lock did not take the commit.
-
-    Attributes:
-        since: when a night first found it so.
-        days_behind: from the commit that was taken to the night; None where its date is not known.
-    """
-
-    component: str
-    asked: str
-    commit: str
-    head: str
-    why: str
-    since: Moment
-    days_behind: float | None = None
-
-
 class NightRow(Row):
     """One run of ``envbuild nightly``; ``finished_at`` and ``exit_code`` are None until it ended."""
 
@@ -313,7 +297,7 @@ class NightRow(Row):
     lock_digest: str = ""
     previous_lock_digest: str = Field(default="", description="of the night before with another lock")
     moved: tuple[Moved, ...] = ()
-    blocked: tuple[Blocked, ...] = ()
+    blocked: Retired = None
 
     @property
     def is_final(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,18 +41,22 @@ class Repositories:
         return self._open[url]
 
 
+def at_one_moment(context: Context) -> Context:
+    """The context with its clock stopped: all attempts at a lock as of now are as of the first one's moment."""
+    moment = context.clock()
+    return replace(context, clock=lambda: moment)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkContext(Context):
     """A context with a folder for throw-away projects and the log of the tools that run there.
 
     Attributes:
-        most_cpu_seconds: how much processor time one resolution may take; None: as much as it does.
-        most_seconds: how long one may take, for what no lock depends on.
+        most_seconds: how long one resolution may take, for what no lock depends on; None: as long as it does.
     """
 
     folder: Path
     log: Path
-    most_cpu_seconds: int | None = None
     most_seconds: float | None = None
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -14,13 +13,16 @@ from envbuild.catalog.context import Context
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.text import shown
-from envbuild.lock.context import Repositories
+from envbuild.lock.context import Repositories, at_one_moment
+from envbuild.lock.existing import moved_branches, moved_inputs
 from envbuild.lock.inputs.request import LockInputs, LockRequest, request_of
-from envbuild.lock.lock import LockOptions, lock_made_anew, moved_branches, moved_inputs
+from envbuild.lock.lock import new_lock
 from envbuild.lock.lockdir import no_lock, shipped_lock
 from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, LockDirectory, read_lock
 from envbuild.lock.models import Lock, LockedComponent
+from envbuild.lock.outcome import Failure
 from envbuild.lock.project_locks import committed
+from envbuild.lock.verification import LockVerifier
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)")
 
@@ -159,7 +161,6 @@ class LockDifference:
             "path": str(self.old.path),
             "from": self.old.lock.digest,
             "to": self.new.digest,
-            "behind": list(self.new.behind),
             "deviations": list(self.new.deviations),
             "changes": [
                 {"name": item.name, "from": item.old, "to": item.new, "why": item.why, "component": item.component}
@@ -169,73 +170,83 @@ class LockDifference:
 
     def lines(self) -> list[str]:
         """For people."""
-        behind = [f"  not the tip: {text}" for text in self.new.behind]
         deviations = [f"  deviation: {text}" for text in self.new.deviations]
-        return [self.summary, *behind, *deviations, *[change.text() for change in self.changes]]
+        return [self.summary, *deviations, *[change.text() for change in self.changes]]
 
 
-def diff_lock(selection: Selection, request: LockRequest, options: LockOptions, context: Context) -> LockDifference:
+def diff_lock(
+    selection: Selection,
+    request: LockRequest,
+    path: Path,
+    context: Context,
+    verifier: LockVerifier | None,
+    *,
+    upgrade: bool,
+) -> LockDifference:
     """Make the lock of a path anew, and compare; nothing is written.
 
     Args:
-        options: with ``upgrade`` also where a branch moved and the other versions would stay.
+        upgrade: with the newest versions also where only a branch moved and the others would stay.
     """
-    old = read_lock(options.path)
+    old = read_lock(path)
+    context = at_one_moment(context)
     repositories = Repositories(context.store, context.reporter)
     inputs = LockInputs.of(selection, request)
     # As `lock` does it: where only a branch moved, the other versions stay; with --upgrade all are the newest.
-    if not options.upgrade and moved_branches(old.lock, repositories, context.reporter):
+    if not upgrade and moved_branches(old.lock, repositories, context.reporter):
         inputs = moved_inputs(inputs, old, repositories)
-    with lock_made_anew(inputs, old, options, repositories, context) as folder:
-        new = read_lock(folder)
+    with new_lock(inputs, old, repositories, context, verifier) as outcome:
+        if isinstance(outcome, Failure):
+            raise outcome.error
+        new = read_lock(outcome.folder)
         changes = compare(old, new)
         return LockDifference(old=old, new=new.lock, changes=changes, summary=summary(old, new, changes))
 
 
 def diff_own_or_shipped(
-    selection: Selection, request: LockRequest, options: LockOptions, context: Context
+    selection: Selection,
+    request: LockRequest,
+    path: Path,
+    context: Context,
+    verifier: LockVerifier | None,
+    *,
+    upgrade: bool,
 ) -> LockDifference:
     """:func:`diff_lock` with the project's lock, else with the one of that name that comes with envbuild.
 
     Raises:
         ConfigurationError: there is neither.
     """
-    path = options.path
     shipped = shipped_lock(path.parent.name, path.name)
     if not (path / RECORD_FILE).is_file():
         if shipped is None:
             raise no_lock(path, selection)
         context.reporter.note(f"note: {shown(path)} does not exist: compared with the lock that comes with envbuild")
-        options = replace(options, path=shipped)
-    return diff_lock(selection, request, options, context)
+        path = shipped
+    return diff_lock(selection, request, path, context, verifier, upgrade=upgrade)
 
 
-def diff_all(
-    project_dir: Path,
-    catalog: Catalog,
-    base: str | None,
-    options_for: Callable[[Selection, Path], LockOptions],
-    context: Context,
-) -> list[LockDifference]:
-    """:func:`diff_lock` with each lock of a project, by its own request.
+def locks_to_compare(
+    project_dir: Path, catalog: Catalog, base: str | None
+) -> list[tuple[Selection, LockRequest, Path]]:
+    """Each lock of a project, with what it was made from.
 
     Args:
         base: locks on this base alone; None: all.
-        options_for: the options for a lock and its path.
 
     Raises:
         ConfigurationError: there is no lock.
     """
-    paths = [path for path in committed(project_dir) if base in (None, path.name)]
-    if not paths:
+    locks = []
+    for path in committed(project_dir):
+        if base in (None, path.name):
+            lock = read_lock(path).lock
+            selection = select_to_lock(catalog, lock.stack, None, lock.base.name, HostDistribution.here())
+            locks.append((selection, request_of(lock), path))
+    if not locks:
         raise ConfigurationError(
             "there is no lock to compare with",
             why=f"{project_dir / LOCKFILES} holds none.",
             fix="Make one first: envbuild lock --stack STACK; or name a stack whose lock comes with envbuild.",
         )
-    found = []
-    for path in paths:
-        lock = read_lock(path).lock
-        selection = select_to_lock(catalog, lock.stack, None, lock.base.name, HostDistribution.here())
-        found.append(diff_lock(selection, request_of(lock), options_for(selection, path), context))
-    return found
+    return locks

@@ -1,33 +1,29 @@
-"""``envbuild lock``: from a stack and a base to a lock directory, in six steps."""
+"""``envbuild lock``: attempts on a stack's bases until one gives a lock, which is then published.
+
+An attempt (:mod:`envbuild.lock.attempt`) ends with a lock or a failure. What is tried after a failure on the same base
+is chosen in :mod:`envbuild.lock.search.search`, the next base in :mod:`envbuild.lock.search.bases`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
-from envbuild.core import locks
-from envbuild.core.background import interruptible
-from envbuild.core.digests import sha256_bytes, short
-from envbuild.core.errors import CheckRefusedError, MachineError
-from envbuild.core.files import refuse_unwritable, write_atomic
-from envbuild.core.progress import Reporter
-from envbuild.lock import lockfile
-from envbuild.lock.checks.findings import refuse
-from envbuild.lock.context import Repositories
-from envbuild.lock.inputs.pins import GIT_PREFIX
-from envbuild.lock.inputs.request import LockInputs, LockRequest, leaves_open
-from envbuild.lock.lockdir import publish, refuse_to_replace, refuse_what_is_no_lock, tidy
+from envbuild.core.errors import MachineError
+from envbuild.core.files import refuse_unwritable
+from envbuild.lock.checks.findings import LockRefusedError
+from envbuild.lock.context import LockContext, Repositories, at_one_moment, work_folder
+from envbuild.lock.existing import existing_lock, is_up_to_date, moved_inputs, only_writer
+from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable
+from envbuild.lock.lockdir import lock_on_base, publish, refuse_to_replace, refuse_what_is_no_lock, tidy
 from envbuild.lock.lockfile import LockDirectory, read_lock
-from envbuild.lock.models import Lock
-from envbuild.lock.verification import UNVERIFIED, VerifiedLock, Verify
-
-if TYPE_CHECKING:
-    from envbuild.lock.search.session import SearchSession
+from envbuild.lock.outcome import Failure, NewLock
+from envbuild.lock.search.bases import blocking, fallback, next_bases, other_bases, why_next
+from envbuild.lock.verification import LockVerifier, VerifiedLock, note_verified, verify_lock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,36 +32,50 @@ class LockOptions:
 
     Attributes:
         path: the lock directory.
+        by_base: ``path`` has such a directory for each base.
         upgrade: resolve anew, as of now, even if nothing changed.
-        verify: tries a lock before it is published, and also an existing one; what it finds refuses the lock unless
-            the request lets it pass.
-        preparing: makes the place where locks are verified while its block makes one; refuses to begin where there is
-            none, and gives what refuses to go on where none can be made.
-        older: go back along a branch where nothing works at its tip.
-        session: gives what a search tried before it was interrupted; the argument: whether locks are verified.
         named: the user named the path; otherwise no lock is replaced by one that is made in another way than the
             stack's file and the base say.
     """
 
     path: Path
+    by_base: bool = False
     upgrade: bool = False
-    verify: Verify | None = None
-    preparing: Callable[[], contextlib.AbstractContextManager[Callable[[], None]]] | None = None
-    older: bool = True
-    session: Callable[[bool], SearchSession] | None = None
     named: bool = True
+
+    def path_on(self, base: str) -> Path:
+        """The lock directory on a base."""
+        return self.path / base if self.by_base else self.path
 
 
 @dataclass(frozen=True)
 class LockResult:
-    """A lock directory, and whether this call made it."""
+    """A lock directory, and whether this call made it.
+
+    Attributes:
+        verified: what its verification showed; None: it was not verified now.
+    """
 
     directory: LockDirectory
     built: bool
+    verified: VerifiedLock | None = None
 
 
-def lock_stack(selection: Selection, request: LockRequest, options: LockOptions, context: Context) -> LockResult:
-    """Lock a stack on a base, unless its lock exists already and nothing that decides it changed.
+def lock_stack(
+    selection: Selection,
+    request: LockRequest,
+    options: LockOptions,
+    context: Context,
+    verifier: LockVerifier | None = None,
+) -> LockResult:
+    """Lock a stack on its base, unless its lock exists already and nothing that decides it changed.
+
+    Where the user named no base and nothing works there, on the next base of the stack; the base that an earlier run
+    with the same inputs fell back to comes first.
+
+    Args:
+        request: ``base_named`` where the user named the base.
+        verifier: tries a lock before it is published, and also an existing one.
 
     Raises:
         UsageError: the existing lock was made in another way, and its path was not named.
@@ -73,174 +83,122 @@ def lock_stack(selection: Selection, request: LockRequest, options: LockOptions,
         ResolutionError: the stack does not resolve.
         NetworkError: an index, a repository, or the place of torch's build cannot be reached.
     """
-    path, inputs = options.path, LockInputs.of(selection, request)
+    context = at_one_moment(context)
     repositories = Repositories(context.store, context.reporter)
+    bases = _bases(selection, request, options, context)
+    failures: list[Failure] = []
+    while bases:
+        current, *left = bases
+        # The last one counts as named: there is no base to go on to, so other releases are tried there (Search.after).
+        fallback_from = selection.base_name if current.base_name != selection.base_name else ""
+        own = replace(request, base_named=not left, fallback_from=fallback_from)
+        outcome = _lock_on(current, own, options, repositories, context, verifier)
+        if isinstance(outcome, LockResult):
+            return outcome
+        if not is_curable(outcome.error):
+            raise outcome.error
+        failures.append(outcome)
+        bases = next_bases(left, outcome, request)
+        if bases:
+            context.reporter.note(why_next(outcome, bases[0]))
+        elif left and not outcome.settled:
+            # The other bases cannot have what it lacks.
+            raise outcome.error
+    raise blocking(failures).error
+
+
+def _bases(selection: Selection, request: LockRequest, options: LockOptions, context: Context) -> list[Selection]:
+    """The bases to try, in their order."""
+    if request.base_named:
+        return [selection]
+    bases = [selection, *other_bases(selection)]
+    locks = [lock_on_base(options.path_on(base.base_name), base.base_name) for base in bases]
+    first = fallback(bases, locks, request)
+    if first is None or options.upgrade:
+        return bases
+    context.reporter.note(f"note: the lock is on base {first.base_name}, since {selection.base_name} had none")
+    return [first, *(base for base in bases if base is not first)]
+
+
+def _lock_on(
+    selection: Selection,
+    request: LockRequest,
+    options: LockOptions,
+    repositories: Repositories,
+    context: Context,
+    verifier: LockVerifier | None,
+) -> LockResult | Failure:
+    """Lock a stack on one base, unless its lock exists already and nothing that decides it changed."""
+    path, inputs = options.path_on(selection.base_name), LockInputs.of(selection, request)
     refuse_what_is_no_lock(path)
     # Every command takes lockfiles/STACK/BASE when no name is given: options alone must not change what that is.
     if not options.named:
         refuse_to_replace(path, selection, request)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(_exclusive(path, context))
+            stack.enter_context(only_writer(path, context))
         except MachineError:
             # No permission to write in the store. An up-to-date lock needs none: what was read whole is whole, whoever
             # writes another one at this moment.
-            found = None if options.upgrade or options.verify else _existing(path, upgrade=False)
-            if found is None or not _is_up_to_date(found, inputs, repositories, context.reporter):
+            known = None if options.upgrade or verifier else existing_lock(path, upgrade=False)
+            if known is None or not is_up_to_date(known, inputs, repositories, context.reporter):
                 raise
-            return LockResult(found, built=False)
+            return LockResult(known, built=False)
         # With the file lock held: the process that left something next to the lock has ended.
         tidy(path)
-        existing = _existing(path, upgrade=options.upgrade)
+        existing = existing_lock(path, upgrade=options.upgrade)
         reused = None if options.upgrade else existing
-        if reused is not None and _is_up_to_date(reused, inputs, repositories, context.reporter):
-            _note(path, _verified(reused, inputs, options))
-            return LockResult(read_lock(path), built=False)
+        if reused is not None and is_up_to_date(reused, inputs, repositories, context.reporter):
+            try:
+                verified = verify_lock(reused, inputs, verifier)
+            except LockRefusedError as error:
+                return Failure(inputs=inputs, error=error)
+            note_verified(reused, verified)
+            return LockResult(read_lock(path), built=False, verified=verified)
         refuse_unwritable(path)
         moved = moved_inputs(inputs, reused, repositories)
-        with lock_made_anew(moved, existing, options, repositories, context) as folder:
-            publish(folder, path)
-    return LockResult(read_lock(path), built=True)
-
-
-def moved_inputs(inputs: LockInputs, existing: LockDirectory | None, repositories: Repositories) -> LockInputs:
-    """The inputs of the lock that replaces an existing one; where only branches moved, its versions stay."""
-    moved = inputs.moved_on(existing)
-    if existing is None or not moved.stays:
-        return moved
-    from envbuild.lock.search.history import pins_stay  # slow to import
-
-    return moved.with_pins_of(existing.lock) if pins_stay(existing.lock, repositories) else moved
+        with new_lock(moved, existing, repositories, context, verifier) as outcome:
+            if isinstance(outcome, Failure):
+                return outcome
+            publish(outcome.folder, path)
+            return LockResult(read_lock(path), built=True, verified=outcome.verified)
 
 
 @contextlib.contextmanager
-def lock_made_anew(
+def new_lock(
     inputs: LockInputs,
     existing: LockDirectory | None,
-    options: LockOptions,
     repositories: Repositories,
     context: Context,
-) -> Iterator[Path]:
-    """A lock that was searched for and verified as the options say, in a folder that goes at the end.
+    verifier: LockVerifier | None,
+) -> Iterator[NewLock | Failure]:
+    """A lock that every check and the verification pass, in a folder that goes at the end; else what is in the way.
 
     Args:
         existing: one in whose place it is made.
-
-    Raises:
-        EnvbuildError: nothing that was tried passes.
     """
     # A lock that is up to date takes 0.50 s of processor time on a busy machine, and 0.93 s with these imports.
-    from envbuild.lock.search.search import (
-        SearchOptions,
-        searched_lock,
-    )  # slow to import, and mostly there is nothing to do
+    from envbuild.lock.attempt import attempt
+    from envbuild.lock.search.search import Search, first_attempt
 
-    def accept(folder: Path) -> None:
-        verified = _verified(read_lock(folder), inputs, options)
-        if verified is None and leaves_open(inputs.selection.stack):
-            verified = VerifiedLock(where=UNVERIFIED)
-        _note(folder, verified)
-
-    session = options.session(options.verify is not None) if options.session is not None else None
+    selection = inputs.selection
+    label = f"{selection.stack_name}-{selection.base_name}"
     # Not sooner: apt and mmdebstrap are asked, 0.6 s of processor time, and what was verified once is known.
-    preparing = options.preparing() if options.preparing is not None else contextlib.nullcontext(_go_on)
-    with preparing as may_go_on:
-        search = SearchOptions(older=options.older, session=session, may_go_on=may_go_on)
-        with searched_lock(inputs, existing, accept, repositories, context, search) as folder:
-            yield folder
+    preparing = verifier.preparing(selection) if verifier is not None else contextlib.nullcontext(_go_on)
+    with preparing as refuse_without_place, work_folder(context, "search", f"search-{label}") as questions:
+        following: LockInputs | Failure
+        following = first = first_attempt(inputs, existing)
+        search = Search(first, existing, questions)
+        while not isinstance(following, Failure):
+            refuse_without_place()
+            with work_folder(context, "lock", f"lock-{label}") as work:
+                outcome = attempt(following, LockContext(**vars(work), repositories=repositories), verifier)
+                if isinstance(outcome, NewLock):
+                    yield outcome
+                    return
+            following = search.after(outcome)
+        yield following
 
 
 def _go_on() -> None:
     """Where nothing is verified, nothing is to be prepared."""
-
-
-def _exclusive(path: Path, context: Context) -> contextlib.AbstractContextManager[None]:
-    """Be the only one who writes the lock directory ``path``."""
-    return locks.exclusive(
-        # In the store, since the lock directory itself is replaced as a whole; by the path's digest, since two projects
-        # may have locks of one name.
-        context.store.root / "locks" / f"lockfiles-{short(sha256_bytes(str(path.resolve()).encode()))}.lock",
-        on_wait=lambda: context.reporter.note(f"another envbuild is writing {path}: waiting for it"),
-    )
-
-
-def _is_up_to_date(
-    directory: LockDirectory, inputs: LockInputs, repositories: Repositories, reporter: Reporter
-) -> bool:
-    """Whether a lock is from these inputs, and no branch that it follows moved; reports which did."""
-    if directory.lock.inputs.digest != inputs.digest:
-        return False
-    moved = moved_branches(directory.lock, repositories, reporter)
-    for line in moved:
-        reporter.note(line)
-    return not moved
-
-
-def _verified(directory: LockDirectory, inputs: LockInputs, options: LockOptions) -> VerifiedLock | None:
-    """What verification shows, with the findings that the request lets pass; None without one."""
-    if options.verify is None:
-        return None
-    found = options.verify(inputs.selection, directory)
-    return replace(found, findings=refuse(found.findings, inputs.request.allow, inputs.title))
-
-
-def _note(folder: Path, verified: VerifiedLock | None) -> None:
-    """Write what verification showed into the record of a lock, where it does not have it."""
-    if verified is None:
-        return
-    lock = read_lock(folder).lock
-    found = [line for line in (finding.line() for finding in verified.findings) if line not in lock.allowed]
-    noted = lock.model_copy(
-        update={
-            "allowed": (*lock.allowed, *found),
-            "verified_in": verified.where,
-            "stubbed": verified.stubbed,
-            "base_image": verified.base_image,
-            "base_made_at": verified.base_made_at,
-        }
-    )
-    if noted != lock:
-        write_atomic(folder / lockfile.RECORD_FILE, lockfile.render(lockfile.sealed(noted)).encode())
-
-
-def _existing(path: Path, *, upgrade: bool) -> LockDirectory | None:
-    """The existing lock; None without one, or for one that cannot be read and is going to be replaced."""
-    if not (path / lockfile.RECORD_FILE).is_file():
-        return None
-    try:
-        return read_lock(path)
-    except CheckRefusedError:
-        if upgrade:
-            return None
-        raise
-
-
-def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -> list[str]:
-    """A line for each branch that the lock follows and that is at another commit now."""
-    # Only a lock as of `now` follows its branches: as of a day a branch is where it was that day.
-    followed = {
-        name: (item.git, item.asked.removeprefix(GIT_PREFIX), item.head or item.commit)
-        for name, item in lock.components.items()
-        if item.git is not None and item.commit is not None and item.follows
-    }
-    if not followed:
-        return []
-    branches: dict[str, list[str]] = {}
-    for url, branch, _ in followed.values():
-        branches.setdefault(url, []).append(branch)
-    with (
-        reporter.step(f"ask where the branches of {', '.join(followed)} are"),
-        interruptible(len(branches)) as pool,
-    ):
-        opened = [(repositories.at(url), names) for url, names in branches.items()]
-        answers = pool.map(lambda one: one[0].tips(one[1]), opened)
-        tips = dict(zip(branches, answers, strict=True))
-    moved = []
-    for name, (url, branch, before) in followed.items():
-        # Where an older commit was taken, because the tip did not work, the lock is old once there is another tip.
-        asked, now = lock.components[name].asked, tips[url].get(branch)
-        if now is None:
-            moved.append(f"{name}: branch {asked} is gone from {url}")
-        elif now != before:
-            moved.append(f"{name}: branch {asked} moved from {before[:12]} to {now[:12]}")
-    return moved

@@ -26,7 +26,6 @@ class LockedComponent(TomlModel):
     )
     git: str | None = None
     commit: str | None = None
-    head: str | None = Field(default=None, description="the branch's tip, where an older commit of it was taken")
     committed_at: str | None = None
     ref_kind: Literal["branch", "tag", "commit"] | None = None
     url: str | None = Field(default=None, description="the file that is taken, where another component names one")
@@ -155,17 +154,11 @@ class Lock(TomlModel):
     deviating: tuple[LockedDeviation, ...] = Field(
         default=(), description="the same, one for each package: where upstream's pins stay, the next lock begins there"
     )
-    behind: tuple[str, ...] = Field(
-        default=(), description="branches of which an older commit was taken, and what blocks their tips"
-    )
     fallback_from: str = Field(
         default="", description="the stack's default base, where nothing worked, when no base was named"
     )
     preferred: tuple[str, ...] = Field(
         default=(), description="files of upstream's with versions, and how many of them were taken"
-    )
-    held_back: tuple[str, ...] = Field(
-        default=(), description="components of which an old release was taken, and the packages that hold them back"
     )
     verified_in: str = Field(
         default="", description="where its modules were imported before it was published; empty: nothing was open"

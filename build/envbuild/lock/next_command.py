@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection, stacks_like
+from envbuild.core.digests import short
 from envbuild.core.errors import EnvbuildError, ResolutionError
 from envbuild.lock.checks.findings import LockRefusedError
-from envbuild.lock.inputs.as_of import NOW, RELEASE, parse_date
+from envbuild.lock.inputs.as_of import NOW, RELEASE, parse_date, timestamp
 from envbuild.lock.inputs.request import LockRequest, NoReleaseError, leaves_open, may_help, request_options
 from envbuild.lock.lockdir import shipped_lock
 from envbuild.lock.search.clashes import clashes
@@ -22,6 +23,19 @@ from envbuild.lock.uv.explanation import needed_pythons, not_there
 STEP_BACK = timedelta(days=7)
 
 
+@dataclass(frozen=True)
+class GoodLock:
+    """The last lock of a stack that a night made, and the moment that it is as of."""
+
+    digest: str
+    as_of: datetime
+
+    @property
+    def day(self) -> date:
+        """The last day that was over by then: a lock as of a day is as of its end."""
+        return self.as_of.date() - timedelta(days=1)
+
+
 def with_next_command(
     error: EnvbuildError,
     selection: Selection,
@@ -29,6 +43,7 @@ def with_next_command(
     place: Sequence[str],
     now: datetime,
     more: Sequence[str] = (),
+    good: GoodLock | None = None,
 ) -> EnvbuildError:
     """The refusal of a lock, with a command at its end.
 
@@ -36,17 +51,26 @@ def with_next_command(
         place: the options that say where the lock is written.
         now: the current time.
         more: other options that were given and stay.
+        good: the last good lock of the same name.
     """
-    words, following = _next(error, selection, request, now)
-    error = error.with_context(fix="\n".join(filter(None, [error.fix, _override(error)])))
-    if following is None:
-        return error.with_context(fix="\n".join(filter(None, [error.fix, words])))
-    command = ["envbuild", "lock", "--stack", selection.stack_name, *_base_options(selection, request, following)]
-    # Pins need a name for their lock; that of the anchor alone gives it one.
-    named = list(following.pins) in ([], [selection.stack.anchor])
-    where = list(place) or ([] if named else ["--name", "NAME"])
-    line = shlex.join([*command, *request_options(following), *where, *more])
-    return error.with_context(fix="\n".join(filter(None, [error.fix, f"{words}: {line}"])))
+
+    def line(words: str, following: LockRequest | None) -> str:
+        if following is None:
+            return words
+        command = ["envbuild", "lock", "--stack", selection.stack_name, *_base_options(selection, request, following)]
+        # Pins need a name for their lock; that of the anchor alone gives it one.
+        named = list(following.pins) in ([], [selection.stack.anchor])
+        where = list(place) or ([] if named else ["--name", "NAME"])
+        return f"{words}: {shlex.join([*command, *request_options(following), *where, *more])}"
+
+    lines = [error.fix, _override(error)]
+    day = _day(selection, request, now)
+    known = good is not None and day is not None and good.day < day and not isinstance(error, NoReleaseError)
+    if good is not None and known:
+        earlier = replace(request, as_of=good.day.isoformat())
+        lines.append(line(f"The last good lock, {short(good.digest)}, is as of {timestamp(good.as_of)}", earlier))
+    lines.append(line(*_next(error, selection, request, now, step_back=not known)))
+    return error.with_context(fix="\n".join(filter(None, lines)))
 
 
 def _override(error: EnvbuildError) -> str:
@@ -71,13 +95,13 @@ def _base_options(selection: Selection, request: LockRequest, following: LockReq
 
 
 def _next(
-    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime
+    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime, *, step_back: bool
 ) -> tuple[str, LockRequest | None]:
     """What the command is, in words, and what it asks for; None: the words have it."""
     if isinstance(error, ResolutionError) and error.resolving_pins:
         return "This resolved when it was tried", replace(request, pins={**request.pins, **error.resolving_pins})
     if request.exact and leaves_open(selection.stack) and not (_nearest(error) or isinstance(error, NoReleaseError)):
-        return "Other releases and older commits are tried without --exact", replace(request, exact=False)
+        return "Other releases are tried without --exact", replace(request, exact=False)
     if blamed := _blamed_pins(error, selection, request):
         pins = {name: text for name, text in request.pins.items() if name not in blamed}
         words = f"Without --pin {', '.join(f'{name}={request.pins[name]}' for name in blamed)} other releases are tried"
@@ -96,7 +120,7 @@ def _next(
     if isinstance(error, LockRefusedError):
         allow = tuple(dict.fromkeys([*request.allow, *(item.id for item in error.findings)]))
         return "The whole command", replace(request, allow=allow)
-    return _last(error, selection, request, now)
+    return _last(error, selection, request, now, step_back=step_back)
 
 
 def _nearest(error: EnvbuildError) -> Mapping[str, str]:
@@ -104,17 +128,18 @@ def _nearest(error: EnvbuildError) -> Mapping[str, str]:
 
 
 def _last(
-    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime
+    error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime, *, step_back: bool
 ) -> tuple[str, LockRequest | None]:
     """What is left where no other choice is: the nearest release, an earlier day, or a lock that is there."""
     if nearest := _nearest(error):
         return "Next, with the nearest release", replace(request, pins={**request.pins, **nearest})
     day = _day(selection, request, now)
-    # A branch was gone back on already, and its tip may be old: a week before now can change nothing.
+    # Another stack of the same anchor is nearer than what there was a week before now.
     if parse_date(request.as_of or "") is None and (command := _locked_stack(selection)):
         return f"A lock of {selection.stack.anchor} that comes with envbuild: {command}", None
     # What the index does not have now it did not have then, and a pinned release needed the same Python.
-    if day is None or isinstance(error, NoReleaseError) or not_there(error.why) or needed_pythons(error.why):
+    same_then = isinstance(error, NoReleaseError) or not_there(error.why) or needed_pythons(error.why)
+    if day is None or same_then or not step_back:
         return "", None
     return "Next, with what there was a week earlier", replace(request, as_of=(day - STEP_BACK).isoformat())
 

@@ -13,8 +13,9 @@ from envbuild.core.errors import CheckRefusedError, ConfigurationError, Envbuild
 from envbuild.core.progress import Reporter
 from envbuild.core.text import shown
 from envbuild.lock.context import Repositories
+from envbuild.lock.existing import moved_branches
 from envbuild.lock.inputs.request import LockRequest, is_older
-from envbuild.lock.lock import LockOptions, LockResult, lock_stack, moved_branches
+from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockdir import lock_path
 from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, read_lock
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
 
 from envbuild.catalog.catalog import Selection
-from envbuild.lock.checks.findings import CheckFinding
+from envbuild.core.files import write_atomic
+from envbuild.lock import lockfile
+from envbuild.lock.checks.findings import CheckFinding, refuse
+from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.lockfile import LockDirectory
 
 # What a record says in the place of where, of a lock that is verified unless that is turned off (--no-verify).
@@ -39,3 +43,47 @@ class VerifiedLock:
 
 # Installs a lock somewhere and imports its modules.
 Verify: TypeAlias = Callable[[Selection, LockDirectory], VerifiedLock]
+
+
+class LockVerifier(Protocol):
+    """Installs locks in a place and imports their modules; sync has one."""
+
+    def preparing(self, selection: Selection) -> AbstractContextManager[Callable[[], None]]:
+        """Make the place where locks of a selection are verified, while the block makes one.
+
+        Gives what raises once there can be no such place.
+        """
+
+    def __call__(self, selection: Selection, lock: LockDirectory) -> VerifiedLock:
+        """What a lock shows there."""
+
+
+def verify_lock(directory: LockDirectory, inputs: LockInputs, verifier: LockVerifier | None) -> VerifiedLock | None:
+    """What a lock shows, with the findings that the request lets pass; None without a verification.
+
+    Raises:
+        LockRefusedError: other findings.
+    """
+    if verifier is None:
+        return None
+    verified = verifier(inputs.selection, directory)
+    return replace(verified, findings=refuse(verified.findings, inputs.request.allow, inputs.title))
+
+
+def note_verified(directory: LockDirectory, verified: VerifiedLock | None) -> None:
+    """Write what verification showed into the record of a lock, where it does not have it."""
+    if verified is None:
+        return
+    lock = directory.lock
+    more = [line for line in (finding.line() for finding in verified.findings) if line not in lock.allowed]
+    noted = lock.model_copy(
+        update={
+            "allowed": (*lock.allowed, *more),
+            "verified_in": verified.where,
+            "stubbed": verified.stubbed,
+            "base_image": verified.base_image,
+            "base_made_at": verified.base_made_at,
+        }
+    )
+    if noted != lock:
+        write_atomic(directory.path / lockfile.RECORD_FILE, lockfile.render(lockfile.sealed(noted)).encode())

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from envbuild import __version__
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
-from envbuild.catalog.fields import moment_of
 from envbuild.core.errors import (
     CertificationFailedError,
     EnvbuildError,
@@ -22,12 +21,12 @@ from envbuild.core.errors import (
 )
 from envbuild.core.interruptions import has_come
 from envbuild.ledger.ledger import Ledger
-from envbuild.ledger.models import Blocked, LockRow, NightRow, Row, StepName, StepRow
-from envbuild.lock.lockdir import find_lock
+from envbuild.ledger.models import LockRow, NightRow, Row, StepName, StepRow
+from envbuild.lock.lockdir import find_lock, with_locked_base
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.nightly.faults import counts, is_worth_repeating, step_error
 from envbuild.nightly.models import Job, NamedStep, NightRequest, Outcome
-from envbuild.nightly.records import blocked, failed_case_rows, lock_row, moved
+from envbuild.nightly.records import failed_case_rows, lock_row, moved
 from envbuild.nightly.steps import make_lock
 
 T = TypeVar("T")
@@ -99,13 +98,10 @@ class Night:
             self._failed(
                 StepRow(**self._about("lock", "", base), **started.facts(), attempts=attempts, state="failed"), done
             )
-            try:
-                return find_lock(self.request.project, selection, self.request.lock_name)
-            except EnvbuildError:
-                return None
+            return self._last_good_lock(selection)
         directory = done.directory
         row = lock_row(directory, self.request.name, self.context.moment())
-        self._note_lock(row, directory)
+        self._note_lock(row)
         step = StepRow(
             **self._about("lock", "", directory.lock.base.name),
             **started.facts(),
@@ -117,36 +113,33 @@ class Night:
         self._record(step, row)
         return directory
 
-    def _note_lock(self, row: LockRow, directory: LockDirectory) -> None:
-        """What moved since the night before, and which tips could not be taken."""
+    def _last_good_lock(self, selection: Selection) -> LockDirectory | None:
+        request, reporter = self.request, self.context.reporter
+        try:
+            if not request.base_named:
+                selection = with_locked_base(
+                    selection, request.name, request.project, reporter, target=selection.target_name
+                )
+            return find_lock(request.project, selection, request.lock_name)
+        except EnvbuildError:
+            return None
+
+    def _note_lock(self, row: LockRow) -> None:
+        """What moved since the night before."""
         nights = [night for night in self.ledger.rows(NightRow, stack=row.stack, newest=50) if night.id != self._row.id]
         # Of the same name: a stack has locks on several bases, and variants.
         of_name = [night for night in nights if night.lock_name == self.request.name and night.lock_digest]
         previous = next((night for night in reversed(of_name) if night.lock_digest != row.digest), None)
         last = of_name[-1] if of_name else None
         before = self.ledger.get(LockRow, f"{last.lock_digest}/{self.request.name}") if last is not None else None
-        found = blocked(row, last.blocked if last else (), self.context.moment(), self._days_behind(directory))
-        known: tuple[Blocked, ...] = tuple(item for item in self._row.blocked if item not in found)
         self._row = self._row.model_copy(
             update={
-                # Of locks on several bases the night names the first; what moved and what is blocked is of all.
+                # Of locks on several bases the night names the first; what moved is of all.
                 "lock_digest": self._row.lock_digest or row.digest,
                 "previous_lock_digest": self._row.previous_lock_digest or (previous.lock_digest if previous else ""),
                 "moved": tuple(dict.fromkeys((*self._row.moved, *moved(before, row)))),
-                "blocked": (*known, *found),
             }
         )
-
-    def _days_behind(self, directory: LockDirectory) -> dict[str, float]:
-        found = {}
-        for name, part in directory.lock.components.items():
-            if part.head and part.committed_at:
-                try:
-                    age = self.context.clock() - moment_of(part.committed_at)
-                except ValueError:
-                    continue
-                found[name] = round(age.total_seconds() / 86400, 1)
-        return found
 
     def _target(self, selection: Selection, lock: LockDirectory) -> None:
         """The steps of a target up to the first one that fails or waits."""

@@ -13,8 +13,8 @@ from envbuild.core.errors import ConfigurationError, EnvbuildError
 from envbuild.image.output import PlacedImage, find_image
 from envbuild.launch.gpus import gpus_here
 from envbuild.lock.context import Repositories
+from envbuild.lock.existing import moved_branches
 from envbuild.lock.inputs.request import LockInputs, LockRequest
-from envbuild.lock.lock import moved_branches
 from envbuild.lock.lockdir import lock_path
 from envbuild.lock.lockfile import RECORD_FILE, LockDirectory, read_lock
 from envbuild.nightly.hardware import command_for, is_certified

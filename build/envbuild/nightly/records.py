@@ -15,7 +15,6 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CertificationFailedError
 from envbuild.image.output import PlacedImage
 from envbuild.ledger.models import (
-    Blocked,
     CaseRow,
     CertificateRow,
     ImageRow,
@@ -44,11 +43,15 @@ def lock_row(directory: LockDirectory, name: str, at: str) -> LockRow:
         as_of=lock.inputs.as_of,
         driver=lock.driver.value if lock.driver else "",
         components={
-            part: LockedPart(**{name: getattr(item, name) for name in LockedPart.model_fields})
+            part: LockedPart(
+                **{
+                    name: getattr(item, name)
+                    for name in LockedPart.model_fields.keys() & type(item).model_fields.keys()
+                }
+            )
             for part, item in lock.components.items()
         },
         packages=directory.packages(),
-        behind=lock.behind,
         seen_at=at,
     )
 
@@ -200,27 +203,3 @@ def moved(before: LockRow | None, after: LockRow) -> tuple[Moved, ...]:
 def _versions(row: LockRow) -> dict[str, str]:
     commits = {name: f"{part.version} {part.commit[:12]}" for name, part in row.components.items() if part.commit}
     return {**row.packages, **commits}
-
-
-def blocked(row: LockRow, before: Iterable[Blocked], at: str, days: Mapping[str, float]) -> tuple[Blocked, ...]:
-    """The branches whose tips a lock did not take.
-
-    Args:
-        before: those of the night before, for how long it has been so.
-        days: by component, from the commit that was taken to now.
-    """
-    known = {item.component: item.since for item in before}
-    return tuple(
-        Blocked(
-            component=name,
-            asked=part.asked,
-            commit=part.commit or "",
-            head=part.head,
-            # The lock has sentences, which name the component that they are about.
-            why=next((text for text in row.behind if name in text), "; ".join(row.behind)),
-            since=known.get(name, at),
-            days_behind=days.get(name),
-        )
-        for name, part in row.components.items()
-        if part.head and part.head != part.commit
-    )

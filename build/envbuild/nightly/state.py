@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Literal
@@ -12,12 +12,20 @@ from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.core.digests import Json, short
 from envbuild.core.text import quoted_command
 from envbuild.ledger.ledger import Ledger, grouped
-from envbuild.ledger.models import BisectRow, Blocked, NightRow, PublicationRow, Row, StepRow
+from envbuild.ledger.models import BisectRow, NightRow, PublicationRow, Row, StepRow
 from envbuild.nightly.faults import counts
 
 # good: the newest lock's image is certified and published. stale: the newest certified image is older than the policy
 # allows. suspect: the newest lock failed, twice. waiting: for hardware. none: nothing certified was published.
 State = Literal["good", "stale", "suspect", "waiting", "none"]
+
+
+@dataclass(frozen=True)
+class FailedLock:
+    """Why the last night made no lock, and since when no night does."""
+
+    what: str
+    since: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +38,7 @@ class TargetState:
         age_days: of its certificate.
         step: what failed, or waits, in the last night.
         broken_by: what a bisection found for the lock of that step; empty: nothing.
-        blocked: the branches of whose tips the newest lock took no commit.
+        failed_lock: of the last night, which went on with the last good lock; None: it made or had one.
         max_age_days: of the policy.
     """
 
@@ -42,7 +50,7 @@ class TargetState:
     age_days: float | None
     step: StepRow | None
     broken_by: str
-    blocked: tuple[Blocked, ...]
+    failed_lock: FailedLock | None
     max_age_days: float | None
 
     @property
@@ -81,7 +89,7 @@ class TargetState:
             "max_age_days": self.max_age_days,
             "step": self.step.model_dump(mode="json") if self.step else None,
             "broken_by": self.broken_by or None,
-            "blocked": [item.model_dump(mode="json") for item in self.blocked],
+            "failed_lock": asdict(self.failed_lock) if self.failed_lock else None,
             "pull": self.pull_command or None,
         }
 
@@ -94,14 +102,13 @@ def states(
     steps = grouped(ledger.rows(StepRow, stack=stack), _pair)
     bisected = grouped(ledger.rows(BisectRow, stack=stack), _pair)
     nights = ledger.rows(NightRow, stack=stack)
-    newest = {night.stack: night for night in nights}
     pairs = {*publications, *((night.stack, target) for night in nights for target in night.targets)}
     return tuple(
         _state(
             pair,
             publications.get(pair, []),
             steps.get(pair, []),
-            newest.get(pair[0]),
+            _failed_lock(steps.get((pair[0], ""), [])),
             bisected.get(pair, []),
             (at, max_age_days),
         )
@@ -117,7 +124,7 @@ def _state(
     pair: tuple[str, str],
     publications: Sequence[PublicationRow],
     steps: Sequence[StepRow],
-    night: NightRow | None,
+    failed_lock: FailedLock | None,
     bisected: Sequence[BisectRow],
     age_limit: tuple[datetime, float | None],
 ) -> TargetState:
@@ -136,9 +143,15 @@ def _state(
         age_days=age,
         step=stands_out,
         broken_by=_broken_by(stands_out, bisected),
-        blocked=night.blocked if night else (),
+        failed_lock=failed_lock,
         max_age_days=max_age_days,
     )
+
+
+def _failed_lock(steps: Sequence[StepRow]) -> FailedLock | None:
+    """The lock step of a stack's last night, where it failed; a lock has no target."""
+    step = _standing_out([row for row in steps if row.name == "lock"])
+    return FailedLock(step.error.what if step.error else step.note, _since(steps, step)) if step else None
 
 
 def _judged(

@@ -16,11 +16,9 @@ from envbuild.core.text import quoted_command
 from envbuild.image.image import make_image
 from envbuild.image.inputs import ImageInputs
 from envbuild.ledger.models import StepState
-from envbuild.lock.bases import lock_on_fitting_base
 from envbuild.lock.inputs.request import LockRequest
-from envbuild.lock.lock import LockOptions, LockResult
-from envbuild.lock.lockdir import lock_path
-from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.lock import LockOptions, LockResult, lock_stack
+from envbuild.lock.lockfile import LOCKFILES, LockDirectory
 from envbuild.nightly.hardware import HardwareAccess, certify_somewhere, command_for
 from envbuild.nightly.models import Job, NamedStep, NightRequest, Outcome
 from envbuild.nightly.published import PublishStep
@@ -42,23 +40,15 @@ def make_lock(selection: Selection, request: NightRequest, context: Context) -> 
     """The newest lock of the stack that holds together, on the selection's base or the next one that has one.
 
     Raises:
-        EnvbuildError: see :func:`lock_on_fitting_base`.
+        EnvbuildError: see :func:`lock_stack`.
     """
-
-    def options_for(item: Selection) -> LockOptions:
-        # Also of pinned stacks: the lock then names its base, which images are published on.
-        verifier = verifier_of(
-            request, context, without=quoted_command("envbuild", "lock", "--stack", item.stack_name, "--no-verify")
-        )
-        return LockOptions(
-            path=lock_path(request.project, request.name, item.base_name),
-            verify=verifier,
-            preparing=functools.partial(verifier.preparing, item),
-            named=request.lock_name is not None,
-        )
-
-    asked = LockRequest(base_named=request.base_named)
-    return lock_on_fitting_base(selection, asked, options_for, context)
+    # Also of pinned stacks: the lock then names its base, which images are published on.
+    without = quoted_command("envbuild", "lock", "--stack", selection.stack_name, "--no-verify")
+    verifier = verifier_of(request, context, without=without)
+    options = LockOptions(
+        path=request.project / LOCKFILES / request.name, by_base=True, named=request.lock_name is not None
+    )
+    return lock_stack(selection, LockRequest(base_named=request.base_named), options, context, verifier)
 
 
 def verifier_of(request: NightRequest, context: Context, without: str) -> Verifier:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from packaging.utils import canonicalize_name
 
 from envbuild.core.exit_status import tail
-from envbuild.sync.installed_packages import FOLDERS, InstalledPackages, inside
+from envbuild.sync.installed_packages import FOLDERS, InstalledPackages
 
 TRACEBACK = "Traceback (most recent call last):"
 DIRECT_CAUSE = "The above exception was the direct cause of the following exception:"
@@ -54,12 +54,10 @@ class FailurePackages:
     Attributes:
         packages: canonical names: first those that the error names, then those whose code was running, innermost first.
         missing_module: a module that no package of the environment has.
-        files: the innermost file of each of those packages whose code was running, as it is named in the package.
     """
 
     packages: tuple[str, ...] = ()
     missing_module: str = ""
-    files: tuple[str, ...] = ()
 
 
 def of_import(output: str, installed: InstalledPackages) -> FailurePackages:
@@ -71,14 +69,9 @@ def of_import(output: str, installed: InstalledPackages) -> FailurePackages:
     errors = _errors(output)
     named = [name for error in errors for name in _named(error.message, installed)]
     # Of an error and its causes the first is where things went wrong; one without packages says less than the next.
-    files = next((packages for error in errors if (packages := _innermost(error.frames, installed))), {})
+    running = next((names for error in errors if (names := _innermost(error.frames, installed))), [])
     missing = next((module for error in errors if (module := _missing(error.message, installed))), "")
-    running = [*files][:FRAME_PACKAGES]
-    return FailurePackages(
-        packages=_distinct([*named, *running]),
-        missing_module=missing,
-        files=tuple(files[name] for name in running),
-    )
+    return FailurePackages(packages=_distinct([*named, *running[:FRAME_PACKAGES]]), missing_module=missing)
 
 
 def of_installation(output: str, locked: Collection[str]) -> tuple[str, ...]:
@@ -141,13 +134,9 @@ def _error(text: str) -> _Error:
     return _Error([frame[1] for frame in reversed(frames)], message[0] if message else "")
 
 
-def _innermost(files: Iterable[str], installed: InstalledPackages) -> dict[str, str]:
-    """The packages whose code was running, innermost first, each with its innermost file."""
-    packages: dict[str, str] = {}
-    for path in files:
-        if name := installed.of_file(path):
-            packages.setdefault(name, inside(path))
-    return packages
+def _innermost(files: Iterable[str], installed: InstalledPackages) -> list[str]:
+    """The packages whose code was running, innermost first."""
+    return [*dict.fromkeys(name for path in files if (name := installed.of_file(path)))]
 
 
 def _named(message: str, installed: InstalledPackages) -> Iterator[str]:

@@ -67,14 +67,12 @@ class Verifier:
         places_for: the places where a lock of a selection can be verified, the best first.
         without: the command that locks without a verification.
         wheels_for: the wheels of the wheelhouse that fit a lock.
-        verified: the last result; None before.
     """
 
     context: Context
     places_for: Callable[[Selection, Context], Sequence[Place]]
     without: str
     wheels_for: Callable[[LockDirectory, Selection], Mapping[str, Built]] = lambda _lock, _selection: NO_BUILT
-    verified: VerifiedLock | None = field(default=None, init=False)
     # What is known of places, by their words: a place is tried once.
     _known: dict[str, _Look] = field(default_factory=dict, init=False)
     _preparing: Background[dict[str, _Look]] | None = field(default=None, init=False)
@@ -127,9 +125,7 @@ class Verifier:
             MachineError: there is no place for it.
             NetworkError: an index cannot be reached.
         """
-        trial = self._trial(selection, lock)
-        self.verified = self._verified(selection, trial)
-        return self.verified
+        return self._verified(selection, self._trial(selection, lock))
 
     def _trial(self, selection: Selection, lock: LockDirectory) -> Trial:
         """What is installed. Phase compile not where nothing can be had of what is built for it.
@@ -312,7 +308,6 @@ def _not_imported(failure: NotImported, installed: InstalledPackages, venv: str)
         fix=f"{FIX}\n  log: {failure.log}",
         packages=about.packages,
         missing_module=about.missing_module,
-        files=about.files,
         subject=f"{failure.component} {failure.module}",
     )
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import signal
 import sqlite3
 import stat
@@ -105,6 +107,15 @@ def test_what_is_exported_can_be_read_again(path: Path, tmp_path: Path) -> None:
         rows_of({"schema": "envbuild.ledger/2"}, "the file")
     with pytest.raises(CheckRefusedError, match="cannot be read"):
         rows_of({"schema": "envbuild.ledger/1", "locks": [{"stack": 1}]}, "the file")
+
+
+def test_fields_that_older_versions_wrote_are_read_past(path: Path) -> None:
+    part = {"version": "1.0", "head": "d" * 40}
+    rows = (lock_row(behind=["main"], components={"a": part}), night_row(blocked=[{"component": "a"}]))
+    with Ledger.open(path) as ledger:
+        ledger.record(*rows)
+    text = json.dumps([row.model_dump(mode="json") for row in rows])
+    assert not {"behind", "head", "blocked"} & {*re.findall(r"\w+", text)}
 
 
 def test_a_ledger_of_a_newer_envbuild_is_refused_and_left_as_it_is(path: Path) -> None:

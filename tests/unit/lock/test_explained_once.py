@@ -14,20 +14,18 @@ MOVED = (Deviation(package="lib", instead_of="==2.0", reason="r"),)
 
 
 @pytest.mark.parametrize(
-    ("searches", "deviations", "commits", "fallback_from", "is_explained"),
+    ("searches", "deviations", "fallback_from", "is_explained"),
     [
-        (True, (), {}, "", True),
-        (True, MOVED, {}, "", False),
-        (True, (), {"lib": "0" * 40}, "", False),
-        (True, (), {}, "debian12", False),
+        (True, (), "", True),
+        (True, MOVED, "", False),
+        (True, (), "debian12", False),
         # Where nothing else is tried, the failure on another base is the one that is raised.
-        (False, (), {}, "debian12", True),
+        (False, (), "debian12", True),
     ],
 )
 def test_only_the_first_failure_of_a_search_is_explained(
     searches: bool,
     deviations: tuple[Deviation, ...],
-    commits: dict[str, str],
     fallback_from: str,
     is_explained: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -35,7 +33,7 @@ def test_only_the_first_failure_of_a_search_is_explained(
     monkeypatch.setattr(resolve, "may_deviate", lambda *_: searches, raising=False)
     monkeypatch.setattr(resolve, "explain_pins", lambda *_: ResolutionError("explained"))
     request = LockRequest(fallback_from=fallback_from)
-    inputs = SimpleNamespace(previous=None, selection=None, request=request, deviations=deviations, commits=commits)
+    inputs = SimpleNamespace(previous=None, selection=None, request=request, deviations=deviations)
     plan = cast("Any", SimpleNamespace(inputs=inputs))
     with pytest.raises(ResolutionError) as caught, resolve._explained(plan, cast("Any", None)):
         raise ResolutionError("failed")

@@ -15,6 +15,7 @@ from envbuild.lock import lockdir
 from envbuild.lock.inputs.request import is_older
 from envbuild.lock.lockdir import find_lock, lock_command, with_locked_base
 from envbuild.lock.lockfile import read_lock
+from envbuild.lock.outcome import NewLock
 
 ARGUMENTS = ("--stack", "mcore", "--target", "cpu", "--base", "debian12")
 
@@ -207,11 +208,11 @@ def test_diff_without_a_lock_of_the_projects_own_compares_with_the_shipped_one(p
     seen = []
 
     @contextlib.contextmanager
-    def resolved(inputs, existing, options, repositories, context):
+    def resolved(inputs, existing, repositories, context, verifier):
         seen.append(existing)
-        yield new
+        yield NewLock(new, None)
 
-    monkeypatch.setattr("envbuild.lock.diff.lock_made_anew", resolved)
+    monkeypatch.setattr("envbuild.lock.diff.new_lock", resolved)
     assert run(["lock", "--diff", *ARGUMENTS, "--json"]) == 0
     shown, output = capsys.readouterr()
     result = json.loads(shown)

@@ -1,20 +1,25 @@
 """What is printed when the next base of a stack is taken, and what is raised when none has a lock."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.context import Context
+from envbuild.catalog.data import data_root
+from envbuild.catalog.site import load_site
 from envbuild.core.errors import CheckRefusedError, EnvbuildError, ResolutionError
-from envbuild.lock import bases as module
-from envbuild.lock.bases import _next_base, lock_on_fitting_base
+from envbuild.core.progress import SilentReporter
+from envbuild.lock import lock as module
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
-from envbuild.lock.inputs import request
-from envbuild.lock.inputs.request import LockRequest
-from envbuild.lock.lock import LockOptions
+from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.lock import LockOptions, lock_stack
+from envbuild.lock.outcome import Failure
+from envbuild.lock.search.bases import blocking, why_next
+from envbuild.store.local import LocalStore
 
 SYNTAX = "nemo.collections.llm of nemo-toolkit does not import: SyntaxError: f-string: unmatched '['"
 
@@ -36,110 +41,72 @@ SYNTAX = "nemo.collections.llm of nemo-toolkit does not import: SyntaxError: f-s
         ),
     ],
 )
-def test_why_the_next_base_is_taken(error, text):
-    one, two = (SimpleNamespace(base_name=name, stack_name="nemo") for name in ("one", "two"))
-    assert _next_base(one, two, error) == text
+def test_why_the_next_base_is_taken(error: EnvbuildError, text: str) -> None:
+    one, two = (cast("Any", SimpleNamespace(base_name=name, stack_name="nemo")) for name in ("one", "two"))
+    failure = Failure(inputs=cast("Any", SimpleNamespace(selection=one)), error=error)
+    assert why_next(failure, two) == text
 
 
 OTHER_CUDA = CheckRefusedError("as of then no torch is for CUDA 13", codes=["cuda-mixed"])
+# Of the stack nemo for l4, in their order; two of CUDA 13, and two of CUDA 12.
+BASES = ("ubuntu2404-cu130", "debian13-cu130", "ubuntu2204-cu126", "ubuntu2404-cu126")
+Tried = Callable[[str], tuple[EnvbuildError, bool]]
 
 
-@dataclass(frozen=True)
-class Item:
-    base_name: str
-    stack_name: str = "nemo"
-    cuda: str = "13"
-    python: str = "3.12"
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Tried], tuple[list[str], EnvbuildError]]:
+    """Locks stack nemo with failures by base; the bases that were tried, and what is raised."""
 
-    @property
-    def base(self) -> Any:
-        return SimpleNamespace(cuda_major=self.cuda, python=SimpleNamespace(version=self.python))
+    def lock(failure_on: Tried) -> tuple[list[str], EnvbuildError]:
+        names: list[str] = []
 
+        def lock_on(selection: Selection, request: LockRequest, *_: object) -> Failure:
+            names.append(selection.base_name)
+            error, settled = failure_on(selection.base_name)
+            return Failure(inputs=LockInputs.of(selection, request), error=error, settled=settled)
 
-def refusal(
-    items: list[Item],
-    tried: Callable[[Item, object, LockOptions, object], EnvbuildError],
-    monkeypatch: pytest.MonkeyPatch,
-    folder: Path,
-    *,
-    may_deviate: bool = True,
-) -> EnvbuildError:
-    """What a lock of a stack on these bases ends with, each of which fails as ``tried`` says."""
-    monkeypatch.setattr(module, "_tried", tried)
-    monkeypatch.setattr(module, "_other_bases", lambda _: items[1:])
-    for place in (module, request):
-        monkeypatch.setattr(place, "may_deviate", lambda *_: may_deviate)
-    monkeypatch.setattr(module, "lock_on_base", lambda *_: None)
-    context = cast("Any", SimpleNamespace(reporter=SimpleNamespace(note=lambda _: None)))
-    options = LockOptions(path=folder, older=True)
-    with pytest.raises(EnvbuildError) as caught:
-        lock_on_fitting_base(cast("Any", items[0]), LockRequest(base_named=False), lambda _: options, context)
-    return caught.value
+        monkeypatch.setattr(module, "_lock_on", lock_on)
+        reporter = SilentReporter()
+        store = LocalStore(tmp_path / "store", reporter)
+        context = Context(store=store, site=load_site({"HOME": str(tmp_path)}), reporter=reporter)
+        selection = Selection(Catalog.open(data_root()), "nemo", BASES[0], "l4")
+        options = LockOptions(path=tmp_path / "lockfiles/nemo", by_base=True)
+        with pytest.raises(EnvbuildError) as caught:
+            lock_stack(selection, LockRequest(base_named=False), options, context)
+        return names, caught.value
+
+    return lock
 
 
-def tried_in_turn(items: list[Item], monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
-    """The bases that are tried where the packages are of another CUDA than each."""
-    names: list[str] = []
-
-    def refused(item: Item, *_: object) -> EnvbuildError:
-        names.append(item.base_name)
-        return OTHER_CUDA
-
-    refusal(items, refused, monkeypatch, folder)
-    return names
-
-
-def test_second_base_of_a_cuda_that_does_not_fit_is_tried_only_where_there_is_no_other_cuda(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    three = [Item("a"), Item("b"), Item("c", cuda="12")]
-    assert tried_in_turn(three, monkeypatch, tmp_path) == ["a", "c"]
-    assert tried_in_turn(three[:2], monkeypatch, tmp_path) == ["a", "b"]
+def test_second_base_of_a_cuda_that_does_not_fit_is_tried_only_where_there_is_no_other_cuda(tried: Any) -> None:
+    assert tried(lambda _: (OTHER_CUDA, False))[0] == [BASES[0], *BASES[2:]]
 
 
 @pytest.mark.parametrize(
     ("failures", "raised"),
     [
-        ((OTHER_CUDA, ResolutionError("two"), ResolutionError("three")), "two, with older commits"),
-        ((ResolutionError("one"), OTHER_CUDA, ResolutionError("three")), "one, with older commits"),
-        ((OTHER_CUDA,) * 3, OTHER_CUDA.what),
+        ((OTHER_CUDA, ResolutionError("two"), ResolutionError("three")), "two"),
+        ((ResolutionError("one"), OTHER_CUDA, ResolutionError("three")), "one"),
+        ((OTHER_CUDA,) * 4, OTHER_CUDA.what),
     ],
 )
 def test_what_blocks_the_first_base_of_the_right_cuda_is_raised(
-    failures: tuple[EnvbuildError, ...], raised: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    failures: tuple[EnvbuildError, ...], raised: str, tried: Any
 ) -> None:
-    items = [Item("a"), Item("b"), Item("c")]
-
-    def tried(item: Item, _: object, options: LockOptions, __: object) -> EnvbuildError:
-        error = failures[items.index(item)]
-        return ResolutionError(f"{error.what}, with older commits") if options.older else error
-
-    assert refusal(items, tried, monkeypatch, tmp_path).what == raised
+    following = iter(failures)
+    assert tried(lambda _: (next(following, failures[-1]), False))[1].what == raised
 
 
-@pytest.mark.parametrize("may_deviate", [True, False])
-def test_what_blocks_the_base_with_the_right_python_is_raised(
-    may_deviate: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    items = [Item("a", python="3.11"), Item("b")]
-    failures = (ResolutionError("one", why="lib==2.0 depends on Python>=3.12"), CheckRefusedError("two"))
+def test_what_blocks_the_base_with_the_right_python_is_raised() -> None:
+    def failure(python: str, error: EnvbuildError) -> Any:
+        base = SimpleNamespace(python=SimpleNamespace(version=python))
+        return SimpleNamespace(inputs=SimpleNamespace(selection=SimpleNamespace(base=base)), error=error)
 
-    def tried(item: Item, *_: object) -> EnvbuildError:
-        return failures[items.index(item)]
-
-    assert refusal(items, tried, monkeypatch, tmp_path, may_deviate=may_deviate).what == "two"
+    other_python = failure("3.11", ResolutionError("one", why="lib==2.0 depends on Python>=3.12"))
+    assert blocking([other_python, failure("3.12", CheckRefusedError("two"))]).error.what == "two"
+    assert blocking([other_python]).error.what == "one"
 
 
-def test_what_no_base_cures_ends_the_bases_and_goes_back_on_the_first(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    tried: list[tuple[str, bool]] = []
-
-    def refused(item: Item, _: object, options: LockOptions, __: object) -> EnvbuildError:
-        tried.append((item.base_name, options.older))
-        error = LockRefusedError("refused", findings=[CheckFinding(code="api-drift", what="w", fix="f")])
-        error.settled = True
-        return error
-
-    refusal([Item("a"), Item("b"), Item("c")], refused, monkeypatch, tmp_path)
-    assert tried == [("a", False), ("a", True)]
+def test_what_no_base_cures_ends_the_bases(tried: Any) -> None:
+    refused = LockRefusedError("refused", findings=[CheckFinding(code="api-drift", what="w", fix="f")])
+    assert tried(lambda _: (refused, True)) == ([BASES[0]], refused)

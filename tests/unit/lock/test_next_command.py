@@ -3,14 +3,18 @@
 import shlex
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from helpers.ledger_rows import digest, lock_row
 
 from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.cli.lock import _last_good_lock
 from envbuild.core.errors import BuildError, CheckRefusedError, ResolutionError
+from envbuild.ledger.ledger import Ledger
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.inputs.request import LockRequest, NoReleaseError
-from envbuild.lock.next_command import with_next_command
+from envbuild.lock.next_command import GoodLock, with_next_command
 
 NOW = datetime(2026, 11, 22, 20, tzinfo=timezone.utc)
 REFUSED = LockRefusedError("w", fix="f", findings=[CheckFinding(code="glibc", what="w", fix="f")])
@@ -68,6 +72,29 @@ def test_where_nothing_else_is_left_a_lock_that_is_there_is_named():
     of_mcore = Selection(Catalog.open(Path("/nonexistent")), "mcore", "ubuntu2404-cu130", "h200")
     found = with_next_command(tried(), of_mcore, LockRequest(base_named=False), [], NOW)
     assert found.fix.endswith("--as-of 2026-11-15")
+
+
+@pytest.mark.parametrize(
+    ("stack", "error", "request_", "last"),
+    [
+        ("mcore", BuildError("w"), {}, "envbuild lock --stack mcore --target h200 --as-of 2026-11-19"),
+        ("nemo", BuildError("w"), {}, "envbuild lock --stack nemo-2.7 --base ubuntu2404-cu130"),
+        ("nemo", REFUSED, {}, f"envbuild lock --stack nemo --allow {REFUSED.findings[0].id}"),
+        # Not for what came out before it, nor for a pin that no index has.
+        ("nemo", BuildError("w"), {"as_of": "2026-11-10"}, "envbuild lock --stack nemo --as-of 2026-11-03"),
+        ("nemo", NoReleaseError("w"), {}, None),
+    ],
+)
+def test_the_last_good_lock_is_named_with_the_day_that_makes_it(stack, error, request_, last):
+    selection = Selection(Catalog.open(Path("/nonexistent")), stack, "ubuntu2404-cu130", "h200")
+    good = GoodLock("sha256:" + "a" * 64, datetime(2026, 11, 20, 2, tzinfo=timezone.utc))
+    request = LockRequest(base_named=False, **request_)
+    lines = with_next_command(error, selection, request, [], NOW, good=good).fix.splitlines()
+    known = [line for line in lines if line.startswith("The last good lock")]
+    days = [] if request_ or last is None else ["2026-11-19"]
+    assert [line.rpartition(" ")[2] for line in known] == days
+    assert all("aaaaaaaaaaaa, is as of 2026-11-20T02:00:00Z: envbuild lock --stack" in line for line in known)
+    assert last is None or lines[-1].endswith(last)
 
 
 def sentence(error, stack="mcore", base="debian12", target="cpu", now=NOW, **request):
@@ -148,3 +175,16 @@ def test_declared_ranges_that_exclude_each_other_name_the_table_that_cures_them(
     text = sentence(ResolutionError("w", why=why, fix="f"), base_named=False)
     assert "a declares dep<2, b dep>=2." in text
     assert '[overrides.dep] with version, against = ["a"] and reason' in text
+
+
+def test_the_last_good_lock_is_the_newest_of_its_name_in_the_ledger(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    session = SimpleNamespace(ledger_file=path)
+    assert _last_good_lock(session, "mcore", "mcore") is None
+    moments = {"a": "2026-11-18T02:00:00Z", "b": "2026-11-20T02:00:00Z", "c": ""}
+    with Ledger.open(path) as ledger:
+        ledger.record(*(lock_row(word, as_of=as_of) for word, as_of in moments.items()))
+        ledger.record(lock_row("d", as_of="2026-11-21T02:00:00Z", name="variant"))
+    assert _last_good_lock(session, "mcore", "mcore").digest == digest("b")
+    path.write_text("no ledger")
+    assert _last_good_lock(session, "mcore", "mcore") is None

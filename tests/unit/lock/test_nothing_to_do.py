@@ -17,10 +17,12 @@ from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import CheckRefusedError, MachineError, NetworkError, ResolutionError
 from envbuild.core.progress import SilentReporter
+from envbuild.lock import existing
 from envbuild.lock import lock as locking
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.models import Inputs
+from envbuild.lock.outcome import Failure
 from envbuild.lock.verification import VerifiedLock
 from envbuild.store.local import LocalStore
 
@@ -46,7 +48,7 @@ def project(open_dir):
         folder.chmod(0o755)
 
 
-def lock(project: Path, **options: Any) -> LockResult:
+def lock(project: Path, verifier: Any = None, **options: Any) -> LockResult:
     selection = Selection(Catalog.open(project), "s", BASE, "cpu")
     reporter = SilentReporter()
     store = LocalStore(project / "store", reporter)
@@ -56,6 +58,7 @@ def lock(project: Path, **options: Any) -> LockResult:
         LockRequest(),
         LockOptions(path=path, **options),
         Context(store=store, site=load_site({"HOME": str(project)}), reporter=reporter),
+        verifier,
     )
 
 
@@ -71,43 +74,52 @@ def test_upgrade_makes_an_up_to_date_lock_anew(project, monkeypatch):
     def new_lock(*arguments):
         raise NetworkError("made anew")
 
-    monkeypatch.setattr("envbuild.lock.search.search.new_lock", new_lock)
-    monkeypatch.setattr(locking, "_exclusive", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("envbuild.lock.lock.new_lock", new_lock)
+    monkeypatch.setattr(locking, "only_writer", lambda *_: contextlib.nullcontext())
     assert lock(project).built is False
     with pytest.raises(NetworkError, match="made anew"):
         lock(project, upgrade=True)
 
 
 def test_a_machine_that_cannot_verify_is_looked_at_only_where_a_lock_is_made(project, monkeypatch):
-    def refuse() -> None:
-        raise MachineError("no place to verify in")
+    class NoPlace:
+        def preparing(self, _: Selection) -> None:
+            raise MachineError("no place to verify in")
 
-    monkeypatch.setattr(locking, "_exclusive", lambda *_: contextlib.nullcontext())
-    assert lock(project, preparing=refuse).built is False
+        def __call__(self, *_: object) -> VerifiedLock:
+            return VerifiedLock(where="nowhere")
+
+    monkeypatch.setattr(locking, "only_writer", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(locking, "note_verified", lambda *_: None)
+    assert lock(project, NoPlace()).built is False
     with pytest.raises(MachineError, match="no place to verify in"):
-        lock(project, upgrade=True, preparing=refuse)
+        lock(project, NoPlace(), upgrade=True)
 
 
 def test_no_attempt_is_made_once_no_lock_can_be_verified(project, monkeypatch):
     attempts = []
 
-    @contextlib.contextmanager
-    def preparing() -> Iterator[Callable[[], None]]:
-        def may_go_on() -> None:
-            if attempts:
-                raise MachineError("no place was made")
+    class NoPlaceLater:
+        @contextlib.contextmanager
+        def preparing(self, _: Selection) -> Iterator[Callable[[], None]]:
+            def refuse() -> None:
+                if attempts:
+                    raise MachineError("no place was made")
 
-        yield may_go_on
+            yield refuse
 
-    def new_lock(*arguments):
-        attempts.append(arguments)
-        raise ResolutionError("try another")
+    def attempt(inputs, *_):
+        attempts.append(inputs)
+        return Failure(inputs=inputs, error=ResolutionError("try another"))
 
-    monkeypatch.setattr("envbuild.lock.search.search.new_lock", new_lock)
-    monkeypatch.setattr("envbuild.lock.search.search.Search.after", lambda self, state, *_: state)
-    monkeypatch.setattr(locking, "_exclusive", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("envbuild.lock.attempt.attempt", attempt)
+    monkeypatch.setattr("envbuild.lock.search.search.Search.after", lambda _, failure: failure.inputs)
+    monkeypatch.setattr(locking, "only_writer", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(locking, "refuse_unwritable", lambda *_: None)
+    monkeypatch.setattr(locking, "tidy", lambda *_: None)
+    (project / "store").chmod(0o755)
     with pytest.raises(MachineError, match="no place was made"):
-        lock(project, upgrade=True, preparing=preparing)
+        lock(project, NoPlaceLater(), upgrade=True)
     assert len(attempts) == 1
 
 
@@ -118,7 +130,7 @@ def test_nothing_to_do_imports_nothing_that_only_a_new_lock_needs():
         "obstore",
         "docker",
         "urllib.request",
-        "envbuild.lock.make",
+        "envbuild.lock.attempt",
         "envbuild.lock.search.search",
     }
     code = "import sys, envbuild.cli.main, envbuild.cli.lock; print(*sys.modules)"
@@ -151,7 +163,7 @@ def test_damaged_lock_is_refused_all_the_same(project):
 
 def test_branch_that_moved_is_asked_for(project, monkeypatch):
     asked = []
-    monkeypatch.setattr(locking, "moved_branches", lambda *_: asked.append("asked") or ["lib: branch main moved"])
+    monkeypatch.setattr(existing, "moved_branches", lambda *_: asked.append("asked") or ["lib: branch main moved"])
 
     def look() -> None:
         with pytest.raises(MachineError):
@@ -192,7 +204,7 @@ def test_a_verified_lock_names_the_image_of_its_base(project):
     )
     for folder in (project / "store", project / "lockfiles/s", project / "lockfiles/s" / BASE):
         folder.chmod(0o755)
-    found = lock(project, verify=lambda *_: verified)
+    found = lock(project, lambda *_: verified)
     assert found.built is False
     assert found.directory.lock.base_image == DIGEST
     assert found.directory.lock.base_made_at == "2026-01-02T03:04:05Z"
@@ -200,8 +212,8 @@ def test_a_verified_lock_names_the_image_of_its_base(project):
 
 
 def test_a_place_that_takes_no_lock_is_refused_before_it_is_made(project, monkeypatch):
-    monkeypatch.setattr(locking, "_exclusive", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(locking, "lock_made_anew", lambda *_: pytest.fail("it was made"))
+    monkeypatch.setattr(locking, "only_writer", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(locking, "new_lock", lambda *_: pytest.fail("it was made"))
     selection = Selection(Catalog.open(project), "s", BASE, "cpu")
     context = Context(
         store=LocalStore(project / "store", SilentReporter()), site=load_site({}), reporter=SilentReporter()

@@ -114,7 +114,7 @@ def test_branches_of_companions_are_as_of_the_moment_of_the_anchor(tmp_path, as_
     dep = FakeRepository(DEP)
     repositories = FakeRepositories(FakeRepository(NEMO, kind=CommitKind.TAG if pins else CommitKind.BRANCH), dep)
     inputs = LockInputs.of(chosen, LockRequest(pins=pins, as_of=as_of))
-    decide_components(inputs, lock_context(tmp_path, repositories), [])
+    decide_components(inputs, lock_context(tmp_path, repositories))
     assert dep.resolved == [("main", bound)]
 
 
@@ -131,7 +131,7 @@ def test_companions_are_held_to_the_release_that_deviates(tmp_path, monkeypatch)
     monkeypatch.setattr("envbuild.lock.components.decide.hold_to_declared", hold)
     moved = Deviation(package="lib", specifier="==1.*", instead_of="==2", reason="it fails")
     inputs = replace(LockInputs.of(chosen, LockRequest()), deviations=(moved,))
-    decided = decide_components(inputs, lock_context(tmp_path, FakeRepositories()), [])
+    decided = decide_components(inputs, lock_context(tmp_path, FakeRepositories()))
     assert {name: item.specifier for name, item in decided.chosen.items()} == {"lib": "==1.*", "dep": "<9"}
 
 

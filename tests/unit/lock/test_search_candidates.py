@@ -18,7 +18,7 @@ from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.inputs.deviation import Deviation, texts
 from envbuild.lock.search import candidates as module
 from envbuild.lock.search.candidates import Candidates
-from envbuild.lock.search.state import State
+from envbuild.lock.search.state import moved
 
 RELEASES = ("0.0.0", "1.9.0", "1.10.0", "1.11.0", "2.0.0")
 TE = "transformer-engine"
@@ -41,15 +41,15 @@ def candidates(specifier: str, locked: str | None, *, without: str = "") -> Inde
     item = Chosen(
         name=TE, spec=Component(), asked=specifier, origin=DecidedBy.UPSTREAM, because="", specifier=specifier
     )
-    steps: Any = SimpleNamespace(
+    failure: Any = SimpleNamespace(
         decided=SimpleNamespace(chosen={TE: item}, git_sources=SimpleNamespace(missing=(), in_force={})),
         resolved=SimpleNamespace(resolution=SimpleNamespace(pins={TE: locked} if locked else {}, tables={}))
         if locked
         else None,
     )
     context: Any = None
-    steps.decided.effective = SimpleNamespace(leads=())
-    return Index(steps, "it fails", context, without=without)
+    failure.decided.effective = SimpleNamespace(leads=())
+    return Index(failure, failure.decided, "it fails", context, without=without)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_the_nearest_releases(specifier: str, locked: str | None, tried: list[st
 )
 def test_a_commit_that_does_not_build_is_replaced_by_a_release(version: str | None, tried: list[str]) -> None:
     found = candidates("", "2.0.0")
-    steps: Any = found.steps
-    steps.decided.git_sources.in_force["resiliency"] = SimpleNamespace(
+    failure: Any = found.failure
+    failure.decided.git_sources.in_force["resiliency"] = SimpleNamespace(
         chosen=SimpleNamespace(asked="v0.5.0", git="https://x/resiliency")
     )
     if version is not None:
-        steps.resolved.resolution.pins["resiliency"] = version
+        failure.resolved.resolution.pins["resiliency"] = version
     moves = [part for move in found.likely("resiliency") for part in move]
     assert [part.specifier for part in moves] == tried
     assert {part.instead_of for part in moves} == {"v0.5.0 of https://x/resiliency"}
@@ -109,10 +109,10 @@ def test_an_extra_for_another_cuda_is_left_out(
 ) -> None:
     """As NeMo 2.6.0 declares it."""
     found = candidates("==2.0.*", "2.0.0")
-    steps: Any = found.steps
-    steps.inputs = SimpleNamespace(selection=SimpleNamespace(base=SimpleNamespace(cuda_major=base_cuda)))
+    failure: Any = found.failure
+    failure.inputs = SimpleNamespace(selection=SimpleNamespace(base=SimpleNamespace(cuda_major=base_cuda)))
     edges = [{"name": "numba-cuda", "extra": extras}, {"name": "other"}]
-    steps.resolved.resolution.tables["nemo"] = {"name": "nemo", "version": "2.6.0", "dependencies": edges}
+    failure.resolved.resolution.tables["nemo"] = {"name": "nemo", "version": "2.6.0", "dependencies": edges}
     monkeypatch.setattr(Index, "_declared", lambda *_: ">=0.20")
     moves = [part for move in found.without_extra("numba-cuda") for part in move]
     assert [(part.package, part.declared_by, part.specifier) for part in moves] == wanted
@@ -134,8 +134,8 @@ def test_the_range_that_a_release_declares_stays_where_its_extra_is_left_out(
     monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...] | None, wanted: str
 ) -> None:
     found = candidates("==2.0.*", "2.0.0")
-    steps: Any = found.steps
-    steps.inputs = SimpleNamespace(selection=SimpleNamespace(base=Catalog.open(data_root()).base("debian12-cu130")))
+    failure: Any = found.failure
+    failure.inputs = SimpleNamespace(selection=SimpleNamespace(base=Catalog.open(data_root()).base("debian12-cu130")))
     declared = Declared(by="nemo 2.6.0", lines=lines, extras=("cu13",)) if lines is not None else None
     monkeypatch.setattr(module, "declared_by_release", lambda *_: declared)
     assert found._declared({"name": "nemo"}, "numba-cuda") == wanted
@@ -144,10 +144,10 @@ def test_the_range_that_a_release_declares_stays_where_its_extra_is_left_out(
 @pytest.mark.parametrize("package", [TE, f"{TE}-torch", f"{TE}-cu12"])
 def test_a_family_moves_together(package: str) -> None:
     found = candidates("==2.0.*", "2.0.0")
-    chosen = found.steps.decided.chosen  # type: ignore[union-attr]
+    chosen = found.failure.decided.chosen  # type: ignore[union-attr]
     chosen[f"{TE}-torch"] = replace(chosen[TE], name=f"{TE}-torch")  # type: ignore[index]
     # A core is no component: an extra of another one asks for it.
-    found.steps.resolved.resolution.pins[f"{TE}-cu12"] = "2.0.0"  # type: ignore[union-attr, index]
+    found.failure.resolved.resolution.pins[f"{TE}-cu12"] = "2.0.0"  # type: ignore[union-attr, index]
     moves = [*found.likely(package), *found.earlier(package)]
     assert [part.specifier for part in moves[0]] == ["==1.11.*", "==1.11.*"]
     assert {tuple(sorted(part.package for part in move)) for move in moves} == {(TE, f"{TE}-torch")}
@@ -157,12 +157,12 @@ def test_a_family_moves_together(package: str) -> None:
 
 def test_what_a_release_is_taken_in_the_place_of() -> None:
     found = candidates("==2.0.*", "2.0.0")
-    found.steps.resolved.resolution.pins["nvrx"] = "2.0.0"  # type: ignore[union-attr, index]
+    found.failure.resolved.resolution.pins["nvrx"] = "2.0.0"  # type: ignore[union-attr, index]
     ((first,), *_) = found.earlier("nvrx")
     assert first.text().startswith("nvrx ==1.11.* instead of the newest release: it fails with 2.0.0")
     # As Megatron-Bridge takes nvidia-resiliency-ext, whose build needs a CUDA toolkit.
     source: Any = SimpleNamespace(chosen=SimpleNamespace(asked="c0ffee", git="https://x/nvrx.git"))
-    found.steps.decided.git_sources.in_force["nvrx"] = source  # type: ignore[union-attr]
+    found.failure.decided.git_sources.in_force["nvrx"] = source  # type: ignore[union-attr]
     ((first,), *_) = found.earlier("nvrx")
     assert first.text().startswith("nvrx ==1.11.* instead of c0ffee of https://x/nvrx.git: it fails with 2.0.0")
 
@@ -178,13 +178,13 @@ def test_what_is_taken_the_second_time_is_in_the_place_of_what_upstream_says() -
     def deviation(name: str, instead_of: str, by: str = "") -> Deviation:
         return Deviation(package=name, instead_of=instead_of, specifier=f"!={instead_of}", declared_by=by, reason="w")
 
-    state = State().with_move((deviation(TE, "c0ffee"), deviation("te-torch", "c0ffee"), deviation("x", "<2", "one")))
-    state = state.with_move((deviation("x", "<3", "other"),)).with_move((deviation(TE, "==1.9.*"),))
-    assert texts(state.deviations.values()) == (
+    taken = moved((), (deviation(TE, "c0ffee"), deviation("te-torch", "c0ffee"), deviation("x", "<2", "one")))
+    taken = moved(moved(taken, (deviation("x", "<3", "other"),)), (deviation(TE, "==1.9.*"),))
+    assert texts(taken) == (
         f"{TE} !===1.9.* instead of c0ffee: w",
         "te-torch !=c0ffee instead of c0ffee: w",
         "x !=<2 instead of <2: w",
         "x !=<3 instead of <3: w",
     )
     family = (deviation(TE, "c0ffee"), deviation("te-torch", "c0ffee"))
-    assert texts(State().with_move(family).deviations.values()) == (f"{TE}, te-torch !=c0ffee instead of c0ffee: w",)
+    assert texts(moved((), family)) == (f"{TE}, te-torch !=c0ffee instead of c0ffee: w",)

@@ -66,17 +66,17 @@ def test_ranges_that_exclude_each_other(text: str, relaxed: list[str]) -> None:
 def test_one_range_holds_in_the_place_of_the_other() -> None:
     blame = blame_of(ResolutionError("cannot resolve", why=PACKAGING), ("megatron-core", "nemo-toolkit"))
     assert (blame.clashes, "packaging" in blame.signature) == (clashes(PACKAGING), True)
-    steps: Any = SimpleNamespace(decided=SimpleNamespace(chosen={"megatron-core": None}))
-    context: Any = None
-    ((move,),) = Candidates(steps, "w", context).relaxed(blame.clashes[0])
+    unused: Any = None
+    decided: Any = SimpleNamespace(chosen={"megatron-core": None})
+    ((move,),) = Candidates(unused, decided, "w", unused).relaxed(blame.clashes[0])
     assert (move.package, move.specifier, move.declared_by) == ("packaging", ">=25.0", "lightning")
     assert move.text() == (
         "packaging >=25.0 instead of >=20.0,<25.0, which lightning declares: megatron-core needs it, and no release is "
         "in both ranges"
     )
     # Which release of a component is taken is decided by its own candidates.
-    steps.decided.chosen = {"packaging": SimpleNamespace()}
-    assert [*Candidates(steps, "w", context).relaxed(blame.clashes[0])] == []
+    decided.chosen = {"packaging": SimpleNamespace()}
+    assert [*Candidates(unused, decided, "w", unused).relaxed(blame.clashes[0])] == []
 
 
 def test_bounds_that_let_pre_releases_in_are_those_of_uv_and_not_of_the_packages() -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
-from envbuild.git.refs import Commit, CommitKind
+from envbuild.catalog.catalog import Catalog, Selection
+from envbuild.catalog.data import data_root
+from envbuild.core.errors import BuildError, EnvbuildError, NetworkError, ResolutionError
+from envbuild.core.progress import SilentReporter
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.inputs.deviation import Deviation
+from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.outcome import Failure
 from envbuild.lock.search import search as module
-from envbuild.lock.search.history import has_same_file
 from envbuild.lock.search.search import Search, _Frame
-from envbuild.lock.search.state import Blame, State
+from envbuild.lock.search.state import Blame
+from envbuild.lock.uv.program import NoUploadTimesError
 
 
 def blame(code: str, *packages: str) -> Blame:
@@ -34,49 +38,91 @@ def blame(code: str, *packages: str) -> Blame:
     ],
 )
 def test_move_that_led_nowhere(code: str, packages: tuple[str, ...], no_better: bool) -> None:
-    frame = _Frame(State(), blame("import", "lib"), iter(()), frozenset({"torch", "lib"}))
+    frame = _Frame((), blame("import", "lib"), iter(()), frozenset({"torch", "lib"}))
     assert frame.is_no_better(blame(code, *packages)) is no_better
 
 
 def test_after_what_did_not_resolve_every_package_is_new() -> None:
-    assert not _Frame(State(), blame("import", "lib"), iter(())).is_no_better(blame("install", "brought"))
+    assert not _Frame((), blame("import", "lib"), iter(())).is_no_better(blame("install", "brought"))
 
 
 @pytest.mark.parametrize(
-    ("error", "next_commit"),
+    ("error", "ends"),
     [
-        (NetworkError("cannot resolve: uv cannot fetch from a git repository"), True),
+        (NetworkError("cannot resolve: uv cannot fetch from a git repository").at_upstream(), True),
         (ResolutionError("cannot resolve", why="Failed to build `foo==1.0`"), False),
     ],
 )
 def test_a_repository_that_gives_nothing_is_not_cured_by_another_release(
-    error: EnvbuildError, next_commit: bool, monkeypatch: pytest.MonkeyPatch
+    error: EnvbuildError, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (
         (Deviation(package="te", instead_of="==2.7", specifier=text, reason="r"),) for text in ("==2.6.*", "==2.5.*")
     )
-    older = State(commits={"lead": "a" * 40}, behind=("lead a, 1 commit behind",))
-    monkeypatch.setattr(module, "may_deviate", lambda *_: True)
     monkeypatch.setattr(Search, "_moves", lambda _, blame, __: iter((first, second) if "te" in blame.packages else ()))
-    monkeypatch.setattr(Search, "_older_states", lambda *_: iter((older,)))
-    inputs: Any = SimpleNamespace(selection=None, request=SimpleNamespace(base_named=True))
-    reporter = SimpleNamespace(note=lambda _: None)
-    search = Search(inputs, cast("Any", None), cast("Any", SimpleNamespace(reporter=reporter)), older=True)
-    steps: Any = SimpleNamespace(resolved=None, decided=None, plan=None)
+    inputs = inputs_of(*OPEN)
+    search = Search(inputs, None, cast("Any", SimpleNamespace(reporter=SimpleNamespace(note=lambda _: None))))
 
-    after_one = search.after(State(), steps, ResolutionError("no te ==2.7").about("te"))
-    assert after_one == State().with_move(first)
-    after_two = search.after(after_one, steps, error)
-    assert after_two == (older if next_commit else State().with_move(second))
+    after_one = search.after(Failure(inputs=inputs, error=ResolutionError("no te ==2.7").about("te")))
+    assert isinstance(after_one, LockInputs)
+    assert after_one.deviations == first
+    after_two = search.after(Failure(inputs=after_one, error=error))
+    if isinstance(after_two, Failure):
+        assert ends
+        assert type(after_two.error) is type(error)
+        assert "Tried 2 times" in after_two.error.why
+    else:
+        assert (after_two.deviations, ends) == (second, False)
 
 
-def test_an_older_commit_with_a_later_date_is_no_days_behind() -> None:
-    def at(day: int) -> Commit:
-        when = datetime(2026, 1, day, tzinfo=timezone.utc)
-        return Commit(sha="a" * 40, committed_at=when, kind=CommitKind.BRANCH, name="main")
+def inputs_of(stack: str, base: str, **changes: Any) -> LockInputs:
+    request = LockRequest(as_of=changes.pop("as_of", None))
+    selection = Selection(Catalog.open(data_root()), stack, base, "h200")
+    return replace(LockInputs.of(selection, request), **changes)
 
-    assert module._distance(at(2), at(1), 1) == "1 commit and 0 days behind the tip"
-    assert module._distance(at(1), at(2), 2) == "2 commits and 1 day behind the tip"
+
+PINNED, OPEN = ("mcore", "debian12-cu130"), ("nemo", "ubuntu2404-cu130")
+LOCK: Any = SimpleNamespace(lock=SimpleNamespace(inputs=SimpleNamespace(digest="", as_of_asked="2026-01-01")))
+RESOLVED: Any = SimpleNamespace(resolution=SimpleNamespace(pins={"mamba-ssm": "2.3"}))
+NO_TIMES = NoUploadTimesError("the index has no upload times")
+PINS_STAY = {"pins_stay": True, "deviations": (Deviation(package="te", instead_of="x", reason="r"),)}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "failure", "following"),
+    [
+        (inputs_of(*PINNED, previous=LOCK), {"error": ResolutionError("gone")}, {"previous": None}),
+        (inputs_of(*PINNED), {"error": ResolutionError("no solution")}, None),
+        (
+            inputs_of(*PINNED, previous=LOCK),
+            {"error": NO_TIMES, "all_undated": True},
+            {"no_as_of": True, "previous": None},
+        ),
+        (inputs_of(*PINNED), {"error": NO_TIMES, "undated": frozenset({"a"})}, {"undated": frozenset({"a"})}),
+        (inputs_of(*PINNED, undated=frozenset({"a"})), {"error": NO_TIMES, "undated": frozenset({"a"})}, None),
+        (inputs_of(*PINNED, no_as_of=True), {"error": NO_TIMES}, None),
+        (inputs_of(*PINNED, as_of="2026-01-01"), {"error": NO_TIMES}, None),
+        (inputs_of(*OPEN), {"error": NO_TIMES}, None),
+        (
+            inputs_of(*PINNED, stays={"a": "1"}),
+            {"error": ResolutionError("w"), "resolved": RESOLVED, "to_compile": frozenset({"mamba-ssm"})},
+            {"compiled": frozenset({"mamba-ssm"}), "stays": {"a": "1", "mamba-ssm": "2.3"}},
+        ),
+        (inputs_of(*OPEN, **PINS_STAY), {"error": BuildError("w")}, {"pins_stay": False, "deviations": ()}),
+        (inputs_of(*OPEN, **PINS_STAY), {"error": NetworkError("down")}, None),
+    ],
+)
+def test_what_is_tried_before_other_releases(
+    inputs: LockInputs, failure: dict[str, Any], following: dict[str, Any] | None
+) -> None:
+    search = Search(inputs, None, cast("Any", SimpleNamespace(reporter=SilentReporter())))
+    failed = Failure(inputs=inputs, **failure)
+    found = search.after(failed)
+    if following is None:
+        assert found == failed
+    else:
+        assert isinstance(found, LockInputs)
+        assert {name: getattr(found, name) for name in following} == following
 
 
 def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,21 +136,7 @@ def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: p
 
     monkeypatch.setattr(module, "Candidates", Fake)
     unused: Any = None
-    steps: Any = SimpleNamespace(decided=())
-    found = Search(unused, unused, unused, older=False)._moves(blame("cuda-mixed", "numba-cuda"), steps)
+    failure: Any = SimpleNamespace(decided=())
+    inputs = inputs_of(*OPEN)
+    found = Search(inputs, unused, unused)._moves(blame("cuda-mixed", "numba-cuda"), failure)
     assert [part.specifier for move in found for part in move] == ["without", "likely", "earlier"]
-
-
-@pytest.mark.parametrize(
-    ("tip", "older", "same"),
-    [
-        ({"src/a.py": "x"}, {"src/a.py": "x"}, True),
-        ({"src/a.py": "x"}, {"src/a.py": "y"}, False),
-        ({"src/a.py": "x"}, {"a.py": "x"}, False),
-        ({}, {}, False),
-    ],
-)
-def test_a_file_that_is_not_in_the_tree_is_not_the_same(tip: dict[str, str], older: dict[str, str], same: bool) -> None:
-    trees: Any = {"tip": tip, "older": older}
-    repository: Any = SimpleNamespace(read_files=lambda at, paths: {path: trees[at].get(path) for path in paths})
-    assert has_same_file("a.py", cast("Any", "tip"), cast("Any", "older"), repository) is same

@@ -214,7 +214,7 @@ def test_upstreams_commit_is_in_the_repository_that_upstream_names():
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_an_outage_sends_nobody_to_an_older_commit(gone, monkeypatch):
+def test_an_outage_is_not_upstreams(gone, monkeypatch):
     error = NetworkError("cannot list the refs")
     error.gone = gone
     resolve = FakeRepository.resolve

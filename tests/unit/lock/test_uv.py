@@ -109,7 +109,7 @@ def test_repository_that_cannot_be_fetched_is_a_network_error_about_git(uv, tmp_
         ("error: unable to read sha1 file of a.gif", False),
     ],
 )
-def test_an_outage_of_a_repository_sends_nobody_to_an_older_commit(said, of_upstream, tmp_path):
+def test_an_outage_of_a_repository_is_not_upstreams(said, of_upstream, tmp_path):
     output = f"error: Failed to download and build `q`\n  cause: Git operation failed\n  cause: {said}"
     error = failure(Finished(status=2, output=output, seconds=0.1), "resolve", tmp_path / "log")
     assert (type(error), error.of_upstream) == (NetworkError, of_upstream)

@@ -61,7 +61,7 @@ class Chain:
     def run(self, **changes: object) -> NightRow:
         selection = self.world.selection
         other = Selection(selection.catalog, "mcore", "debian12", "h200")
-        request = NightRequest(selections=(selection, other), project=self.world.project, **changes)  # type: ignore[arg-type]
+        request = NightRequest(**{"selections": (selection, other), "project": self.world.project, **changes})  # type: ignore[arg-type]
         steps = [self._step(name) for name in ("image", "certify", "publish")]
         self.night = Night(request, steps, self.ledger, self.world.context, self.confirm)
         self.calls.clear()
@@ -178,6 +178,12 @@ def test_without_a_new_lock_the_one_that_is_there_goes_on(chain: Chain) -> None:
     (lock,) = [row for row in chain.night.rows if row.name == "lock"]
     assert lock.error is not None
     assert (lock.state, lock.error.fault, lock.attempts) == ("failed", "infrastructure", 2)
+
+
+def test_the_last_good_lock_may_be_on_another_base(chain: Chain) -> None:
+    chain.locks = [NetworkError("the index is down")] * 2
+    chain.run(selections=(Selection(chain.world.selection.catalog, "mcore", "ubuntu2404", "cpu"),))
+    assert ("cpu", "publish", 1) in chain.calls
 
 
 def test_cases_that_failed_are_in_the_ledger_with_their_curves(chain: Chain, world_cases: list[dict]) -> None:

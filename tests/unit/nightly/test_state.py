@@ -136,3 +136,17 @@ def test_what_a_bisection_found_is_named_as_long_as_its_lock_fails(ledger: Ledge
     assert found.as_json()["broken_by"] == found.broken_by
     other = step_row("certify", night="n3", state="failed", lock_digest=digest("c"), error=failure("training"))
     assert only(ledger, night_row("n3"), other).broken_by == ""
+
+
+def test_a_stack_without_a_new_lock_says_since_when_and_why(ledger: Ledger) -> None:
+    def locked(night: str, day: str, **fields: object) -> tuple[Row, Row]:
+        at = f"2026-01-{day}T00:00:00Z"
+        return night_row(night, started_at=at), step_row("lock", night=night, target="", started_at=at, **fields)
+
+    error = StepError(fault="check", kind="ResolutionError", exit_code=4, what="cannot resolve")
+    failed = {"state": "failed", "error": error}
+    nights = [*locked("n1", "10"), *locked("n2", "11", **failed), *locked("n3", "12", **failed)]
+    found = only(ledger, published("10"), *nights)
+    assert found.as_json()["failed_lock"] == {"what": "cannot resolve", "since": "2026-01-11T00:00:00Z"}
+    assert found.state == "good"
+    assert only(ledger, *locked("n4", "13")).failed_lock is None

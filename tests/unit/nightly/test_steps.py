@@ -16,6 +16,7 @@ from envbuild.lock.lockfile import read_lock
 from envbuild.nightly import steps
 from envbuild.nightly.models import Job, NightRequest
 from envbuild.store.local import LocalStore
+from envbuild.sync.verify import Verifier
 
 
 def test_a_night_certifies_by_the_matrix_of_the_driver_that_the_lock_names(tmp_path: Path) -> None:
@@ -33,13 +34,10 @@ def test_a_night_certifies_by_the_matrix_of_the_driver_that_the_lock_names(tmp_p
 
 def test_the_lock_of_a_pinned_stack_is_verified_too(tmp_path: Path, monkeypatch) -> None:
     """Only then does it name its base, without which no image of it is published."""
-    asked = []
-    monkeypatch.setattr(
-        steps, "lock_on_fitting_base", lambda item, _asked, options, _context: asked.append(options(item))
-    )
+    verifiers: list[object] = []
+    monkeypatch.setattr(steps, "lock_stack", lambda *arguments: verifiers.append(arguments[-1]))
     reporter = SilentReporter()
     context = Context(store=LocalStore(tmp_path / "store", reporter), site=load_site(), reporter=reporter)
     request = NightRequest(selections=(SELECTION,), project=tmp_path)
     steps.make_lock(SELECTION, request, context)
-    assert asked[0].verify is not None
-    assert asked[0].preparing is not None
+    assert isinstance(verifiers[0], Verifier)

@@ -31,7 +31,7 @@ trying transformer-engine-torch ==2.6.* instead of ==2.7.*: the nearest earlier 
   import 6 modules: done in 132.4 s
 its packages are of another CUDA than base ubuntu2404-cu130 has: taking ubuntu2204-cu126, which stack nemo names too
 * resolve nemo on ubuntu2204-cu126 ...
-nothing works at the tip; trying nemo-toolkit 5121f9d4e981, 86 commits and 30 days behind the tip of main
+trying packaging >=25.0 instead of <25.0, which lightning declares
 * resolve nemo on ubuntu2204-cu126 ...
 """
 
@@ -89,19 +89,6 @@ def test_modules_of_the_entry_point(record: ModuleType, driver: str, imported: l
 
 
 @pytest.mark.parametrize(
-    ("older", "newer", "days"),
-    [
-        ("2025-09-10T12:00:00Z", "2025-09-17T11:59:59+00:00", 6),
-        ("2025-09-10T12:00:00Z", "2025-09-17T05:00:00-07:00", 7),
-        # A commit's own date can be later than that of a commit after it.
-        ("2025-09-18T00:00:00Z", "2025-09-17T00:00:00Z", 0),
-    ],
-)
-def test_days_between(record: ModuleType, older: str, newer: str, days: int) -> None:
-    assert record.days_between(older, newer) == days
-
-
-@pytest.mark.parametrize(
     ("drivers", "expected"),
     [
         (["bridge", "", "bridge"], "Megatron-Bridge main"),
@@ -121,22 +108,20 @@ def test_days(bench: ModuleType) -> None:
 
 def test_summary_and_what_it_misses(record: ModuleType) -> None:
     good = [
-        result(record, days_behind=behind, deviations=("x",) * count, seconds=seconds)
-        for behind, count, seconds in [(0, 2, 100.0), (0, 0, 300.0), (7, 3, 200.0)]
+        result(record, deviations=("x",) * count, seconds=seconds)
+        for count, seconds in [(2, 100.0), (0, 300.0), (3, 200.0)]
     ]
     numbers = record.summary(good)
     assert numbers["share_verified"] == 1
-    assert numbers["days_behind"] == {"median": 0, "largest": 7}
     assert numbers["deviations"] == {"median": 2, "largest": 3}
     assert numbers["seconds"] == {"median": 200.0, "largest": 300.0}
     assert record.misses(numbers) == []
-    # A failed case has no lock that could be behind or deviate.
+    # A failed case has no lock that could deviate.
     bad = result(record, exit_code=5, verified=False, failure="refused", seconds=900.0)
     numbers = record.summary([*good, bad])
     assert (numbers["verified"], numbers["cases"], numbers["deviations"]["median"]) == (3, 4, 2)
     assert record.misses(numbers) == ["verified: 75% (at least 95%)"]
-    behind = [result(record, days_behind=8, deviations=("x",) * 3)]
-    assert len(record.misses(record.summary(behind))) == 3
+    assert len(record.misses(record.summary([result(record, deviations=("x",) * 3)]))) == 1
     assert record.misses(record.summary([]))
 
 
@@ -156,7 +141,7 @@ def test_a_record_and_its_table(record: ModuleType, tmp_path: Path) -> None:
     assert [item["deviation_count"] for item in value["cases"]] == [1, 0]
     text = (tmp_path / "r.md").read_text()
     assert re.search(r"\| 2025-03-01 \| [^|]*\| te \| ", text)
-    assert "2.6.0rc0 cccccccccccc | 0 | 1 | 1 | 100 |  |" in text
+    assert "2.6.0rc0 cccccccccccc | 1 | 1 | 100 |  |" in text
     assert "| **failed** |" in text
     assert "a\\|b |" in text
     assert "- 2025-03-01: torch <2.9 instead" in text
@@ -193,18 +178,13 @@ def test_a_case_is_run_once(bench: ModuleType, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_lock_that_was_made(bench: ModuleType, tmp_path: Path) -> None:
-    origin, lock = tmp_path / "NeMo", tmp_path / "lock"
-    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C", str(origin)]
-    subprocess.run(["git", "init", "-q", str(origin)], check=True)
-    env = {"GIT_COMMITTER_DATE": "2025-09-17T12:00:00Z", "PATH": "/usr/bin:/bin"}
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True, env=env)
-    tip = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    lock = tmp_path / "lock"
     lock.mkdir()
     (lock / "stack.lock.toml").write_text(
         f'deviations = ["a", "b"]\n[components.nemo-toolkit]\nversion = "2.6.0rc0"\ngit = "https://example.org/NeMo"\n'
-        f'commit = "{"a" * 40}"\nhead = "{tip}"\ncommitted_at = "2025-09-14T11:00:00Z"\n'
+        f'commit = "{"a" * 40}"\n'
     )
-    history = bench.History(tmp_path / "work", {"https://example.org/NeMo": origin}, 60)
+    history = bench.History(tmp_path / "work", {}, 60)
     printed = {
         "path": str(lock),
         "driver": "nemo",
@@ -214,5 +194,5 @@ def test_a_lock_that_was_made(bench: ModuleType, tmp_path: Path) -> None:
     }
     found = history._of_lock(printed)
     assert found["driver"] == "nemo"
-    assert (found["days_behind"], found["deviations"], found["verified"]) == (3, ("a", "b"), False)
+    assert (found["commit"], found["deviations"], found["verified"]) == ("a" * 40, ("a", "b"), False)
     assert found["failure"] == "not imported: nemo.collections.llm.recipes"

@@ -112,7 +112,6 @@ def _check_finding(finding: Finding, consumer: str, provider: str, harmless: str
         packages=(provider, consumer),
         warning=bool(harmless),
         subject=f"{consumer} {finding.file} {finding.name}",
-        files=(finding.file,),
     )
 
 

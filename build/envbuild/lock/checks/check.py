@@ -12,9 +12,7 @@ from envbuild.lock.checks.rules import CheckInput, check_cuda_mix, run_checks
 from envbuild.lock.components.decide import release_without_llm
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
-from envbuild.lock.resolve.held_back import is_open
 from envbuild.lock.resolve.resolve import ResolvedPlan
-from envbuild.lock.uv.cuda_packages import of_another_cuda
 from envbuild.lock.uv.resolution import Resolution
 
 
@@ -55,18 +53,14 @@ def check_lock(resolved: ResolvedPlan, context: LockContext) -> CheckResult:
 
 
 def refuse_at_once(resolved: ResolvedPlan, context: LockContext) -> None:
-    """Refuse what a first resolution shows and no newer release of an open component cures: nothing more is asked.
+    """Refuse what a first resolution shows already, before more is asked of the index.
 
     Raises:
         CheckRefusedError: a placeholder, or packages of another CUDA than the base's.
     """
     plan, resolution = resolved.plan, resolved.resolution
-    still_open = {name for name, item in plan.project.chosen.items() if is_open(plan, item)}
-    placeholders = [item for item in check_releases(plan, resolution, context) if item.code == "placeholder"]
-    findings = [item for item in placeholders if still_open.isdisjoint(item.packages)]
-    cuda = plan.project.base.cuda_major
-    if cuda is not None and still_open.isdisjoint(of_another_cuda(resolution.packages, cuda)):
-        findings += check_cuda_mix(_check_input(plan, resolution, context))
+    placeholders = [finding for finding in check_releases(plan, resolution, context) if finding.code == "placeholder"]
+    findings = [*placeholders, *check_cuda_mix(_check_input(plan, resolution, context))]
     refuse(findings, plan.inputs.request.allow, plan.inputs.title)
 
 

@@ -61,7 +61,6 @@ class CheckFinding:
         subject: what its ID is made from, the same where only versions and lines differ; by default the packages.
         packages: the packages that it is about, by canonical name: another version of one of them may cure it.
         missing_module: a module that nothing in the lock brings, and something imports.
-        files: where it shows, as files are named in their packages: an earlier state of one may not have it.
     """
 
     code: str
@@ -71,7 +70,6 @@ class CheckFinding:
     missing_module: str = ""
     warning: bool = False
     subject: str = ""
-    files: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -91,9 +89,6 @@ class CheckFinding:
 
 class LockRefusedError(CheckRefusedError):
     """Checks refused a lock: with their findings, none of which is a warning."""
-
-    # No other release and no other base cures it: the packages that a finding is about are decided.
-    settled: bool = False
 
     def __init__(self, what: str, *, why: str = "", fix: str = "", findings: Iterable[CheckFinding] = ()) -> None:
         self.findings = tuple(findings)

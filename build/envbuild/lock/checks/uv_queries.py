@@ -17,8 +17,8 @@ from envbuild.core.errors import ResolutionError
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import requirement_of
-from envbuild.lock.uv.explanation import names_in
-from envbuild.lock.uv.resolution import NO_SOLUTION, Resolution, resolve, throw_away
+from envbuild.lock.uv.explanation import NO_SOLUTION, names_in
+from envbuild.lock.uv.resolution import Resolution, resolve, throw_away
 
 
 @dataclass(frozen=True, kw_only=True)

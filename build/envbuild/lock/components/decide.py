@@ -27,7 +27,6 @@ from envbuild.lock.components.select import (
     choose,
     choose_anchor,
     deviated,
-    earlier,
     lead,
     own_choice,
     upstream_overrides,
@@ -76,13 +75,11 @@ def leading_components(
     pins: Mapping[str, Ref],
     as_of: Bound,
     releases: Releases,
-    commits: Mapping[str, str],
 ) -> Leading:
     """Decide whether the stack's takeover holds, and which components lead.
 
     Args:
         releases: what is known of a lead that is a release.
-        commits: older commits to take, by component.
 
     Raises:
         UsageError: a component that only the takeover brings is pinned, and it does not hold.
@@ -109,7 +106,6 @@ def leading_components(
     taken = stack.taken_over()
     spec = taken.components[takeover.lead]
     choice = own_choice(takeover.lead, spec, pins.get(takeover.lead), repositories, as_of)
-    choice = earlier(choice, commits, repositories)
     because = f"{anchor.at()} has no {takeover.without}: {takeover.reason}"
     return Leading(stack=taken, components=(choice, anchor), because=because)
 
@@ -181,11 +177,8 @@ class _Begun:
         return leads | {name for name, pin in pins.items() if isinstance(pin, VersionRef)}
 
 
-def decide_components(inputs: LockInputs, context: LockContext, leading: list[Chosen]) -> Decided:
+def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
     """Decide every component and the as-of moment.
-
-    Args:
-        leading: filled with the components that lead, before anything of their upstreams is read.
 
     Raises:
         ConfigurationError: a ref does not exist, or cannot be used.
@@ -194,13 +187,13 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     """
     base = inputs.selection.base
     pins = parse_pins(inputs.selection.stack_name, inputs.selection.stack, inputs.request.pins)
-    begun = _begin(inputs, pins, context, leading)
+    begun = _begin(inputs, pins, context)
     chosen, exempt = hold_to_cuda(begun.chosen, inputs, begun.as_of, begun.own, context)
     dates = {**begun.dates, **{name: item.until for name, item in exempt.items()}}
     dates |= {item.package: item.until for item in inputs.deviations if item.until}
     rules = LookUpRules(own=begun.own, settings=begun.as_of.settings(dates))
     # Once: what a search tries afterwards has the same pins.
-    if not inputs.deviations and not inputs.commits:
+    if not inputs.deviations:
         refuse_missing_pins(chosen, base, inputs.torch_build, rules, context)
     declarations = Declarations(base, rules, context)
     # Before the companions are held: megatron-core 0.15 declares another Transformer Engine than 0.16 does.
@@ -222,20 +215,18 @@ def decide_components(inputs: LockInputs, context: LockContext, leading: list[Ch
     )
 
 
-def _begin(inputs: LockInputs, pins: Mapping[str, Ref], context: LockContext, leading: list[Chosen]) -> _Begun:
+def _begin(inputs: LockInputs, pins: Mapping[str, Ref], context: LockContext) -> _Begun:
     selection, repositories = inputs.selection, context.repositories
     asked = as_of.NOW if inputs.no_as_of else inputs.request.as_of
     bound = branch_bound(selection, asked, pins, repositories)
     anchor = choose_anchor(selection.stack, pins, repositories, bound)
-    if anchor is not None:
-        anchor = earlier(anchor, inputs.commits, repositories)
 
     def begin(own: OwnIndexes) -> _Begun:
         moment = as_of_moment(selection, asked, pins, anchor, own, context)
         moment = as_of.not_held(context.clock) if inputs.no_as_of else replace(moment, undated=inputs.undated)
         # Known only now: the companions' branches are as of the moment that follows from the anchor.
         until = moment.moment if bound is None and moment.asked != as_of.NOW else bound
-        return _begin_as_of(inputs, pins, anchor, moment, until, own, context, leading)
+        return _begin_as_of(inputs, pins, anchor, moment, until, own, context)
 
     first = _first_indexes(inputs, pins, anchor, bound, context)
     begun = begin(first)
@@ -263,7 +254,6 @@ def _first_indexes(
         found = companions(repositories.at(anchor.git), anchor.commit, inputs.selection.base)
         leads = [Lead(chosen=anchor, companions=found)]
     chosen = choose(stack, pins, leads, repositories, bound, inputs.selection.base)
-    chosen = {name: earlier(item, inputs.commits, repositories) for name, item in chosen.items()}
     quiet = replace(context, reporter=SilentReporter())
     sources = _source_reader(inputs, stack, leads, chosen, pins, bound, quiet).take(chosen)
     return own_indexes({}, sources, named_indexes(context.site.indexes))
@@ -277,7 +267,6 @@ def _begin_as_of(
     bound: Bound,
     own: OwnIndexes,
     context: LockContext,
-    leading: list[Chosen],
 ) -> _Begun:
     selection, base = inputs.selection, inputs.selection.base
     dates = own_dates(selection.stack.every_component())
@@ -288,9 +277,7 @@ def _begin_as_of(
         undecided=frozenset(selection.stack.undecided() - set(pins)),
         context=context,
     )
-    led = leading_components(selection.stack, anchor, pins, bound, releases, inputs.commits)
-    # In place, before upstream's files are read: a search can go back along their branch if one cannot be understood.
-    leading[:] = led.components
+    led = leading_components(selection.stack, anchor, pins, bound, releases)
     leads = tuple(lead(item, releases) for item in led.components)
     effective = EffectiveStack(stack=led.stack, leads=leads, because=led.because)
     chosen = choose(effective.stack, pins, effective.leads, context.repositories, bound, base)

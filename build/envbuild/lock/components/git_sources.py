@@ -285,7 +285,7 @@ class GitSourceReader:
             return replace(bare, asked=source.url, url=source.url)
         if source.path or source.workspace:
             folder = folder_of(source, by, self.repositories)
-            return replace(bare, asked=by.asked, git=by.git, commit=by.commit, head=by.head, subdirectory=folder)
+            return replace(bare, asked=by.asked, git=by.git, commit=by.commit, subdirectory=folder)
         repository = self.repositories.at(source.git)
         # As uv does with a source without rev, tag and branch.
         ref = source.git_ref or GitRef(f"refs/heads/{repository.default_branch()}")

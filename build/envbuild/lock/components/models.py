@@ -39,7 +39,6 @@ class Chosen:
         index: the index that its releases are taken from, by name; empty for the site's own.
         held_by: the components whose declarations led to it, where these decide.
         overrides: upstream puts it over what packages declare of it.
-        head: the tip of its branch, where an older commit of the branch is taken.
         version: the release of the specifier that is taken, where it is one with those of other packages.
         pinned_by: the component whose upstream pins this very commit.
         release_of: the repository and the commit that upstream pins, where a release is taken in its place.
@@ -58,7 +57,6 @@ class Chosen:
     index: str = ""
     held_by: tuple[str, ...] = ()
     overrides: bool = False
-    head: Commit | None = None
     version: str = ""
     pinned_by: str = ""
     release_of: tuple[str, Commit] | None = None

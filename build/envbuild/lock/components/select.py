@@ -30,16 +30,6 @@ def choose_anchor(stack: Stack, pins: Mapping[str, Ref], repositories: Repositor
     return own_choice(stack.anchor, stack.components[stack.anchor], pins.get(stack.anchor), repositories, as_of)
 
 
-def earlier(chosen: Chosen, commits: Mapping[str, str], repositories: Repositories) -> Chosen:
-    """A component from a branch, at the older commit of it that is asked for, if one is."""
-    sha, head = commits.get(chosen.name), chosen.commit
-    if sha is None or head is None or sha == head.sha:
-        return chosen
-    older = repositories.at(chosen.git).resolve(GitRef(sha))
-    # A commit of its own follows nothing; this one is of the branch, and the lock is old once the branch moves.
-    return replace(chosen, commit=replace(older, kind=head.kind, name=head.name), head=head)
-
-
 def deviated(chosen: Mapping[str, Chosen], deviations: Sequence[Deviation]) -> dict[str, Chosen]:
     """The components, with other releases of those of which the pins do not work."""
     found = dict(chosen)
@@ -203,7 +193,7 @@ def _companion(
     except (ConfigurationError, NetworkError) as error:
         # uv fetches the submodules of what it builds from git, whatever is pinned.
         another = f"Or say which {name} to take instead: --pin {name}=REF --name NAME"
-        older = "Or take a commit from before: without --exact, envbuild lock looks for one."
+        older = "Or take a commit from before: envbuild lock --as-of DATE --name NAME."
         named = error.with_context(
             why=f"{because} names it for {name}.\n{error.why}",
             fix=f"{error.fix}\n{older if companion.where.startswith('submodule') else another}",

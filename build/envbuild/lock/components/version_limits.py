@@ -29,8 +29,9 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.request import LockInputs
+from envbuild.lock.uv.explanation import NO_SOLUTION
 from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes
-from envbuild.lock.uv.resolution import NO_SOLUTION, look_up, look_up_with_needs, upload_seconds
+from envbuild.lock.uv.resolution import look_up, look_up_with_needs, upload_seconds
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
 
@@ -236,6 +237,6 @@ def _none_yet(item: Chosen, base: Base, moment: AsOf) -> CheckRefusedError:
         f"as of {moment.text()} no release of {item.name} on the index is for CUDA {major}",
         why=f"Those for CUDA {major} are {item.name}{item.specifier} ({item.because}).",
         fix="Name the base, and the first one is taken although it is newer: --base NAME",
-        # By this code lock_on_fitting_base goes on with the stack's next base.
+        # By this code lock_stack goes on with the stack's next base.
         codes=["cuda-mixed"],
     )

@@ -62,8 +62,6 @@ class LockInputs:
             deviations.
         like: a lock whose compile phase may declare the same.
         deviations: what is taken in the place of pins that do not work.
-        commits: older commits of their branches to take, by component.
-        behind: how far these are behind, and what blocks the branches' tips, for people.
         no_as_of: hold packages to no moment: the user says so, or the stack pins its components and the index has no
             upload times.
         undated: packages whose index states no upload times, which are not held to the moment.
@@ -79,8 +77,6 @@ class LockInputs:
     pins_stay: bool = False
     like: LockDirectory | None = None
     deviations: tuple[Deviation, ...] = ()
-    commits: Mapping[str, str] = field(default_factory=dict)
-    behind: tuple[str, ...] = ()
     compiled: frozenset[str] = frozenset()
     undated: frozenset[str] = frozenset()
     no_as_of: bool = False
@@ -94,7 +90,7 @@ class LockInputs:
     def moved_on(self, existing: LockDirectory | None) -> LockInputs:
         """The inputs of the lock that replaces one which is old for its branches alone: its versions stay."""
         same = existing is not None and existing.lock.inputs.digest == self.digest
-        # A lock as of a day keeps its versions in any case (make.py).
+        # A lock as of a day keeps its versions in any case (search.first_attempt).
         if existing is None or not same or existing.lock.inputs.as_of_asked != NOW:
             return self
         return replace(self, stays=existing.packages())
@@ -115,7 +111,7 @@ class LockInputs:
 
 
 class NoReleaseError(ResolutionError):
-    """The index has no release that the user pinned: no other base and no older commit has it."""
+    """The index has no release that the user pinned: no other base has it."""
 
 
 def leaves_open(stack: Stack) -> bool:
@@ -129,7 +125,7 @@ def may_deviate(selection: Selection, request: LockRequest) -> bool:
 
 
 def is_curable(error: EnvbuildError) -> bool:
-    """Whether other versions, or an older commit of upstream's, may cure a failure.
+    """Whether other versions, or another base, may cure a failure.
 
     Others (no network, no permission, a wrong option) end a search.
     """

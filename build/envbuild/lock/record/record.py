@@ -87,10 +87,8 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         pyproject_digest=pyproject,
         deviations=texts(plan.inputs.deviations),
         deviating=tuple(LockedDeviation(**vars(item)) for item in plan.inputs.deviations),
-        behind=plan.inputs.behind,
         fallback_from=plan.inputs.request.fallback_from,
         preferred=_preferred(plan, pins),
-        held_back=resolved.held_back,
     )
     return lockfile.sealed(lock)
 
@@ -150,7 +148,6 @@ def _component(item: Chosen, version: str, plan: LockPlan) -> LockedComponent:
         update={
             "git": item.git,
             "commit": item.commit.sha,
-            "head": item.head.sha if item.head else None,
             "subdirectory": item.subdirectory or None,
             "committed_at": as_of.timestamp(item.commit.committed_at),
             "ref_kind": item.commit.kind.value,

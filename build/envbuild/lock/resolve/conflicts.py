@@ -28,8 +28,9 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
 from envbuild.lock.resolve.declarations import releases_as_of
+from envbuild.lock.uv.explanation import NO_SOLUTION
 from envbuild.lock.uv.program import TookTooLongError
-from envbuild.lock.uv.resolution import NO_SOLUTION, resolve, throw_away
+from envbuild.lock.uv.resolution import resolve, throw_away
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
 MOST_ATTEMPTS = 20

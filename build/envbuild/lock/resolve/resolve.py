@@ -29,7 +29,6 @@ from envbuild.lock.project.pyproject import Project, main_lines, with_git_source
 from envbuild.lock.resolve.builds import build_constraints
 from envbuild.lock.resolve.conflicts import explain_pins
 from envbuild.lock.resolve.declarations import with_declarations
-from envbuild.lock.resolve.held_back import with_newer
 from envbuild.lock.uv.explanation import names_in, not_there
 from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.resolution import Packages, Resolution, resolve, throw_away
@@ -45,13 +44,11 @@ class ResolvedPlan:
 
     Attributes:
         build_constraints: what the isolated builds of the packages from git take.
-        held_back: components of which an old release is locked, and what holds them back, for people.
     """
 
     plan: LockPlan
     resolution: Resolution
     build_constraints: tuple[str, ...] = ()
-    held_back: tuple[str, ...] = ()
 
     @property
     def pins(self) -> dict[str, str]:
@@ -156,12 +153,11 @@ def _explained(plan: LockPlan, context: LockContext) -> Iterator[None]:
         yield
     except ResolutionError as error:
         inputs = plan.inputs
-        # It is resolved anew without the versions of the existing lock (new_lock): only that failure is explained.
+        # It is resolved anew without the versions of the existing lock (Search): only that failure is explained.
         if inputs.previous is not None:
             raise
         # An explanation takes up to a minute. Where a search goes on, the first of its failures is explained.
-        later = inputs.deviations or inputs.commits or inputs.request.fallback_from
-        if later and may_deviate(inputs.selection, inputs.request):
+        if (inputs.deviations or inputs.request.fallback_from) and may_deviate(inputs.selection, inputs.request):
             raise
         raise explain_pins(plan, error, context) from None
 
@@ -186,7 +182,7 @@ def resolve_first(plan: LockPlan, guess: Guess | None, context: LockContext) -> 
 
 
 def pin_plan(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
-    """Take newer releases of what is held back, and resolve with every version pinned: the project of the lock.
+    """Resolve with every version pinned: the project of the lock.
 
     Raises:
         ResolutionError: the stack does not resolve.
@@ -201,7 +197,7 @@ def pin_plan(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
 
 
 def pinned(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
-    plan, found, held_back = with_newer(first.plan, first.resolution, context)
+    plan, found = first.plan, first.resolution
     # Without a source that nothing asked for, other releases may be taken, which ask for fewer sources in turn.
     while (sources := settle(plan.project.git_sources, found.uv_lock["package"])) != plan.project.git_sources:
         before = plan.project.git_sources.in_force
@@ -216,7 +212,7 @@ def pinned(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
     # uv.lock must be of the project that the lock holds, whose constraints pin every version: otherwise a plain `uv
     # sync` would resolve again.
     builds = build_constraints(plan, found.pins, context)
-    resolved = ResolvedPlan(plan=plan, resolution=found, build_constraints=builds, held_back=held_back)
+    resolved = ResolvedPlan(plan=plan, resolution=found, build_constraints=builds)
     if plan.project_text(resolved.pins) == plan.project_text(plan.keep):
         return resolved  # every version was kept: this is what was resolved
     # The NeMo 2.3 recipe takes 59 s with warm caches and 0.4 s offline (uv 0.13.8): what it waits for is the index.

@@ -1,1 +1,1 @@
-"""The search for a lock that passes: other releases than upstream's pins, and older commits of a branch."""
+"""The search for a lock that passes: other releases than upstream's pins."""

@@ -12,8 +12,7 @@ from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
 from envbuild.lock.checks.findings import LockRefusedError
 from envbuild.lock.search.clashes import Clash, clashes
 from envbuild.lock.search.state import Blame
-from envbuild.lock.uv.explanation import NAME, names_in, not_there
-from envbuild.lock.uv.resolution import NO_SOLUTION
+from envbuild.lock.uv.explanation import NAME, NO_SOLUTION, names_in, not_there
 
 # A package that uv must build for its metadata, and cannot; its hint says who asked for it, from the project on.
 _NOT_BUILT = re.compile(rf"Failed to (?:download and )?build `{NAME}(?: @ |==)")

@@ -33,7 +33,7 @@ from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import WorkContext
 from envbuild.lock.inputs.as_of import timestamp
 from envbuild.lock.inputs.deviation import Deviation
-from envbuild.lock.make import LockProgress
+from envbuild.lock.outcome import Failure
 from envbuild.lock.search.clashes import Clash
 from envbuild.lock.search.state import Move
 from envbuild.lock.uv.named_index import LookUpRules
@@ -60,13 +60,15 @@ class Candidates:
     """The candidates of packages, after an attempt.
 
     Attributes:
-        steps: how far the attempt came: at least to decided components.
+        failure: of the attempt.
+        decided: its components.
         why: what failed, for the reasons of deviations.
         context: with a folder for questions to uv.
         without: a package that uv cannot build: releases that ask for it are passed over. Empty: none.
     """
 
-    steps: LockProgress
+    failure: Failure
+    decided: Decided
     why: str
     context: WorkContext
     without: str = ""
@@ -74,17 +76,12 @@ class Candidates:
 
     @property
     def _base(self) -> Base:
-        return self.steps.inputs.selection.base
-
-    @property
-    def _decided(self) -> Decided:
-        assert self.steps.decided is not None  # noqa: S101 - for the type checker: Search._moves saw to it
-        return self.steps.decided
+        return self.failure.inputs.selection.base
 
     @property
     def _resolution(self) -> Resolution:
         """What the attempt resolved to; an empty one where it did not."""
-        resolved = self.steps.resolved
+        resolved = self.failure.resolved
         return resolved.resolution if resolved is not None else Resolution({}, 0, {"package": []})
 
     def may_move(self, package: str) -> bool:
@@ -93,7 +90,7 @@ class Candidates:
 
     def likely(self, package: str) -> Iterator[Move]:
         """What may be taken of a package: the nearest release, the one of the commit's time, or the first."""
-        for source in self._decided.git_sources.missing:
+        for source in self.decided.git_sources.missing:
             if source.name == package and not source.barred:
                 # Not of the place that upstream names: of the index, whatever is there.
                 reason = f"{source.error.what}; a release of the index"
@@ -183,7 +180,7 @@ class Candidates:
 
     def _component(self, package: str) -> tuple[str, Chosen | None]:
         """The component that a package is, else one that has one version with it (of Transformer Engine's core)."""
-        chosen = self._decided.chosen
+        chosen = self.decided.chosen
         name = next((name for name in (package, *chosen) if name in chosen and name in family_of(package)), package)
         return name, chosen.get(name)
 
@@ -202,7 +199,7 @@ class Candidates:
 
     def _git_source(self, package: str) -> GitSource | None:
         """Where a package that is no component is taken from, besides the index."""
-        return self._decided.git_sources.in_force.get(package)
+        return self.decided.git_sources.in_force.get(package)
 
     def _released(self, package: str) -> Iterator[Move]:
         """Releases of the index in the place of a git commit: of its own line, then any that the others ask for."""
@@ -230,7 +227,7 @@ class Candidates:
 
     def _forced(self, package: str) -> str:
         """The range that upstream forces on a package that is no component; empty: none."""
-        plan = self.steps.plan
+        plan = self.failure.plan
         forced = plan.upstream_overrides.get(package) if plan is not None else None
         return forced.texts[0].partition(";")[0].strip() if forced is not None else ""
 
@@ -294,7 +291,7 @@ class Candidates:
         family = family_of(item.name)
         members = [
             other
-            for other in self._decided.chosen.values()
+            for other in self.decided.chosen.values()
             if other.name in family
             or (item.spec.release_file is not None and other.spec.git == item.spec.git and other.commit is None)
         ]
@@ -319,11 +316,11 @@ class Candidates:
         # uv's exclude-newer takes what was uploaded before the moment; the times here have whole seconds.
         until = datetime.fromtimestamp(max(times), timezone.utc) + timedelta(seconds=1)
         reason = f"the index had no release of it yet; {found['version']} is the first"
-        yield self._until(package, self._decided.as_of.text(), until, reason)
+        yield self._until(package, self.decided.as_of.text(), until, reason)
 
     def _of_the_time(self, package: str, item: Chosen | None, version: str) -> Iterator[Move]:
         """What there was when the anchor's commit was made."""
-        leads = self._decided.effective.leads
+        leads = self.decided.effective.leads
         dates = [lead.chosen.commit.committed_at for lead in leads if lead.chosen.commit is not None]
         times = upload_seconds(self._resolution.tables.get(package, {}))
         if not dates or not times:
@@ -337,7 +334,7 @@ class Candidates:
 
     def _until(self, package: str, asked: str, until: datetime, reason: str) -> Move:
         """Nothing newer than a moment, of a package and of those that have one version with it."""
-        there = {*self._decided.chosen, *self._resolution.pins}
+        there = {*self.decided.chosen, *self._resolution.pins}
         return tuple(
             Deviation(package=name, instead_of=asked, until=timestamp(until), reason=reason)
             for name in (package, *sorted((family_of(package) & there) - {package}))
@@ -365,9 +362,9 @@ class Candidates:
 
     def _asked(self, package: str, specifier: str, *, lowest: bool, dated: bool) -> dict[str, Any] | None:
         settings: dict[str, object] = {"resolution": "lowest"} if lowest else {}
-        if dated and self._decided.as_of.held:
-            settings["exclude-newer"] = self._decided.as_of.text()
-        rules = LookUpRules(own=self._decided.own, settings=settings)
+        if dated and self.decided.as_of.held:
+            settings["exclude-newer"] = self.decided.as_of.text()
+        rules = LookUpRules(own=self.decided.own, settings=settings)
         # Placeholders hold a name on the index and have nothing in them: for the 1.8.0.dev0 of Transformer Engine that
         # NeMo of 2025-03-01 pins, the index has 0.0.0 below and 1.9.0 above.
         limits = [*filter(None, (specifier, NO_PLACEHOLDER if len(family_of(package)) > 1 else ""))]

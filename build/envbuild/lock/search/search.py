@@ -1,116 +1,91 @@
-"""The search: attempts until one passes, each with what the failure of the last one calls for."""
+"""The search: which attempt is next on a base, chosen from the failures of those before it."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from envbuild.catalog.context import Context
-from envbuild.core.errors import EnvbuildError, ResolutionError
-from envbuild.git.refs import Commit
-from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
-from envbuild.lock.components.models import Chosen, DecidedBy
-from envbuild.lock.context import Repositories, WorkContext, work_folder
-from envbuild.lock.inputs.deviation import texts
+from envbuild.core.errors import CheckRefusedError, ResolutionError
+from envbuild.lock.checks.findings import CheckFinding
+from envbuild.lock.context import WorkContext
+from envbuild.lock.inputs import as_of
+from envbuild.lock.inputs.deviation import Deviation, texts
 from envbuild.lock.inputs.request import LockInputs, is_curable, is_of_another_cuda, may_deviate
-from envbuild.lock.lockfile import LockDirectory
-from envbuild.lock.make import LockProgress, new_lock
+from envbuild.lock.lockdir import shipped_lock
+from envbuild.lock.lockfile import LockDirectory, read_lock
+from envbuild.lock.outcome import Failure
 from envbuild.lock.search.blame import blame_of
 from envbuild.lock.search.candidates import Candidates
-from envbuild.lock.search.clashes import in_plain_ranges
-from envbuild.lock.search.history import has_same_file, leading, older_commits
-from envbuild.lock.search.session import OF_INSTALLATION, SearchSession
-from envbuild.lock.search.state import Blame, Move, State
-from envbuild.lock.uv.resolution import NO_SOLUTION
+from envbuild.lock.search.state import Blame, Move, key_of, moved
+from envbuild.lock.search.summary import summary
+from envbuild.lock.uv.program import NoUploadTimesError
 
-# The first reason of uv 0.13's explanation, which goes on for pages.
-_BECAUSE = re.compile(r"Because (.{1,200}?)(?:,? we can conclude| and because|$)", re.IGNORECASE)
-_NOT_BUILT = re.compile(r"error: (Failed to [^`]{1,40}`[^`]{1,200}`)")
-# At one commit: an attempt takes half a minute to two minutes, with its verification.
+# An attempt takes half a minute to two minutes, with its verification.
 MOST_ATTEMPTS = 10
-# Older commits that are tried.
-MOST_COMMITS = 10
+_MAY_DIFFER = "and another day may lock others"
 # For one failure, so many candidates of each package.
 MOST_CANDIDATES = 6
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """How a search goes on.
-
-    Attributes:
-        older: back along the branch where nothing works at its tip.
-        session: what was tried before, on this base or another.
-        may_go_on: called before each attempt; raises what none can be verified for.
-    """
-
-    older: bool
-    session: SearchSession | None = None
-    may_go_on: Callable[[], None]
-
-
-@contextlib.contextmanager
-def searched_lock(
-    inputs: LockInputs,
-    existing: LockDirectory | None,
-    accept: Callable[[Path], None],
-    repositories: Repositories,
-    context: Context,
-    options: SearchOptions,
-) -> Iterator[Path]:
-    """A lock that every check and ``accept`` pass, in a folder that goes at the end.
+def first_attempt(inputs: LockInputs, existing: LockDirectory | None) -> LockInputs:
+    """The first attempt at a lock.
 
     Args:
-        accept: tries a finished lock; raises what it is refused by.
-
-    Raises:
-        EnvbuildError: nothing passes: the failure that blocks the branch's tip, with what was tried.
+        existing: one from the same inputs as of the same moment keeps its versions: an index does not say when it
+            yanked one, so a new resolution could come out differently. So does one of the same pins.
     """
-    selection, session = inputs.selection, options.session
-    context = session.begin(context) if session is not None else context
-    with work_folder(context, "search", f"search-{selection.stack_name}-{selection.base_name}") as work:
-        search = Search(inputs, repositories, work, older=options.older)
-        state = State().with_move(inputs.deviations)
-        while True:
-            options.may_go_on()
-            steps = LockProgress(state.of(inputs), recall=session.recall if session is not None else None)
-            with contextlib.ExitStack() as attempt:
-                try:
-                    folder = attempt.enter_context(new_lock(steps.inputs, existing, repositories, context, steps))
-                    if session is not None:
-                        session.keep_lock(steps, folder)
-                    accept(folder)
-                except EnvbuildError as error:
-                    if not is_curable(error):
-                        if session is not None and session.has_lock(steps):
-                            context.reporter.note("note: the lock is resolved, and kept for a day: run this again")
-                        raise
-                    failure = error
-                    if session is not None:
-                        session.keep(steps, error)
-                else:
-                    yield folder
-                    return
-            if inputs.pins_stay:
-                # Without what the existing lock knows: upstream's code, or the index, is another one by now.
-                inputs, state = replace(inputs, pins_stay=False, deviations=()), State()
-            else:
-                state = search.after(state, steps, failure)
+    keeps = existing is not None and (
+        inputs.pins_stay
+        or (existing.lock.inputs.digest == inputs.digest and existing.lock.inputs.as_of_asked != as_of.NOW)
+    )
+    return replace(inputs, previous=existing if keeps else None, like=existing or _shipped(inputs))
+
+
+def _shipped(inputs: LockInputs) -> LockDirectory | None:
+    """The stack's lock that comes with envbuild, as far as it can be read."""
+    path = shipped_lock(inputs.selection.stack_name, inputs.selection.base_name)
+    with contextlib.suppress(CheckRefusedError):
+        return read_lock(path) if path is not None else None
+    return None
+
+
+def made_otherwise(failure: Failure) -> tuple[LockInputs, str] | None:
+    """The same releases once more in another way, and why, for people; None: that cures nothing."""
+    inputs, error = failure.inputs, failure.error
+    # Only a resolution shows what is asked for, and of which releases there are no wheels.
+    if failure.to_compile and failure.resolved is not None:
+        # What was found is preferred, so that only these packages change.
+        stays = {**inputs.stays, **failure.resolved.resolution.pins}
+        compiled = replace(inputs, compiled=inputs.compiled | failure.to_compile, stays=stays)
+        return compiled, f"note: {error.what}: resolving with phase compile for it"
+    if failure.all_undated:
+        free = replace(inputs, previous=None, no_as_of=True)
+        return free, f"warning: {error.what}: packages are held to no moment, {_MAY_DIFFER}"
+    if failure.undated - inputs.undated:
+        names = ", ".join(sorted(failure.undated))
+        freer = replace(inputs, undated=failure.undated)
+        return freer, f"warning: {error.what}: held to no moment, {_MAY_DIFFER}: {names}"
+    if isinstance(error, NoUploadTimesError):
+        return None  # a date has to hold
+    # A version that was kept can be gone from the index (test_a_dated_lock_whose_release_is_gone_is_resolved_anew).
+    if isinstance(error, ResolutionError) and inputs.previous is not None:
+        without = replace(inputs, previous=None)
+        return without, "the versions of the existing lock do not resolve any more: resolving without them"
+    return None
 
 
 @dataclass
 class _Frame:
-    """A state that failed, and what is left to try against its failure.
+    """An attempt that failed, and what is left to try against its failure.
 
     Attributes:
+        deviations: what it took.
         locked: the packages that it resolved to; empty where it did not.
     """
 
-    state: State
+    deviations: tuple[Deviation, ...]
     blame: Blame
     moves: Iterator[Move]
     locked: frozenset[str] = frozenset()
@@ -120,80 +95,89 @@ class _Frame:
 
         NeMo of April 2025 seemed to need nvidia-pytriton, of whose own needs two do not build with Python 3.12.
         """
-        brought = {item.code for item in blame.findings} == {OF_INSTALLATION}
+        brought = {finding.code for finding in blame.findings} == {"install"}
         own = brought and bool(blame.packages and self.locked) and not {*blame.packages} & self.locked
         return own or self.blame.signature == blame.signature
 
 
 class Search:
-    """What to try next.
+    """Chooses the next attempt on a base.
 
     Args:
+        first: the first attempt.
+        existing: a lock in whose place one is made.
         context: with a folder for questions to uv.
-        older: go back along the branch where nothing works at its tip.
     """
 
-    def __init__(self, inputs: LockInputs, repositories: Repositories, context: WorkContext, *, older: bool) -> None:
-        self._inputs = inputs
-        self._repositories = repositories
+    def __init__(self, first: LockInputs, existing: LockDirectory | None, context: WorkContext) -> None:
+        self._start = first
+        if first.pins_stay:
+            # Without what the existing lock knows: upstream's code, or the index, is another one by now.
+            self._start = first_attempt(replace(first, pins_stay=False, deviations=()), existing)
         self._context = context
-        self._older = older
         self._frames: list[_Frame] = []
-        self._tried: set[tuple[object, ...]] = set()
+        self._tried: set[tuple[tuple[str, ...], ...]] = set()
         self._lines: list[str] = []
-        self._blocking: Blame | None = None
-        self._commits: Iterator[State] | None = None
-        self._attempts = 0
-        self._shallow = ""
+        self._blocking: tuple[Failure, Blame] | None = None
 
-    def after(self, state: State, steps: LockProgress, error: EnvbuildError) -> State:
-        """The state to try after one that failed.
-
-        Raises:
-            EnvbuildError: nothing is left.
-        """
-        request = self._inputs.request
+    def after(self, failure: Failure) -> LockInputs | Failure:
+        """What to try after a failure; where nothing is left, the failure to report."""
+        inputs, error = failure.inputs, failure.error
+        if (otherwise := made_otherwise(failure)) is not None:
+            following, why = otherwise
+            self._context.reporter.note(why)
+            return following
+        if not is_curable(error):
+            return failure
+        if inputs.pins_stay:
+            return self._start
         # Another base is taken before other releases, where the user leaves it open.
-        if not may_deviate(self._inputs.selection, request) or (is_of_another_cuda(error) and not request.base_named):
-            raise error
-        blame = replace(blame_of(error, _direct(steps)), resolved=steps.resolved is not None)
-        blame = replace(blame, settled=self._settled(blame, steps))
-        if isinstance(error, LockRefusedError):
-            error.settled = bool(blame.settled)
-        self._tried.add(state.key)
-        self._attempts += 1
-        self._lines.append(f"{_words(state)}: {summary(error)}")
-        # Older commits may fail by something else: what counts is what blocks the tip.
-        if self._blocking is None or (self._commits is None and blame.is_beyond(self._blocking)):
-            self._blocking = blame
+        request = inputs.request
+        if not may_deviate(inputs.selection, request) or (is_of_another_cuda(error) and not request.base_named):
+            return failure
+        blame = replace(blame_of(error, _direct(failure)), resolved=failure.resolved is not None)
+        blame = replace(blame, settled=self._settled(blame, failure))
+        self._tried.add(key_of(inputs.deviations))
+        self._lines.append(f"{_words(inputs)}: {summary(error)}")
+        blocking = (failure, blame)
+        if self._blocking is not None and not blame.is_beyond(self._blocking[1]):
+            blocking = self._blocking
+        self._blocking = blocking
         # Where a move did not help the next one is tried in its place.
         if not self._frames or not self._frames[-1].is_no_better(blame):
-            locked = frozenset(steps.resolved.resolution.pins) if steps.resolved is not None else frozenset()
             # What was tried against earlier failures is not about this one.
             if blame.of_syntax or blame.of_source or blame.settled:
                 self._frames = []
-            moves = iter(()) if blame.settled else self._moves(blame, steps)
-            self._frames.append(_Frame(state, blame, moves, locked))
-        return self._next(steps, error)
+            locked = frozenset(failure.resolved.resolution.pins) if failure.resolved is not None else frozenset()
+            moves = iter(()) if blame.settled else self._moves(blame, failure)
+            self._frames.append(_Frame(inputs.deviations, blame, moves, locked))
+        return self._next_attempt() or self._nothing_left(*blocking)
 
-    def _next(self, steps: LockProgress, error: EnvbuildError) -> State:
-        while self._frames and self._attempts < MOST_ATTEMPTS:
+    def _next_attempt(self) -> LockInputs | None:
+        while self._frames and len(self._lines) < MOST_ATTEMPTS:
             frame = self._frames[-1]
             move = next(frame.moves, None)
             if move is None:
                 self._frames.pop()
                 continue
-            state = frame.state.with_move(move)
-            if state.key not in self._tried:
-                for text in texts(state.deviations[item.package, item.declared_by] for item in move):
+            deviations = moved(frame.deviations, move)
+            if key_of(deviations) not in self._tried:
+                packages = {(deviation.package, deviation.declared_by) for deviation in move}
+                for text in texts(taken for taken in deviations if (taken.package, taken.declared_by) in packages):
                     self._context.reporter.note(f"trying {text}")
-                return state
-        return self._at_an_older_commit(steps, error)
+                return replace(self._start, deviations=deviations)
+        return None
 
-    def _moves(self, blame: Blame, steps: LockProgress) -> Iterator[Move]:
-        if steps.decided is None:
+    def _nothing_left(self, failure: Failure, blame: Blame) -> Failure:
+        error = failure.error
+        tried = [f"Tried {len(self._lines)} times:", *self._lines] if len(self._lines) > 1 else []
+        explained = error.with_context(why="\n".join([error.why, *tried]))
+        return replace(failure, error=explained, settled=bool(blame.settled))
+
+    def _moves(self, blame: Blame, failure: Failure) -> Iterator[Move]:
+        if failure.decided is None:
             return
-        candidates = Candidates(steps, summary(blame.error), self._context, without=blame.unbuilt)
+        candidates = Candidates(failure, failure.decided, summary(blame.error), self._context, without=blame.unbuilt)
         # A generator: each candidate is a question to uv, asked only when its turn comes.
         yield from (candidates.missing(module) for module in blame.missing)
         yield from _in_turn(candidates.without_extra, blame.packages)
@@ -201,53 +185,13 @@ class Search:
         yield from itertools.chain.from_iterable(map(candidates.relaxed, blame.clashes[:MOST_CANDIDATES]))
         yield from _in_turn(candidates.earlier, blame.packages)
 
-    def _settled(self, blame: Blame, steps: LockProgress) -> tuple[CheckFinding, ...]:
+    def _settled(self, blame: Blame, failure: Failure) -> tuple[CheckFinding, ...]:
         """The findings that stay whatever the search takes in the place of releases."""
-        if steps.decided is None:
+        if failure.decided is None:
             return ()
-        may_move = Candidates(steps, "", self._context).may_move
-        closed = [item for item in blame.findings if item.is_closed]
-        return tuple(item for item in closed if not any(map(may_move, item.packages)))
-
-    def _at_an_older_commit(self, steps: LockProgress, error: EnvbuildError) -> State:
-        if self._commits is None:
-            self._commits = itertools.islice(self._older_states(steps, error), MOST_COMMITS)
-        self._frames, self._attempts = [], 0
-        state = next(self._commits, None)
-        if state is None:
-            raise self._nothing_left()
-        self._context.reporter.note(f"nothing works at the tip; trying {'; '.join(state.behind)}")
-        return state
-
-    def _older_states(self, steps: LockProgress, error: EnvbuildError) -> Iterator[State]:
-        lead = leading(steps, error) if self._older else None
-        if lead is None:
-            return
-        head, blocking = lead.head or lead.commit, self._blocking
-        assert head is not None  # noqa: S101 - for the type checker: what leads is a commit
-        assert blocking is not None  # noqa: S101 - for the type checker: something failed
-        repository = self._repositories.at(lead.git)
-        files = [*dict.fromkeys(file for item in blocking.findings for file in item.files)]
-        if repository.is_shallow():
-            self._shallow = f"{lead.git} is shallow: there is no older commit to try than those that it has."
-        # What the user or the stack decided stays, and so does a finding in a file that is as it is at the tip.
-        others = {name for name, item in _decided(steps).items() if item.origin in (DecidedBy.PIN, DecidedBy.STACK)}
-        same = [item for item in blocking.settled if {*item.packages} <= {*others, lead.name}]
-        stay = [file for item in same if lead.name in item.packages for file in item.files]
-        hopeless = any(lead.name not in item.packages for item in same)
-        for commit in [] if hopeless else older_commits(head, repository, files):
-            if any(has_same_file(file, head, commit, repository) for file in stay):
-                continue
-            count = repository.commits_between(commit, head)
-            behind = f"{lead.name} {commit.sha[:12]}, {_distance(commit, head, count)}"
-            why = f"the tip fails: {summary(blocking.error)}"
-            yield State(commits={lead.name: commit.sha}, behind=(f"{behind} of {head.name}; {why}",))
-
-    def _nothing_left(self) -> EnvbuildError:
-        assert self._blocking is not None  # noqa: S101 - for the type checker: something failed
-        error = self._blocking.error
-        tried = [f"Tried {len(self._lines)} times:", *self._lines] if len(self._lines) > 1 else []
-        return error.with_context(why="\n".join(filter(None, [error.why, *tried, self._shallow])))
+        may_move = Candidates(failure, failure.decided, "", self._context).may_move
+        closed = [finding for finding in blame.findings if finding.is_closed]
+        return tuple(finding for finding in closed if not any(map(may_move, finding.packages)))
 
 
 def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str]) -> Iterator[Move]:
@@ -257,37 +201,13 @@ def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str
         yield from (move for move in moves if move is not None)
 
 
-def _decided(steps: LockProgress) -> Mapping[str, Chosen]:
-    return steps.decided.chosen if steps.decided is not None else {}
-
-
-def _direct(steps: LockProgress) -> Iterable[str]:
+def _direct(failure: Failure) -> Iterable[str]:
     """The packages that the lock's project names itself."""
-    if steps.decided is None:
+    if failure.decided is None:
         return ()
-    forced = steps.plan.project.overrides if steps.plan is not None else {}
-    return (*steps.decided.chosen, *forced, *steps.decided.effective.stack.requirements)
+    forced = failure.plan.project.overrides if failure.plan is not None else {}
+    return (*failure.decided.chosen, *forced, *failure.decided.effective.stack.requirements)
 
 
-def summary(error: EnvbuildError) -> str:
-    """A failure in one line: the first thing that is wrong."""
-    if isinstance(error, LockRefusedError):
-        return error.findings[0].what.splitlines()[0]
-    if isinstance(error, ResolutionError):
-        text = in_plain_ranges(" ".join(error.why.split()))
-        # Of what is not built uv says, in a hint, because of what it was included.
-        unbuilt = _NOT_BUILT.search(text) if NO_SOLUTION not in text else None
-        if match := unbuilt or _BECAUSE.search(text):
-            return f"{error.what}: {match[1]}"
-    return error.what
-
-
-def _words(state: State) -> str:
-    words = [*state.behind, *texts(state.deviations.values())]
-    return "; ".join(words) or "upstream's pins"
-
-
-def _distance(older: Commit, newer: Commit, commits: int) -> str:
-    # Of a branch that was rewritten, or a machine with a wrong clock, the older commit can have the later date.
-    days = max((newer.committed_at - older.committed_at).days, 0)
-    return f"{commits} commit{'s' if commits != 1 else ''} and {days} day{'s' if days != 1 else ''} behind the tip"
+def _words(inputs: LockInputs) -> str:
+    return "; ".join(texts(inputs.deviations)) or "upstream's pins"

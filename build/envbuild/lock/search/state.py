@@ -1,54 +1,33 @@
-"""One state of the search: what deviates from upstream's pins, and which older commits are taken."""
+"""What an attempt deviates in, and what its failure is about."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from envbuild.core.errors import EnvbuildError
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.inputs.deviation import Deviation
-from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.search.clashes import Clash
 
 # Deviations that only make sense together: one version for all packages of a family.
 Move: TypeAlias = tuple[Deviation, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class State:
-    """What one attempt takes.
+def moved(deviations: Iterable[Deviation], move: Move) -> tuple[Deviation, ...]:
+    """The deviations with those of a move, each in the place of an earlier one of its package."""
+    taken = {(earlier.package, earlier.declared_by): earlier for earlier in deviations}
+    for deviation in move:
+        key = (deviation.package, deviation.declared_by)
+        # What upstream says, and not what was tried before.
+        taken[key] = replace(deviation, instead_of=taken[key].instead_of) if key in taken else deviation
+    return tuple(taken.values())
 
-    Attributes:
-        deviations: what is taken in the place of upstream's pins, by package and by whose declaration is replaced.
-        commits: older commits of their branches, by component.
-        behind: how far these are behind, and what blocks the tips, for people.
-    """
 
-    deviations: Mapping[tuple[str, str], Deviation] = field(default_factory=dict)
-    commits: Mapping[str, str] = field(default_factory=dict)
-    behind: tuple[str, ...] = ()
-
-    def with_move(self, move: Move) -> State:
-        """The state with these deviations, each in the place of an earlier one of its package."""
-        moved = dict(self.deviations)
-        for item in move:
-            key = (item.package, item.declared_by)
-            # What upstream says, and not what was tried before.
-            moved[key] = replace(item, instead_of=moved[key].instead_of) if key in moved else item
-        return replace(self, deviations=moved)
-
-    def of(self, inputs: LockInputs) -> LockInputs:
-        """The inputs of an attempt."""
-        return replace(inputs, deviations=tuple(self.deviations.values()), commits=self.commits, behind=self.behind)
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What two states are the same by."""
-        deviations = self.deviations.values()
-        taken = sorted((item.package, item.specifier, item.until, item.declared_by) for item in deviations)
-        return (*taken, *sorted(self.commits.items()))
+def key_of(deviations: Iterable[Deviation]) -> tuple[tuple[str, ...], ...]:
+    """What two attempts are the same by."""
+    return tuple(sorted((taken.package, taken.specifier, taken.until, taken.declared_by) for taken in deviations))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 # transformer-engine-cu13, tensorrt-cu12-libs, thing-cu126, cupy-cuda12x.
@@ -42,13 +42,6 @@ def cuda_packages(packages: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]
         elif name in _CUDA_VERSIONED:
             by_major.setdefault(version.partition(".")[0], []).append(name)
     return by_major
-
-
-def of_another_cuda(packages: Collection[Mapping[str, Any]], cuda_major: str) -> set[str]:
-    """The packages for other CUDAs than this one, and those that need them."""
-    other = {name for major, names in cuda_packages(packages).items() if major != cuda_major for name in names}
-    needing = {str(item["name"]) for item in packages if other & {str(edge["name"]) for edge in edges_of(item)}}
-    return other | needing
 
 
 def edges_of(package: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -6,6 +6,8 @@ import re
 
 from packaging.utils import canonicalize_name
 
+# uv's word for a contradiction; other failures are failures.
+NO_SOLUTION = "No solution found"
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 NAME = r"([A-Za-z0-9][A-Za-z0-9._-]*?)"
 # uv 0.13's words for a package of which the index has nothing that is asked for.

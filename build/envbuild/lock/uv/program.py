@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,7 +19,7 @@ from envbuild.core.errors import (
     disk_full,
 )
 from envbuild.core.exit_status import describe_status, full_disk, ran_out_of_space, shortage, tail
-from envbuild.core.process import Finished, ProcessOptions, answer, find_tool, run
+from envbuild.core.process import Finished, ProcessOptions, answer, run
 from envbuild.git.client import GONE
 from envbuild.lock.uv.interpreter import behind_a_shim, minor_of_project, pyenv_python
 from envbuild.lock.uv.settings import resolving_uv
@@ -108,32 +107,25 @@ def run_uv(
     log: Path,
     cwd: Path,
     on_line: Callable[[str], None] | None = None,
-    most_cpu_seconds: int | None = None,
     most_seconds: float | None = None,
 ) -> Finished:
     """Run uv with ``arguments`` in ``cwd``; uv's own configuration and variables hold.
 
     Args:
-        most_cpu_seconds: how much processor time it may take, whatever else the machine does; None: as much as it does.
         most_seconds: how long it may take.
 
     Raises:
         ConfigurationError: uv's own configuration cannot be read.
         ResolutionError: uv found no solution (its explanation is kept).
-        TookTooLongError: it took more than ``most_cpu_seconds``, or ``most_seconds``.
+        TookTooLongError: it took more than ``most_seconds``.
         NetworkError: an index could not be reached.
         MachineError: no fitting Python interpreter, the disk is full, or a signal ended uv.
     """
-    limited: list[str | Path] = []
-    if most_cpu_seconds is not None:
-        # Above the limit comes SIGXCPU, and SIGKILL for who ignores that (setrlimit(2)).
-        limit = f"--cpu={most_cpu_seconds}:{most_cpu_seconds + 5}"
-        limited = [find_tool("prlimit", "util-linux"), "--core=0", limit]
     with resolving_uv() as environment:
 
         def attempt(more: Mapping[str, str]) -> Finished:
             return run(
-                [*limited, uv_program(), *_PLAIN, *arguments],
+                [uv_program(), *_PLAIN, *arguments],
                 what=what,
                 log=log,
                 on_line=on_line,
@@ -156,8 +148,6 @@ def run_uv(
         # First of all: on a full disk uv's last lines are about whatever file it wrote at that moment.
         if ran_out_of_space(finished.output, cwd):
             raise disk_full(full_disk(finished.output, cwd))
-        if most_cpu_seconds is not None and finished.status == -signal.SIGXCPU:
-            raise TookTooLongError(f"cannot {what}: uv took more than {most_cpu_seconds} s of processor time", log=log)
         # By Ctrl-C, or by the kernel when memory ran out: what it was asked stays unknown.
         if finished.status < 0:
             raise MachineError(

@@ -29,8 +29,6 @@ from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.program import ignored_settings, refuse_ignored_settings, run_uv
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource
 
-# uv's word for a contradiction; other failures are failures.
-NO_SOLUTION = "No solution found"
 # uv's warning, with its reason if it has one.
 _YANKED = re.compile(r"`([A-Za-z0-9._-]+)==[^`]+` is yanked(?: \(reason: \"([^\n]*)\"\))?")
 # The ``[[package]]`` tables of a uv.lock by name.
@@ -100,7 +98,6 @@ def resolve(
             log=context.log,
             cwd=project,
             on_line=context.reporter.update,
-            most_cpu_seconds=context.most_cpu_seconds,
             most_seconds=context.most_seconds,
         )
         if not settings_may_be_ignored:

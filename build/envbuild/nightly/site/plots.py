@@ -38,7 +38,6 @@ def history(stack: str, targets: Sequence[str], snapshot: LedgerSnapshot) -> tup
         ),
         *_by_target("image size, GB", images, lambda row: row.size_bytes / 1e9, targets),
         *_by_target("certification, minutes", certificates, lambda row: (row.seconds or 0) / 60, targets),
-        _behind(stack, snapshot),
     ]
     return tuple(chart for chart in charts if chart)
 
@@ -60,20 +59,6 @@ def _by_target(
         ]
         charts.append(_over_time(f"{title}, {names[0]}" if len(names) == 1 else title, lines))
     return charts
-
-
-def _behind(stack: str, snapshot: LedgerSnapshot) -> Chart | None:
-    """How old what is locked of each followed branch is, by night."""
-    nights = [night for night in snapshot.nights if night.stack == stack and night.lock_digest]
-    counted = Counter(item.component for night in nights for item in night.blocked)
-    lines = []
-    for index, (name, _) in enumerate(counted.most_common(LINES)):
-        # A night in which it was not blocked had its tip.
-        days = [{item.component: item.days_behind for item in night.blocked}.get(name, 0.0) for night in nights]
-        points = [(_day(night), number) for night, number in zip(nights, days, strict=True)]
-        lines.append(Series(name, points, f"line-{index}"))
-    alone = f"{lines[0].name}, days behind HEAD" if len(lines) == 1 else "days behind HEAD"
-    return _over_time(alone, lines) if lines else None
 
 
 def _over_time(title: str, lines: Sequence[Series]) -> Chart | None:

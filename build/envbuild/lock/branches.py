@@ -1,0 +1,42 @@
+"""The history of branches: whether anything changed that decides a lock."""
+
+from __future__ import annotations
+
+from envbuild.core.errors import ConfigurationError, NetworkError
+from envbuild.git.refs import GitRef
+from envbuild.lock.components.install_scripts import SCRIPTS
+from envbuild.lock.components.project_metadata import PYPROJECT
+from envbuild.lock.components.upstream import MANIFEST, SUBMODULE
+from envbuild.lock.context import Repositories
+from envbuild.lock.inputs.pins import GIT_PREFIX
+from envbuild.lock.models import Lock
+
+# What decides what belongs to a commit: changes of anything else leave a lock as it is.
+DECIDING_PATHS = (
+    MANIFEST,
+    "requirements",
+    PYPROJECT,
+    "uv.lock",
+    "setup.py",
+    "setup.cfg",
+    SUBMODULE,
+    ".gitmodules",
+    "docker",
+    *SCRIPTS,
+)
+
+
+def pins_stay(lock: Lock, repositories: Repositories) -> bool:
+    """Whether the branches that a lock follows moved without a change of anything that decides it."""
+    for part in lock.components.values():
+        if not part.follows or part.git is None or part.commit is None:
+            continue
+        repository = repositories.at(part.git)
+        try:
+            tip = repository.resolve(GitRef(part.asked.removeprefix(GIT_PREFIX)))
+            before = repository.resolve(GitRef(part.commit))
+        except (ConfigurationError, NetworkError):
+            return False  # of a branch that was rewritten, say; whoever makes the lock says what is wrong
+        if repository.differ(before, tip, DECIDING_PATHS):
+            return False
+    return True
