@@ -58,7 +58,7 @@ def case_of(case_id: str, **changes: Any) -> dict[str, Any]:
         "passed": True, "problems": [], "seconds": 4.2, "devices": [0] if is_baseline else [0, 1],
         "largest_relative_difference": none if is_baseline else off,
         "tolerance": none if is_baseline else {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-4, "gradients": 1e-6},
-        "steps": steps_of(), "observed": {"attention": "DotProductAttention"}, "reused": None,
+        "steps": steps_of(), "observed": {"attention": "DotProductAttention"},
         "reference": REFERENCE if is_baseline else None, "spread": SPREAD if is_baseline else None, "known_wrong": [],
         **changes,
     }  # fmt: skip

@@ -25,7 +25,6 @@ from envbuild.core.digests import canonical_json, sha256_file
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter, SilentReporter
 from envbuild.image.output import PlacedImage
-from envbuild.launch.bwrap import variables_of
 from envbuild.launch.executors import Task
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.local import LocalStore
@@ -92,9 +91,6 @@ class FakeExecutor:
     world: World
     name: str
     python: str = "/usr/bin/python3"
-
-    def variables(self) -> dict[str, str]:
-        return {**variables_of(self.world.image), **self.world.variables}
 
     def run(self, task: Task) -> Finished:
         plan = task.plan.read_bytes()

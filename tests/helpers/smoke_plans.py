@@ -45,7 +45,6 @@ def case_document(case_id: str, baseline: str | None = None, *, overlap: bool = 
         "resume_at": None,
         "compare_weights": False,
         "compare_reference": False,
-        "estimated_seconds": None,
         "time_limit_seconds": 120,
     }
 

@@ -103,7 +103,7 @@ def judge_folder(
         _check_nonce(run, context.store)
         evidence = evidence_of(job, run, BY_HAND)
         try:
-            verdicts = judge_run(job, run, evidence, {}, context)
+            verdicts = judge_run(job, run, evidence, context)
         except CertificationFailedError:
             # As in certify: what was measured last counts.
             job.certificate.unlink(missing_ok=True)
@@ -170,12 +170,7 @@ def _subject(request: CertifyRequest, plan: Mapping[str, Any]) -> Subject | None
 
 def _check_same(plan: Mapping[str, Any], job: CertifyJob, folder: Path) -> None:
     """Refuse a plan that this envbuild would not make of the lock, the matrix and the image."""
-    try:
-        theirs = deciding(plan)
-    except (TypeError, KeyError, AttributeError) as error:
-        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise _refused(folder, f"Its plan is invalid: {what}", "Make a new plan (--plan-out).", "plan") from error
-    if differences := _differences(theirs, deciding(job.plan)):
+    if differences := _differences(deciding(plan), deciding(job.plan)):
         raise _refused(
             folder,
             "Its plan is not the one that this envbuild makes:\n" + "\n".join(differences[:8]),

@@ -124,7 +124,6 @@ def verify_command(
         "matrix_is_shipped": predicate.matrix_is_shipped,
         "whole_matrix": predicate.whole_matrix,
         "cases": len(predicate.cases),
-        "reused": sum(case.reused is not None for case in predicate.cases),
         "issued_at": predicate.issued_at,
         "oldest_measurement": oldest_measurement(found.statement),
         "compared": list(found.compared),

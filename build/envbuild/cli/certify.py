@@ -79,7 +79,7 @@ CONFLICTS = {
 @click.option(
     "--repeat", type=click.IntRange(1, MOST_REPEATS), default=1, show_default=True, help="Train every case N times."
 )
-@click.option("--fresh", is_flag=True, help="Run all cases, also those that passed before.")
+@click.option("--fresh", is_flag=True, help="Run also where a certificate exists.")
 @click.option("--resume", is_flag=True, help="Resume an interrupted run.")
 @click.option(
     "--plan-out", metavar="DIR", type=PathArgument(file_okay=False), help="Write the plan for another machine."
@@ -254,13 +254,11 @@ def _print(session: Session, result: Certification) -> None:
     # Of a whole matrix nothing was left out but by shipped conflicts.
     own = "" if predicate.whole_matrix else ", ".join(projects_own(predicate.not_vouched))
     state = "certified" if result.written else "nothing to do: already certified"
-    reused = sum(case.reused is not None for case in predicate.cases)
     repeats = max(case.repeat for case in predicate.cases)
     count = f"{len({case.id for case in predicate.cases})} cases" + (f", {repeats} times each," if repeats > 1 else "")
     session.done(
         {
             "ran": result.ran,
-            "cases_run": result.cases_run,
             "written": result.written,
             "certificate": str(result.certificate.resolve()),
             "reports": {"junit": str(result.reports.junit.resolve()), "page": str(result.reports.page.resolve())},
@@ -279,7 +277,6 @@ def _print(session: Session, result: Certification) -> None:
         *([] if predicate.whole_matrix else [f"a part of matrix {predicate.matrix}, which publishing wants whole"]),
         *([f"left out by the project's own envs/conflicts/: {own}"] if own else []),
         *([] if predicate.matrix_is_shipped else [f"the cases are those of {describe_matrix(predicate)}"]),
-        *([_reused(reused, len(predicate.cases))] if reused else []),
         *([_not_vouched(predicate.not_vouched, result.certificate)] if predicate.not_vouched else []),
         f"signed by key {result.keyid}" if result.keyid else UNSIGNED,
         shown(result.certificate),
@@ -291,11 +288,6 @@ def _print(session: Session, result: Certification) -> None:
 def _not_vouched(entries: Sequence[NotVouched], certificate: Path) -> str:
     command = f"envbuild certificate show {shlex.quote(shown(certificate))}"
     return f"not vouched for: {len(entries)} known faults of the locked versions; {command} lists them"
-
-
-def _reused(reused: int, cases: int) -> str:
-    which = "all of them" if reused == cases else f"{reused} of them"
-    return f"{which} passed in an earlier run and were not run again"
 
 
 def _print_plan(session: Session, job: CertifyJob, folder: Path) -> None:

@@ -34,9 +34,6 @@ class ImageExecutor:
     def python(self) -> str:
         return self.image.record.python
 
-    def variables(self) -> Mapping[str, str]:
-        return {**variables_of(self.image), **self.extra}
-
 
 @dataclass(frozen=True, kw_only=True)
 class SqshExecutor(ImageExecutor):

@@ -64,9 +64,6 @@ class Executor(Protocol):
     def python(self) -> str:
         """The interpreter, as it is called there."""
 
-    def variables(self) -> Mapping[str, str]:
-        """The variables that a task sees there, as far as they are known before it runs."""
-
     def run(self, task: Task) -> Finished:
         """Run a task to its end and return its exit status, whatever that is.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +31,6 @@ class PythonExecutor:
     @property
     def python(self) -> str:
         return str(self.program)
-
-    def variables(self) -> Mapping[str, str]:
-        return dict(os.environ)
 
     def run(self, task: Task) -> Finished:
         places = [str(path.resolve()) for path in (task.plan, task.runner, task.results)]

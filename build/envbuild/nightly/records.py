@@ -166,7 +166,7 @@ def _case_row(verdict: CaseVerdict, run: str, about: Mapping[str, str], at: str)
         step_seconds=statistics.median(seconds) if seconds else None,
         loss=tuple(step.loss for step in verdict.steps),
         grad_norm=tuple(step.grad_norm for step in verdict.steps),
-        measured_at=verdict.reused.from_ if verdict.reused else at,
+        measured_at=at,
     )
 
 

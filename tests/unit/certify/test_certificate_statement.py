@@ -21,8 +21,7 @@ def hexadecimal(name):
 
 
 def test_statement_holds_every_number_and_what_decided_it():
-    reused = {"from": "2026-02-01T00:00:00Z", "run": "r1"}
-    made = statement(cases=[*cases(), case_of("gpt-fp32-tp2", repeat=2, reused=reused)])
+    made = statement(cases=[*cases(), case_of("gpt-fp32-tp2", repeat=2)])
     assert json.loads(json.dumps(made, allow_nan=False)) == made
     # in-toto knows these fields of a statement and of a subject, and cosign reads no others.
     assert set(made) == {"_type", "subject", "predicateType", "predicate"}
@@ -33,7 +32,6 @@ def test_statement_holds_every_number_and_what_decided_it():
     ]
     predicate = made["predicate"]
     assert predicate["cases"][:-1] == cases()
-    assert predicate["cases"][-1]["reused"] == reused
     assert predicate["measured"] == measured()
     assert (predicate["in"], predicate["nonce"], predicate["lock_digest"]) == ("sqsh", "ab" * 16, SHA["lock"])
     # The seal as the docs describe it.
@@ -108,29 +106,25 @@ def test_invalid_timestamp_is_refused(moment):
             statement(measured=measured(**{name: moment}))
 
 
-def test_summary_names_signature_reuse_and_differences():
+def test_summary_names_signature_and_differences():
     made = Certificate.model_validate(
         statement(
             whole_matrix=False,
-            cases=[
-                case_of("gpt-fp32-baseline"),
-                case_of("gpt-fp32-tp2", reused={"from": "2026-02-01T00:00:00Z", "run": "r"}),
-            ],
+            cases=[case_of("gpt-fp32-baseline"), case_of("gpt-fp32-tp2")],
         )
     )
     text = "\n".join(lines(made, None))
     for words in (
-        "NOT SIGNED", "a PART of the matrix: 2 cases, 1 reused", "2 x NVIDIA H200",
+        "NOT SIGNED", "a PART of the matrix: 2 cases", "2 x NVIDIA H200",
         "driver 580.82.07, CUDA 13.0, NCCL 2.27.7",
         f"{NAME}.sqsh  {SHA['sqsh']}", "up to 349.0 GB/s", "nonce abab",
     ):  # fmt: skip
         assert words in text
     table = text.splitlines()[-7:-4]
-    assert table[0].split() == ["case", "repeat", "loss", "grad", "norm", "weights", "gradients", "from"]
+    assert table[0].split() == ["case", "repeat", "loss", "grad", "norm", "weights", "gradients"]
     assert table[2].split() == [
         *("gpt-fp32-tp2", "1", "2.5e-07", "of", "1e-05", "1.9e-06", "of", "0.0001", "-"),
         *("3.0e-07", "of", "1e-06"),
-        *("reused", "from", "2026-02-01T00:00:00Z"),
     ]
     assert text.splitlines()[-1] == (
         "gpt-fp32-baseline with its weights moved: 4 times, loss 3.0e-08, grad norm 2.0e-07, weights 1.0e-06; "

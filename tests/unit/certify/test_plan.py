@@ -95,7 +95,6 @@ def test_plan_of_a_case():
         "compare_weights": False,
         "compare_reference": False,
         "perturbed_runs": 0,
-        "estimated_seconds": None,
         "time_limit_seconds": MATRIX.time_limit_seconds,
     }
     assert cases["gpt-fp32-baseline"]["baseline"] is None

@@ -184,16 +184,6 @@ def test_without_an_interrupted_run_all_cases_start(world):
     assert second["plan"]["nonce"] != first["plan"]["nonce"]
 
 
-def test_interrupted_run_goes_on_where_some_of_its_cases_passed_since(world):
-    world.status = 130
-    with pytest.raises(InterruptedByUserError):
-        world.certify(only=())
-    world.status = 0
-    world.certify(only=(TP2,))
-    assert world.certify(resume=True, only=()).cases_run == 15
-    assert world.calls[2]["plan"] == world.calls[0]["plan"]
-
-
 def test_what_an_interrupted_run_left_is_not_removed_in_silence(interrupted):
     (plan,) = (interrupted.project / "out").rglob("plan.json")
     (plan.parent / "results/results.jsonl").write_text('{"type": "run"}\n{"type": "case"}\n{"ty')

@@ -12,7 +12,7 @@ from envbuild.core.progress import Reporter
 from envbuild.image.output import PlacedImage, image_tag
 from envbuild.launch.bwrap import LayersExecutor, SqshExecutor
 from envbuild.launch.executors import Executor, communication_variables
-from envbuild.launch.gpus import Gpu, NvidiaDriver, find_driver, gpus_here
+from envbuild.launch.gpus import NvidiaDriver, find_driver
 from envbuild.launch.runtimes import probe
 from envbuild.launch.venv import path_executor, venv_executor
 
@@ -43,12 +43,6 @@ class MachineOptions:
         """The options of the runner's command line."""
         words = ("--gpus", ",".join(map(str, self.gpus))) if self.gpus else ()
         return (*words, *(("--isolation", self.isolation) if self.isolation else ()))
-
-    def gpus_used(self, job: CertifyJob) -> tuple[Gpu, ...]:
-        """The GPUs of this machine that a job may use."""
-        if not job.on_gpus:
-            return ()
-        return tuple(gpu for gpu in gpus_here() if not self.gpus or int(gpu.index) in self.gpus)
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from envbuild.catalog.catalog import Selection, digest_without_summary
 from envbuild.catalog.conflict import Conflict
@@ -16,7 +15,6 @@ from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.known_wrong import affected_cases, left_out
 from envbuild.certify.cases.selection import ALL, WantedCases, chosen_cases, driver_of, without_known_wrong
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
-from envbuild.certify.run.durations import estimates
 from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError, UsageError
@@ -140,19 +138,10 @@ class CertifyJob:
     def on_gpus(self) -> bool:
         return self.request.selection.target.device is Device.CUDA
 
-    def planned(self, case_id: str) -> Mapping[str, Any]:
-        """A case in the form of the plan."""
-        cases: Any = self.plan["cases"]
-        found: Mapping[str, Any] = next(case for case in cases if case["id"] == case_id)
-        return found
-
-    def plan_of(self, cases: tuple[Case, ...]) -> dict[str, Json]:
-        """The plan, or one of some of its cases; with a nonce of its own."""
-        if cases == self.cases:
-            return self.plan
-        plan = _plan(self.request, self.subject, self.driver, self.matrix, cases)
-        # As the whole plan has them: with the durations that are known.
-        return {**plan, "cases": [dict(self.planned(case.id)) for case in cases]}
+    @property
+    def ranks(self) -> int:
+        """How many ranks its largest case has."""
+        return max(case.world_size for case in self.cases)
 
 
 def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None = None) -> CertifyJob:
@@ -181,7 +170,7 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
         cases = without_known_wrong(cases, left_out(known_wrong, conflicts), request.wanted.only)
     smoke, smoke_digest = smoke_file(store)
     subject = subject or subject_of(request)
-    plan = _with_estimates(_plan(request, subject, driver, matrix, cases), store)
+    plan = _plan(request, subject, driver, matrix, cases)
     if request.cluster and not plan["bandwidth"]:
         raise UsageError(
             f"--cluster {request.cluster} has no effect",
@@ -214,13 +203,6 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
 
 def _unexcused(known_wrong: Mapping[str, tuple[str, ...]], own_conflicts: frozenset[str]) -> frozenset[str]:
     return frozenset(case for case, names in known_wrong.items() if own_conflicts.issuperset(names))
-
-
-def _with_estimates(plan: dict[str, Json], store: LocalStore) -> dict[str, Json]:
-    """The plan with how long its cases took before, where that is known."""
-    known = estimates(plan, store)
-    cases: Any = plan["cases"]
-    return {**plan, "cases": [{**case, "estimated_seconds": known.get(case["id"])} for case in cases]}
 
 
 def subject_of(request: CertifyRequest) -> Subject:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.context import Context
-from envbuild.certify.cases.case import Case
 from envbuild.certify.judge.results import LARGEST_BYTES, Results, read_results
 from envbuild.certify.run.executors import RESULTS_DIR, MachineOptions
 from envbuild.certify.run.job import CertifyJob, CertifyRequest
@@ -66,17 +65,16 @@ def hold_folder(job: CertifyJob, reporter: Reporter) -> contextlib.AbstractConte
 
 def run_cases(
     job: CertifyJob,
-    cases: tuple[Case, ...],
     executor: Executor,
     machine: MachineOptions,
     context: Context,
     *,
     resume: bool,
 ) -> FinishedRun:
-    """Run cases of a job in its folder.
+    """Run the cases of a job in its folder.
 
     Args:
-        resume: go on with an interrupted run of these cases, if there is one.
+        resume: go on with an interrupted run, if there is one.
 
     Raises:
         UsageError: the interrupted run had another isolation.
@@ -85,7 +83,7 @@ def run_cases(
         CertificationFailedError: the runner ran past its time limit.
     """
     folder, reporter = job.folder / "run", context.reporter
-    data, arguments = _prepare(folder, job.plan_of(cases), machine.arguments(), reporter, resume=resume)
+    data, arguments = _prepare(folder, job.plan, machine.arguments(), reporter, resume=resume)
     plan = json.loads(data)
     watcher = Watcher(reporter, cases=len(plan["cases"]), repeats=plan["repeats"])
     task = Task(
@@ -165,14 +163,9 @@ def _in_order(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern.lstrip("/")), key=lambda path: (len(str(path)), str(path)))
 
 
-def interrupted_cases(folder: Path) -> frozenset[str]:
-    """The cases of an interrupted run in the folder of a job; empty without one."""
-    try:
-        plan = jsonread.loads((folder / "run" / PLAN_FILE).read_bytes())
-        cases = frozenset(str(case["id"]) for case in plan["cases"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return frozenset()
-    return frozenset() if "end" in _types(folder / "run") else cases
+def is_interrupted(folder: Path) -> bool:
+    """Whether the folder of a job has an interrupted run."""
+    return (folder / "run" / PLAN_FILE).is_file() and "end" not in _types(folder / "run")
 
 
 def _types(folder: Path) -> set[str]:
@@ -211,7 +204,7 @@ def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
     if not same:
         raise ResultsRefusedError(
             "the interrupted run is of another plan",
-            why=f"{folder / PLAN_FILE} is not what would be run now: other cases were named, or some passed since.",
+            why=f"{folder / PLAN_FILE} is not what would be run now.",
             fix="Leave --resume out: the cases start again.",
             reason="plan",
         )
