@@ -26,6 +26,7 @@ from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter, SilentReporter
 from envbuild.image.output import PlacedImage
 from envbuild.launch.executors import Task
+from envbuild.launch.launchers import Placement
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.local import LocalStore
 
@@ -59,6 +60,8 @@ class World:
     def request(self, **options: Any) -> CertifyRequest:
         """A request; ``options`` are its fields, and those of the wanted cases."""
         wanted = WantedCases(only=options.pop("only", self.only))
+        if "place" in options:
+            options["place"] = Placement.parse(options["place"])
         fields: dict[str, Any] = {
             "selection": self.selection,
             "lock": self.lock,

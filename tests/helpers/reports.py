@@ -75,7 +75,9 @@ def venv() -> Report:
     zero = {"loss": 0.0, "grad_norm": 0.0, "weights": None}
     found = [case if case["baseline"] is None else {**case, "largest_relative_difference": zero} for case in cases()]
     certificate = Certificate.model_validate(
-        statement(cases=found, subject={"in": "venv"}, measured=kept, runtime=None, whole_matrix=False)
+        statement(
+            cases=found, subject={"form": "none", "launcher": "venv"}, measured=kept, runtime=None, whole_matrix=False
+        )
     )
     return report_of(certificate, name=NAME, keyid=None, logs={})
 
@@ -105,7 +107,8 @@ def failed(**changes: Any) -> Report:
     )
     fields: dict[str, Any] = {
         "passed": False, "name": NAME, "what": "2 of 8 cases failed", "stack": "mcore", "base": "ubuntu2404-cu130",
-        "target": "h200", "in": "sqsh", "runtime": "loop", "lock_digest": SHA["lock"], "matrix": "certify-full",
+        "target": "h200", "form": "sqsh", "launcher": "bwrap",
+        "runtime": "loop", "lock_digest": SHA["lock"], "matrix": "certify-full",
         "digests": {f"{NAME}.oci": SHA["oci"], f"{NAME}.sqsh": SHA["sqsh"]}, "whole_matrix": True, "cases": found,
         "matrix_is_shipped": True,
         "problems": [

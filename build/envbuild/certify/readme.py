@@ -6,6 +6,7 @@ import shlex
 
 from envbuild.certify.run.job import CertifyJob
 from envbuild.image.output import OUT_DIR
+from envbuild.launch.launchers import Form
 
 # Every image has it, empty.
 MOUNT_POINT = "/envbuild"
@@ -40,7 +41,7 @@ def readme(job: CertifyJob) -> str:
         digests="\n".join(["", *lines]) if lines else "",
         device=device,
         cases=len(job.cases),
-        commands=_COMMANDS[request.place].format(
+        commands=_COMMANDS[request.place.form].format(
             python=request.image.record.python if request.image else "python",
             folder=MOUNT_POINT,
             sqsh=MOUNTED_SQSH,
@@ -101,4 +102,4 @@ _PYTHON = """\
 # With the Python of the environment that is certified
 python smoke.pyz run --plan plan.json --out results
 """
-_COMMANDS = {"sqsh": _ENROOT, "oci": _DOCKER, "docker": _DOCKER, "venv": _PYTHON, "here": _PYTHON}
+_COMMANDS: dict[Form, str] = {"sqsh": _ENROOT, "oci": _DOCKER, "none": _PYTHON}

@@ -116,7 +116,8 @@ def verify_command(
         "stack": predicate.stack,
         "base": predicate.base,
         "target": predicate.target,
-        "in": predicate.in_,
+        "form": predicate.form,
+        "launcher": predicate.launcher,
         "gpus": [gpu.name for gpu in machine.gpus] if machine else [],
         "lock_digest": predicate.lock_digest,
         "matrix": predicate.matrix,
@@ -135,7 +136,7 @@ def verify_command(
         result,
         f"verified: signed by {found.key.name} (key {found.key.keyid[:16]}), issued {predicate.issued_at}",
         f"certified: {predicate.stack} on {predicate.base} for {predicate.target} passed {whole} "
-        f"({count(predicate.cases)}), run in {predicate.in_} with {describe_gpus(predicate.measured)}",
+        f"({count(predicate.cases)}), run in {predicate.place} with {describe_gpus(predicate.measured)}",
         *(f"about: {name} {value}" for name, value in found.statement.digests().items()),
         *(f"compared here: {text}" for text in found.compared),
         *(f"not vouched for: {describe_not_vouched(item)}" for item in predicate.not_vouched),

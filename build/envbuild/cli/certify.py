@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
@@ -32,7 +32,7 @@ from envbuild.core.digests import short
 from envbuild.core.errors import ConfigurationError, InterruptedByUserError, UsageError
 from envbuild.core.text import shown
 from envbuild.image.output import PlacedImage, find_image
-from envbuild.launch.executors import WITHOUT_IMAGE, Where
+from envbuild.launch.launchers import WORDS, Placement
 from envbuild.launch.runtimes import RUNTIMES
 from envbuild.lock.lockdir import find_lock
 
@@ -61,7 +61,7 @@ CONFLICTS = {
 @click.option(
     "--in",
     "place",
-    type=click.Choice(get_args(Where)),
+    type=click.Choice(WORDS),
     default="sqsh",
     show_default=True,
     help="Where the cases train: the image in one of its forms, a virtual environment, or this one (a lock).",
@@ -112,7 +112,7 @@ def command(session: Session, **values: Any) -> None:
         given = given_options(context)
         # A default is no word of the user's: the plan says where it ran, and how often.
         explicit = ExplicitOptions(
-            place=arguments.place if "place" in given else None,
+            place=Placement.parse(arguments.place) if "place" in given else None,
             repeats=arguments.repeat if "repeat" in given else None,
         )
         _print(session, judge_folder(request, arguments.judge, session.context, options.signer, explicit))
@@ -133,7 +133,7 @@ class Arguments:
     run_known_wrong: bool
     cluster: str | None
     print_cases: bool
-    place: Where
+    place: str
     venv: Path
     runtime: str | None
     gpus: str | None
@@ -189,7 +189,7 @@ def _request(session: Session, selection: Selection, arguments: Arguments) -> Ce
         matrix_name=matrix_name,
         out_dir=arguments.out_dir,
         wanted=arguments.wanted,
-        place=arguments.place,
+        place=Placement.parse(arguments.place),
         image=_image(selection, arguments),
         lock_name=arguments.name,
         repeats=arguments.repeat,
@@ -211,7 +211,7 @@ def _resume_help(context: click.Context) -> Iterator[None]:
 
 def _image(selection: Selection, arguments: Arguments) -> PlacedImage | None:
     """The image to certify; None for a lock, and where results are judged on a machine without it."""
-    if arguments.place in WITHOUT_IMAGE:
+    if not Placement.parse(arguments.place).has_image:
         return None
     names = (selection.stack_name, selection.base_name, selection.target_name)
     try:

@@ -119,7 +119,7 @@ def certificate_rows(path: Path) -> list[Row]:
         cases=len({case.id for case in predicate.cases}),
         not_vouched=len(predicate.not_vouched),
         gpus=tuple(gpu.name for gpu in machine.gpus) if machine else (),
-        place=predicate.in_,
+        place=str(predicate.place),
         seconds=sum(case.seconds or 0.0 for case in predicate.cases),
         measured_at=min(statement.measurements()),
         issued_at=predicate.issued_at,

@@ -253,7 +253,7 @@ class Plan:
     read, byte for byte; `digest` is "sha256:..." of it.
     """
 
-    schema: Literal["envbuild.plan/3"]
+    schema: Literal["envbuild.plan/4"]
     # New in every plan: envbuild rejects results whose nonce was used before.
     nonce: Nonce
     subject: Mapping[str, str]

@@ -144,7 +144,7 @@ def test_repeats_and_place_are_the_plans(world, tmp_path):
     run_there(tmp_path / "plan")
     done = judge(world, tmp_path / "plan")
     assert {case.repeat for case in done.statement.predicate.cases} == {1, 2}
-    assert done.statement.predicate.in_ == "here"
+    assert done.statement.predicate.launcher == "here"
 
 
 # ---- the plan is the one that is made here
@@ -206,7 +206,16 @@ def test_plan_of_other_cases_is_refused(shared_world, brought):
 
 
 @pytest.mark.parametrize(
-    "data", [None, "", "{", "[]", "{}", '{"subject": {"in": "moon"}, "repeats": 1, "nonce": "n"}', "[" * 99999]
+    "data",
+    [
+        None,
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"subject": {"form": "moon", "launcher": "bwrap"}, "repeats": 1, "nonce": "n"}',
+        "[" * 99999,
+    ],
 )
 def test_folder_without_a_plan_is_refused(shared_world, brought, data):
     (brought / "plan.json").unlink()

@@ -159,7 +159,20 @@ def test_page_names_every_option_and_no_other(name, capsys):
     assert options - general == named - general
 
 
-KEYS = {"verified", "at", "key", "subject", "stack", "base", "target", "in", "lock_digest", "matrix", "matrix_digest"}
+KEYS = {
+    "verified",
+    "at",
+    "key",
+    "subject",
+    "stack",
+    "base",
+    "target",
+    "form",
+    "launcher",
+    "lock_digest",
+    "matrix",
+    "matrix_digest",
+}
 KEYS |= {"matrix_is_shipped", "whole_matrix", "cases", "issued_at", "oldest_measurement", "compared"}
 KEYS |= {"gpus", "not_vouched"}
 

@@ -24,7 +24,7 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
         ("stack", f"{predicate.stack} on {predicate.base}, target {predicate.target}"),
         *((name, digest) for name, digest in statement.digests().items()),
         ("lock", predicate.lock_digest + ("" if predicate.lock_is_current else " (older than its stack or base)")),
-        ("ran in", predicate.in_ + (f" ({predicate.runtime})" if predicate.runtime else "")),
+        ("ran in", f"{predicate.place}" + (f" ({predicate.runtime})" if predicate.runtime else "")),
         ("measured", f"{measured.started_at} to {measured.finished_at}; issued {predicate.issued_at}"),
         ("matrix", f"{matrix}, {whole}: {count(predicate.cases)}"),
         ("defined as", predicate.matrix_digest),

@@ -19,7 +19,7 @@ from envbuild.certify.run.plan import Environment, Subject, certification_key, m
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.image.output import PlacedImage, image_name
-from envbuild.launch.executors import WITHOUT_IMAGE, Where
+from envbuild.launch.launchers import SQSH, Placement
 from envbuild.lock.inputs.request import is_older
 from envbuild.lock.known_wrong import known_wrong_in
 from envbuild.lock.lockfile import LockDirectory
@@ -49,7 +49,7 @@ class CertifyRequest:
     matrix_name: str
     out_dir: Path
     wanted: WantedCases = ALL
-    place: Where = "sqsh"
+    place: Placement = SQSH
     image: PlacedImage | None = None
     lock_name: str | None = None
     repeats: int = 1
@@ -122,7 +122,7 @@ class CertifyJob:
     @property
     def certifies_image(self) -> bool:
         """Whether it is about an image; else about a lock."""
-        return self.request.place not in WITHOUT_IMAGE
+        return self.request.place.has_image
 
     @property
     def matrix_digest(self) -> str:
@@ -229,7 +229,7 @@ def subject_of(request: CertifyRequest) -> Subject:
             why=f"It has lock {record.lock_digest}; the lock now is {lock_digest}.",
             fix=f"Build it again: {image.command}",
         )
-    if request.place == "sqsh":
+    if request.place.form == "sqsh":
         if record.sqsh_digest is None:
             image.sqsh()  # its error explains how to make one
         return replace(bare, oci_digest=record.oci_digest, sqsh_digest=record.sqsh_digest)

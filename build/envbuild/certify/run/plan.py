@@ -15,9 +15,9 @@ from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.core.digests import Json, digest_of
-from envbuild.launch.executors import Where
+from envbuild.launch.launchers import SQSH, Placement
 
-PLAN_SCHEMA = "envbuild.plan/3"
+PLAN_SCHEMA = "envbuild.plan/4"
 # Raised when the judge would come to another verdict about the same results.
 JUDGE_VERSION = 13
 # How often a baseline trains again with its weights moved, which its bands are measured from.
@@ -41,7 +41,7 @@ class Subject:
     lock_digest: str
     oci_digest: str | None = None
     sqsh_digest: str | None = None
-    place: Where = "sqsh"
+    place: Placement = SQSH
 
     @property
     def image_digests(self) -> dict[str, str]:
@@ -55,7 +55,8 @@ class Subject:
             "stack": self.stack,
             "base": self.base,
             "target": self.target,
-            "in": self.place,
+            "form": self.place.form,
+            "launcher": self.place.launcher,
             "lock_digest": self.lock_digest,
             **{name: digest for name, digest in digests.items() if digest is not None},
         }

@@ -30,7 +30,7 @@ from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
 from envbuild.core.files import machine_errors, read_plain, remove_tree, write_atomic
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
-from envbuild.launch.executors import WITHOUT_IMAGE, Executor, Task
+from envbuild.launch.executors import Executor, Task
 
 PLAN_FILE, RESULTS_FILE, LOG_FILE = "plan.json", "results.jsonl", "smoke.log"
 # Live: rank processes stay between cases. A case trains for about a second, and starting takes ten times as long.
@@ -278,13 +278,11 @@ def _install_the_lock(request: CertifyRequest) -> str:
     words = ["--stack", selection.stack_name, "--base", selection.base_name, "--target", selection.target_name]
     words += ["--name", request.lock_name] if request.lock_name else []
     sync = f"envbuild sync {shlex.join(words)} --into DIR"
-    if request.place in WITHOUT_IMAGE and os.environ.get("PYTHONPATH"):
+    if request.place.has_image:
+        return ""
+    if os.environ.get("PYTHONPATH"):
         return "PYTHONPATH is set, and comes before the installed packages: unset it. "
-    if request.place == "venv":
-        return f"Install the lock there: {sync}. "
-    if request.place == "here":
-        return f"`python` on PATH is what is certified. Install the lock ({sync}), then: --in venv --venv DIR. "
-    return ""
+    return f"Install the lock ({sync}), then: --in venv --venv DIR. "
 
 
 _GPU_FIXES = {
