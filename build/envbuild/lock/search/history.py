@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from envbuild.catalog import knowledge
 from envbuild.core.errors import ConfigurationError, EnvbuildError, NetworkError
 from envbuild.git.refs import Commit, CommitKind, GitRef
 from envbuild.git.repository import GitRepository
-from envbuild.lock.components.install_scripts import SCRIPTS
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.project_metadata import PYPROJECT
 from envbuild.lock.components.upstream import MANIFEST, SUBMODULE
@@ -16,7 +16,7 @@ from envbuild.lock.inputs.pins import GIT_PREFIX
 from envbuild.lock.make import LockProgress
 from envbuild.lock.models import Lock
 
-# What decides what belongs to a commit: changes of anything else leave a lock as it is.
+# Besides upstream's install scripts.
 DECIDING_PATHS = (
     MANIFEST,
     "requirements",
@@ -27,7 +27,6 @@ DECIDING_PATHS = (
     SUBMODULE,
     ".gitmodules",
     "docker",
-    *SCRIPTS,
 )
 # Where trees have their packages.
 FOLDERS = ("", "src/")
@@ -35,6 +34,11 @@ FOLDERS = ("", "src/")
 MOST_CHANGES = 40
 # And of the files that fail at the tip: what changed them before that seldom matters.
 MOST_OF_FILES = 2
+
+
+def deciding_paths() -> tuple[str, ...]:
+    """What decides what belongs to a commit; changes of anything else leave a lock as it is."""
+    return (*DECIDING_PATHS, *knowledge.install_scripts().files)
 
 
 def leading(steps: LockProgress, error: EnvbuildError) -> Chosen | None:
@@ -53,7 +57,7 @@ def older_commits(tip: Commit, repository: GitRepository, files: Sequence[str]) 
     Args:
         files: where what blocks the tip shows, as they are named in their packages.
     """
-    found = repository.before_changes(tip, DECIDING_PATHS, MOST_CHANGES)
+    found = repository.before_changes(tip, deciding_paths(), MOST_CHANGES)
     if files:
         # git takes paths literally here.
         paths = [f"{folder}{file}" for folder in FOLDERS for file in files]
@@ -83,6 +87,6 @@ def pins_stay(lock: Lock, repositories: Repositories) -> bool:
             before = repository.resolve(GitRef(item.commit))
         except (ConfigurationError, NetworkError):
             return False  # of a branch that was rewritten, say; whoever makes the lock says what is wrong
-        if repository.differ(before, tip, DECIDING_PATHS):
+        if repository.differ(before, tip, deciding_paths()):
             return False
     return True
