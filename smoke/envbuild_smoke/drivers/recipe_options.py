@@ -5,18 +5,16 @@ from typing import Any
 import torch
 
 from envbuild_smoke.drivers.mcore.model import fp8_options
+from envbuild_smoke.drivers.parts import parallel_sizes
 from envbuild_smoke.plan.models import Case, Settings
 from envbuild_smoke.rank_context import RankContext
 
 
 def set_layout(config: Any, case: Case) -> None:
     """Set the parallel sizes of a case in NeMo's strategy or in Megatron-Bridge's model configuration."""
-    layout = case.layout
-    config.tensor_model_parallel_size = layout.tensor
-    config.pipeline_model_parallel_size = layout.pipeline
-    config.virtual_pipeline_model_parallel_size = layout.virtual_pipeline if layout.virtual_pipeline > 1 else None
-    config.context_parallel_size = layout.context
-    config.sequence_parallel = layout.sequence
+    for name, size in parallel_sizes(case.layout).items():
+        setattr(config, name, size)
+    config.sequence_parallel = case.layout.sequence
     config.pipeline_dtype = _dtype(case)
 
 
