@@ -69,16 +69,21 @@ def page_html(report: Report) -> str:
 
 @cache
 def _template() -> tuple[jinja2.Template, str]:
+    template = html_templates("envbuild.certify.report").get_template("page.html.j2")
+    return template, (Path(__file__).parent / "page.css").read_text()
+
+
+def html_templates(*packages: str) -> jinja2.Environment:
+    """The templates of some packages: values are escaped, and one that is missing is an error."""
     import jinja2  # 0.1 s that a certificate which stands already does not need
 
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("envbuild.certify.report", "."),
+    return jinja2.Environment(
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(package, ".") for package in packages]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html.j2"), (Path(__file__).parent / "page.css").read_text()
 
 
 def _headline(report: Report) -> str:
