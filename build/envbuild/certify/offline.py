@@ -23,7 +23,7 @@ from envbuild.core.digests import digest_of, is_digest, short
 from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError, UsageError
 from envbuild.core.files import NotPlainFileError, machine_errors, read_plain, write_atomic
 from envbuild.launch.bwrap import manifest_of
-from envbuild.launch.launchers import FORMS, LAUNCHERS, Placement
+from envbuild.launch.launchers import LAUNCHERS, Placement
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
 from envbuild.sync.zipapp import FILE_NAME
@@ -141,7 +141,6 @@ def _read_plan(folder: Path) -> tuple[bytes, dict[str, Any]]:
             type(repeats := plan["repeats"]) is int  # True is not a number of repeats
             and 1 <= repeats <= MOST_REPEATS
             and _NONCE.fullmatch(plan["nonce"])
-            and plan["subject"]["form"] in FORMS
             and plan["subject"]["form"] in LAUNCHERS.get(plan["subject"]["launcher"], ())
             # Where the image is not on this machine its digests are taken from the plan into the certificate.
             and all(is_digest(value) for name, value in plan["subject"].items() if name.endswith("_digest"))

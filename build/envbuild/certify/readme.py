@@ -6,7 +6,7 @@ import shlex
 
 from envbuild.certify.run.job import CertifyJob
 from envbuild.image.output import OUT_DIR
-from envbuild.launch.launchers import Form
+from envbuild.launch.executors import Form
 
 # Every image has it, empty.
 MOUNT_POINT = "/envbuild"

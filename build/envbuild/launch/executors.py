@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from envbuild.core.errors import InternalError
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.image.output import PlacedImage
 
+# What of an image is certified; ``none``: an environment without an image, whose certificate is about its lock. Docker
+# runs the OCI form: the digest of its manifest is the one that is certified.
+Form = Literal["sqsh", "oci", "none"]
 # Where the files of a task are seen inside an image.
 PLAN, RUNNER, RESULTS = "/envbuild/plan/plan.json", "/envbuild/plan/smoke.pyz", "/envbuild/results"
 IMAGE_DIR = "/envbuild/image"
@@ -67,7 +70,7 @@ class LaunchRequest:
         venv: the virtual environment of the launcher ``venv``.
     """
 
-    form: str
+    form: Form
     image: PlacedImage | None
     on_gpus: bool
     extra: Mapping[str, str]

@@ -9,14 +9,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-from envbuild.launch.executors import Executor, LaunchRequest
+from envbuild.launch.executors import Executor, Form, LaunchRequest
 
-# What of an image is certified; ``none``: an environment without an image, whose certificate is about its lock. Docker
-# runs the OCI form: the digest of its manifest is the one that is certified.
-Form = Literal["sqsh", "oci", "none"]
-FORMS: tuple[Form, ...] = get_args(Form)
 # The forms that each launcher runs, the default first.
 LAUNCHERS: dict[str, tuple[Form, ...]] = {
     "bwrap": ("sqsh", "oci"),

@@ -22,7 +22,8 @@ from envbuild.catalog.fields import MOMENT_FORMAT, Moment, TomlModel, moment_of
 from envbuild.certify.models import CaseVerdict, NotVouched
 from envbuild.core.digests import Json, digest_of
 from envbuild.core.validation import Digest
-from envbuild.launch.launchers import Form, Placement
+from envbuild.launch.executors import Form
+from envbuild.launch.launchers import Placement
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["urn:envbuild:certificate:4"] = "urn:envbuild:certificate:4"

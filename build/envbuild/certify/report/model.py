@@ -8,7 +8,8 @@ from envbuild.catalog.fields import TomlModel
 from envbuild.certify.cases.coverage import Pair
 from envbuild.certify.certificate.statement import Certificate, Measured
 from envbuild.certify.models import CaseVerdict, EnvironmentFinding, NotVouched, Problem
-from envbuild.launch.launchers import Form, Placement
+from envbuild.launch.executors import Form
+from envbuild.launch.launchers import Placement
 
 
 class Report(TomlModel):
