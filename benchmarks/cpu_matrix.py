@@ -18,6 +18,7 @@ from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities
 from envbuild.certify.cases.expansion import expand
 from envbuild.certify.run.plan import Environment, Subject, make_plan
+from envbuild.launch.launchers import Placement
 from envbuild.sync.zipapp import smoke_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +31,8 @@ def write_plan(path: Path, matrix_name: str) -> int:
     capabilities = Capabilities(device=Device.CPU)
     cases = expand(matrix, matrix_name, capabilities)
     # Without an image: the runner refuses the plan of one that it is not started in.
-    subject = Subject(name="bench", stack="mcore", base="here", target="cpu", lock_digest=NO_DIGEST, place="venv")
+    place = Placement.parse("venv")
+    subject = Subject(name="bench", stack="mcore", base="here", target="cpu", lock_digest=NO_DIGEST, place=place)
     plan = make_plan(subject, Environment(capabilities=capabilities, driver=Driver.MCORE), matrix, cases)
     path.write_text(json.dumps(plan), encoding="utf-8")
     return len(cases)

@@ -214,7 +214,7 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
             )
     if arguments.gpus and plan.device == "cpu":
         raise _RefusedError("--gpus has no effect: the plan is for device cpu")
-    wanted = plan.subject.get("sqsh_digest" if plan.subject.get("in") == "sqsh" else "oci_digest")
+    wanted = plan.subject.get("sqsh_digest" if plan.subject.get("form") == "sqsh" else "oci_digest")
     # Results without the digest of an image are not judged.
     if wanted is not None and arguments.image is None:
         raise _RefusedError(

@@ -14,7 +14,7 @@ from envbuild.certify.models import CaseVerdict
 DIGITS = {"lock": "1", "oci": "2", "sqsh": "3", "plan": "4", "smoke": "5", "key": "6", "matrix": "7"}
 SHA = {name: f"sha256:{digit * 64}" for name, digit in DIGITS.items()}
 SUBJECT = {
-    "stack": "mcore", "base": "ubuntu2404-cu130", "target": "h200", "in": "sqsh",
+    "stack": "mcore", "base": "ubuntu2404-cu130", "target": "h200", "form": "sqsh", "launcher": "bwrap",
     "lock_digest": SHA["lock"], "oci_digest": SHA["oci"], "sqsh_digest": SHA["sqsh"],
 }  # fmt: skip
 LAYOUTS = ("dp2", "tp2", "tp2-sp", "pp2", "pp2-vp2", "cp2", "tp2-pp2")
@@ -58,7 +58,7 @@ def case_of(case_id: str, **changes: Any) -> dict[str, Any]:
         "passed": True, "problems": [], "seconds": 4.2, "devices": [0] if is_baseline else [0, 1],
         "largest_relative_difference": none if is_baseline else off,
         "tolerance": none if is_baseline else {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-4, "gradients": 1e-6},
-        "steps": steps_of(), "observed": {"attention": "DotProductAttention"}, "reused": None,
+        "steps": steps_of(), "observed": {"attention": "DotProductAttention"},
         "reference": REFERENCE if is_baseline else None, "spread": SPREAD if is_baseline else None, "known_wrong": [],
         **changes,
     }  # fmt: skip
@@ -112,7 +112,7 @@ def statement(*, subject: dict[str, str] | None = None, **changes: Any) -> dict[
     about = SUBJECT | (subject or {})
     digests = subject_digests("mcore-ubuntu2404-cu130-h200", about)
     predicate: dict[str, Any] = {
-        **{name: about[name] for name in ("stack", "base", "target", "in", "lock_digest")},
+        **{name: about[name] for name in ("stack", "base", "target", "form", "launcher", "lock_digest")},
         "key": SHA["key"], "verdict": "passed", "lock_is_current": True, "matrix": "certify-full",
         "tolerance": {"fp32": {"loss_relative": 1e-5}}, "matrix_digest": SHA["matrix"], "matrix_is_shipped": True,
         "whole_matrix": True, "plan_digest": SHA["plan"], "nonce": "ab" * 16, "judge": 2, "envbuild": __version__,

@@ -25,8 +25,8 @@ from envbuild.core.digests import canonical_json, sha256_file
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter, SilentReporter
 from envbuild.image.output import PlacedImage
-from envbuild.launch.bwrap import variables_of
 from envbuild.launch.executors import Task
+from envbuild.launch.launchers import Placement
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.store.local import LocalStore
 
@@ -60,6 +60,8 @@ class World:
     def request(self, **options: Any) -> CertifyRequest:
         """A request; ``options`` are its fields, and those of the wanted cases."""
         wanted = WantedCases(only=options.pop("only", self.only))
+        if "place" in options:
+            options["place"] = Placement.parse(options["place"])
         fields: dict[str, Any] = {
             "selection": self.selection,
             "lock": self.lock,
@@ -92,9 +94,6 @@ class FakeExecutor:
     world: World
     name: str
     python: str = "/usr/bin/python3"
-
-    def variables(self) -> dict[str, str]:
-        return {**variables_of(self.world.image), **self.world.variables}
 
     def run(self, task: Task) -> Finished:
         plan = task.plan.read_bytes()

@@ -29,7 +29,7 @@ def run_line(
     """
     plan = json.loads(plan_bytes)
     subject = plan["subject"]
-    hashed = image or subject.get("sqsh_digest" if subject["in"] == "sqsh" else "oci_digest")
+    hashed = image or subject.get("sqsh_digest" if subject["form"] == "sqsh" else "oci_digest")
     inside = {"lock_digest": subject["lock_digest"]} if fingerprint is OWN else fingerprint
     environment = {
         "python": "3.11.2", "platform": "linux", "cpu_count": 2, "files": {},

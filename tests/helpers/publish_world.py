@@ -57,7 +57,7 @@ class PublishWorld:
         """Write a certificate of the image; ``changes`` are fields of its predicate."""
         record = self.image.record
         about = {
-            "stack": record.stack, "base": record.base, "target": record.target, "in": "sqsh",
+            "stack": record.stack, "base": record.base, "target": record.target, "form": "sqsh", "launcher": "bwrap",
             "lock_digest": record.lock_digest, "oci_digest": record.oci_digest,
             "sqsh_digest": record.sqsh_digest or "", **(subject or {}),
         }  # fmt: skip

@@ -45,7 +45,6 @@ def case_document(case_id: str, baseline: str | None = None, *, overlap: bool = 
         "resume_at": None,
         "compare_weights": False,
         "compare_reference": False,
-        "estimated_seconds": None,
         "time_limit_seconds": 120,
     }
 
@@ -58,7 +57,7 @@ def read_results(out: Path) -> list[Document]:
 def plan_document(*cases: Document) -> Document:
     """A plan of these cases on the CPU."""
     return {
-        "schema": "envbuild.plan/3",
+        "schema": "envbuild.plan/4",
         "nonce": "0123456789abcdef" * 2,
         "subject": {"stack": "mcore", "target": "cpu"},
         "device": "cpu",

@@ -23,6 +23,7 @@ from envbuild.certify.judge.results import Results, read_results
 from envbuild.certify.models import CaseVerdict
 from envbuild.certify.run.plan import Environment, Subject, make_plan
 from envbuild.core.digests import sha256_bytes
+from envbuild.launch.launchers import Placement
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.sync.zipapp import smoke_bytes
 
@@ -43,7 +44,7 @@ model = "gpt"
 tensor = 2
 parallel_output = false
 """
-SUBJECT = Subject(name="n", stack="mcore", base="b", target="cpu", lock_digest="l", place="venv")
+SUBJECT = Subject(name="n", stack="mcore", base="b", target="cpu", lock_digest="l", place=Placement.parse("venv"))
 
 
 def run_cases(

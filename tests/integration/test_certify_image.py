@@ -41,7 +41,8 @@ from envbuild.image.output import PlacedImage, find_image
 from envbuild.launch import open_image
 from envbuild.launch.bwrap import layers_of
 from envbuild.launch.docker import RESULTS_LABEL, DockerExecutor
-from envbuild.launch.executors import Task, Where
+from envbuild.launch.executors import Task
+from envbuild.launch.launchers import Placement
 from envbuild.launch.open_image import open_layers
 from envbuild.lock.lockdir import find_lock
 from envbuild.oci.docker_manifest import docker_manifest
@@ -79,7 +80,7 @@ def fake_runner(folder: Path, port: int) -> tuple[Path, str]:
     return file, sha256_file(file)
 
 
-def certified(mini: Tool, tmp_path: Path, place: Where) -> Certification:
+def certified(mini: Tool, tmp_path: Path, place: str) -> Certification:
     """What comes of certifying the small image in one of its forms."""
     selection = select(Catalog.open(mini.project), NAME, "cpu", None, HostDistribution.here())
     request = CertifyRequest(
@@ -88,13 +89,13 @@ def certified(mini: Tool, tmp_path: Path, place: Where) -> Certification:
         image=find_image(mini.project / "out", NAME, selection.base_name, "cpu"),
         matrix_name="certify-quick",
         out_dir=tmp_path / "out",
-        place=place,
+        place=Placement.parse(place),
     )
     store = LocalStore(tmp_path / "store", SilentReporter())
     return certify(request, Context(store=store, site=load_site(), reporter=SilentReporter()), CertifyOptions())
 
 
-def seen_inside(mini: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Where = "sqsh") -> Certification:
+def seen_inside(mini: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str = "sqsh") -> Certification:
     """The same with the fake runner, and with somebody outside who listens on loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         monkeypatch.setattr(job, "smoke_file", lambda store: fake_runner(tmp_path, listening.getsockname()[1]))
@@ -129,7 +130,7 @@ def test_cases_have_loopback_alone_and_subjects_are_what_the_runner_hashed(
     mini_image: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    place: Where,
+    place: str,
     runtime: str | None,
 ) -> None:
     done = seen_inside(mini, tmp_path, monkeypatch, place)

@@ -21,6 +21,7 @@ from envbuild.certify.cases.expansion import expand
 from envbuild.certify.judge.reference import compare_reference
 from envbuild.certify.judge.results import CaseResult
 from envbuild.certify.run.plan import Environment, Subject, make_plan
+from envbuild.launch.launchers import Placement
 
 BASELINE = "gpt-bf16-baseline"
 DIGEST = "sha256:" + "0" * 64
@@ -38,7 +39,9 @@ def test_healthy_baseline_passes(stack_python: Path, tmp_path: Path, isa: str | 
         if case.is_baseline and case.precision is Precision.BF16
     )
     assert [case.id for case in cases] == [BASELINE]
-    subject = Subject(name="x", stack="mcore", base="here", target="cpu", lock_digest=DIGEST, place="venv")
+    subject = Subject(
+        name="x", stack="mcore", base="here", target="cpu", lock_digest=DIGEST, place=Placement.parse("venv")
+    )
     plan = make_plan(subject, Environment(capabilities=capabilities, driver=Driver.MCORE), matrix, cases)
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     smoke = tmp_path / "smoke.pyz"

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
-from envbuild.catalog import toml
+from envbuild.catalog import knowledge, toml
 from envbuild.catalog.base import Base
 from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.data import data_root
@@ -92,9 +92,11 @@ class Catalog:
         """Notes on folders and files of ``envs/`` that hold definitions but have names that are not read."""
         notes = []
         for folder in self.folders:
+            # Projects have no knowledge of their own.
+            read = {*KINDS, knowledge.FOLDER} if folder == _shipped_envs() else {*KINDS}
             for name in sorted(listed(folder)):
                 path = folder / name
-                if name.startswith(".") or name in KINDS or (path.suffix != ".toml" and not any(path.glob("*.toml"))):
+                if name.startswith(".") or name in read or (path.suffix != ".toml" and not any(path.glob("*.toml"))):
                     continue
                 notes.append(
                     f"{path} is not read. {_meant(name, KINDS)}Definitions are in the folders {', '.join(KINDS)}."

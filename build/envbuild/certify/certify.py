@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from envbuild.catalog.context import Context
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.sign import Signer, verifies
 from envbuild.certify.certificate.statement import WantedCertificate
-from envbuild.certify.issue import (
-    Certification,
-    evidence_of,
-    issue_certificate,
-    judge_run,
-    read_certification,
-    with_known_wrong,
-)
-from envbuild.certify.report.console import show
-from envbuild.certify.run import durations, reuse
+from envbuild.certify.issue import Certification, evidence_of, issue_certificate, judge_run, read_certification
 from envbuild.certify.run.executors import MachineOptions, open_executor
 from envbuild.certify.run.integrity import check_unchanged, verify_and_stamp
 from envbuild.certify.run.job import CertifyJob, CertifyRequest, make_job
-from envbuild.certify.run.reuse import KeptVerdict, MachineKey
-from envbuild.certify.run.run import hold_folder, interrupted_cases, run_cases
+from envbuild.certify.run.run import hold_folder, run_cases
 from envbuild.core.errors import (
     CertificateRefusedError,
     CertificationCannotRunError,
@@ -42,7 +31,7 @@ class CertifyOptions:
 
     Attributes:
         machine: the runtime, environment or GPUs that were named.
-        fresh: run even if a certificate or verdicts exist.
+        fresh: run even if a certificate exists.
         resume: go on with an interrupted run.
         signer: signs the certificate, so that one without its signature does not count; any counts when None.
     """
@@ -80,13 +69,8 @@ def certify(request: CertifyRequest, context: Context, options: CertifyOptions) 
         if request.image is not None:
             with context.reporter.step("check the image against its digests"):
                 verify_and_stamp(request.image, context.store)
-        machine = MachineKey.here(executor.name, options.machine.gpus_used(job), executor.variables())
-        kept = _reusable_verdicts(job, machine, context, options)
-        if len(kept) < len(job.cases):
-            _certify_cases(job, kept, executor, machine, context, options)
-        else:
-            _certify_kept(job, kept, context, options)
-        return read_certification(job, cases_run=len(job.cases) - len(kept), not_counted=not_counted or "")
+        _certify_cases(job, executor, context, options)
+        return read_certification(job, ran=True, not_counted=not_counted or "")
 
 
 def _why_not_counted(job: CertifyJob, context: Context, options: CertifyOptions) -> str | None:
@@ -117,51 +101,15 @@ def _why_not_counted(job: CertifyJob, context: Context, options: CertifyOptions)
     return None
 
 
-def _reusable_verdicts(
-    job: CertifyJob, machine: MachineKey, context: Context, options: CertifyOptions
-) -> dict[str, KeptVerdict]:
-    """The verdicts of earlier runs that count, by case."""
-    if options.fresh:
-        return {}
-    # A resumed run trains the cases that it was planned for, also those that passed elsewhere since.
-    resumed = interrupted_cases(job.folder) if options.resume else frozenset()
-    kept = reuse.find(job, machine, context.store)
-    return {name: item for name, item in kept.items() if name not in resumed}
-
-
-def _certify_kept(job: CertifyJob, kept: Mapping[str, KeptVerdict], context: Context, options: CertifyOptions) -> None:
-    """Write the certificate of cases that all passed before."""
-    verdicts = with_known_wrong(job, [kept[case.id].verdict for case in job.cases])
-    show(verdicts, (), context.reporter)
-    # A certificate has one `measured`: of several earlier runs that of the last.
-    newest = max(kept.values(), key=lambda item: item.evidence.measured.finished_at)
-    issue_certificate(job, newest.evidence, verdicts, options.signer, context)
-
-
-def _certify_cases(
-    job: CertifyJob,
-    kept: Mapping[str, KeptVerdict],
-    executor: Executor,
-    machine: MachineKey,
-    context: Context,
-    options: CertifyOptions,
-) -> None:
-    """Run the other cases, judge them, keep their verdicts and write the certificate."""
-    cases = tuple(case for case in job.cases if case.id not in kept)
+def _certify_cases(job: CertifyJob, executor: Executor, context: Context, options: CertifyOptions) -> None:
+    """Run the cases, judge them and write the certificate."""
     try:
-        run = run_cases(job, cases, executor, options.machine, context, resume=options.resume)
+        run = run_cases(job, executor, options.machine, context, resume=options.resume)
         evidence = evidence_of(job, run, executor.name)
-        verdicts = judge_run(job, run, evidence, kept, context)
+        verdicts = judge_run(job, run, evidence, context)
     except (CertificationFailedError, ResultsRefusedError, CertificationCannotRunError) as error:
         if not isinstance(error, CertificationCannotRunError) or error.reason in REASONS_OF_IMAGE:
             # The last measurement counts, also where an earlier run passed.
             job.certificate.unlink(missing_ok=True)
-            reuse.forget(job, cases, machine, context.store)
         raise
-    # Results of another machine than the one found here would be kept under the wrong key.
-    if MachineKey.of(executor.name, run.results) == machine:
-        reuse.keep(job, verdicts, evidence, machine, context.store)
-        failed = {verdict.id for verdict in verdicts if not verdict.passed}
-        reuse.forget(job, [case for case in job.cases if case.id in failed], machine, context.store)
-    durations.record(run.plan, verdicts, context.store)
     issue_certificate(job, evidence, verdicts, options.signer, context)

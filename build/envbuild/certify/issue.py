@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,13 @@ from envbuild.certify.certificate.statement import (
     make_certificate,
     subject_digests,
 )
-from envbuild.certify.judge.judge import compare_again, judge, run_problems
+from envbuild.certify.judge.judge import judge, run_problems
 from envbuild.certify.models import CaseVerdict, NotVouched, NotVouchedCase, Problem
 from envbuild.certify.report.console import failure, show
 from envbuild.certify.report.files import ReportFiles, end_of, standing_reports, write_reports
 from envbuild.certify.report.model import Report, report_of
 from envbuild.certify.run.job import CertifyJob
 from envbuild.certify.run.plan import JUDGE_VERSION
-from envbuild.certify.run.reuse import Evidence, KeptVerdict
 from envbuild.certify.run.run import FinishedRun, logs_of, remove_working_files
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CertificationFailedError, ConfigurationError, disk_full
@@ -48,8 +47,8 @@ class Certification:
 
     Attributes:
         certificate: its file.
-        cases_run: how many cases this call ran; 0 where a certificate existed, or all cases had passed before.
-        written: whether this call wrote the certificate, also where all cases had passed before.
+        ran: whether this call ran the cases.
+        written: whether this call wrote the certificate, which it also does where it judges results of another machine.
         lock_is_current: whether the lock was made from the stack and the base as they are now.
         keyid: of the key that signed it; None without a signature.
         not_counted: why an existing certificate did not count.
@@ -58,17 +57,22 @@ class Certification:
 
     certificate: Path
     statement: Certificate
-    cases_run: int
+    ran: bool
     written: bool
     lock_is_current: bool
     reports: ReportFiles
     keyid: str | None = None
     not_counted: str = ""
 
-    @property
-    def ran(self) -> bool:
-        """Whether this call ran anything."""
-        return self.cases_run > 0
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What verdicts rest on: the plan that was run, where, and what the run measured next to its cases."""
+
+    runtime: str
+    measured: Measured
+    plan_digest: str
+    nonce: str
 
 
 def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
@@ -99,21 +103,18 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
     return Evidence(runtime=runtime, measured=measured, plan_digest=run.plan_digest, nonce=nonce)
 
 
-def judge_run(
-    job: CertifyJob, run: FinishedRun, evidence: Evidence, kept: Mapping[str, KeptVerdict], context: Context
-) -> tuple[CaseVerdict, ...]:
+def judge_run(job: CertifyJob, run: FinishedRun, evidence: Evidence, context: Context) -> tuple[CaseVerdict, ...]:
     """The verdicts on all cases of a job, in its order, each passed or known to be wrong.
-
-    Args:
-        kept: the verdicts of cases that the run did not train.
 
     Raises:
         CertificationFailedError: a case failed, or the run as a whole does not count; the reports show why.
     """
     results = run.results
-    judged = judge(tuple(case for case in job.cases if case.id not in kept), job.matrix, results, run.plan)
     problems = run_problems(run.plan, results)
-    verdicts = with_known_wrong(job, _in_order(job, judged, kept))
+    verdicts = tuple(
+        verdict.model_copy(update={"known_wrong": job.known_wrong.get(verdict.id, ())})
+        for verdict in judge(job.cases, job.matrix, results, run.plan)
+    )
     causes = _causes(job, verdicts)
     show(verdicts, problems, context.reporter, causes)
     # Asked before the checkpoints go, which may be what filled the disk.
@@ -136,11 +137,6 @@ def _causes(job: CertifyJob, verdicts: Sequence[CaseVerdict]) -> list[str]:
     """What is known to be wrong and failed: its cause and its cure."""
     names = {name for verdict in verdicts if not verdict.passed for name in verdict.known_wrong}
     return [cause_and_cure(name, entry) for name, entry in job.conflicts.items() if name in names]
-
-
-def with_known_wrong(job: CertifyJob, verdicts: Sequence[CaseVerdict]) -> tuple[CaseVerdict, ...]:
-    """The verdicts with the conflicts that are about their cases."""
-    return tuple(item.model_copy(update={"known_wrong": job.known_wrong.get(item.id, ())}) for item in verdicts)
 
 
 def vouched(verdicts: Sequence[CaseVerdict]) -> list[CaseVerdict]:
@@ -176,24 +172,6 @@ def _outcome(case_id: str, verdicts: Sequence[CaseVerdict]) -> NotVouchedCase:
     return NotVouchedCase(id=case_id, result="failed" if problems else "passed", problem=(*problems, "")[0])
 
 
-def _in_order(
-    job: CertifyJob, judged: Sequence[CaseVerdict], kept: Mapping[str, KeptVerdict]
-) -> tuple[CaseVerdict, ...]:
-    """All verdicts; those that were kept are compared with baselines that were measured again."""
-    baselines = {verdict.id: verdict for verdict in judged if verdict.passed and verdict.baseline is None}
-    verdicts: list[CaseVerdict] = []
-    for case in job.cases:
-        if case.id not in kept:
-            verdicts += [verdict for verdict in judged if verdict.id == case.id]
-        # Its baseline was trained again for another case. On GPUs its digits may differ from those it was compared
-        # with.
-        elif case.baseline_id in baselines:
-            verdicts.append(compare_again(case, kept[case.id].verdict, baselines[case.baseline_id], job.matrix))
-        else:
-            verdicts.append(kept[case.id].verdict)
-    return tuple(verdicts)
-
-
 def _facts(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict]) -> dict[str, Any]:
     """What certificates and reports share."""
     subject = job.subject
@@ -201,7 +179,8 @@ def _facts(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict])
         "stack": subject.stack,
         "base": subject.base,
         "target": subject.target,
-        "in": subject.place,
+        "form": subject.place.form,
+        "launcher": subject.place.launcher,
         "runtime": evidence.runtime,
         "lock_digest": subject.lock_digest,
         "matrix": job.request.matrix_name,
@@ -288,7 +267,7 @@ def _signed_by(certificate: Path) -> str | None:
 
 
 def read_certification(
-    job: CertifyJob, *, cases_run: int = 0, written: bool = True, not_counted: str = "", folder: Path | None = None
+    job: CertifyJob, *, ran: bool = False, written: bool = True, not_counted: str = "", folder: Path | None = None
 ) -> Certification:
     """The certification of a certificate that counts.
 
@@ -305,7 +284,7 @@ def read_certification(
     return Certification(
         certificate=job.certificate,
         statement=statement,
-        cases_run=cases_run,
+        ran=ran,
         written=written,
         lock_is_current=job.lock_is_current,
         keyid=file.keyid,

@@ -120,7 +120,7 @@ class Step(TomlModel):
 
 
 class Reused(TomlModel):
-    """The earlier run that a case's numbers are from."""
+    """The earlier run that a case's numbers are from, in certificates of versions that reused single verdicts."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -173,7 +173,7 @@ class CaseVerdict(TomlModel):
     devices: tuple[str | int, ...] = ()
     steps: tuple[Step, ...]
     observed: dict[str, JsonValue] | None = None
-    reused: Reused | None = None
+    reused: Reused | None = Field(default=None, exclude=True)
     reference: ReferenceVerdict | None = None
     spread: Spread | None = None
     known_wrong: tuple[str, ...] = ()

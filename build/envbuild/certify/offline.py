@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from envbuild.catalog.context import Context
 from envbuild.certify.certificate.sign import Signer
@@ -23,7 +23,7 @@ from envbuild.core.digests import digest_of, is_digest, short
 from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError, UsageError
 from envbuild.core.files import NotPlainFileError, machine_errors, read_plain, write_atomic
 from envbuild.launch.bwrap import manifest_of
-from envbuild.launch.executors import WITHOUT_IMAGE, Where
+from envbuild.launch.launchers import LAUNCHERS, Placement
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
 from envbuild.sync.zipapp import FILE_NAME
@@ -56,7 +56,7 @@ def write_plan(request: CertifyRequest, folder: Path, store: LocalStore) -> Cert
         shutil.copyfile(job.smoke, folder / FILE_NAME)
         (folder / RESULTS_DIR).mkdir()
         # Layers are no single file to hash: the runner hashes the manifest, which has their digests.
-        if request.place in ("oci", "docker") and request.image is not None:
+        if request.place.form == "oci" and request.image is not None:
             shutil.copyfile(manifest_of(request.image), folder / MANIFEST)
     write_atomic(folder / README, readme(job))
     # Last: a folder without it is not that of a plan.
@@ -68,7 +68,7 @@ def write_plan(request: CertifyRequest, folder: Path, store: LocalStore) -> Cert
 class ExplicitOptions:
     """Options of the command line that the plan states too; None where they were left out."""
 
-    place: Where | None = None
+    place: Placement | None = None
     repeats: int | None = None
 
 
@@ -88,9 +88,9 @@ def judge_folder(
         CertificationFailedError: a case did not pass.
     """
     data, plan = _read_plan(folder)
-    place = plan["subject"]["in"]
-    _check_explicit(explicit, plan)
-    image = None if place in WITHOUT_IMAGE else request.image
+    place = Placement(form=plan["subject"]["form"], launcher=plan["subject"]["launcher"])
+    _check_explicit(explicit, place, plan["repeats"])
+    image = request.image if place.has_image else None
     request = replace(request, place=place, repeats=plan["repeats"], image=image)
     job = make_job(request, context.store, _subject(request, plan))
     _check_same(plan, job, folder)
@@ -103,7 +103,7 @@ def judge_folder(
         _check_nonce(run, context.store)
         evidence = evidence_of(job, run, BY_HAND)
         try:
-            verdicts = judge_run(job, run, evidence, {}, context)
+            verdicts = judge_run(job, run, evidence, context)
         except CertificationFailedError:
             # As in certify: what was measured last counts.
             job.certificate.unlink(missing_ok=True)
@@ -115,8 +115,8 @@ def judge_folder(
         return read_certification(job, folder=folder)
 
 
-def _check_explicit(explicit: ExplicitOptions, plan: Mapping[str, Any]) -> None:
-    options = (("--in", explicit.place, plan["subject"]["in"]), ("--repeat", explicit.repeats, plan["repeats"]))
+def _check_explicit(explicit: ExplicitOptions, place: Placement, repeats: int) -> None:
+    options = (("--in", explicit.place, place), ("--repeat", explicit.repeats, repeats))
     for option, value, planned in options:
         if value not in (None, planned):
             raise UsageError(
@@ -141,7 +141,7 @@ def _read_plan(folder: Path) -> tuple[bytes, dict[str, Any]]:
             type(repeats := plan["repeats"]) is int  # True is not a number of repeats
             and 1 <= repeats <= MOST_REPEATS
             and _NONCE.fullmatch(plan["nonce"])
-            and plan["subject"]["in"] in get_args(Where)
+            and plan["subject"]["form"] in LAUNCHERS.get(plan["subject"]["launcher"], ())
             # Where the image is not on this machine its digests are taken from the plan into the certificate.
             and all(is_digest(value) for name, value in plan["subject"].items() if name.endswith("_digest"))
         )
@@ -161,7 +161,7 @@ def _read_plan(folder: Path) -> tuple[bytes, dict[str, Any]]:
 
 def _subject(request: CertifyRequest, plan: Mapping[str, Any]) -> Subject | None:
     """What the plan is about, where the image itself is not on this machine; its other fields are compared."""
-    if request.image is not None or request.place in WITHOUT_IMAGE:
+    if request.image is not None or not request.place.has_image:
         return None
     stated = plan["subject"]
     digests = {name: stated.get(name) for name in ("oci_digest", "sqsh_digest")}
@@ -170,12 +170,7 @@ def _subject(request: CertifyRequest, plan: Mapping[str, Any]) -> Subject | None
 
 def _check_same(plan: Mapping[str, Any], job: CertifyJob, folder: Path) -> None:
     """Refuse a plan that this envbuild would not make of the lock, the matrix and the image."""
-    try:
-        theirs = deciding(plan)
-    except (TypeError, KeyError, AttributeError) as error:
-        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise _refused(folder, f"Its plan is invalid: {what}", "Make a new plan (--plan-out).", "plan") from error
-    if differences := _differences(theirs, deciding(job.plan)):
+    if differences := _differences(deciding(plan), deciding(job.plan)):
         raise _refused(
             folder,
             "Its plan is not the one that this envbuild makes:\n" + "\n".join(differences[:8]),

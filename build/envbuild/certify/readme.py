@@ -6,6 +6,7 @@ import shlex
 
 from envbuild.certify.run.job import CertifyJob
 from envbuild.image.output import OUT_DIR
+from envbuild.launch.executors import Form
 
 # Every image has it, empty.
 MOUNT_POINT = "/envbuild"
@@ -33,14 +34,14 @@ def readme(job: CertifyJob) -> str:
     request, subject = job.request, job.subject
     what = f"{subject.stack} on {subject.base} for {subject.target}, lock {subject.lock_digest}"
     lines = [f"- {form}: `{digest}`" for form, digest in subject.image_digests.items()]
-    needs = max(int(job.planned(case.id)["world_size"]) for case in job.cases)
+    needs = job.ranks
     device = f"{needs} GPUs of the target" if job.on_gpus else "a CPU"
     return _README.format(
         what=what,
         digests="\n".join(["", *lines]) if lines else "",
         device=device,
         cases=len(job.cases),
-        commands=_COMMANDS[request.place].format(
+        commands=_COMMANDS[request.place.form].format(
             python=request.image.record.python if request.image else "python",
             folder=MOUNT_POINT,
             sqsh=MOUNTED_SQSH,
@@ -101,4 +102,4 @@ _PYTHON = """\
 # With the Python of the environment that is certified
 python smoke.pyz run --plan plan.json --out results
 """
-_COMMANDS = {"sqsh": _ENROOT, "oci": _DOCKER, "docker": _DOCKER, "venv": _PYTHON, "here": _PYTHON}
+_COMMANDS: dict[Form, str] = {"sqsh": _ENROOT, "oci": _DOCKER, "none": _PYTHON}

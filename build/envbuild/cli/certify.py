@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
@@ -32,7 +32,7 @@ from envbuild.core.digests import short
 from envbuild.core.errors import ConfigurationError, InterruptedByUserError, UsageError
 from envbuild.core.text import shown
 from envbuild.image.output import PlacedImage, find_image
-from envbuild.launch.executors import WITHOUT_IMAGE, Where
+from envbuild.launch.launchers import WORDS, Placement
 from envbuild.launch.runtimes import RUNTIMES
 from envbuild.lock.lockdir import find_lock
 
@@ -61,7 +61,7 @@ CONFLICTS = {
 @click.option(
     "--in",
     "place",
-    type=click.Choice(get_args(Where)),
+    type=click.Choice(WORDS),
     default="sqsh",
     show_default=True,
     help="Where the cases train: the image in one of its forms, a virtual environment, or this one (a lock).",
@@ -79,7 +79,7 @@ CONFLICTS = {
 @click.option(
     "--repeat", type=click.IntRange(1, MOST_REPEATS), default=1, show_default=True, help="Train every case N times."
 )
-@click.option("--fresh", is_flag=True, help="Run all cases, also those that passed before.")
+@click.option("--fresh", is_flag=True, help="Run also where a certificate exists.")
 @click.option("--resume", is_flag=True, help="Resume an interrupted run.")
 @click.option(
     "--plan-out", metavar="DIR", type=PathArgument(file_okay=False), help="Write the plan for another machine."
@@ -112,7 +112,7 @@ def command(session: Session, **values: Any) -> None:
         given = given_options(context)
         # A default is no word of the user's: the plan says where it ran, and how often.
         explicit = ExplicitOptions(
-            place=arguments.place if "place" in given else None,
+            place=Placement.parse(arguments.place) if "place" in given else None,
             repeats=arguments.repeat if "repeat" in given else None,
         )
         _print(session, judge_folder(request, arguments.judge, session.context, options.signer, explicit))
@@ -133,7 +133,7 @@ class Arguments:
     run_known_wrong: bool
     cluster: str | None
     print_cases: bool
-    place: Where
+    place: str
     venv: Path
     runtime: str | None
     gpus: str | None
@@ -189,7 +189,7 @@ def _request(session: Session, selection: Selection, arguments: Arguments) -> Ce
         matrix_name=matrix_name,
         out_dir=arguments.out_dir,
         wanted=arguments.wanted,
-        place=arguments.place,
+        place=Placement.parse(arguments.place),
         image=_image(selection, arguments),
         lock_name=arguments.name,
         repeats=arguments.repeat,
@@ -211,7 +211,7 @@ def _resume_help(context: click.Context) -> Iterator[None]:
 
 def _image(selection: Selection, arguments: Arguments) -> PlacedImage | None:
     """The image to certify; None for a lock, and where results are judged on a machine without it."""
-    if arguments.place in WITHOUT_IMAGE:
+    if not Placement.parse(arguments.place).has_image:
         return None
     names = (selection.stack_name, selection.base_name, selection.target_name)
     try:
@@ -254,13 +254,11 @@ def _print(session: Session, result: Certification) -> None:
     # Of a whole matrix nothing was left out but by shipped conflicts.
     own = "" if predicate.whole_matrix else ", ".join(projects_own(predicate.not_vouched))
     state = "certified" if result.written else "nothing to do: already certified"
-    reused = sum(case.reused is not None for case in predicate.cases)
     repeats = max(case.repeat for case in predicate.cases)
     count = f"{len({case.id for case in predicate.cases})} cases" + (f", {repeats} times each," if repeats > 1 else "")
     session.done(
         {
             "ran": result.ran,
-            "cases_run": result.cases_run,
             "written": result.written,
             "certificate": str(result.certificate.resolve()),
             "reports": {"junit": str(result.reports.junit.resolve()), "page": str(result.reports.page.resolve())},
@@ -279,7 +277,6 @@ def _print(session: Session, result: Certification) -> None:
         *([] if predicate.whole_matrix else [f"a part of matrix {predicate.matrix}, which publishing wants whole"]),
         *([f"left out by the project's own envs/conflicts/: {own}"] if own else []),
         *([] if predicate.matrix_is_shipped else [f"the cases are those of {describe_matrix(predicate)}"]),
-        *([_reused(reused, len(predicate.cases))] if reused else []),
         *([_not_vouched(predicate.not_vouched, result.certificate)] if predicate.not_vouched else []),
         f"signed by key {result.keyid}" if result.keyid else UNSIGNED,
         shown(result.certificate),
@@ -291,11 +288,6 @@ def _print(session: Session, result: Certification) -> None:
 def _not_vouched(entries: Sequence[NotVouched], certificate: Path) -> str:
     command = f"envbuild certificate show {shlex.quote(shown(certificate))}"
     return f"not vouched for: {len(entries)} known faults of the locked versions; {command} lists them"
-
-
-def _reused(reused: int, cases: int) -> str:
-    which = "all of them" if reused == cases else f"{reused} of them"
-    return f"{which} passed in an earlier run and were not run again"
 
 
 def _print_plan(session: Session, job: CertifyJob, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs tasks inside an image with bubblewrap: from its .sqsh, or from the layers of its OCI layout."""
+"""The launcher ``bwrap``: tasks inside an image with bubblewrap, from its .sqsh or the layers of its OCI layout."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from envbuild.core.errors import CertificationFailedError
 from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.core.sandbox import Bind
 from envbuild.image.output import OCI_DIR, PlacedImage
-from envbuild.launch.executors import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFERED, Task
-from envbuild.launch.gpus import NvidiaDriver
+from envbuild.launch.executors import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFERED, LaunchRequest, Task
+from envbuild.launch.gpus import NvidiaDriver, find_driver
 from envbuild.launch.open_image import LAYERS, OpenImage, open_image, open_layers
-from envbuild.launch.runtimes import Runtime
+from envbuild.launch.runtimes import Runtime, probe
 from envbuild.oci.files import blob_path
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer import Layer
@@ -33,9 +33,6 @@ class ImageExecutor:
     @property
     def python(self) -> str:
         return self.image.record.python
-
-    def variables(self) -> Mapping[str, str]:
-        return {**variables_of(self.image), **self.extra}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +64,18 @@ class LayersExecutor(ImageExecutor):
     def run(self, task: Task) -> Finished:
         with open_layers(layers_of(self.image), variables_of(self.image), driver=self.driver) as opened:
             return run_task(opened, task, self.python, manifest_of(self.image), self.extra)
+
+
+def open_executor(request: LaunchRequest) -> SqshExecutor | LayersExecutor:
+    """The image in its form, on this machine.
+
+    Raises:
+        MachineError: there is no driver for its GPUs, or no runtime.
+    """
+    image, driver = request.require_image(), find_driver() if request.on_gpus else None
+    if request.form == "oci":
+        return LayersExecutor(image=image, driver=driver, extra=request.extra)
+    return SqshExecutor(image=image, runtime=probe(request.runtime), driver=driver, extra=request.extra)
 
 
 def run_task(image: OpenImage, task: Task, python: str, hashed: Path, extra: Mapping[str, str]) -> Finished:

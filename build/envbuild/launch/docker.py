@@ -1,4 +1,4 @@
-"""Runs tasks in a container of docker, or of podman."""
+"""The launcher ``docker``: tasks in a container of docker, or of podman."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from envbuild.core.exit_status import mask
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
-from envbuild.image.docker.engine import Engine
+from envbuild.image.docker.engine import Engine, open_engine
 from envbuild.image.docker.load import load_image
+from envbuild.image.output import image_tag
 from envbuild.launch.bwrap import ImageExecutor, manifest_of
-from envbuild.launch.executors import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFERED, Task
+from envbuild.launch.executors import IMAGE_DIR, PLAN, RESULTS, RUNNER, UNBUFFERED, LaunchRequest, Task
 
 # How long the runner may take to end its ranks when it is told to stop.
 STOP_SECONDS = 10
@@ -28,6 +29,8 @@ NO_GPU_SUPPORT = ("could not select device driver", "nvidia-container-cli", "unr
 MOUNTED = f"{IMAGE_DIR}/manifest.json"
 # On every container: the folder that its task writes to.
 RESULTS_LABEL = "org.envbuild.results"
+# How an image is certified without a Docker daemon.
+WITHOUT_DAEMON = "--in sqsh or --in oci"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +183,26 @@ class DockerExecutor(ImageExecutor):
                 log=task.log,
             )
         return status, "".join(f"{line}\n" for line in lines)
+
+
+def open_executor(request: LaunchRequest) -> DockerExecutor:
+    """The daemon of this machine; containers of a killed envbuild that write to the same results are removed.
+
+    Raises:
+        MachineError: there is no daemon.
+    """
+    image = request.require_image()
+    executor = DockerExecutor(
+        image=image,
+        engine=open_engine(otherwise=WITHOUT_DAEMON),
+        tag=image_tag(image.lock_name, image.record.base, image.record.target),
+        reporter=request.reporter,
+        gpus=request.on_gpus,
+        extra=request.extra,
+    )
+    # The caller holds the lock of the results' folder: a container that still writes there is left over.
+    executor.remove_orphans(request.results)
+    return executor
 
 
 def in_lines(pieces: Iterable[bytes]) -> Iterator[str]:

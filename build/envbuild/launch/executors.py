@@ -1,4 +1,4 @@
-"""What is run, and the interface of what runs it: an executor for each place."""
+"""What is run, and the interface of what runs it: a launcher opens an executor, which runs tasks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from envbuild.core.errors import InternalError
 from envbuild.core.process import Finished
+from envbuild.core.progress import Reporter
+from envbuild.image.output import PlacedImage
 
-# Where the cases train: in a form of the image, or in an environment without an image.
-Where = Literal["sqsh", "oci", "docker", "venv", "here"]
-WITHOUT_IMAGE = ("venv", "here")
+# What of an image is certified; ``none``: an environment without an image, whose certificate is about its lock. Docker
+# runs the OCI form: the digest of its manifest is the one that is certified.
+Form = Literal["sqsh", "oci", "none"]
 # Where the files of a task are seen inside an image.
 PLAN, RUNNER, RESULTS = "/envbuild/plan/plan.json", "/envbuild/plan/smoke.pyz", "/envbuild/results"
 IMAGE_DIR = "/envbuild/image"
@@ -53,6 +56,40 @@ class Task:
         return self.words(python, plan=PLAN, runner=RUNNER, results=RESULTS, image=image)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest:
+    """What a launcher is to run, and the options of the machine.
+
+    Attributes:
+        form: the form of the image that it opens; ``none`` without one.
+        image: None without one.
+        on_gpus: whether tasks need the machine's GPUs.
+        extra: variables of this machine that reach an image.
+        results: the folder that its tasks write to.
+        runtime: how a .sqsh is opened; the best that works here when None.
+        venv: the virtual environment of the launcher ``venv``.
+    """
+
+    form: Form
+    image: PlacedImage | None
+    on_gpus: bool
+    extra: Mapping[str, str]
+    results: Path
+    runtime: str | None
+    venv: Path
+    reporter: Reporter
+
+    def require_image(self) -> PlacedImage:
+        """The image, which every form but ``none`` has.
+
+        Raises:
+            InternalError: there is none.
+        """
+        if self.image is None:
+            raise InternalError("there is no image to certify")
+        return self.image
+
+
 class Executor(Protocol):
     """Runs tasks in one place."""
 
@@ -63,9 +100,6 @@ class Executor(Protocol):
     @property
     def python(self) -> str:
         """The interpreter, as it is called there."""
-
-    def variables(self) -> Mapping[str, str]:
-        """The variables that a task sees there, as far as they are known before it runs."""
 
     def run(self, task: Task) -> Finished:
         """Run a task to its end and return its exit status, whatever that is.

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from envbuild.catalog import knowledge
 from envbuild.core.errors import ConfigurationError, NetworkError
 from envbuild.git.refs import GitRef
-from envbuild.lock.components.install_scripts import SCRIPTS
 from envbuild.lock.components.project_metadata import PYPROJECT
 from envbuild.lock.components.upstream import MANIFEST, SUBMODULE
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.pins import GIT_PREFIX
 from envbuild.lock.models import Lock
 
-# What decides what belongs to a commit: changes of anything else leave a lock as it is.
+# Besides upstream's install scripts.
 DECIDING_PATHS = (
     MANIFEST,
     "requirements",
@@ -22,8 +22,12 @@ DECIDING_PATHS = (
     SUBMODULE,
     ".gitmodules",
     "docker",
-    *SCRIPTS,
 )
+
+
+def deciding_paths() -> tuple[str, ...]:
+    """What decides what belongs to a commit; changes of anything else leave a lock as it is."""
+    return (*DECIDING_PATHS, *knowledge.install_scripts().files)
 
 
 def pins_stay(lock: Lock, repositories: Repositories) -> bool:
@@ -37,6 +41,6 @@ def pins_stay(lock: Lock, repositories: Repositories) -> bool:
             before = repository.resolve(GitRef(part.commit))
         except (ConfigurationError, NetworkError):
             return False  # of a branch that was rewritten, say; whoever makes the lock says what is wrong
-        if repository.differ(before, tip, DECIDING_PATHS):
+        if repository.differ(before, tip, deciding_paths()):
             return False
     return True

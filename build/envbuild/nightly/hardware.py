@@ -16,7 +16,7 @@ from envbuild.certify.issue import Certification
 from envbuild.certify.offline import ExplicitOptions, judge_folder, write_plan
 from envbuild.certify.run.executors import RESULTS_DIR, MachineOptions
 from envbuild.certify.run.job import CertifyJob, CertifyRequest, make_job
-from envbuild.certify.run.run import PLAN_FILE, RESULTS_FILE, interrupted_cases
+from envbuild.certify.run.run import PLAN_FILE, RESULTS_FILE, is_interrupted
 from envbuild.core.errors import (
     CertificateRefusedError,
     CertificationCannotRunError,
@@ -154,7 +154,7 @@ def _here(
     # A rank process that a case left in a bad state cannot fail the next one where each has its own.
     machine = MachineOptions(isolation="process" if again else None)
     # What a killed night measured counts; what a failed attempt did must not.
-    resume = not again and bool(interrupted_cases(job.folder))
+    resume = not again and is_interrupted(job.folder)
     return certify(request, context, CertifyOptions(machine=machine, resume=resume, signer=access.signer))
 
 

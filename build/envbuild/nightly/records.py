@@ -122,7 +122,7 @@ def certificate_rows(path: Path) -> list[Row]:
         cases=len({case.id for case in predicate.cases}),
         not_vouched=len(predicate.not_vouched),
         gpus=tuple(gpu.name for gpu in machine.gpus) if machine else (),
-        place=predicate.in_,
+        place=str(predicate.place),
         seconds=sum(case.seconds or 0.0 for case in predicate.cases),
         measured_at=min(statement.measurements()),
         issued_at=predicate.issued_at,
@@ -169,7 +169,7 @@ def _case_row(verdict: CaseVerdict, run: str, about: Mapping[str, str], at: str)
         step_seconds=statistics.median(seconds) if seconds else None,
         loss=tuple(step.loss for step in verdict.steps),
         grad_norm=tuple(step.grad_norm for step in verdict.steps),
-        measured_at=verdict.reused.from_ if verdict.reused else at,
+        measured_at=at,
     )
 
 

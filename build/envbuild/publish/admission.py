@@ -15,7 +15,6 @@ from envbuild.catalog.fields import moment_of
 from envbuild.catalog.policy import Policy
 from envbuild.certify.certificate.trust import Trust
 from envbuild.certify.certificate.verify import VerifiedCertificate, oldest_measurement
-from envbuild.launch.executors import WITHOUT_IMAGE
 from envbuild.publish.gate import objections
 from envbuild.publish.models import Publication
 from envbuild.publish.signature import objection_to_signature
@@ -91,7 +90,7 @@ def _difference(publication: Publication, verified: VerifiedCertificate) -> str:
         "image digest": (publication.oci_digest, forms.get("oci")),
         ".sqsh": (publication.sqsh.digest, forms.get("sqsh")) if publication.sqsh else ("", ""),
         "docker manifest": (publication.docker_digest, forms.get("docker", publication.docker_digest)),
-        "place of its run": (predicate.in_ in WITHOUT_IMAGE, False),
+        "place of its run": (predicate.form == "none", False),
     }
     return next((name for name, (one, other) in stated.items() if one != other), "")
 

@@ -21,7 +21,6 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, PublicationRefusedError
 from envbuild.core.text import quoted_command
 from envbuild.image.output import OCI_DIR, PlacedImage
-from envbuild.launch.executors import WITHOUT_IMAGE
 from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.files import FolderFiles, blob_path
 
@@ -122,8 +121,8 @@ def _verified(certificate: Path | None, rules: Rules) -> VerifiedCertificate | l
 def _about_another(image: PlacedImage, statement: Certificate) -> Iterator[tuple[str, str]]:
     """Why the certificate is not about the image: the reason's word and the text."""
     predicate, record = statement.predicate, image.record
-    if predicate.in_ in WITHOUT_IMAGE:
-        yield "outside-image", f"Its cases ran in {predicate.in_}, outside of the image."
+    if predicate.form == "none":
+        yield "outside-image", f"Its cases ran in {predicate.place}, outside of the image."
     named = statement.by_form()
     manifest = FolderFiles(image.path / OCI_DIR).read(blob_path(record.oci_digest))
     # docker's manifest is made from the OCI one, so its digest needs no record.

@@ -9,6 +9,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog import knowledge
 from envbuild.core.errors import BuildError, ConfigurationError, EnvbuildError, MachineError, NetworkError, disk_full
 from envbuild.core.exit_status import describe_status, full_disk, ran_out_of_space, tail
 from envbuild.core.files import machine_errors, write_atomic
@@ -27,10 +28,6 @@ HASHED_PHASES = ("main", "compile")
 # The phase whose packages the wheelhouse may have.
 WHEELS_PHASE = "compile"
 GIT_PHASE = "git"
-# Packages with files of the same names as one that they need, in other versions: uv installs both at once, and chance
-# decides which are there. NVIDIA's CUTLASS DSL for CUDA 13 before 4.6 is meant to lie over its base package, which is
-# for 12 (4.5.0: 178 files, 98 of them different; of four installs by uv three had those of 13, one those of the base).
-LATER = {"nvidia-cutlass-dsl-libs-cu13": "<4.6"}
 _COMPILE_FIRST = (
     "\nA package that does not compile here may lack a CUDA toolkit: `envbuild wheels`, with the same --stack, --base, "
     "--target and --name, brings one. `sync` and `image` take its wheels."
@@ -203,18 +200,18 @@ def _install_rest(pip: _PipInstall, file: Path, ready: Collection[str], leave_ou
             continue
         path = _requirements(file, {*leave_out, *others}, pip.place, index)
         seconds += pip.run(["--requirements", path], index=index).seconds
-        if again := [name for name in _later(pip.lock, pip.phase) if name in packages and name not in leave_out]:
+        if again := [name for name in over_others(pip.lock, pip.phase) if name in packages and name not in leave_out]:
             pip.run(["--requirements", path], index=index, again=again)
     return Finished(status=0, output="", seconds=seconds)
 
 
 def _by_index(lock: LockDirectory, phase: str) -> dict[str, set[str]]:
     """The packages of a phase by the index of their own that they are locked from; all others under an empty name."""
-    found: dict[str, set[str]] = {"": set()}
+    by_index: dict[str, set[str]] = {"": set()}
     for name in locked_content(lock, (phase,)):
         component = lock.lock.components.get(name)
-        found.setdefault((component and component.index) or "", set()).add(name)
-    return found
+        by_index.setdefault((component and component.index) or "", set()).add(name)
+    return by_index
 
 
 def pinned_package(line: str) -> str:
@@ -253,10 +250,14 @@ def _install_ready(pip: _PipInstall, ready: Mapping[str, str]) -> None:
         pip.run(trees)
 
 
-def _later(lock: LockDirectory, phase: str) -> list[str]:
+def over_others(lock: LockDirectory, phase: str) -> list[str]:
     """The packages of a phase that must be installed again, over the others."""
     content = locked_content(lock, (phase,))
-    return [name for name, range_ in LATER.items() if name in content and content[name].version in SpecifierSet(range_)]
+    return [
+        known.package
+        for known in knowledge.packages().over_others
+        if known.package in content and content[known.package].version in SpecifierSet(known.versions)
+    ]
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from envbuild.catalog import knowledge
 from envbuild.catalog.models import Target
 
-# Whose machine code is for them alone: Xavier, Orin, Thor (once 10.1).
-JETSON = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)})
 # The last digit is the minor version: 90 is 9.0, and 100 is 10.0.
 _SM = re.compile(r"^(?P<major>\d+)(?P<minor>\d)(?P<suffix>[af]?)$")
 
@@ -24,7 +23,7 @@ def first_and_last(sm: str) -> tuple[str, str]:
     """The compute capabilities that machine code for an SM runs on: the first, and the first that is beyond them."""
     major, minor, suffix = _numbers(sm)
     # As in _executes: `a` code and Jetson's run on one capability alone.
-    alone = suffix == "a" or (major, minor) in JETSON
+    alone = suffix == "a" or f"{major}{minor}" in knowledge.cuda().jetson
     return f"{major}.{minor}", f"{major}.{minor + 1}" if alone else f"{major + 1}.0"
 
 
@@ -44,7 +43,7 @@ def _numbers(sm: str) -> tuple[int, int, str]:
 def _executes(code: str, sm: str) -> bool:
     """Whether machine code runs on a GPU; a target's suffix says what is compiled for it, and is no other GPU."""
     (major, minor, suffix), (gpu_major, gpu_minor, _) = _numbers(code), _numbers(sm)
-    if suffix == "a" or not JETSON.isdisjoint({(major, minor), (gpu_major, gpu_minor)}):
+    if suffix == "a" or not knowledge.cuda().jetson.isdisjoint({f"{major}{minor}", f"{gpu_major}{gpu_minor}"}):
         return (major, minor) == (gpu_major, gpu_minor)
     return major == gpu_major and minor <= gpu_minor
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.plan.models import Case, Layout, Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,16 @@ def parts_of(case: Case, checkpoint: Path) -> Iterator[Part]:
     yield Part(case=case, until=case.resume_at, saves_to=checkpoint)
     there = replace(case, layout=case.continue_in or case.layout)
     yield Part(case=there, after=case.resume_at, until=steps, resumes_from=checkpoint)
+
+
+def parallel_sizes(layout: Layout) -> dict[str, Any]:
+    """Return the sizes of a layout, by Megatron's names that its configurations and its process groups share."""
+    return {
+        "tensor_model_parallel_size": layout.tensor,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "virtual_pipeline_model_parallel_size": layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        "context_parallel_size": layout.context,
+    }
 
 
 def refuse_unsupported(case: Case, model: Model) -> None:

@@ -19,7 +19,12 @@ from envbuild_smoke.drivers.mcore import checkpoints
 from envbuild_smoke.drivers.mcore.data import SamplesRead
 from envbuild_smoke.drivers.mcore.observed_config import observe
 from envbuild_smoke.drivers.mcore.perturbation import largest_difference, mantissa_bits, move_weights
-from envbuild_smoke.drivers.mcore.processes import forget_parallelism, forget_transformer_engine, is_reporting_rank
+from envbuild_smoke.drivers.mcore.processes import (
+    forget_parallelism,
+    forget_transformer_engine,
+    is_reporting_rank,
+    joined,
+)
 from envbuild_smoke.drivers.parts import Part, parts_of
 from envbuild_smoke.rank_context import RankContext
 
@@ -61,10 +66,10 @@ class PartRun:
 
 @dataclass(frozen=True)
 class Framework:
-    """`pretrain` trains one part, and leaves nothing that refers to its model; `forget` what modules keep of it."""
+    """`pretrain` trains one part, and leaves nothing that refers to its model; `forget` clears what modules keep."""
 
     pretrain: Callable[[RankContext, PartRun], None]
-    forget: Callable[[], None]
+    forget: Callable[[], None] = field(default=lambda: None)
 
 
 def unwrapped(wrapped: Chunks) -> Chunks:
@@ -80,10 +85,11 @@ def train_recipe(context: RankContext, framework: Framework) -> None:
     train, and FloatingPointError at a step whose loss or gradients are not finite.
     """
     weights: dict[str, torch.Tensor] = {}
-    _Training(context, framework).run(weights)
-    runs = [_perturbed(context, framework, seed, weights) for seed in range(context.case.perturbed_runs)]
-    if runs:
-        context.report_perturbed(runs)
+    with joined(context):
+        _Training(context, framework).run(weights)
+        runs = [_perturbed(context, framework, seed, weights) for seed in range(context.case.perturbed_runs)]
+        if runs:
+            context.report_perturbed(runs)
 
 
 def _perturbed(

@@ -207,7 +207,6 @@ class Case:
         compare_reference: the case, of one rank, is compared with the reference (`envbuild_smoke.reference`).
         perturbed_runs: how often the case, of one rank, trains again with its weights moved, to measure what rounding
             may do to its numbers.
-        estimated_seconds: how long it is likely to take, for scheduling; None when unknown.
     """
 
     id: CaseId
@@ -222,7 +221,6 @@ class Case:
     resume_at: Size | None
     compare_weights: bool
     compare_reference: bool
-    estimated_seconds: Positive | None
     time_limit_seconds: Positive
     continue_in: Layout | None = None
     perturbed_runs: Annotated[int, at_least(0)] = 0
@@ -255,7 +253,7 @@ class Plan:
     read, byte for byte; `digest` is "sha256:..." of it.
     """
 
-    schema: Literal["envbuild.plan/3"]
+    schema: Literal["envbuild.plan/4"]
     # New in every plan: envbuild rejects results whose nonce was used before.
     nonce: Nonce
     subject: Mapping[str, str]

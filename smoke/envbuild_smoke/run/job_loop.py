@@ -46,7 +46,7 @@ class JobLoop:
                     run.kill(time.monotonic())
                 raise RunInterruptedError
             self._drop_impossible()
-            for start in self._scheduler.start(time.monotonic()):
+            for start in self._scheduler.start():
                 self._start(start)
             if self._running:
                 self._context.pool.wait(POLL_SECONDS)

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from envbuild_smoke.plan.models import Case
 from envbuild_smoke.run.scheduler import Job
 
-# One rank loads two checkpoints.
-COMPARE_SECONDS = 3.0
-
 Key = tuple[str, int]
 
 
@@ -49,14 +46,12 @@ def make_jobs(
                 weights_of = job_key(*before) if before not in done or before in rerun else None
             key = job_key(case.id, repeat)
             if run not in trained:
-                job = Job(key=key, world_size=case.world_size, seconds=case.estimated_seconds, weights_of=weights_of)
+                job = Job(key=key, world_size=case.world_size, weights_of=weights_of)
                 jobs[key] = RunJob(job=job, kind="case", case=case, repeat=repeat, rerun=run in rerun)
             if case.compare_weights and case.baseline is not None:
                 after = tuple(one for one in (key if run not in trained else None, weights_of) if one is not None)
                 # Urgent: until then the case's result is not in the results.
-                compare = Job(
-                    key=compare_key(case.id, repeat), world_size=1, seconds=COMPARE_SECONDS, after=after, urgent=True
-                )
+                compare = Job(key=compare_key(case.id, repeat), world_size=1, after=after, urgent=True)
                 jobs[compare.key] = RunJob(job=compare, kind="compare", case=case, repeat=repeat)
     return jobs
 

@@ -27,10 +27,12 @@ from envbuild.certify.models import Problem
 from envbuild.certify.run.plan import Environment as Planned
 from envbuild.certify.run.plan import Subject, make_plan
 from envbuild.core.digests import sha256_bytes
+from envbuild.launch.launchers import Placement
 from envbuild.lock.uv.program import uv_program
 
 CPU = Capabilities(device=Device.CPU)
-SUBJECT = Subject(name="n", stack="mcore", base="here", target="cpu", lock_digest="sha256:" + "0" * 64, place="venv")
+HERE = Placement.parse("venv")
+SUBJECT = Subject(name="n", stack="mcore", base="here", target="cpu", lock_digest="sha256:" + "0" * 64, place=HERE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from envbuild.catalog import toml
+from envbuild.catalog import knowledge, toml
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import SPECIFIER_PATTERN
@@ -18,7 +18,7 @@ from envbuild.cli.schema import ALL, schema_of
 from envbuild.core import tomlread
 
 ROOT = data_root()
-FILES = sorted((ROOT / "envs").rglob("*.toml"))
+FILES = sorted(path for path in (ROOT / "envs").rglob("*.toml") if path.parent.name != knowledge.FOLDER)
 BLOCK = re.compile(r"^```toml\n# (?:envs/(\w+)/\S+|(config)|(trust))\.toml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = [
@@ -40,6 +40,16 @@ def test_shipped_file_loads_and_fits_its_schema(path: Path):
     kind = path.parent.name
     assert toml.load(path, KINDS[kind], toml.Wanted("the file", why="It is shipped.", fix="Ship it."))
     validate(path.read_text(), kind)
+
+
+def test_knowledge_is_complete_and_read():
+    files = {path.stem for path in (ROOT / "envs" / knowledge.FOLDER).iterdir()}
+    read = {"cuda": knowledge.cuda(), "packages": knowledge.packages(), "install-scripts": knowledge.install_scripts()}
+    assert files == set(read)
+    cuda, scripts = read["cuda"], read["install-scripts"]
+    assert set(cuda.dropped_by) <= set(cuda.first_cuda)
+    assert set(cuda.jetson) <= set(cuda.first_cuda)
+    assert set(scripts.repositories) <= set(scripts.variables.values())
 
 
 def test_every_kind_has_a_shipped_definition():

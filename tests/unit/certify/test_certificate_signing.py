@@ -116,11 +116,11 @@ def test_key_may_be_in_a_variable(keys):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "not a PEM file"),
+        ("", "not a PEM file with one private Ed25519 key"),
         ("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "not a PEM file"),
         (
             "-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----",
-            "cosign",
+            "not a PEM file",
         ),
         ("\udcff", "is not text"),
         ("x" * (65 << 10), "larger than"),
@@ -144,7 +144,7 @@ def test_key_that_others_can_read_is_refused(keys):
     # Of a public key that is not what is wrong.
     with pytest.raises(ConfigurationError, match="cannot be used") as caught:
         load_private(str(keys.public), None)
-    assert "is a public key" in caught.value.why
+    assert "one private Ed25519 key" in caught.value.why
 
 
 def test_password_for_an_unlocked_key_is_refused(keys):
@@ -207,7 +207,7 @@ def test_file_of_two_keys_is_refused(tmp_path, keys):
     both.chmod(0o600)
     with pytest.raises(ConfigurationError, match="cannot be used") as caught:
         load_private(str(both), None)
-    assert "more than one key" in caught.value.why
+    assert "one private Ed25519 key" in caught.value.why
 
 
 def test_site_names_key_password_and_trust_by_reference(tmp_path):

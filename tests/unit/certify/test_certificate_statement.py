@@ -7,10 +7,12 @@ import pytest
 from helpers.certificates import SHA, case_of, cases, measured, statement
 from pydantic import ValidationError
 
+from envbuild.certify.certificate.envelope import SignedBytes, encode
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.sign import write_certificate
 from envbuild.certify.certificate.statement import PREDICATE_TYPE, STATEMENT_TYPE, Certificate, seal_of
 from envbuild.certify.report.describe import lines
+from envbuild.core.digests import canonical_json
 from envbuild.core.errors import CertificateRefusedError, ConfigurationError
 
 NAME = "mcore-ubuntu2404-cu130-h200"
@@ -21,8 +23,7 @@ def hexadecimal(name):
 
 
 def test_statement_holds_every_number_and_what_decided_it():
-    reused = {"from": "2026-02-01T00:00:00Z", "run": "r1"}
-    made = statement(cases=[*cases(), case_of("gpt-fp32-tp2", repeat=2, reused=reused)])
+    made = statement(cases=[*cases(), case_of("gpt-fp32-tp2", repeat=2)])
     assert json.loads(json.dumps(made, allow_nan=False)) == made
     # in-toto knows these fields of a statement and of a subject, and cosign reads no others.
     assert set(made) == {"_type", "subject", "predicateType", "predicate"}
@@ -33,26 +34,26 @@ def test_statement_holds_every_number_and_what_decided_it():
     ]
     predicate = made["predicate"]
     assert predicate["cases"][:-1] == cases()
-    assert predicate["cases"][-1]["reused"] == reused
     assert predicate["measured"] == measured()
-    assert (predicate["in"], predicate["nonce"], predicate["lock_digest"]) == ("sqsh", "ab" * 16, SHA["lock"])
+    assert (predicate["form"], predicate["launcher"], predicate["nonce"]) == ("sqsh", "bwrap", "ab" * 16)
+    assert predicate["lock_digest"] == SHA["lock"]
     # The seal as the docs describe it.
     seal = predicate.pop("seal")
     text = json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert seal == "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-@pytest.mark.parametrize("where", ["venv", "here"])
-def test_run_without_an_image_certifies_the_lock_whatever_digests_are_named(where):
-    made = statement(subject={"in": where})
+@pytest.mark.parametrize("launcher", ["venv", "here"])
+def test_run_without_an_image_certifies_the_lock_whatever_digests_are_named(launcher):
+    made = statement(subject={"form": "none", "launcher": launcher})
     assert made["subject"] == [{"name": f"{NAME}.lock", "digest": {"sha256": hexadecimal("lock")}}]
 
 
 @pytest.mark.parametrize(
     ("subject", "forms"),
     [
-        ({"in": "docker", "sqsh_digest": ""}, ["oci"]),
-        ({"in": "sqsh", "oci_digest": ""}, ["sqsh"]),
+        ({"form": "oci", "launcher": "docker", "sqsh_digest": ""}, ["oci"]),
+        ({"oci_digest": ""}, ["sqsh"]),
         ({}, ["oci", "sqsh"]),
     ],
 )
@@ -67,19 +68,19 @@ def subjects(*kinds):
 
 
 @pytest.mark.parametrize(
-    ("where", "found", "words"),
+    ("form", "found", "words"),
     [
-        ("venv", subjects("oci"), "certifies a lock and no image"),
-        ("here", subjects("lock", "oci"), "certifies a lock and no image"),
+        ("none", subjects("oci"), "certifies a lock and no image"),
+        ("none", subjects("lock", "oci"), "certifies a lock and no image"),
         ("sqsh", subjects("lock"), "certifies that image"),
         ("sqsh", subjects("oci", "oci"), "a subject twice"),
-        ("venv", [{"name": "x.lock", "digest": {"sha256": "0" * 64}}], "another lock"),
+        ("none", [{"name": "x.lock", "digest": {"sha256": "0" * 64}}], "another lock"),
         ("sqsh", [], "at least 1 item"),
     ],
 )
-def test_subject_that_does_not_fit_where_it_ran_is_refused(where, found, words):
+def test_subject_that_does_not_fit_the_form_is_refused(form, found, words):
     made = statement()
-    made["subject"], made["predicate"]["in"] = found, where
+    made["subject"], made["predicate"]["form"] = found, form
     with pytest.raises(ValidationError, match=words):
         Certificate.model_validate(made)
 
@@ -108,29 +109,25 @@ def test_invalid_timestamp_is_refused(moment):
             statement(measured=measured(**{name: moment}))
 
 
-def test_summary_names_signature_reuse_and_differences():
+def test_summary_names_signature_and_differences():
     made = Certificate.model_validate(
         statement(
             whole_matrix=False,
-            cases=[
-                case_of("gpt-fp32-baseline"),
-                case_of("gpt-fp32-tp2", reused={"from": "2026-02-01T00:00:00Z", "run": "r"}),
-            ],
+            cases=[case_of("gpt-fp32-baseline"), case_of("gpt-fp32-tp2")],
         )
     )
     text = "\n".join(lines(made, None))
     for words in (
-        "NOT SIGNED", "a PART of the matrix: 2 cases, 1 reused", "2 x NVIDIA H200",
+        "NOT SIGNED", "a PART of the matrix: 2 cases", "2 x NVIDIA H200",
         "driver 580.82.07, CUDA 13.0, NCCL 2.27.7",
         f"{NAME}.sqsh  {SHA['sqsh']}", "up to 349.0 GB/s", "nonce abab",
     ):  # fmt: skip
         assert words in text
     table = text.splitlines()[-7:-4]
-    assert table[0].split() == ["case", "repeat", "loss", "grad", "norm", "weights", "gradients", "from"]
+    assert table[0].split() == ["case", "repeat", "loss", "grad", "norm", "weights", "gradients"]
     assert table[2].split() == [
         *("gpt-fp32-tp2", "1", "2.5e-07", "of", "1e-05", "1.9e-06", "of", "0.0001", "-"),
         *("3.0e-07", "of", "1e-06"),
-        *("reused", "from", "2026-02-01T00:00:00Z"),
     ]
     assert text.splitlines()[-1] == (
         "gpt-fp32-baseline with its weights moved: 4 times, loss 3.0e-08, grad norm 2.0e-07, weights 1.0e-06; "
@@ -184,3 +181,26 @@ def test_same_statement_is_the_same_bytes(tmp_path):
         write_certificate(tmp_path / name, content, None)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     assert (tmp_path / "one").read_bytes().count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "form", "launcher"),
+    [("sqsh", "sqsh", "bwrap"), ("docker", "oci", "docker"), ("here", "none", "here")],
+)
+def test_certificate_of_the_version_before_is_read(tmp_path, word, form, launcher):
+    made = statement(subject={"form": form, "launcher": launcher, **({} if form == "sqsh" else {"sqsh_digest": ""})})
+    made["predicateType"] = "urn:envbuild:certificate:3"
+    predicate = made["predicate"]
+    del predicate["form"], predicate["launcher"]
+    predicate["in"] = word
+    predicate["seal"] = seal_of(made)
+    path = tmp_path / "certificate"
+    path.write_bytes(encode(SignedBytes(canonical_json(made), None)))
+    certificate, _ = read_certificate(path)
+    assert (certificate.predicate.form, certificate.predicate.launcher) == (form, launcher)
+    assert str(certificate.predicate.place) == word
+    made["predicate"]["in"] = "moon"
+    path.write_bytes(encode(SignedBytes(canonical_json(made), None)))
+    with pytest.raises(CertificateRefusedError, match="is refused") as caught:
+        read_certificate(path)
+    assert "'moon' is none of sqsh" in caught.value.why

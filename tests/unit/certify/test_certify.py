@@ -10,7 +10,7 @@ from unit.certify.plans import CASES
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.certify.cases.selection import WantedCases, chosen_cases
 from envbuild.certify.judge.results import CaseResult, Results
-from envbuild.certify.models import CaseVerdict, Numbers, Problem, Reused, Step
+from envbuild.certify.models import CaseVerdict, Numbers, Problem, Step
 from envbuild.certify.report.console import failure, show
 from envbuild.certify.run.watcher import Watcher
 from envbuild.core.errors import ConfigurationError, UsageError
@@ -229,10 +229,9 @@ def test_one_line_a_case():
     reporter = Shown()
     numbers = Numbers(loss=1e-8, grad_norm=2e-7, weights=3e-6)
     agrees = changed(PASSED[1], largest_relative_difference=numbers)
-    reused = changed(PASSED[2], reused=Reused.model_validate({"from": "2026-01-01T00:00:00Z", "run": "sha256:r"}))
     step = Step(step=1, loss=6.0, grad_norm=1.0, seconds=0.1)
     show(
-        (changed(PASSED[0], steps=(step,)), agrees, changed(FAILED, repeat=2), reused),
+        (changed(PASSED[0], steps=(step,)), agrees, changed(FAILED, repeat=2)),
         (Problem(check="steps", text="x"),),
         reporter,
     )
@@ -241,7 +240,6 @@ def test_one_line_a_case():
         "  baseline  gpt-fp32-baseline: loss 6.00000; reference: not compared",
         f"  agrees    gpt-fp32-dp2 (1 of 2 repeats): {within}",
         "  FAILED    gpt-fp32-dp2 (repeat 2): parity-loss: step 1: loss ... (and 1 more)",
-        "  reused    gpt-fp32-tp2: passed on 2026-01-01T00:00:00Z",
         "  FAILED    steps: x",
     ]
 

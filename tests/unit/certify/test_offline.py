@@ -120,7 +120,6 @@ def test_folder_that_has_something_is_refused(shared_world, brought):
 
 @pytest.mark.parametrize("place", ["results", "."])
 def test_results_that_were_brought_back_are_certified(world, folder, place):
-    edit(folder, "cases", 1, "estimated_seconds", value=12.5)  # no difference of the plan
     run_there(folder, place)
     done = judge(world, folder)
     predicate = done.statement.predicate
@@ -145,7 +144,7 @@ def test_repeats_and_place_are_the_plans(world, tmp_path):
     run_there(tmp_path / "plan")
     done = judge(world, tmp_path / "plan")
     assert {case.repeat for case in done.statement.predicate.cases} == {1, 2}
-    assert done.statement.predicate.in_ == "here"
+    assert done.statement.predicate.launcher == "here"
 
 
 # ---- the plan is the one that is made here
@@ -207,7 +206,16 @@ def test_plan_of_other_cases_is_refused(shared_world, brought):
 
 
 @pytest.mark.parametrize(
-    "data", [None, "", "{", "[]", "{}", '{"subject": {"in": "moon"}, "repeats": 1, "nonce": "n"}', "[" * 99999]
+    "data",
+    [
+        None,
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"subject": {"form": "moon", "launcher": "bwrap"}, "repeats": 1, "nonce": "n"}',
+        "[" * 99999,
+    ],
 )
 def test_folder_without_a_plan_is_refused(shared_world, brought, data):
     (brought / "plan.json").unlink()
@@ -219,8 +227,8 @@ def test_folder_without_a_plan_is_refused(shared_world, brought, data):
 @pytest.mark.parametrize(
     ("spoil", "cause"),
     [
-        (lambda plan: plan.pop("cases"), "Its plan is invalid: it has no 'cases'"),
-        (lambda plan: plan["cases"].append(7), "Its plan is invalid: "),
+        (lambda plan: plan.pop("cases"), "cases: null in the folder"),
+        (lambda plan: plan["cases"].append(7), "cases: 3 in the folder, 2 here"),
     ],
 )
 def test_plan_whose_cases_are_none_is_refused(shared_world, brought, spoil, cause):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -18,6 +19,7 @@ from envbuild.certify.cases.expansion import expand
 from envbuild.certify.run import plan as plan_module
 from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
 from envbuild.core.digests import sha256_bytes
+from envbuild.launch.launchers import Placement
 from envbuild_smoke import drivers
 from envbuild_smoke.plan.reader import parse_plan
 
@@ -95,7 +97,6 @@ def test_plan_of_a_case():
         "compare_weights": False,
         "compare_reference": False,
         "perturbed_runs": 0,
-        "estimated_seconds": None,
         "time_limit_seconds": MATRIX.time_limit_seconds,
     }
     assert cases["gpt-fp32-baseline"]["baseline"] is None
@@ -125,9 +126,16 @@ def test_plan_with_a_sweep_and_repeats_is_one_of_smoke_s():
 
 def test_plan_names_only_the_digests_that_are_certified():
     assert plan()["subject"] == SUBJECT.as_json()
-    assert plan()["subject"]["in"] == "sqsh"
-    alone = Subject(name="n", stack="s", base="b", target="t", lock_digest="l", place="venv")
-    assert alone.as_json() == {"stack": "s", "base": "b", "target": "t", "in": "venv", "lock_digest": "l"}
+    assert (plan()["subject"]["form"], plan()["subject"]["launcher"]) == ("sqsh", "bwrap")
+    alone = Subject(name="n", stack="s", base="b", target="t", lock_digest="l", place=Placement.parse("venv"))
+    assert alone.as_json() == {
+        "stack": "s",
+        "base": "b",
+        "target": "t",
+        "form": "none",
+        "launcher": "venv",
+        "lock_digest": "l",
+    }
 
 
 def key(matrix=MATRIX, smoke: str = "sha256:smoke", scope: str = "quick", **changes: object) -> str:
@@ -139,7 +147,7 @@ def test_key_does_not_depend_on_the_nonce():
     assert key() == key()
 
 
-def subject(**changes: str) -> Subject:
+def subject(**changes: Any) -> Subject:
     return dataclasses.replace(SUBJECT, **changes)
 
 
@@ -150,8 +158,11 @@ def matrix(**changes: object):
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"subject": subject(**{field: sha256_bytes(b"other")})} for field in sorted(set(SUBJECT.as_json()) - {"in"})),
-        {"subject": subject(place="venv")},
+        *(
+            {"subject": subject(**{field: sha256_bytes(b"other")})}
+            for field in sorted(set(SUBJECT.as_json()) - {"form", "launcher"})
+        ),
+        {"subject": subject(place=Placement.parse("venv"))},
         {"subject": subject(sqsh_digest=None)},
         {"capabilities": H200},
         {"capabilities": Capabilities(device=Device.CUDA, sm=("100",))},

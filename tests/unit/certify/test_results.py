@@ -14,6 +14,7 @@ from envbuild.catalog.data import data_root
 from envbuild.certify.judge.results import SCHEMA_FILE, read_results
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import ResultsRefusedError
+from envbuild.launch.launchers import Placement
 
 PLAN = plan_of()
 DIGEST = sha256_bytes(bytes_of(PLAN))
@@ -82,7 +83,7 @@ def test_results_of_another_plan_are_refused(path, key):
     ],
 )
 def test_results_of_another_image_are_refused(path, place, digests, named):
-    plan = plan_of(subject=replace(SUBJECT, place=place, **digests))
+    plan = plan_of(subject=replace(SUBJECT, place=Placement.parse(place), **digests))
     digest = sha256_bytes(bytes_of(plan))
     assert read(path, plan, lines_of(plan)).image["file_digest"] == named
     for hashed in (None, sha256_bytes(b"yesterday's")):
@@ -96,7 +97,7 @@ def test_results_of_another_image_are_refused(path, place, digests, named):
 
 @pytest.mark.parametrize("place", ["venv", "here"])
 def test_results_about_a_lock_are_of_no_image(path, place):
-    plan = plan_of(subject=replace(SUBJECT, place=place, oci_digest=None, sqsh_digest=None))
+    plan = plan_of(subject=replace(SUBJECT, place=Placement.parse(place), oci_digest=None, sqsh_digest=None))
     assert read(path, plan, lines_of(plan)).image is None
     reason, why = refused(path, text_of(lines_of(plan, image=OTHER)), plan, sha256_bytes(bytes_of(plan)))
     assert (reason, why) == ("image", f"The plan is about a lock, and it ran in image {OTHER}.")

@@ -89,7 +89,7 @@ def test_verify_prints_the_key_and_the_subject(signed, certificate_json, capsys)
     assert found["verified"] is True
     assert found["key"]["name"] == "lab"
     assert found["subject"]["mcore-ubuntu2404-cu130-h200.sqsh"] == SHA["sqsh"]
-    assert (found["cases"], found["reused"], found["whole_matrix"]) == (2, 0, True)
+    assert (found["cases"], found["whole_matrix"]) == (2, True)
     assert len(found["compared"]) == 1
     assert run(["certificate", "verify", CERTIFICATE_FILE, "--trust", "trust.toml"]) == 0
     text = capsys.readouterr().out
@@ -159,8 +159,21 @@ def test_page_names_every_option_and_no_other(name, capsys):
     assert options - general == named - general
 
 
-KEYS = {"verified", "at", "key", "subject", "stack", "base", "target", "in", "lock_digest", "matrix", "matrix_digest"}
-KEYS |= {"matrix_is_shipped", "whole_matrix", "cases", "reused", "issued_at", "oldest_measurement", "compared"}
+KEYS = {
+    "verified",
+    "at",
+    "key",
+    "subject",
+    "stack",
+    "base",
+    "target",
+    "form",
+    "launcher",
+    "lock_digest",
+    "matrix",
+    "matrix_digest",
+}
+KEYS |= {"matrix_is_shipped", "whole_matrix", "cases", "issued_at", "oldest_measurement", "compared"}
 KEYS |= {"gpus", "not_vouched"}
 
 

@@ -1,5 +1,6 @@
 """What is run is the same wherever it runs; what is seen there differs."""
 
+import importlib
 import io
 import subprocess
 import sys
@@ -16,10 +17,10 @@ from envbuild.core.progress import SilentReporter
 from envbuild.image.docker.engine import Engine
 from envbuild.launch import bwrap
 from envbuild.launch.docker import DockerExecutor
-from envbuild.launch.executors import Task
+from envbuild.launch.executors import LaunchRequest, Task
+from envbuild.launch.launchers import LAUNCHERS, WORDS, Placement, open_executor
 from envbuild.launch.open_image import OpenImage
 from envbuild.launch.runtimes import Runtime
-from envbuild.launch.venv import path_executor, venv_executor
 
 SCRIPT = "import os, sys; print(sys.argv[1:]); print(os.environ['PYTHONUNBUFFERED'], os.getcwd())"
 
@@ -115,9 +116,25 @@ def test_container_that_cannot_be_stopped_is_removed(task, tmp_path):
     assert daemon.containers == []
 
 
+def requested(venv):
+    return LaunchRequest(
+        form="none", image=None, on_gpus=False, extra={}, results=venv, runtime=None, venv=venv,
+        reporter=SilentReporter(),
+    )  # fmt: skip
+
+
+def test_words_of_the_command_line_name_each_launcher_and_each_form():
+    assert [str(Placement.parse(word)) for word in WORDS] == ["sqsh", "oci", "docker", "venv", "here"]
+    assert {Placement.parse(word).launcher for word in WORDS} == set(LAUNCHERS)
+    for launcher in LAUNCHERS:
+        assert callable(importlib.import_module(f"envbuild.launch.{launcher}").open_executor)
+    with pytest.raises(ValueError, match="'moon' is none of sqsh, oci, docker"):
+        Placement.parse("moon")
+
+
 def test_environment_without_an_image_is_given_none_to_hash(task, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    way = venv_executor(tmp_path / "venv")
+    way = open_executor("venv", requested(tmp_path / "venv"))
     done = way.run(task)
     words = ["run", "--plan", str(task.plan), "--out", str(task.results), "--more"]
     assert done.output.splitlines() == [str(words), f"1 {task.results}"]
@@ -129,11 +146,11 @@ def test_task_that_runs_too_long_is_ended(task, monkeypatch):
     task.runner.write_text("import time; time.sleep(3600)")
     late = Task(plan=task.plan, runner=task.runner, results=task.results, timeout_seconds=0.5)
     with pytest.raises(CertificationFailedError, match="ran longer than"):
-        path_executor().run(late)
+        open_executor("here", requested(task.results)).run(late)
 
 
 def test_venv_that_is_not_there_is_refused(tmp_path):
-    error = error_of(CertificationCannotRunError, venv_executor, tmp_path / "none")
+    error = error_of(CertificationCannotRunError, open_executor, "venv", requested(tmp_path / "none"))
     assert error.reason == "no-environment"
     assert "envbuild sync --into" in error.fix
 
@@ -142,8 +159,8 @@ def test_here_is_what_python_is_called_first(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("python", "python3"):
         (tmp_path / name).symlink_to(sys.executable)
-        assert path_executor().python == str(tmp_path / "python")
+        assert open_executor("here", requested(tmp_path)).python == str(tmp_path / "python")
     (tmp_path / "python").unlink()
-    assert path_executor().python == str(tmp_path / "python3")
+    assert open_executor("here", requested(tmp_path)).python == str(tmp_path / "python3")
     (tmp_path / "python3").unlink()
-    assert error_of(CertificationCannotRunError, path_executor).reason == "no-environment"
+    assert error_of(CertificationCannotRunError, open_executor, "here", requested(tmp_path)).reason == "no-environment"

@@ -120,8 +120,7 @@ def test_a_key_that_the_policy_does_not_count(world):
         ({"stack": "nemo"}, "another-stack"),
         ({"base": "ubuntu2204"}, "another-base"),
         ({"lock_digest": OTHER}, "another-lock"),
-        ({"in": "venv"}, "outside-image"),
-        ({"in": "here"}, "outside-image"),
+        ({"form": "none", "launcher": "venv"}, "outside-image"),
     ],
 )
 def test_a_certificate_of_something_else(world, subject, reason):

@@ -38,7 +38,7 @@ def test_run_prints_events_and_exits_0(smoke: Smoke, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "document", "words"),
     [
-        ((), {"schema": "envbuild.plan/3"}, "plan.nonce: missing"),
+        ((), {"schema": "envbuild.plan/4"}, "plan.nonce: missing"),
         (("--only", "train-tp2"), None, "the plan has train-baseline"),
         (("--gpus", "0"), None, "--gpus has no effect: the plan is for device cpu"),
         (("--image", "/nowhere.sqsh"), None, "--image /nowhere.sqsh cannot be read"),
@@ -102,7 +102,7 @@ def test_another_image_than_the_plans_is_refused_before_anything_trains(
     image.write_text("another")
     right = f"sha256:{hashlib.sha256(b'another').hexdigest()}"
     for digest, status in (("sha256:00", 2), (right, 0)):
-        plan = write_plan(tmp_path, BASELINE, subject={"in": form, key: digest})
+        plan = write_plan(tmp_path, BASELINE, subject={"form": form, key: digest})
         done = smoke("run", "--plan", plan, "--out", tmp_path / "out", "--image", image)
         assert done.status == status, done.errors
         assert (f"is {right}, and the plan is for sha256:00" in done.errors) is (status == 2)

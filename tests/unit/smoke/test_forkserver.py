@@ -37,8 +37,8 @@ def test_case_under_which_it_dies_twice_has_failed(run_fake: RunFake, tmp_path: 
 def test_all_cases_that_ran_start_once_more(run_fake: RunFake, tmp_path: Path, isolation: Isolation) -> None:
     """Two cases run when it dies, and one waits; all ranks that ran die with it."""
     wide = case_document("train-wide", "train-baseline", data=4)
-    running = [two_ranks(f"{what}-dp2", estimated_seconds=50) for what in ("unlucky", "neighbour")]
-    later = two_ranks("train-later", estimated_seconds=1)
+    running = [two_ranks(f"{what}-dp2") for what in ("unlucky", "neighbour")]
+    later = two_ranks("train-later")
     done = run_fake(BASELINE, wide, *running, later, options=Options(isolation=isolation))
     for case in done.cases.values():
         assert case["status"] == "completed"
@@ -49,8 +49,8 @@ def test_all_cases_that_ran_start_once_more(run_fake: RunFake, tmp_path: Path, i
 
 def test_baseline_that_starts_once_more_is_waited_for_by_what_needs_its_weights(run_fake: RunFake) -> None:
     """Its checkpoint goes when it starts anew, and what had started with it starts anew as well, after that."""
-    baseline = {**case_document("unluckysaves-baseline"), "estimated_seconds": 50}
-    dependent = two_ranks("needs-weights", "unluckysaves-baseline", estimated_seconds=0.1)
+    baseline = case_document("unluckysaves-baseline")
+    dependent = two_ranks("needs-weights", "unluckysaves-baseline")
     done = run_fake(baseline, dependent, case_document("train-wide", "unluckysaves-baseline", data=4))
     assert [case["status"] for case in done.cases.values()] == ["completed"] * 3
     assert restarted(done) == {"unluckysaves-baseline", "needs-weights"}

@@ -57,7 +57,7 @@ def test_selection_of_unknown_case_lists_the_known(document: Document) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        ("schema", "envbuild.plan/2", ["plan.schema", '"envbuild.plan/2"', "'envbuild.plan/3'"]),
+        ("schema", "envbuild.plan/2", ["plan.schema", '"envbuild.plan/2"', "'envbuild.plan/4'"]),
         ("nonce", "xyz", ["plan.nonce", "xyz", "32 lower-case"]),
         ("device", "tpu", ["plan.device", "tpu", "'cpu', 'cuda'"]),
         ("gpu", {"sm": ["90"]}, ["plan.gpu", "an object with device 'cpu'", "null on the CPU"]),

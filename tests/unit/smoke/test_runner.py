@@ -227,10 +227,9 @@ def test_on_gpus_the_caches_of_compilers_are_in_the_output(
 
 def test_dependents_run_during_a_baseline_that_saved_its_weights(run_fake: RunFake) -> None:
     """The baseline ends only once its dependent ran: waiting for its end, the run would time out."""
-    baseline = {**case_document("saves-baseline"), "time_limit_seconds": 600, "estimated_seconds": 100}
+    baseline = {**case_document("saves-baseline"), "time_limit_seconds": 600}
     wide = case_document("train-wide", "saves-baseline", data=4)
-    # Short enough, as estimated, not to delay the large one, which waits for all four devices.
-    opens = two_ranks("opens-case", "saves-baseline", estimated_seconds=0.1)
+    opens = two_ranks("opens-case", "saves-baseline")
     done = run_fake(baseline, opens, wide)
     assert [line["status"] for line in done.lines[1:-1]] == ["completed"] * 3
     first, opened = done.cases["saves-baseline"], done.cases["opens-case"]

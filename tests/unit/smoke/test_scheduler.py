@@ -18,28 +18,23 @@ from envbuild_smoke.run.scheduler import Job, Scheduler
 BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks" / "bench_packing.py"
 
 
-def job(key: str, world_size: int = 1, seconds: float | None = 1.0, weights_of: str | None = None) -> Job:
-    return Job(key=key, world_size=world_size, seconds=seconds, weights_of=weights_of)
+def job(key: str, world_size: int = 1, weights_of: str | None = None) -> Job:
+    return Job(key=key, world_size=world_size, weights_of=weights_of)
 
 
-def keys(scheduler: Scheduler, now: float = 0.0) -> list[str]:
-    return [start.job.key for start in scheduler.start(now)]
-
-
-WIDE = [job(f"wide{number}", 2, 3.0) for number in range(4)]
+def keys(scheduler: Scheduler) -> list[str]:
+    return [start.job.key for start in scheduler.start()]
 
 
 @pytest.mark.parametrize(
     ("jobs", "devices", "first"),
     [
-        # Most devices first, then the longest.
-        ([job("short"), job("wide", 2), job("widest", 4), job("twin", 4, 3.0)], 4, ["twin"]),
-        # One that all would wait for goes before those; a chain counts with all its links.
-        ([*WIDE, job("endless", 1, 9.0)], 4, ["endless", "wide0"]),
-        ([*WIDE, job("base", 1, 1.0), job("next", 1, 9.0, "base")], 4, ["base", "wide0"]),
-        ([*WIDE, job("normal", 1, 3.0)], 4, ["wide0", "wide1"]),
-        # The baseline of large cases goes before that of small ones.
-        ([job("a"), job("b"), job("b2", 8, weights_of="b"), job("a2", 2, weights_of="a")], 8, ["b", "a"]),
+        # Most devices first, and then in the given order.
+        ([job("first"), job("wide", 2), job("widest", 4), job("twin", 4)], 4, ["widest"]),
+        # What fits starts in the place of what does not.
+        ([job("wide", 4), job("half", 2), job("second", 2), job("one")], 3, ["half", "one"]),
+        # Baselines that others wait for go before all that are wider.
+        ([job("wide", 4), job("alone"), job("base"), job("case", 2, "base")], 4, ["base", "alone"]),
     ],
 )
 def test_jobs_that_start_first(jobs: list[Job], devices: int, first: list[str]) -> None:
@@ -68,67 +63,22 @@ def test_comparison_waits_for_both_ends() -> None:
 
 
 def test_urgent_goes_before_all_that_may_run() -> None:
-    compare = Job(key="compare", world_size=1, seconds=0.1, after=("first",), urgent=True)
-    scheduler = Scheduler([job("first", 2), job("wide", 2, 9.0), job("long", 1, 99.0), compare], range(2))
-    assert keys(scheduler) == ["long"]
-    scheduler.ended("long")
-    assert keys(scheduler, 9.0) == ["wide"]
-    scheduler.ended("wide")
-    assert keys(scheduler, 18.0) == ["first"]
-    scheduler = Scheduler([job("first", 2, 10.0), job("wide", 2, 9.0), job("long", 1, 9.0), compare], range(2))
+    compare = Job(key="compare", world_size=1, after=("first",), urgent=True)
+    scheduler = Scheduler([job("first", 2), job("wide", 2), compare], range(2))
     assert keys(scheduler) == ["first"]
     scheduler.ended("first")
-    # "wide" waits for both places; "long" would keep it waiting.
-    assert keys(scheduler, 10.0) == ["compare"]
-
-
-def test_reservation_lets_only_what_ends_before_it_pass() -> None:
-    waiting = [job("all", 4, 4.0, "base"), job("slow", 2, 5.0, "base"), job("quick", 2, 3.0, "base")]
-    scheduler = Scheduler([job("base", 1, 4.0), *waiting, job("other", 4, 4.0, "base")], range(4))
-    assert keys(scheduler) == ["base"]
-    scheduler.weights_saved("base")
-    # Four devices are free when base ends: slow would hold two of them longer.
-    assert keys(scheduler) == ["quick"]
-    scheduler.ended("base")
-    scheduler.ended("quick")
-    assert keys(scheduler, 4.0) == ["all"]
-
-
-def test_without_estimates_small_jobs_pass_a_large_one_that_waits() -> None:
-    def waiting(seconds: float | None) -> Scheduler:
-        small = [job(f"small{number}", 1, seconds) for number in range(6)]
-        late = [job(f"late{number}", 4, seconds, "base") for number in range(4)]
-        scheduler = Scheduler([job("base", 1, seconds), *small, *late], range(4))
-        assert keys(scheduler) == ["base", "small0", "small1", "small2"]
-        scheduler.weights_saved("base")
-        scheduler.ended("small0")
-        return scheduler
-
-    # All seem to end together: the place that is free is not left so.
-    assert keys(waiting(None), 1.0) == ["small3"]
-    # Where it is known that it would delay the large one, it waits.
-    assert keys(waiting(15.0), 1.0) == []
-
-
-def test_unknown_duration_is_the_median_of_the_known() -> None:
-    scheduler = Scheduler(
-        [job("a", seconds=2), job("b", seconds=4), job("c", seconds=9), job("d", seconds=None)], range(1)
-    )
-    assert scheduler.seconds(job("d", seconds=None)) == 4
-    # Comparisons are known, short, and no cases.
-    compare = Job(key="compare", world_size=1, seconds=3.0, after=("d",), urgent=True)
-    assert Scheduler([job("d", seconds=None), compare], range(1)).seconds(job("d", seconds=None)) == 15
+    assert keys(scheduler) == ["compare"]
 
 
 def test_devices_are_neighbours_where_they_can_be() -> None:
-    scheduler = Scheduler([job("pair", 2, 9.0), job("one", 1, 3.0), job("other", 1, 2.0)], range(4))
-    assert {start.job.key: start.devices for start in scheduler.start(0)} == {
+    scheduler = Scheduler([job("pair", 2), job("one"), job("other")], range(4))
+    assert {start.job.key: start.devices for start in scheduler.start()} == {
         "pair": (0, 1),
         "one": (2,),
         "other": (3,),
     }
     for free, chosen in (([1, 2, 3], (2, 3)), ([1, 4, 6], (1, 4))):
-        assert Scheduler([job("pair", 2)], free).start(0)[0].devices == chosen
+        assert Scheduler([job("pair", 2)], free).start()[0].devices == chosen
 
 
 def test_dropped_job_is_waited_for_no_more() -> None:
@@ -155,16 +105,15 @@ def drawn(draw: st.DrawFn) -> Drawn:
     seconds: dict[str, float] = {}
     saved: dict[str, float] = {}
     for number in range(draw(st.integers(1, 4))):
-        base = job(f"base{number}", 1, draw(st.none() | durations))
+        base = job(f"base{number}")
         jobs.append(base)
         seconds[base.key] = draw(durations)
         if draw(st.booleans()):
             saved[base.key] = seconds[base.key] * draw(st.floats(0, 1))
         for case_number in range(draw(st.integers(0, 6))):
             size = draw(st.integers(1, devices))
-            case = job(f"case{number}-{case_number}", size, draw(st.none() | durations), base.key)
+            case = job(f"case{number}-{case_number}", size, base.key)
             jobs.append(case)
-            # Estimates may be far from the truth.
             seconds[case.key] = draw(durations)
             if draw(st.booleans()):
                 compare = Job(key=f"{case.key} weights", world_size=1, after=(base.key, case.key))
@@ -184,7 +133,7 @@ def test_whatever_runs_shares_no_device_has_its_weights_and_all_runs(given_jobs:
     events: list[tuple[float, int, str]] = []
     now = 0.0
     while not scheduler.done:
-        for start in scheduler.start(now):
+        for start in scheduler.start():
             wanted = start.job
             assert len(set(start.devices)) == wanted.world_size
             assert busy.isdisjoint(start.devices)
@@ -211,6 +160,6 @@ def test_whatever_runs_shares_no_device_has_its_weights_and_all_runs(given_jobs:
 
 @pytest.mark.slow
 def test_recorded_durations_are_packed_within_what_is_promised() -> None:
-    """The benchmark, as it is called: it exits 1 where a makespan is too long, for 1 to 64 devices."""
+    """The benchmark, as it is called: it exits 1 where a makespan is too long."""
     done = subprocess.run([sys.executable, BENCHMARK], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

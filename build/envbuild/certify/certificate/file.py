@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from envbuild.certify.certificate.envelope import (
     SignedBytes,
     decode,
 )
-from envbuild.certify.certificate.statement import Certificate, seal_of
+from envbuild.certify.certificate.statement import Certificate, in_current_form, seal_of
 from envbuild.core import jsonread
 from envbuild.core.errors import CertificateRefusedError, ConfigurationError
 from envbuild.core.files import NotPlainFileError, machine_errors, read_plain
@@ -55,7 +56,7 @@ class CertificateFile:
                     "Run `envbuild certify` again.",
                 )
             # strict: else 1 would pass for true.
-            found = Certificate.model_validate_json(self.content.payload, strict=True)
+            found = Certificate.model_validate_json(json.dumps(in_current_form(raw)), strict=True)
             expected = seal_of(raw)
         except ValidationError as error:
             raise self.refuse(f"Its payload is not a certificate: {describe_errors(error)}.") from error

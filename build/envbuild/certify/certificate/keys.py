@@ -33,7 +33,6 @@ WRONG_OR_DAMAGED = (
     "Name the right password (--key-password, or signing.password of the configuration). If the key is damaged, take "
     "your copy of it."
 )
-ONE_KEY = "Put each key into a file of its own, and name the one that you mean."
 FROM_OWNER = "Get the public key (NAME.pub) from its owner, and put it there; or leave the key out of the trust file."
 PEM_BLOCK = "-----BEGIN "
 VARIABLE_PREFIX, FILE_PREFIX = "env:", "file:"
@@ -140,25 +139,13 @@ def load_private(reference: str, password: str | None, environ: Mapping[str, str
         if "PUBLIC KEY" not in text:  # which everybody may read; it is refused for what it is
             _refuse_open_to_others(path)
     word = secret_of(password, "the password of the signing key", environ) if password else None
-    key = _private_of(text, word, what)
-    if not isinstance(key, Ed25519PrivateKey):
-        raise _unfit(what, "It is a key of another kind; certificates are signed with Ed25519.")
-    return key
-
-
-def _private_of(text: str, password: str | None, what: str) -> object:
-    if "SIGSTORE PRIVATE KEY" in text or "COSIGN PRIVATE KEY" in text:
-        # PEM labels of newer and older cosign. The PEM loader below would only report that it cannot read them.
-        raise _unfit(what, "It is a key that `cosign generate-key-pair` made: ECDSA, in cosign's own form.")
-    if "PUBLIC KEY" in text:
-        raise _unfit(what, "It is a public key; certificates are signed with the private one.")
-    if text.count(PEM_BLOCK) > 1:
-        raise _unfit(what, "It holds more than one key.", ONE_KEY)
     try:
-        return load_pem_private_key(text.encode(), password.encode() if password is not None else None)
+        key = load_pem_private_key(_one_key(text), word.encode() if word is not None else None)
+        if isinstance(key, Ed25519PrivateKey):
+            return key
     except TypeError as error:
         # cryptography's way to say so, in both directions.
-        if password is None:
+        if word is None:
             raise ConfigurationError(
                 f"{what} is locked with a password",
                 why="No password was named.",
@@ -168,9 +155,16 @@ def _private_of(text: str, password: str | None, what: str) -> object:
             f"{what} is not locked", why="A password was named for it.", fix="Leave the password out."
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        if password is not None:
-            raise _unfit(what, "The password is wrong, or it is damaged.", WRONG_OR_DAMAGED) from error
-        raise _unfit(what, "It is not a PEM file of a key.") from error
+        if word is not None:
+            raise _unfit(what, "The password is wrong, or the key is damaged.", WRONG_OR_DAMAGED) from error
+    raise _unfit(what, "It is not a PEM file with one private Ed25519 key, and nothing else.")
+
+
+def _one_key(text: str) -> bytes:
+    """The PEM text of a key; a ValueError where it holds several, of which a loader takes the first."""
+    if text.count(PEM_BLOCK) > 1:
+        raise ValueError("it holds more than one key")
+    return text.strip().encode()
 
 
 def _refuse_open_to_others(path: Path) -> None:
@@ -212,25 +206,15 @@ def parse_public(text: str, what: str) -> Ed25519PublicKey:
             why="A file of trusted keys is passed around, and a private key must not be.",
             fix="Put the public key there (NAME.pub). If the file was passed on, make a new key and revoke this one.",
         )
-    if text.count(PEM_BLOCK) > 1:
-        raise ConfigurationError(
-            f"{what} is more than one key",
-            why="A name in the trust file stands for one key, and only the first would count.",
-            fix="Give each key a name and a file (or a text) of its own.",
-        )
     try:
-        key = load_pem_public_key(text.strip().encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigurationError(
-            f"{what} is not a public key", why="It is not PEM text of one.", fix=FROM_OWNER
-        ) from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise ConfigurationError(
-            f"{what} is a key of another kind",
-            why="Certificates are signed with Ed25519.",
-            fix="Ask its owner for the Ed25519 key that they sign with (envbuild certificate keygen makes one).",
-        )
-    return key
+        key = load_pem_public_key(_one_key(text))
+        if isinstance(key, Ed25519PublicKey):
+            return key
+    except (ValueError, UnsupportedAlgorithm):
+        pass
+    raise ConfigurationError(
+        f"{what} is not a public key", why="It is not PEM text of one Ed25519 key, and of nothing else.", fix=FROM_OWNER
+    )
 
 
 def read_public(path: Path, what: str) -> Ed25519PublicKey:

@@ -22,10 +22,13 @@ from envbuild.catalog.fields import MOMENT_FORMAT, Moment, TomlModel, moment_of
 from envbuild.certify.models import CaseVerdict, NotVouched
 from envbuild.core.digests import Json, digest_of
 from envbuild.core.validation import Digest
-from envbuild.launch.executors import WITHOUT_IMAGE, Where
+from envbuild.launch.executors import Form
+from envbuild.launch.launchers import Placement
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE: Literal["urn:envbuild:certificate:3"] = "urn:envbuild:certificate:3"
+PREDICATE_TYPE: Literal["urn:envbuild:certificate:4"] = "urn:envbuild:certificate:4"
+# Of the version before, in which one word, ``in``, stood for form and launcher.
+OLDER_TYPE: Literal["urn:envbuild:certificate:3"] = "urn:envbuild:certificate:3"
 # How far the clocks of two machines may differ.
 CLOCK_SKEW = timedelta(minutes=5)
 CERTIFICATE_FILE = "certificate.intoto.jsonl"
@@ -124,15 +127,15 @@ class Measured(TomlModel):
 
 
 class Predicate(TomlModel):
-    model_config = ConfigDict(populate_by_name=True)
+    """What a certificate states of its subjects."""
 
     key: Digest = Field(description="of everything that decides the verdict")
     verdict: Literal["passed"]
     stack: str
     base: str
     target: str
-    # The key is a keyword of Python.
-    in_: Where = Field(alias="in", description="where the cases ran")
+    form: Form = Field(description="of the image in which the cases ran")
+    launcher: str = Field(pattern="^[a-z][a-z0-9-]{0,39}$", description="what ran them")
     runtime: str | None = Field(description="how the .sqsh was opened")
     lock_digest: Digest
     lock_is_current: bool = Field(description="made from the stack and the base as they were at issued_at")
@@ -152,6 +155,11 @@ class Predicate(TomlModel):
         default=(), description="what the locked versions are known to train wrongly"
     )
     seal: Digest = Field(description="digest of everything else in the statement: it is not edited by hand")
+
+    @property
+    def place(self) -> Placement:
+        """Where the cases ran."""
+        return Placement(form=self.form, launcher=self.launcher)
 
     @model_validator(mode="after")
     def _every_case_passed(self) -> Predicate:
@@ -187,7 +195,7 @@ class Certificate(TomlModel):
     # To pydantic a name that begins with an underscore is a private attribute.
     type_: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
     subject: tuple[CertifiedThing, ...] = Field(min_length=1)
-    predicate_type: Literal["urn:envbuild:certificate:3"] = Field(alias="predicateType")
+    predicate_type: Literal["urn:envbuild:certificate:3", "urn:envbuild:certificate:4"] = Field(alias="predicateType")
     predicate: Predicate
 
     @model_validator(mode="after")
@@ -195,9 +203,9 @@ class Certificate(TomlModel):
         kinds = [item.name.rpartition(".")[2] for item in self.subject]
         if len(set(kinds)) != len(kinds):
             raise ValueError("it names a subject twice")
-        if self.predicate.in_ in WITHOUT_IMAGE:
+        if self.predicate.form == "none":
             if kinds != ["lock"]:
-                raise ValueError(f"a run in {self.predicate.in_} certifies a lock and no image; it names {kinds}")
+                raise ValueError(f"a run in {self.predicate.place} certifies a lock and no image; it names {kinds}")
         # No run has docker's digest alone: it follows from the OCI manifest, which the runner hashes.
         elif not set(kinds) <= {"oci", "sqsh", "docker"} or kinds == ["docker"]:
             raise ValueError(f"a run in an image certifies that image; it names {kinds}")
@@ -252,10 +260,23 @@ def subject_digests(name: str, subject: Mapping[str, Json]) -> dict[str, str]:
 
     A run outside of an image certifies the lock, whatever else is named.
     """
-    if subject.get("in", "sqsh") in WITHOUT_IMAGE:
+    if subject["form"] == "none":
         return {f"{name}.lock": str(subject["lock_digest"])}
     forms = {f"{name}.{form}": str(subject.get(f"{form}_digest") or "") for form in ("oci", "sqsh")}
     return {form: digest for form, digest in forms.items() if digest}
+
+
+def in_current_form(statement: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A statement of this version or the one before, with the fields of this version.
+
+    Raises:
+        KeyError, ValueError: it is no statement of the version before, although it says so.
+    """
+    if statement["predicateType"] != OLDER_TYPE:
+        return statement
+    predicate = dict(statement["predicate"])
+    place = Placement.parse(predicate.pop("in"))
+    return {**statement, "predicate": {**predicate, "form": place.form, "launcher": place.launcher}}
 
 
 def make_certificate(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict[str, Any]:

@@ -204,24 +204,6 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def compare_again(case: Case, verdict: CaseVerdict, baseline: CaseVerdict, matrix: Matrix) -> CaseVerdict:
-    """A verdict of an earlier run, compared with the baseline that it stands with now.
-
-    Final weights and gradients are gone: the differences that were measured are used.
-    """
-    if verdict.baseline is None:
-        return verdict
-    if baseline.spread is None:
-        return _judged(verdict, [Problem(check="baseline", text=f"its baseline {baseline.id} has no bands")])
-    bands = Bands(baseline.spread, matrix.tolerance[case.precision])
-    comparison = _Comparison(case, bands, verdict.steps, baseline.steps)
-    earlier = verdict.largest_relative_difference
-    comparison.take_weights(earlier.weights)
-    compared = {"largest_relative_difference": comparison.largest(), "tolerance": bands.widest()}
-    compared = _with_gradients(compared, earlier.gradients, verdict.tolerance.gradients)
-    return _judged(verdict.model_copy(update=compared), comparison.problems)
-
-
 def _first_of(name: str, off: Sequence[tuple[int, float, str]], steps: int) -> str:
     """The first step that is off, and how many more there are: later ones follow from it."""
     step, _, numbers = off[0]
@@ -291,12 +273,6 @@ class _Comparison:
                 self.problems.append(Problem(check="parity-weights", text=text))
         self._weights = _number(weights.largest_relative_difference)
         self._check_weights(str(weights.worst), self._weights)
-
-    def take_weights(self, difference: float | None) -> None:
-        """Check a difference of the final weights that was measured before."""
-        self._weights = difference
-        if self._case.compare_weights:
-            self._check_weights("the worst", math.inf if difference is None else difference)
 
     def _check_weights(self, worst: str, difference: float) -> None:
         allowed = self._bands.weights

@@ -331,7 +331,7 @@ def _check_plan(run: Mapping[str, Any], plan: Mapping[str, Any], plan_digest: st
 def _check_image(image: Mapping[str, Any] | None, subject: Mapping[str, str]) -> None:
     """What the runner hashed must be what the plan is about."""
     # Of the forms oci and docker the runner hashes the manifest, whose digest is the image's.
-    expected = subject.get("sqsh_digest" if subject.get("in") == "sqsh" else "oci_digest")
+    expected = subject.get("sqsh_digest" if subject["form"] == "sqsh" else "oci_digest")
     if expected is None:
         if image is not None:
             raise _Refused(IMAGE, f"The plan is about a lock, and it ran in image {image['file_digest']}.")

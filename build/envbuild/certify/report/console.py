@@ -82,9 +82,7 @@ def _show_passed(passed: Sequence[CaseVerdict], repeats: int, reporter: Reporter
     """The repeats of a case that passed, of so many in all."""
     first = passed[0]
     name = first.id + (f" ({len(passed)} of {repeats} repeats)" if repeats > 1 else "")
-    if first.reused:
-        reporter.note(f"  reused    {name}: passed on {first.reused.from_}")
-    elif first.baseline is None:
+    if first.baseline is None:
         numbers = " ".join(f"{step.loss:.5f}" for step in first.steps if step.loss is not None)
         reporter.note(f"  baseline  {name}: loss {numbers}; reference: {describe_reference(first.reference)}")
     else:

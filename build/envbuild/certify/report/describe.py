@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from envbuild.catalog.fields import TomlModel
 from envbuild.certify.certificate.statement import Certificate, Measured, Predicate
 from envbuild.certify.models import CaseVerdict, NotVouched, Numbers, ReferenceNumbers, ReferenceVerdict, Spread
 from envbuild.core.text import printable
 
-COLUMNS = ("case", "repeat", "loss", "grad norm", "weights", "gradients", "from")
+COLUMNS = ("case", "repeat", "loss", "grad norm", "weights", "gradients")
 
 
 def lines(statement: Certificate, keyid: str | None) -> list[str]:
@@ -24,7 +24,7 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
         ("stack", f"{predicate.stack} on {predicate.base}, target {predicate.target}"),
         *((name, digest) for name, digest in statement.digests().items()),
         ("lock", predicate.lock_digest + ("" if predicate.lock_is_current else " (older than its stack or base)")),
-        ("ran in", predicate.in_ + (f" ({predicate.runtime})" if predicate.runtime else "")),
+        ("ran in", f"{predicate.place}" + (f" ({predicate.runtime})" if predicate.runtime else "")),
         ("measured", f"{measured.started_at} to {measured.finished_at}; issued {predicate.issued_at}"),
         ("matrix", f"{matrix}, {whole}: {count(predicate.cases)}"),
         ("defined as", predicate.matrix_digest),
@@ -49,11 +49,9 @@ def describe_matrix(predicate: Predicate) -> str:
     return own + predicate.matrix
 
 
-def count(cases: Iterable[CaseVerdict]) -> str:
-    """How many cases, and how many of them are from an earlier run."""
-    found = list(cases)
-    reused = sum(case.reused is not None for case in found)
-    return f"{len(found)} case{'s' if len(found) != 1 else ''}" + (f", {reused} reused" if reused else "")
+def count(cases: Sequence[CaseVerdict]) -> str:
+    """``1 case``, ``2 cases``."""
+    return f"{len(cases)} case{'s' if len(cases) != 1 else ''}"
 
 
 def describe_gpus(measured: Measured) -> str:
@@ -88,7 +86,7 @@ def _row(case: CaseVerdict) -> tuple[str, ...]:
         numbers = ["baseline", *[""] * (len(Numbers.model_fields) - 1)]
     else:
         numbers = [difference(case.largest_relative_difference, case.tolerance, name) for name in Numbers.model_fields]
-    return (case.id, str(case.repeat), *numbers, f"reused from {case.reused.from_}" if case.reused else "this run")
+    return (case.id, str(case.repeat), *numbers)
 
 
 def describe_spread(spread: Spread | None) -> str:

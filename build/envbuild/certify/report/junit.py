@@ -50,7 +50,8 @@ def _properties(suite: ET.Element, report: Report) -> None:
         "stack": report.stack,
         "base": report.base,
         "target": report.target,
-        "in": report.in_,
+        "form": report.form,
+        "launcher": report.launcher,
         "lock": report.lock_digest,
         **report.digests,
         "matrix": report.matrix,
@@ -86,8 +87,6 @@ def _case(suite: ET.Element, case: CaseVerdict, report: Report) -> None:
     if case.baseline is None:
         lines.append(f"reference: {describe_reference(case.reference)}")
         lines.append(f"weights moved: {describe_spread(case.spread)}")
-    if case.reused:
-        lines.append(f"reused from {case.reused.from_}, run {case.reused.run}")
     lines += [f"log: {path}" for path in report.logs.get(case.id, ())]
     if lines:
         ET.SubElement(element, "system-out").text = _text("\n".join(lines))

@@ -8,6 +8,8 @@ from envbuild.catalog.fields import TomlModel
 from envbuild.certify.cases.coverage import Pair
 from envbuild.certify.certificate.statement import Certificate, Measured
 from envbuild.certify.models import CaseVerdict, EnvironmentFinding, NotVouched, Problem
+from envbuild.launch.executors import Form
+from envbuild.launch.launchers import Placement
 
 
 class Report(TomlModel):
@@ -24,7 +26,8 @@ class Report(TomlModel):
     stack: str
     base: str
     target: str
-    in_: str = Field(alias="in", description="where the cases ran")
+    form: Form = Field(description="of the image in which the cases ran")
+    launcher: str = Field(description="what ran them")
     runtime: str | None = None
     digests: dict[str, str] = Field(description="of what it is about, by name")
     lock_digest: str
@@ -46,6 +49,11 @@ class Report(TomlModel):
     logs: dict[str, tuple[str, ...]] = Field(default={}, description="paths of a case's logs, by its ID")
     log: str | None = Field(default=None, description="the whole run's log")
     log_end: str = ""
+
+    @property
+    def place(self) -> Placement:
+        """Where the cases ran."""
+        return Placement(form=self.form, launcher=self.launcher)
 
     @property
     def failed_cases(self) -> tuple[CaseVerdict, ...]:

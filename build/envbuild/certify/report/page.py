@@ -42,7 +42,6 @@ def page_html(report: Report) -> str:
     # nothing run or load; its own style is allowed by its hash (CSP Level 3, section 2.3.1).
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     groups = groups_of(report)
-    reused = sum(case.reused is not None for case in report.cases)
     return template.render(
         report=report,
         style=style,
@@ -50,9 +49,7 @@ def page_html(report: Report) -> str:
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         headline=_headline(report),
         failed=len(report.failed_cases),
-        reused=reused,
-        # count() also has how many were reused, for which the page has a place of its own.
-        count=count(report.cases).partition(",")[0],
+        count=count(report.cases),
         groups=groups,
         problems=_problems(report, [view for group in groups for view in group.cases]),
         facts=machine_facts(report.measured),
@@ -72,16 +69,21 @@ def page_html(report: Report) -> str:
 
 @cache
 def _template() -> tuple[jinja2.Template, str]:
+    template = html_templates("envbuild.certify.report").get_template("page.html.j2")
+    return template, (Path(__file__).parent / "page.css").read_text()
+
+
+def html_templates(*packages: str) -> jinja2.Environment:
+    """The templates of some packages: values are escaped, and one that is missing is an error."""
     import jinja2  # 0.1 s that a certificate which stands already does not need
 
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("envbuild.certify.report", "."),
+    return jinja2.Environment(
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(package, ".") for package in packages]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html.j2"), (Path(__file__).parent / "page.css").read_text()
 
 
 def _headline(report: Report) -> str:

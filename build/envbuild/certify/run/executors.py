@@ -7,20 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.certify.run.job import CertifyJob
-from envbuild.core.errors import CertificationCannotRunError, InternalError, MachineError, UsageError
+from envbuild.core.errors import CertificationCannotRunError, MachineError, UsageError
 from envbuild.core.progress import Reporter
-from envbuild.image.output import PlacedImage, image_tag
-from envbuild.launch.bwrap import LayersExecutor, SqshExecutor
-from envbuild.launch.executors import Executor, communication_variables
-from envbuild.launch.gpus import Gpu, NvidiaDriver, find_driver, gpus_here
-from envbuild.launch.runtimes import probe
-from envbuild.launch.venv import path_executor, venv_executor
+from envbuild.launch import launchers
+from envbuild.launch.executors import Executor, LaunchRequest, communication_variables
 
 # Of a run's folder.
 RESULTS_DIR = "results"
 DEFAULT_VENV = Path(".venv")
-# How an image is certified without a Docker daemon.
-WITHOUT_DAEMON = "--in sqsh or --in oci"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +37,6 @@ class MachineOptions:
         """The options of the runner's command line."""
         words = ("--gpus", ",".join(map(str, self.gpus))) if self.gpus else ()
         return (*words, *(("--isolation", self.isolation) if self.isolation else ()))
-
-    def gpus_used(self, job: CertifyJob) -> tuple[Gpu, ...]:
-        """The GPUs of this machine that a job may use."""
-        if not job.on_gpus:
-            return ()
-        return tuple(gpu for gpu in gpus_here() if not self.gpus or int(gpu.index) in self.gpus)
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:
@@ -75,36 +63,19 @@ def open_executor(job: CertifyJob, machine: MachineOptions, reporter: Reporter) 
         CertificationCannotRunError: this machine has no driver, no runtime or no such environment.
     """
     place = job.request.place
-    if place == "venv":
-        return venv_executor(machine.venv)
-    if place == "here":
-        return path_executor()
-    image = job.request.image
-    if image is None:
-        raise InternalError("there is no image to certify")
+    request = LaunchRequest(
+        form=place.form,
+        image=job.request.image,
+        on_gpus=job.on_gpus,
+        extra=communication_variables(os.environ) if job.on_gpus else {},
+        results=job.folder / "run" / RESULTS_DIR,
+        runtime=machine.runtime,
+        venv=machine.venv,
+        reporter=reporter,
+    )
     try:
-        return _in_image(job, image, machine, reporter)
+        return launchers.open_executor(place.launcher, request)
     except MachineError as error:
         raise CertificationCannotRunError(
             error.what, why=error.why, fix=error.fix, log=error.log, reason="no-runtime"
         ) from error
-
-
-def _in_image(job: CertifyJob, image: PlacedImage, machine: MachineOptions, reporter: Reporter) -> Executor:
-    extra = communication_variables(os.environ) if job.on_gpus else {}
-    if job.request.place == "docker":
-        # Imported here: no other place needs the SDK of docker.
-        from envbuild.image.docker.engine import open_engine
-        from envbuild.launch.docker import DockerExecutor
-
-        record = image.record
-        tag = image_tag(image.lock_name, record.base, record.target)
-        engine = open_engine(otherwise=WITHOUT_DAEMON)
-        executor = DockerExecutor(image=image, engine=engine, tag=tag, reporter=reporter, gpus=job.on_gpus, extra=extra)
-        # This process holds the lock of the job's folder: a container that still writes there is left over.
-        executor.remove_orphans(job.folder / "run" / RESULTS_DIR)
-        return executor
-    driver: NvidiaDriver | None = find_driver() if job.on_gpus else None
-    if job.request.place == "oci":
-        return LayersExecutor(image=image, driver=driver, extra=extra)
-    return SqshExecutor(image=image, runtime=probe(machine.runtime), driver=driver, extra=extra)

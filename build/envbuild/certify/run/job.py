@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from envbuild.catalog.catalog import Selection, digest_without_summary
 from envbuild.catalog.conflict import Conflict
@@ -16,12 +15,11 @@ from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.known_wrong import affected_cases, left_out
 from envbuild.certify.cases.selection import ALL, WantedCases, chosen_cases, driver_of, without_known_wrong
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
-from envbuild.certify.run.durations import estimates
 from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.image.output import PlacedImage, image_name
-from envbuild.launch.executors import WITHOUT_IMAGE, Where
+from envbuild.launch.launchers import SQSH, Placement
 from envbuild.lock.inputs.request import is_older
 from envbuild.lock.known_wrong import known_wrong_in
 from envbuild.lock.lockfile import LockDirectory
@@ -51,7 +49,7 @@ class CertifyRequest:
     matrix_name: str
     out_dir: Path
     wanted: WantedCases = ALL
-    place: Where = "sqsh"
+    place: Placement = SQSH
     image: PlacedImage | None = None
     lock_name: str | None = None
     repeats: int = 1
@@ -124,7 +122,7 @@ class CertifyJob:
     @property
     def certifies_image(self) -> bool:
         """Whether it is about an image; else about a lock."""
-        return self.request.place not in WITHOUT_IMAGE
+        return self.request.place.has_image
 
     @property
     def matrix_digest(self) -> str:
@@ -140,19 +138,10 @@ class CertifyJob:
     def on_gpus(self) -> bool:
         return self.request.selection.target.device is Device.CUDA
 
-    def planned(self, case_id: str) -> Mapping[str, Any]:
-        """A case in the form of the plan."""
-        cases: Any = self.plan["cases"]
-        found: Mapping[str, Any] = next(case for case in cases if case["id"] == case_id)
-        return found
-
-    def plan_of(self, cases: tuple[Case, ...]) -> dict[str, Json]:
-        """The plan, or one of some of its cases; with a nonce of its own."""
-        if cases == self.cases:
-            return self.plan
-        plan = _plan(self.request, self.subject, self.driver, self.matrix, cases)
-        # As the whole plan has them: with the durations that are known.
-        return {**plan, "cases": [dict(self.planned(case.id)) for case in cases]}
+    @property
+    def ranks(self) -> int:
+        """How many ranks its largest case has."""
+        return max(case.world_size for case in self.cases)
 
 
 def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None = None) -> CertifyJob:
@@ -181,7 +170,7 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
         cases = without_known_wrong(cases, left_out(known_wrong, conflicts), request.wanted.only)
     smoke, smoke_digest = smoke_file(store)
     subject = subject or subject_of(request)
-    plan = _with_estimates(_plan(request, subject, driver, matrix, cases), store)
+    plan = _plan(request, subject, driver, matrix, cases)
     if request.cluster and not plan["bandwidth"]:
         raise UsageError(
             f"--cluster {request.cluster} has no effect",
@@ -216,13 +205,6 @@ def _unexcused(known_wrong: Mapping[str, tuple[str, ...]], own_conflicts: frozen
     return frozenset(case for case, names in known_wrong.items() if own_conflicts.issuperset(names))
 
 
-def _with_estimates(plan: dict[str, Json], store: LocalStore) -> dict[str, Json]:
-    """The plan with how long its cases took before, where that is known."""
-    known = estimates(plan, store)
-    cases: Any = plan["cases"]
-    return {**plan, "cases": [{**case, "estimated_seconds": known.get(case["id"])} for case in cases]}
-
-
 def subject_of(request: CertifyRequest) -> Subject:
     """What a certificate would be about.
 
@@ -247,7 +229,7 @@ def subject_of(request: CertifyRequest) -> Subject:
             why=f"It has lock {record.lock_digest}; the lock now is {lock_digest}.",
             fix=f"Build it again: {image.command}",
         )
-    if request.place == "sqsh":
+    if request.place.form == "sqsh":
         if record.sqsh_digest is None:
             image.sqsh()  # its error explains how to make one
         return replace(bare, oci_digest=record.oci_digest, sqsh_digest=record.sqsh_digest)

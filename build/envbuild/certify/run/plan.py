@@ -15,15 +15,13 @@ from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.core.digests import Json, digest_of
-from envbuild.launch.executors import Where
+from envbuild.launch.launchers import SQSH, Placement
 
-PLAN_SCHEMA = "envbuild.plan/3"
+PLAN_SCHEMA = "envbuild.plan/4"
 # Raised when the judge would come to another verdict about the same results.
 JUDGE_VERSION = 13
 # How often a baseline trains again with its weights moved, which its bands are measured from.
 PERTURBED_RUNS = 4
-# How long a case takes or may take; they do not change what it computes.
-TIMES = ("estimated_seconds", "time_limit_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +41,7 @@ class Subject:
     lock_digest: str
     oci_digest: str | None = None
     sqsh_digest: str | None = None
-    place: Where = "sqsh"
+    place: Placement = SQSH
 
     @property
     def image_digests(self) -> dict[str, str]:
@@ -57,7 +55,8 @@ class Subject:
             "stack": self.stack,
             "base": self.base,
             "target": self.target,
-            "in": self.place,
+            "form": self.place.form,
+            "launcher": self.place.launcher,
             "lock_digest": self.lock_digest,
             **{name: digest for name, digest in digests.items() if digest is not None},
         }
@@ -166,20 +165,14 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
         # The reference has no recipe's layers.
         "compare_reference": case.is_baseline and driver is Driver.MCORE,
         "perturbed_runs": PERTURBED_RUNS if case.is_baseline else 0,
-        "estimated_seconds": None,
         "time_limit_seconds": matrix.time_limit_seconds,
     }
-
-
-def computed(case: Mapping[str, Json]) -> dict[str, Json]:
-    """The part of a planned case that decides what it computes."""
-    return {name: value for name, value in case.items() if name not in TIMES}
 
 
 def certification_key(
     plan: dict[str, Json], matrix: Matrix, smoke_digest: str, *, scope: str, conflicts: Mapping[str, Conflict]
 ) -> str:
-    """The digest of all that decides a certificate: the plan but for nonce and estimates, tolerances, smoke, judge.
+    """The digest of all that decides a certificate: the plan but its nonce, tolerances, smoke, judge.
 
     Args:
         scope: the matrix's name, or that it is a part of it.
@@ -201,11 +194,5 @@ def certification_key(
 
 
 def deciding(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a plan that decides what comes out: all but its nonce and its estimates.
-
-    Raises:
-        TypeError, KeyError, AttributeError: it has not the form of a plan.
-    """
-    decides = {key: value for key, value in plan.items() if key != "nonce"}
-    cases = [{key: value for key, value in case.items() if key != "estimated_seconds"} for case in plan["cases"]]
-    return {**decides, "cases": cases}
+    """The part of a plan that decides what comes out: all but its nonce."""
+    return {key: value for key, value in plan.items() if key != "nonce"}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.context import Context
-from envbuild.certify.cases.case import Case
 from envbuild.certify.judge.results import LARGEST_BYTES, Results, read_results
 from envbuild.certify.run.executors import RESULTS_DIR, MachineOptions
 from envbuild.certify.run.job import CertifyJob, CertifyRequest
@@ -31,7 +30,7 @@ from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
 from envbuild.core.files import machine_errors, read_plain, remove_tree, write_atomic
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
-from envbuild.launch.executors import WITHOUT_IMAGE, Executor, Task
+from envbuild.launch.executors import Executor, Task
 
 PLAN_FILE, RESULTS_FILE, LOG_FILE = "plan.json", "results.jsonl", "smoke.log"
 # Live: rank processes stay between cases. A case trains for about a second, and starting takes ten times as long.
@@ -66,17 +65,16 @@ def hold_folder(job: CertifyJob, reporter: Reporter) -> contextlib.AbstractConte
 
 def run_cases(
     job: CertifyJob,
-    cases: tuple[Case, ...],
     executor: Executor,
     machine: MachineOptions,
     context: Context,
     *,
     resume: bool,
 ) -> FinishedRun:
-    """Run cases of a job in its folder.
+    """Run the cases of a job in its folder.
 
     Args:
-        resume: go on with an interrupted run of these cases, if there is one.
+        resume: go on with an interrupted run, if there is one.
 
     Raises:
         UsageError: the interrupted run had another isolation.
@@ -85,7 +83,7 @@ def run_cases(
         CertificationFailedError: the runner ran past its time limit.
     """
     folder, reporter = job.folder / "run", context.reporter
-    data, arguments = _prepare(folder, job.plan_of(cases), machine.arguments(), reporter, resume=resume)
+    data, arguments = _prepare(folder, job.plan, machine.arguments(), reporter, resume=resume)
     plan = json.loads(data)
     watcher = Watcher(reporter, cases=len(plan["cases"]), repeats=plan["repeats"])
     task = Task(
@@ -165,14 +163,9 @@ def _in_order(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern.lstrip("/")), key=lambda path: (len(str(path)), str(path)))
 
 
-def interrupted_cases(folder: Path) -> frozenset[str]:
-    """The cases of an interrupted run in the folder of a job; empty without one."""
-    try:
-        plan = jsonread.loads((folder / "run" / PLAN_FILE).read_bytes())
-        cases = frozenset(str(case["id"]) for case in plan["cases"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return frozenset()
-    return frozenset() if "end" in _types(folder / "run") else cases
+def is_interrupted(folder: Path) -> bool:
+    """Whether the folder of a job has an interrupted run."""
+    return (folder / "run" / PLAN_FILE).is_file() and "end" not in _types(folder / "run")
 
 
 def _types(folder: Path) -> set[str]:
@@ -211,7 +204,7 @@ def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
     if not same:
         raise ResultsRefusedError(
             "the interrupted run is of another plan",
-            why=f"{folder / PLAN_FILE} is not what would be run now: other cases were named, or some passed since.",
+            why=f"{folder / PLAN_FILE} is not what would be run now.",
             fix="Leave --resume out: the cases start again.",
             reason="plan",
         )
@@ -285,13 +278,11 @@ def _install_the_lock(request: CertifyRequest) -> str:
     words = ["--stack", selection.stack_name, "--base", selection.base_name, "--target", selection.target_name]
     words += ["--name", request.lock_name] if request.lock_name else []
     sync = f"envbuild sync {shlex.join(words)} --into DIR"
-    if request.place in WITHOUT_IMAGE and os.environ.get("PYTHONPATH"):
+    if request.place.has_image:
+        return ""
+    if os.environ.get("PYTHONPATH"):
         return "PYTHONPATH is set, and comes before the installed packages: unset it. "
-    if request.place == "venv":
-        return f"Install the lock there: {sync}. "
-    if request.place == "here":
-        return f"`python` on PATH is what is certified. Install the lock ({sync}), then: --in venv --venv DIR. "
-    return ""
+    return f"Install the lock ({sync}), then: --in venv --venv DIR. "
 
 
 _GPU_FIXES = {

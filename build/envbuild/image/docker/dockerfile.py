@@ -175,7 +175,7 @@ def _main(spec: DockerfileSpec) -> list[str]:
     if "main" in spec.phases:
         lines.append(copy_lock("main.txt"))
         lines.append(_from_index(spec, "main.txt", "--require-hashes"))
-        # Over the others' files of the same names, of which any may have stayed (sync.install, LATER).
+        # Over the others' files of the same names, of which any may have stayed (sync.install, over_others).
         lines += [
             _from_index(spec, "main.txt", "--require-hashes", f"--reinstall-package {name}") for name in spec.again
         ]

@@ -8,7 +8,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import RegistryImage
@@ -35,7 +34,7 @@ from envbuild.rootfs.gzip_writer import GzipWriter
 from envbuild.rootfs.layer import LAYER_TYPE
 from envbuild.rootfs.overlay import merged
 from envbuild.rootfs.tar_writer import end, write_member
-from envbuild.sync.install import LATER, pinned_package
+from envbuild.sync.install import over_others, pinned_package
 from envbuild.wheels.plan import buildable
 from envbuild.wheels.sources import SourceOrigin, WheelSources
 
@@ -121,7 +120,6 @@ class _Export:
         trees = [writer.tree(item) for item in self._git_origins({*ready, *buildable(directory)})]
         done = {*ready, *origins, *(tree.name for tree in trees)}
         config, carried = run_config(self.parts), self.base.record.config.environment
-        main = locked_content(directory, ("main",))
         return DockerfileSpec(
             title=f"{lock.stack} on {selection.base_name} for {node_requirements.hardware_of(selection.target)}",
             tag=image_tag(lock.stack, selection.base_name, selection.target_name),
@@ -131,9 +129,7 @@ class _Export:
             sees_base=bool(lock.base.provides),
             torch_build=self._torch_build(),
             phases=self._write_phases(done),
-            again=[
-                name for name, range_ in LATER.items() if name in main and main[name].version in SpecifierSet(range_)
-            ],
+            again=over_others(directory, "main"),
             wheels=sorted(ready),
             compiled=compiled,
             trees=trees,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from envbuild.catalog import knowledge
 from envbuild.catalog.base import BasePython
 from envbuild.catalog.context import Context
 from envbuild.core.digests import short
@@ -24,7 +25,7 @@ from envbuild.lock.models import LockedComponent
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.rootfs.layer_writer import EPOCH, LayerWriter, plain_rights
 from envbuild.store.record import RECORD_FILE, dump
-from envbuild.sync.install import LATER, InstallScope, install_again, install_packages, make_venv
+from envbuild.sync.install import InstallScope, install_again, install_packages, make_venv
 from envbuild.sync.install_target import InstallTarget
 from envbuild.wheels.build.unpack import unpack
 from envbuild.wheels.cache.wheelhouse import Built
@@ -188,13 +189,14 @@ class LayerMaker:
         """
         policy = layer_policy()
         listed = {name: rows(info) for name, info in infos(self.site_packages, plan.packages).items()}
+        again = {known.package for known in knowledge.packages().over_others}
         winners = []
         for path, names in conflicts(listed):
             if policy.may_differ(path):
                 # The last in the alphabet, as containers/native/layers.toml states: any rule would do that is the same
                 # everywhere.
                 winners.append(names[-1])
-            elif not any(name in LATER for name in names):
+            elif again.isdisjoint(names):
                 raise _conflict(path, names)
         for name in sorted(set(winners)):
             install_again(self.lock, target, self._access.source, name, others)

@@ -9,7 +9,7 @@ from typing import Any
 from packaging.version import Version
 
 from envbuild.lock.checks.findings import CheckFinding
-from envbuild.lock.components.families import FAMILIES
+from envbuild.lock.components.families import families
 from envbuild.lock.components.placeholders import is_empty, is_stub
 from envbuild.lock.context import WorkContext
 from envbuild.lock.project.plan import LockPlan
@@ -71,7 +71,7 @@ def _placeholder(name: str, version: str, what: str) -> CheckFinding:
 
 def _families(tables: Mapping[str, Mapping[str, Any]]) -> list[CheckFinding]:
     findings = []
-    for family in FAMILIES:
+    for family in families():
         versions = {name: str(tables[name]["version"]) for name in sorted(family) if "version" in tables.get(name, {})}
         # A local label names a build (PEP 440): 2.11.0+c188b533 is one of 2.11.0.
         if len({Version(version).public for version in versions.values()}) > 1:

@@ -13,6 +13,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from envbuild.catalog import knowledge
 from envbuild.catalog.base import Base
 from envbuild.catalog.conflict import Conflict, baselines, known_wrong
 from envbuild.catalog.matrix import Matrix
@@ -22,28 +23,6 @@ from envbuild.lock.components.downloads import base_tags, tags_of, wheel_name
 from envbuild.lock.uv.cuda_packages import cuda_packages, edges_of
 from envbuild.lock.uv.program import KNOW_THE_KEYS
 
-# The first CUDA whose compiler and libraries know an SM (CUDA toolkit release notes, "new features").
-FIRST_CUDA_OF_SM = {
-    **dict.fromkeys(("50", "52", "53", "60", "61", "62"), "8.0"),
-    "70": "9.0",
-    "72": "9.2",
-    "75": "10.0",
-    "80": "11.0",
-    "86": "11.1",
-    "87": "11.4",
-    "89": "11.8",
-    "90": "11.8",
-    "100": "12.8",
-    "101": "12.8",
-    "103": "12.9",
-    "110": "13.0",
-    "120": "12.8",
-    "121": "12.9",
-}
-# The CUDA that dropped an SM, and what it renamed (CUDA 13.0 release notes: Maxwell, Pascal and Volta; 101 is 110).
-CUDA_WITHOUT_SM = dict.fromkeys(("50", "52", "53", "60", "61", "62", "70", "72", "101"), "13.0")
-# The oldest driver that runs programs of a CUDA major version (CUDA compatibility guide, minor version compatibility).
-OLDEST_DRIVER_OF_CUDA = {"11": "450.80.02", "12": "525.60.13", "13": "580"}
 _NVIDIA_FOLDER = re.compile(r"^\{site_packages\}/nvidia/(\w+)(?:/(.*))?$")
 # Folders below nvidia/ that one package brings.
 _OWN_FOLDERS = frozenset(["cublas", "cuda_cupti", "cuda_nvrtc", "cuda_runtime", "cudnn", "cufft", "nccl", "nvjitlink"])
@@ -160,7 +139,7 @@ def check_targets(lock: CheckInput) -> Iterable[CheckFinding]:
                     packages=("torch",),
                     subject=f"{name} {sm}",
                 )
-        oldest = OLDEST_DRIVER_OF_CUDA.get(cuda.split(".")[0])
+        oldest = knowledge.cuda().oldest_driver.get(cuda.split(".")[0])
         if target.driver and oldest and Version(target.driver) < Version(oldest):
             yield CheckFinding(
                 code="driver",
@@ -172,9 +151,10 @@ def check_targets(lock: CheckInput) -> Iterable[CheckFinding]:
 
 
 def _sm_problem(sm: str, cuda: str) -> str | None:
-    first, without = FIRST_CUDA_OF_SM.get(sm), CUDA_WITHOUT_SM.get(sm)
+    first_cuda = knowledge.cuda().first_cuda
+    first, without = first_cuda.get(sm), knowledge.cuda().dropped_by.get(sm)
     if first is None:
-        return f"envbuild knows {', '.join(sorted(FIRST_CUDA_OF_SM, key=int))}"
+        return f"envbuild knows {', '.join(sorted(first_cuda, key=int))}"
     if Version(cuda) < Version(first):
         return f"it takes {first} or newer"
     if without is not None and Version(cuda) >= Version(without):

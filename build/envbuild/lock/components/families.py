@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from packaging.version import Version
 
+from envbuild.catalog import knowledge
 from envbuild.catalog.base import Base
 from envbuild.core.errors import ResolutionError, UsageError
 from envbuild.core.text import quoted_command
@@ -16,19 +17,6 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.uv.named_index import LookUpRules
 from envbuild.lock.uv.resolution import look_up
 
-# Transformer Engine loads its core and its torch part from other packages, and fails on those of another version.
-# Its load_framework_extension asserts that the three have one version (transformer_engine/common/__init__.py).
-FAMILIES = (
-    frozenset(
-        {
-            "transformer-engine",
-            "transformer-engine-cu12",
-            "transformer-engine-cu13",
-            "transformer-engine-jax",
-            "transformer-engine-torch",
-        }
-    ),
-)
 # Releases 0.0.x hold the names of these packages on the index and have nothing in them.
 NO_PLACEHOLDER = ">=0.1"
 # A release that one member does not have is passed over; so many are.
@@ -36,9 +24,14 @@ MOST_TRIED = 5
 _STRENGTH = (DecidedBy.PIN, DecidedBy.UPSTREAM, DecidedBy.TABLE, DecidedBy.DECLARED, DecidedBy.STACK)
 
 
+def families() -> tuple[frozenset[str], ...]:
+    """The families of ``envs/knowledge/packages.toml``."""
+    return tuple(family.packages for family in knowledge.packages().families)
+
+
 def family_of(package: str) -> frozenset[str]:
     """The packages that have one version with this one; itself, if no others do."""
-    return next((family for family in FAMILIES if package in family), frozenset({package}))
+    return next((family for family in families() if package in family), frozenset({package}))
 
 
 def with_one_version(
@@ -61,7 +54,7 @@ def with_one_version(
         UsageError: two pins exclude each other.
     """
     found = dict(chosen)
-    for family in FAMILIES:
+    for family in families():
         members = {
             name: item
             for name, item in chosen.items()

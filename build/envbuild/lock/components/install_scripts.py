@@ -14,41 +14,11 @@ from dataclasses import dataclass, field
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog import knowledge
 from envbuild.catalog.base import Base
 from envbuild.lock.components.project_metadata import read_requirement
 from envbuild.lock.components.upstream import GIT_URL, holds_on
 
-# Where NeMo and Megatron-Bridge have had them.
-SCRIPTS = ("docker/common/install_dep.sh", "reinstall.sh", "docker/Dockerfile.ci", "Dockerfile.ci")
-# Upstream's variables that name a tag or a commit, as `export MAMBA_TAG=v2.2.0`, and what is built from it.
-TAGS = {
-    "CAUSAL_CONV_TAG": "causal-conv1d",
-    "CAUSAL_CONV1D_TAG": "causal-conv1d",
-    "CAUSAL_CONV1D_COMMIT": "causal-conv1d",
-    "MAMBA_TAG": "mamba-ssm",
-    "MAMBA_COMMIT": "mamba-ssm",
-    # Of NeMo before it had requirements/manifest.json.
-    "MCORE_TAG": "megatron-core",
-    "MCORE_COMMIT": "megatron-core",
-    "NEMO_RUN_TAG": "nemo-run",
-    "TE_TAG": "transformer-engine",
-    "TE_COMMIT": "transformer-engine",
-}
-# The last part of an address, as in `pip install git+https://github.com/state-spaces/mamba.git@v2.2.2`.
-OF_ADDRESS = {
-    "causal-conv1d": "causal-conv1d",
-    "mamba": "mamba-ssm",
-    "megatron-lm": "megatron-core",
-    "nemo-run": "nemo-run",
-    "run": "nemo-run",
-    "transformerengine": "transformer-engine",
-}
-# Of the others the stack's file says where they are.
-REPOSITORIES = {
-    "causal-conv1d": "https://github.com/Dao-AILab/causal-conv1d",
-    "mamba-ssm": "https://github.com/state-spaces/mamba",
-    "nemo-run": "https://github.com/NVIDIA-NeMo/Run",
-}
 NGC_IMAGE = re.compile(r"^nvcr\.io/nvidia/pytorch:(?P<release>\d\d\.\d\d)-py3$")
 
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"'#;&|]*)"""
@@ -88,8 +58,9 @@ def read_installs(text: str, base: Base) -> Installs:
     lines = [_COMMENT.sub("", line) for line in text.replace("\\\n", " ").splitlines()]
     values = _variables(lines)
     requirements = [(canonicalize_name(item.name), item) for item in _requirements(lines, values, base)]
-    tags = [(TAGS[name], value) for name, value in values.items() if name in TAGS and value]
-    tags += [(name, ref) for name, item in requirements if name in TAGS.values() and (ref := _from_git(item))]
+    built = knowledge.install_scripts().variables
+    tags = [(built[name], value) for name, value in values.items() if name in built and value]
+    tags += [(name, ref) for name, item in requirements if name in built.values() and (ref := _from_git(item))]
     images = (_put_in(match["image"], values) for match in map(_FROM.match, lines) if match)
     return Installs(
         releases=_unambiguous((name, version) for name, item in requirements if (version := _pinned(item))),
@@ -167,7 +138,8 @@ def _requirements(lines: Iterable[str], values: dict[str, str], base: Base) -> I
 def _named(word: str) -> str:
     """A word of ``pip install``; a bare address with the name of what it is of."""
     match = GIT_URL.match(word)
-    name = OF_ADDRESS.get(match["url"].rstrip("/").removesuffix(".git").rpartition("/")[2].lower()) if match else None
+    end = match["url"].rstrip("/").removesuffix(".git").rpartition("/")[2].lower() if match else ""
+    name = knowledge.install_scripts().addresses.get(end)
     return f"{name} @ {word}" if name else word
 
 

@@ -17,20 +17,14 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from envbuild.catalog import knowledge
 from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Selection
 from envbuild.core import jsonread, tomlread
 from envbuild.core.errors import ResolutionError
 from envbuild.git.refs import Commit
 from envbuild.git.repository import GitRepository
-from envbuild.lock.components.install_scripts import (
-    NGC_IMAGE,
-    REPOSITORIES,
-    SCRIPTS,
-    Installs,
-    read_installs,
-    release_of,
-)
+from envbuild.lock.components.install_scripts import NGC_IMAGE, Installs, read_installs, release_of
 from envbuild.lock.components.models import Chosen, Companion, Forced, Lead, Preference
 from envbuild.lock.components.upstream import MANIFEST, holds_on, packages_of, trees_of
 from envbuild.lock.context import LockContext
@@ -133,7 +127,7 @@ def _left_to_the_image(content: Mapping[str, Any], base: Base) -> set[str]:
 
 def _scripts(repository: GitRepository, commit: Commit, base: Base) -> Iterator[tuple[str, Installs]]:
     """The scripts and Dockerfiles that are there, each with what it installs."""
-    for file in SCRIPTS:
+    for file in knowledge.install_scripts().files:
         text = repository.read_file(commit, file)
         if text is not None:
             yield file, read_installs(text, base)
@@ -148,13 +142,14 @@ def _of_scripts(repository: GitRepository, commit: Commit, base: Base) -> Iterat
 def script_companions(repository: GitRepository, commit: Commit, base: Base) -> list[Companion]:
     """What upstream's scripts build from git: as a release where the tag is of one, else at the commit."""
     found = []
+    repositories = knowledge.install_scripts().repositories
     for file, installs in _scripts(repository, commit, base):
         for name, ref in installs.refs.items():
             release = release_of(ref)
             for package in packages_of(name):
                 bare = Companion(package=package, where=file)
                 pin = replace(bare, specifier=f"=={release}") if release else None
-                found.append(pin or replace(bare, git=REPOSITORIES.get(name), ref=ref))
+                found.append(pin or replace(bare, git=repositories.get(name), ref=ref))
     return found
 
 

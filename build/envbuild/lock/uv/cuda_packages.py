@@ -21,7 +21,8 @@ _CUDA_VERSIONED = frozenset(
 )
 # NVIDIA's CUTLASS DSL, read in its wheels (4.6.0, 4.8.1): its libraries for CUDA 12 and 13 lie side by side, in
 # nvidia_cutlass_dsl/cu12 and /cu13, without a file in common. They need no CUDA library, and on import the newest that
-# the driver runs is loaded, and no other. Before 4.6 only the base package was for 12 (sync's LATER has the rest).
+# the driver runs is loaded, and no other. Before 4.6 only the base package was for 12 (envs/knowledge/packages.toml has
+# the rest).
 _SIDE_BY_SIDE = re.compile(r"^nvidia-cutlass-dsl-libs-cu1[23]$")
 
 

@@ -17,6 +17,7 @@ from envbuild.certify.run.executors import MachineOptions
 from envbuild.certify.run.job import CertifyRequest
 from envbuild.core.digests import Json, digest_of_code
 from envbuild.core.errors import BuildError, CertificationCannotRunError, CertificationFailedError
+from envbuild.launch.launchers import Placement
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.verification import Verify
 from envbuild.sync.failure_packages import cause_of_installation
@@ -142,7 +143,7 @@ class CaseTrial:
                 matrix_name=self.matrix,
                 out_dir=folder / "out",
                 wanted=WantedCases(only=(self.case,)),
-                place="venv",
+                place=Placement.parse("venv"),
             )
             try:
                 certify(request, self.context, CertifyOptions(machine=MachineOptions(venv=venv)))

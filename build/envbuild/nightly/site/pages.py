@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from envbuild import __version__
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
+from envbuild.certify.report.page import html_templates
 from envbuild.core.digests import Json, canonical_json, short
 from envbuild.core.text import quoted_command
 from envbuild.ledger.models import LockRow, NightRow, PublicationRow, Row, StepRow
@@ -233,20 +234,7 @@ def took(night: NightRow) -> str:
 
 @cache
 def _templates() -> tuple[jinja2.Environment, str]:
-    import jinja2  # slow, and most commands need none
-
-    environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader(
-            [
-                jinja2.PackageLoader("envbuild.nightly.site", "."),
-                jinja2.PackageLoader("envbuild.certify.report", "."),
-            ]
-        ),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates("envbuild.nightly.site", "envbuild.certify.report")
     environment.filters |= {
         "moment": words.moment_text,
         "size": words.size,

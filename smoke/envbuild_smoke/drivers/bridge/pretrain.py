@@ -21,7 +21,6 @@ with warnings.catch_warnings():
     from envbuild_smoke.drivers.bridge.recipe import recipe_of
     from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
     from envbuild_smoke.drivers.mcore.compare_weights import compare_weights
-    from envbuild_smoke.drivers.mcore.processes import joined
     from envbuild_smoke.drivers.recipe_training import Framework, PartRun, train_recipe
 
 from envbuild_smoke.rank_context import RankContext
@@ -52,15 +51,10 @@ def train(context: RankContext) -> None:
     """
     if context.device == "cpu":
         cpu.install()
-    with joined(context):
-        train_recipe(context, Framework(_pretrain, _forget_bridge))
+    train_recipe(context, Framework(_pretrain))
 
 
 def _pretrain(context: RankContext, run: PartRun) -> None:
     read = RecordedForwardStep()
     train_with = pretrain if context.case.training.finetune == "none" else finetune
     train_with(recipe_of(context, run.part), read, callbacks=[CaseCallback(run, read)])
-
-
-def _forget_bridge() -> None:
-    """Nothing is left: Megatron-Bridge keeps the state of a training in an object of its own."""

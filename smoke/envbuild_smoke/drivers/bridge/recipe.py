@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from megatron.bridge import AutoBridge, recipes
 from megatron.bridge.models.gpt_provider import local_layer_spec
 from megatron.bridge.training.comm_overlap import CommOverlapConfig
@@ -17,8 +16,9 @@ from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
 
 from envbuild_smoke.drivers.bridge.finetuning import cut_finetuning
 from envbuild_smoke.drivers.bridge.hugging_face import small_config
-from envbuild_smoke.drivers.mcore.model import fp8_options, recompute_options
+from envbuild_smoke.drivers.mcore.model import recompute_options
 from envbuild_smoke.drivers.parts import Part, refuse_unsupported
+from envbuild_smoke.drivers.recipe_options import overlap_options, precision_options, set_layout
 from envbuild_smoke.drivers.text import write_text
 from envbuild_smoke.plan.models import Case, Model
 from envbuild_smoke.rank_context import RankContext
@@ -42,9 +42,13 @@ def recipe_of(context: RankContext, part: Part) -> ConfigContainer:
         _cut_data(recipe, context)
     else:
         cut_finetuning(recipe, context)
-    _lay_out(recipe, case)
+    set_layout(recipe.model, case)
+    recipe.dist.use_gloo_process_groups = False
+    if case.settings.overlap_p2p_comm:
+        recipe.comm_overlap = CommOverlapConfig(**overlap_options(case.settings))
     if case.precision != "bf16":
-        recipe.mixed_precision = _precision(case, context)
+        is_fp8 = case.precision == "fp8"
+        recipe.mixed_precision = MixedPrecisionConfig(bf16=is_fp8, **precision_options(case, context))
     if context.device == "cpu":
         _fit_cpu(recipe)
     return recipe
@@ -124,41 +128,6 @@ def _cut_training(recipe: ConfigContainer, part: Part) -> None:
     checkpoint.async_save = False
     # The default is a state that another layout cannot load.
     checkpoint.dist_ckpt_optim_fully_reshardable = part.case.continue_in is not None
-
-
-def _lay_out(recipe: ConfigContainer, case: Case) -> None:
-    layout, settings, config = case.layout, case.settings, recipe.model
-    config.tensor_model_parallel_size = layout.tensor
-    config.pipeline_model_parallel_size = layout.pipeline
-    config.virtual_pipeline_model_parallel_size = layout.virtual_pipeline if layout.virtual_pipeline > 1 else None
-    config.context_parallel_size = layout.context
-    config.sequence_parallel = layout.sequence
-    config.pipeline_dtype = torch.float32 if case.precision == "fp32" else torch.bfloat16
-    recipe.dist.use_gloo_process_groups = False
-    if settings.overlap_p2p_comm:
-        recipe.comm_overlap = CommOverlapConfig(
-            tp_comm_overlap=False,
-            overlap_grad_reduce=settings.overlap_grad_reduce,
-            overlap_param_gather=settings.overlap_param_gather,
-            align_param_gather=False,
-            bucket_size=settings.bucket_size,
-        )
-
-
-def _precision(case: Case, context: RankContext) -> MixedPrecisionConfig:
-    if case.precision == "fp32":
-        return MixedPrecisionConfig(params_dtype=torch.float32, pipeline_dtype=torch.float32, autocast_enabled=False)
-    options = fp8_options(case, torch.device("cuda", context.device_index))
-    return MixedPrecisionConfig(
-        bf16=True,
-        params_dtype=torch.bfloat16,
-        pipeline_dtype=torch.bfloat16,
-        autocast_enabled=False,
-        grad_reduce_in_fp32=True,
-        fp8=options["fp8"],
-        fp8_recipe=options["fp8_recipe"],
-        fp8_param_gather=options["fp8_param"],
-    )
 
 
 def _fit_cpu(recipe: ConfigContainer) -> None:

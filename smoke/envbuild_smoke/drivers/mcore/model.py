@@ -12,6 +12,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 
 from envbuild_smoke.drivers.mcore.layers import gpt_layer_spec, mamba_stack_spec
+from envbuild_smoke.drivers.parts import parallel_sizes
 from envbuild_smoke.plan.models import Case, Model
 
 # megatron-core 0.16.1 asks whether this is None, and binds it only where Transformer Engine is installed.
@@ -33,10 +34,7 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         num_query_groups=model.num_query_groups,
         normalization=model.normalization,
         layernorm_epsilon=model.norm_epsilon,
-        tensor_model_parallel_size=layout.tensor,
-        pipeline_model_parallel_size=layout.pipeline,
-        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
-        context_parallel_size=layout.context,
+        **parallel_sizes(layout),
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
         sequence_parallel=layout.sequence,

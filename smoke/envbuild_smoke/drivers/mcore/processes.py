@@ -20,6 +20,7 @@ from megatron.core import parallel_state, rerun_state_machine, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.tensor_parallel import random as parallel_random
 
+from envbuild_smoke.drivers.parts import parallel_sizes
 from envbuild_smoke.plan.models import Case
 from envbuild_smoke.rank_context import RankContext
 
@@ -103,10 +104,7 @@ def set_up_parallelism(case: Case, device: torch.device) -> None:
     torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
     layout = case.layout
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tensor,
-        pipeline_model_parallel_size=layout.pipeline,
-        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
-        context_parallel_size=layout.context,
+        **parallel_sizes(layout),
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
         num_distributed_optimizer_instances=case.settings.num_distributed_optimizer_instances,

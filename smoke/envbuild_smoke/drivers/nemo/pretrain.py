@@ -18,7 +18,6 @@ with warnings.catch_warnings():
 
         from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
         from envbuild_smoke.drivers.mcore.compare_weights import compare_weights
-        from envbuild_smoke.drivers.mcore.processes import joined
         from envbuild_smoke.drivers.nemo import cpu
         from envbuild_smoke.drivers.nemo.hooks import CaseCallback
         from envbuild_smoke.drivers.nemo.recipe import recipe_of
@@ -37,8 +36,7 @@ def train(context: RankContext) -> None:
     """
     if context.device == "cpu":
         cpu.install()
-    with joined(context):
-        train_recipe(context, Framework(_pretrain, forget_nemo))
+    train_recipe(context, Framework(_pretrain, forget_nemo))
 
 
 def _pretrain(context: RankContext, run: PartRun) -> None:

@@ -19,10 +19,11 @@ from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommO
 from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecision
 from nemo.lightning.resume import AutoResume
 
-from envbuild_smoke.drivers.mcore.model import fp8_options, recompute_options
+from envbuild_smoke.drivers.mcore.model import recompute_options
 from envbuild_smoke.drivers.nemo.data import RecordedMockData, RecordedText
 from envbuild_smoke.drivers.nemo.limits import gpus_of
 from envbuild_smoke.drivers.parts import Part, refuse_unsupported
+from envbuild_smoke.drivers.recipe_options import overlap_options, precision_options, set_layout
 from envbuild_smoke.drivers.text import write_text
 from envbuild_smoke.plan.models import Case, Model
 from envbuild_smoke.rank_context import RankContext
@@ -99,8 +100,10 @@ def recipe_of(context: RankContext, part: Part, callbacks: "list[Any]") -> Calla
         _fit_cpu(recipe)
     recipe.data = _data(context, case, model)
     _cut_training(recipe, case)
-    if case.precision == "fp8":
-        recipe.trainer.plugins = _in_fp8(case, context)
+    if case.precision != "bf16":
+        precision = "32" if case.precision == "fp32" else "bf16-mixed"
+        options = {**precision_options(case, context), "grad_reduce_in_fp32": True}
+        recipe.trainer.plugins = nemo_run.Config(MegatronMixedPrecision, precision=precision, **options)
     _lay_out(recipe.trainer, context, part)
     recipe.trainer.callbacks.extend(callbacks)
     # Nothing is logged to files, or saved but by the driver.
@@ -184,40 +187,11 @@ def _cut_training(recipe: Any, case: Case) -> None:
     trainer.enable_checkpointing = trainer.enable_progress_bar = trainer.logger = False
     if case.precision == "fp32":
         optimizer.bf16, optimizer.params_dtype = False, torch.float32
-        trainer.plugins = nemo_run.Config(
-            MegatronMixedPrecision,
-            precision="32",
-            params_dtype=torch.float32,
-            pipeline_dtype=torch.float32,
-            autocast_enabled=False,
-            grad_reduce_in_fp32=True,
-        )
-
-
-def _in_fp8(case: Case, context: RankContext) -> Any:
-    options = fp8_options(case, torch.device("cuda", context.device_index))
-    return nemo_run.Config(
-        MegatronMixedPrecision,
-        precision="bf16-mixed",
-        params_dtype=torch.bfloat16,
-        pipeline_dtype=torch.bfloat16,
-        autocast_enabled=False,
-        grad_reduce_in_fp32=True,
-        fp8=options["fp8"],
-        fp8_recipe=options["fp8_recipe"],
-        fp8_param_gather=options["fp8_param"],
-    )
 
 
 def _lay_out(trainer: Any, context: RankContext, part: Part) -> None:
-    case, layout, settings = part.case, part.case.layout, part.case.settings
-    strategy = trainer.strategy
-    strategy.tensor_model_parallel_size = layout.tensor
-    strategy.pipeline_model_parallel_size = layout.pipeline
-    strategy.virtual_pipeline_model_parallel_size = layout.virtual_pipeline if layout.virtual_pipeline > 1 else None
-    strategy.context_parallel_size = layout.context
-    strategy.sequence_parallel = layout.sequence
-    strategy.pipeline_dtype = torch.float32 if case.precision == "fp32" else torch.bfloat16
+    case, settings, strategy = part.case, part.case.settings, trainer.strategy
+    set_layout(strategy, case)
     strategy.use_gloo_process_groups = False
     strategy.ckpt_async_save = False
     # NeMo's default is a state that another layout cannot load.
@@ -232,16 +206,7 @@ def _lay_out(trainer: Any, context: RankContext, part: Part) -> None:
     )
     # Without it the plain recipe sends in batches, and with two interleaved stages trains wrongly.
     if settings.overlap_p2p_comm:
-        trainer.callbacks.append(
-            nemo_run.Config(
-                MegatronCommOverlapCallback,
-                tp_comm_overlap=False,
-                overlap_grad_reduce=settings.overlap_grad_reduce,
-                overlap_param_gather=settings.overlap_param_gather,
-                align_param_gather=False,
-                bucket_size=settings.bucket_size,
-            )
-        )
+        trainer.callbacks.append(nemo_run.Config(MegatronCommOverlapCallback, **overlap_options(settings)))
     trainer.accelerator = "gpu" if context.device == "cuda" else "cpu"
     gpus = gpus_of(context.rank, context.world_size, context.device_index, torch.cuda.device_count())
     trainer.devices = gpus if context.device == "cuda" else context.world_size

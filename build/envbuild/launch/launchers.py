@@ -1,0 +1,73 @@
+"""The registry of launchers, and where cases train: a form of the image, and the launcher that runs it.
+
+A launcher is one module of this package that is named after it and has ``open_executor(request)``, which tries the
+machine before work starts and returns an :class:`~envbuild.launch.executors.Executor`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from envbuild.launch.executors import Executor, Form, LaunchRequest
+
+# The forms that each launcher runs, the default first.
+LAUNCHERS: dict[str, tuple[Form, ...]] = {
+    "bwrap": ("sqsh", "oci"),
+    "docker": ("oci",),
+    "venv": ("none",),
+    "here": ("none",),
+}
+# The launcher of a form that is named alone.
+DEFAULT = "bwrap"
+# What ``--in`` takes.
+WORDS = (*LAUNCHERS[DEFAULT], *(name for name in LAUNCHERS if name != DEFAULT))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where cases train."""
+
+    form: Form = "sqsh"
+    launcher: str = DEFAULT
+
+    @classmethod
+    def parse(cls, word: str) -> Placement:
+        """What a word of ``--in`` means: a form, which bubblewrap runs, or a launcher with its default form.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        for form in LAUNCHERS[DEFAULT]:
+            if word == form:
+                return cls(form=form)
+        if word not in WORDS:
+            raise ValueError(f"{word!r} is none of {', '.join(WORDS)}")
+        return cls(form=LAUNCHERS[word][0], launcher=word)
+
+    def __str__(self) -> str:
+        """The word of ``--in``."""
+        return self.form if self.launcher == DEFAULT else self.launcher
+
+    @property
+    def has_image(self) -> bool:
+        """Whether an image is certified; else a lock."""
+        return self.form != "none"
+
+
+# The .sqsh on this machine.
+SQSH = Placement()
+
+
+def open_executor(launcher: str, request: LaunchRequest) -> Executor:
+    """The executor of a launcher.
+
+    Raises:
+        CertificationCannotRunError: the machine has no such environment.
+        MachineError: it has no driver, or no runtime.
+    """
+    # Imported where it is used: the launcher for docker needs the SDK of docker.
+    module = importlib.import_module(f"envbuild.launch.{launcher}")
+    opened: Callable[[LaunchRequest], Executor] = module.open_executor
+    return opened(request)
