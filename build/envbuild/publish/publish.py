@@ -96,7 +96,7 @@ def publish(request: PublishRequest, context: Context) -> Published:
         if (
             standing is not None
             # A lost index was read from the publications' own tags: record() writes it.
-            and listed.before is not None
+            and not listed.is_lost
             and _is_whole(registry, standing, blobs, attached)
             and (store is None or newer or store.has(standing))
         ):

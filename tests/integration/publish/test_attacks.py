@@ -6,6 +6,7 @@ Everything is done with docker's registry, by the requests that such an account 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -23,10 +24,10 @@ from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, Env
 from envbuild.oci.push import RegistryManifest, digest_of_tag, push_blobs, put_manifest, read_manifest
 from envbuild.oci.referrers import INDEX_TYPE, tag_of
 from envbuild.publish.artifacts import empty_blob
-from envbuild.publish.index import _entry_manifest
 from envbuild.publish.models import Publication
 from envbuild.publish.moving import NOTHING
 from envbuild.publish.publish import publish
+from envbuild.publish.records import entry_manifest
 from envbuild.publish.revoke import revoke
 from envbuild.publish.signature import sign_publication
 from envbuild.store.registry import Registry
@@ -208,7 +209,7 @@ def test_junk_in_the_place_of_records_keeps_nobody_from_publishing(
     push_blobs(attacker.registry, [empty_blob(tmp_path)])
     model = make_publication(lock_digest=world.image.record.lock_digest, oci_digest=world.image.record.oci_digest)
     own = f"mcore-debian12-{short(model.lock_digest)}-cpu"
-    record = _entry_manifest(model, 1000)
+    record = entry_manifest(model, 1000)
     for number, junk in enumerate(JUNK, 1):
         tag = own + (f"-r{number}" if number > 1 else "")
         for name in (f"{tag}-publication", "notes-publication", "notes-revoked"):
@@ -375,6 +376,38 @@ def test_an_index_from_before_the_newest_image(place: str, attacker: Attacker, w
     with pytest.raises(CheckRefusedError, match="is refused") as caught:
         pulled(world, f"{place}:{first.moving_tag}")
     check_error(caught.value)
+
+
+def test_junk_next_to_no_image_keeps_nobody_from_pulling(
+    place: str, attacker: Attacker, world: PublishWorld, account: None
+) -> None:
+    """Only in the place of the record of an image that is there it may hide what is newer."""
+    publication = world.publish(place)
+    reference = f"{place}:{publication.moving_tag}"
+    image = read_manifest(attacker.registry, publication.tag)
+    assert image is not None
+    planted = f"{publication.moving_tag.removesuffix('-cpu')}-0123456789ab-cpu"
+    for name in ("notes-publication", f"{planted}-publication"):
+        put_manifest(attacker.registry, name, NOTHING)
+        assert pulled(world, reference).publication == publication, name
+    put_manifest(attacker.registry, planted, image)
+    with pytest.raises(CheckRefusedError, match=f"{planted}-publication") as caught:
+        pulled(world, reference)
+    check_error(caught.value)
+    assert pulled(world, f"{place}@{publication.oci_digest}").publication == publication
+    # The way out that it prints needs no removal.
+    (command,) = re.findall("`(skopeo copy .+)`", caught.value.fix)
+    put_manifest(attacker.registry, command.rpartition(":")[2], image)
+    assert pulled(world, reference).publication == publication
+
+
+def test_an_older_index_and_a_digest(place: str, attacker: Attacker, world: PublishWorld) -> None:
+    world.publish(place)
+    before = attacker.index()
+    world.rebuild(NEWER)
+    second = world.publish(place)
+    attacker.write_back(before)
+    assert pulled(world, f"{place}@{second.oci_digest}").publication == second
 
 
 def test_junk_in_the_place_of_a_list_of_referrers_is_written_over(
