@@ -58,6 +58,7 @@ class RepositoryIndex:
     """What an index states.
 
     Attributes:
+        unlisted: the tags of publications that the index lacks.
         before: its document; None where there is none yet.
         is_lost: it is not there, or cannot be read: what it would state comes from the publications' own tags.
         sizes: of the images' manifests in bytes, by their digest.
@@ -66,6 +67,7 @@ class RepositoryIndex:
     publications: tuple[Publication, ...] = ()
     left_out: frozenset[str] = frozenset()
     sizes: Mapping[str, int]
+    unlisted: frozenset[str] = frozenset()
     before: RegistryManifest | None = None
     is_lost: bool = False
 
@@ -162,7 +164,8 @@ def load_all(registry: Registry) -> RepositoryIndex:
     entries = [*_own_entries(registry, _tags_without_entry(registry, index))]
     sizes = {**index.sizes, **{publication.oci_digest: size for publication, size in entries}}
     publications = _merged(index.publications, [publication for publication, _ in entries])
-    return replace(index, publications=publications, sizes=sizes)
+    unlisted = frozenset(publication.tag for publication, _ in entries)
+    return replace(index, publications=publications, sizes=sizes, unlisted=unlisted)
 
 
 def _tags_without_entry(registry: Registry, index: RepositoryIndex) -> list[str]:
