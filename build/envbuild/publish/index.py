@@ -8,6 +8,7 @@ whose index replaced another's sees that other's tag, and puts its entry back.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from envbuild.oci.push import (
     read_manifest,
 )
 from envbuild.oci.referrers import INDEX_TYPE, MOST_WRITES, not_kept
-from envbuild.publish.models import Publication, read_publication, unreadable_revocation
+from envbuild.publish.models import TAG_PATTERN, Publication, read_publication, unreadable_revocation
 from envbuild.publish.records import PUBLICATION, entry_manifest, read_entry, read_own_entry
 from envbuild.publish.tags import (
     INDEX_TAG,
@@ -113,7 +114,8 @@ def _parsed(registry: Registry, found: RegistryManifest) -> RepositoryIndex:
     return RepositoryIndex(
         # Of two entries of one tag the one that was taken back.
         publications=_merged((), publications),
-        left_out=frozenset(index.annotations.get(LEFT_OUT, "").split()),
+        # What is no tag cannot be written back.
+        left_out=frozenset(tag for tag in index.annotations.get(LEFT_OUT, "").split() if re.match(TAG_PATTERN, tag)),
         sizes={entry.digest: entry.size_bytes for entry in index.manifests},
         before=found,
     )
@@ -145,8 +147,14 @@ def read_all(registry: Registry) -> tuple[Publication, ...]:
         CheckRefusedError: what is there is damaged, or a tag was written over.
         NetworkError: the registry cannot be reached, or refuses.
     """
-    index = load_index(registry)
-    missing = _read_entries(registry, _tags_without_entry(registry, index), read_entry)
+    index, tags = load_index(registry), _tags_if_allowed(registry)
+
+    def read_one(registry: Registry, tag: str) -> tuple[Publication, int] | None:
+        # Of what was taken back nothing can hide a newer one.
+        revoked = tag.removesuffix(PUBLICATION_SUFFIX) + REVOKED_SUFFIX in tags
+        return read_own_entry(registry, tag) if revoked else read_entry(registry, tag)
+
+    missing = _read_entries(registry, _without_entry(tags, index), read_one)
     return _merged(index.publications, [publication for publication, _ in missing])
 
 
@@ -160,18 +168,21 @@ def load_all(registry: Registry) -> RepositoryIndex:
         CheckRefusedError: the index is damaged.
         NetworkError: the registry cannot be reached, or refuses.
     """
-    index = load_index(registry)
-    entries = [*_own_entries(registry, _tags_without_entry(registry, index))]
+    index, tags = load_index(registry), _tags_if_allowed(registry)
+    entries = [*_own_entries(registry, _without_entry(tags, index))]
     sizes = {**index.sizes, **{publication.oci_digest: size for publication, size in entries}}
-    publications = _merged(index.publications, [publication for publication, _ in entries])
+    publications = _merged(index.publications, [_revoked_by(tags, publication) for publication, _ in entries])
     unlisted = frozenset(publication.tag for publication, _ in entries)
     return replace(index, publications=publications, sizes=sizes, unlisted=unlisted)
 
 
-def _tags_without_entry(registry: Registry, index: RepositoryIndex) -> list[str]:
-    """Of the records those that the index lacks; others than of images that are there, and count, are nobody's."""
-    listed, tags = {item.tag for item in index.publications}, {*(list_tags_if_allowed(registry) or [])}
-    images = [tag for tag in tags - listed if is_immutable(tag) and tag + REVOKED_SUFFIX not in tags]
+def _tags_if_allowed(registry: Registry) -> frozenset[str]:
+    return frozenset(list_tags_if_allowed(registry) or [])
+
+
+def _without_entry(tags: frozenset[str], index: RepositoryIndex) -> list[str]:
+    """Of the records those that the index lacks; others than of images that are there are nobody's."""
+    images = filter(is_immutable, tags - {item.tag for item in index.publications})
     return sorted(tag + PUBLICATION_SUFFIX for tag in images if tag + PUBLICATION_SUFFIX in tags)
 
 

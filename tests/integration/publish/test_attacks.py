@@ -420,6 +420,35 @@ def test_junk_in_the_place_of_a_list_of_referrers_is_written_over(
         assert pulled(world, f"{place}:{publication.tag}").publication == publication
 
 
+@pytest.mark.parametrize("left_out", ["{tag}", "\ud800 \x1b[2J"])
+def test_an_index_that_leaves_out_everything_keeps_nobody_from_publishing(
+    place: str, attacker: Attacker, world: PublishWorld, left_out: str
+) -> None:
+    first = world.publish(place)
+    document = json.loads(DOCUMENT) | {"annotations": {"org.envbuild.left-out": left_out.format(tag=first.tag)}}
+    attacker.write_back(replace(attacker.index(), content=json.dumps(document).encode()))
+    assert world.publish(place).tag == first.tag
+    assert pulled(world, f"{place}:{first.moving_tag}").publication.tag == first.tag
+
+
+def test_a_revocation_that_somebody_else_wrote_keeps_nobody_from_publishing(
+    place: str, attacker: Attacker, world: PublishWorld
+) -> None:
+    first = world.publish(place)
+    before = attacker.index()
+    world.rebuild(NEWER)
+    second = world.publish(place)
+    put_manifest(attacker.registry, f"{second.tag}-revoked", NOTHING)
+    attacker.write_back(before)
+    assert refused(world, f"{place}:{second.tag}").reason == "revoked"
+    assert pulled(world, f"{place}:{first.moving_tag}").publication == first
+    with pytest.raises(PublicationRefusedError, match="is not published again"):
+        world.publish(place)
+    world.rebuild({"torch": b"third" * 900})
+    third = world.publish(place)
+    assert pulled(world, f"{place}:{first.moving_tag}").publication == third
+
+
 def test_an_index_that_was_emptied_keeps_nobody_from_publishing(
     place: str, attacker: Attacker, world: PublishWorld
 ) -> None:
