@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.core.digests import Json
+from envbuild.core.text import printable
+
+# Of a machine's name with its domain.
+LONGEST_HOST = 253
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +69,8 @@ class ProcessIdentity:
         return _started(self.pid) not in ("", self.started)
 
     def __str__(self) -> str:
-        return f"process {self.pid} of {self.host}"
+        # Whoever may write the file may name any.
+        return f"process {self.pid} of {printable(self.host):.{LONGEST_HOST}}"
 
 
 def _started(pid: int) -> str:

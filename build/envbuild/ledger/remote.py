@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from envbuild.core import jsonread
-from envbuild.core.digests import Json, canonical_json, sha256_bytes
+from envbuild.core.digests import Json, canonical_json, hex_of, sha256_bytes, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, open_plain
 from envbuild.ledger.ledger import SCHEMA, Ledger, rows_of
@@ -156,19 +156,22 @@ class SharedState:
         return key
 
     def _take(self, key: str) -> tuple[list[Row], list[str]] | None:
-        document = self.remote.find(KIND, key)
-        if document is None:
-            return None
         where = f"the shared ledger at {self.address}"
         with self.store.staging(KIND) as folder:
-            self.remote.fetch(document, folder)
+            try:
+                document = self.remote.find(KIND, key)
+                if document is None:
+                    return None
+                self.remote.fetch(document, folder)
+            except CheckRefusedError as error:
+                raise _refused(where, key, error.why) from error
             try:
                 content = _unpacked(folder / FILE)
                 exported = jsonread.loads(content)
             except (OSError, EOFError, zlib.error, ValueError) as error:
-                raise _refused(where, f"An entry cannot be read: {error}.") from error
+                raise _refused(where, key, f"It cannot be read: {error}.") from error
         if sha256_bytes(content) != key:
-            raise _refused(where, "An entry has other content than its key states.")
+            raise _refused(where, key, "It has other content than its name states.")
         return rows_of(exported, where), _contained(document)
 
 
@@ -186,9 +189,10 @@ def _contained(document: Document) -> list[str]:
     return [str(key) for key in keys] if isinstance(keys, list) else []
 
 
-def _refused(where: str, why: str) -> CheckRefusedError:
+def _refused(where: str, key: str, why: str) -> CheckRefusedError:
     return CheckRefusedError(
-        f"{where} is damaged",
+        f"entry {short(key)} of {where} is damaged",
         why=why,
-        fix="Remove that entry there; `envbuild ledger rebuild --from REGISTRY/REPO` brings back what is published.",
+        fix=f"Remove there what has {hex_of(key)} in its name: the next night of a machine with its rows sends them "
+        "again. `envbuild ledger rebuild --from REGISTRY/REPO` brings back what is published.",
     )

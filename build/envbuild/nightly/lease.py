@@ -30,6 +30,8 @@ from envbuild.store.backend import Cell, StoredObject
 
 # So long after its last renewal a lease ends; so long a runner that was killed keeps the others from theirs.
 LEASE = timedelta(minutes=30)
+# So far a lease may be ahead of the store's clock: a service has several machines.
+AHEAD = timedelta(minutes=1)
 RENEW_SECONDS, RETRY_SECONDS = 300.0, 30.0
 # How often the thread that renews looks whether it is due, and whether it is done.
 TICK_SECONDS, LOOK_SECONDS = 2.0, 0.1
@@ -211,6 +213,10 @@ class Lease:
         age = self._cell.now() - there.modified
         if age > LEASE:
             return
+        if age < -AHEAD:
+            # The store's clock was set back. Written again as it is, the lease ends when any other does.
+            self._cell.replace(there.content, there)
+            age = timedelta(0)
         left, passed = math.ceil((LEASE - age).total_seconds() / 60), max(0, int(age.total_seconds() / 60))
         raise running(
             self.stack,

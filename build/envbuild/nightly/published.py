@@ -16,7 +16,7 @@ from envbuild.ledger.models import PublicationRow, Row
 from envbuild.nightly.models import Job, Outcome
 from envbuild.nightly.records import certificate_rows, publication_row
 from envbuild.publish.draft import PublishRequest
-from envbuild.publish.index import read_index
+from envbuild.publish.index import load_all
 from envbuild.publish.publish import publish
 from envbuild.publish.repository import open_repository
 from envbuild.publish.sources import open_source
@@ -79,12 +79,12 @@ class PublishStep:
         """The .sqsh store that has the image already: it was published by hand, say, with --sqsh-to."""
         if not self.sqsh:
             return None
-        for publication in read_index(open_repository(self.to, context.site)):
+        for publication in load_all(open_repository(self.to, context.site)).publications:
             sqsh = publication.sqsh
             if publication.oci_digest == image.record.oci_digest and sqsh is not None and sqsh.place:
                 store = store_of(sqsh.place, context.site)
                 # The index is written by whoever may push: nothing is sent to a place for its sake alone.
-                return store.address if store.has(publication) else None
+                return store.address if store.has_image(publication) else None
         return None
 
 

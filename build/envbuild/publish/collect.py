@@ -14,8 +14,9 @@ from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.oci.push import digest_of_tag
 from envbuild.oci.referrers import list_referrers, tag_of
 from envbuild.publish.bundle import BUNDLE_TYPE
-from envbuild.publish.index import head_of, leave_out, load_index, read_own_entry
+from envbuild.publish.index import head_of, leave_out, load_index
 from envbuild.publish.models import Publication
+from envbuild.publish.records import read_own_entry
 from envbuild.publish.tags import DOCKER_SUFFIX, PUBLICATION_SUFFIX
 from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags

@@ -23,9 +23,10 @@ from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.push import digest_of_tag
 from envbuild.oci.referrers import has_api
 from envbuild.publish.gate import Admitted
-from envbuild.publish.index import is_same, read_entry, revocation_of
+from envbuild.publish.index import is_same
 from envbuild.publish.models import Publication, PublishedSqsh, Revocation
 from envbuild.publish.moving import refuse_foreign
+from envbuild.publish.records import read_entry, revocation_of
 from envbuild.publish.signature import objection_to_signature, sign_publication
 from envbuild.publish.sqsh_stores import SqshStore, store_of
 from envbuild.publish.tags import INDEX_TAG, PUBLICATION_SUFFIX, UNCERTIFIED, Tags, refuse_reserved, tags_of

@@ -8,19 +8,17 @@ whose index replaced another's sees that other's tag, and puts its entry back.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from pydantic import Field
-
 from envbuild.catalog.context import utc_now
 from envbuild.certify.certificate.statement import is_after
 from envbuild.core.digests import Json, canonical_json
 from envbuild.core.errors import CheckRefusedError, NetworkError, PublicationRefusedError
-from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
-from envbuild.oci.models import MANIFEST_TYPE, Index, Manifest, not_of_envbuild, read
+from envbuild.oci.models import MANIFEST_TYPE, Index, not_of_envbuild, read
 from envbuild.oci.push import (
     CONFLICT,
     NOT_THERE,
@@ -31,30 +29,29 @@ from envbuild.oci.push import (
     read_manifest,
 )
 from envbuild.oci.referrers import INDEX_TYPE, MOST_WRITES, not_kept
-from envbuild.publish.models import Publication, Revocation, read_publication, unreadable_revocation
-from envbuild.publish.tags import INDEX_TAG, PUBLICATION_SUFFIX, REVOKED_SUFFIX, TAG_TAKEN, revocation_tags
+from envbuild.publish.models import TAG_PATTERN, Publication, read_publication, unreadable_revocation
+from envbuild.publish.records import PUBLICATION, entry_manifest, read_entry, read_own_entry
+from envbuild.publish.tags import (
+    INDEX_TAG,
+    PUBLICATION_SUFFIX,
+    REVOKED_SUFFIX,
+    TAG_TAKEN,
+    is_immutable,
+    revocation_tags,
+)
 from envbuild.store.limits import MOST_SECONDS
 from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags, list_tags_if_allowed
 
 ARTIFACT_TYPE = "application/vnd.envbuild.index.v1+json"
-PUBLICATION_TYPE = "application/vnd.envbuild.publication.v1+json"
-PUBLICATION = "org.envbuild.publication"
 # The tags of publications that were left out to keep the index small.
 LEFT_OUT = "org.envbuild.left-out"
 _MADE_ANEW = (
-    f"Use the version of envbuild that wrote it, or remove the tag {INDEX_TAG} there: the next publication writes it "
-    "anew from the publications' own tags."
+    "Use the version of envbuild that wrote it. The next publication by an account that may list tags writes it anew "
+    "from the publications' own tags."
 )
-_REMOVE = "Publish the image of that tag again, which writes its record anew; if there is none, remove the tag there."
 # Registries take manifests of 4 MiB (distribution-spec 1.1, "Pushing Manifests").
 MOST_BYTES = 3 << 20
-
-
-class _Entry(Manifest):
-    """The manifest under a publication's own tag."""
-
-    annotations: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,21 +59,25 @@ class RepositoryIndex:
     """What an index states.
 
     Attributes:
+        unlisted: the tags of publications that the index lacks.
         before: its document; None where there is none yet.
+        is_lost: it is not there, or cannot be read: what it would state comes from the publications' own tags.
         sizes: of the images' manifests in bytes, by their digest.
     """
 
     publications: tuple[Publication, ...] = ()
     left_out: frozenset[str] = frozenset()
     sizes: Mapping[str, int]
+    unlisted: frozenset[str] = frozenset()
     before: RegistryManifest | None = None
+    is_lost: bool = False
 
 
 def read_index(registry: Registry) -> tuple[Publication, ...]:
     """What a repository holds, the newest last; nothing where nothing was published there. One request.
 
     Raises:
-        CheckRefusedError: an entry is damaged, or of another version of envbuild.
+        CheckRefusedError: an entry is damaged, and this account may not list tags.
         NetworkError: the registry cannot be reached, or refuses.
     """
     return load_index(registry).publications
@@ -86,7 +87,18 @@ def load_index(registry: Registry) -> RepositoryIndex:
     """The same with what its writers need."""
     found = read_manifest(registry, INDEX_TAG)
     if found is None:
-        return _from_own_tags(registry)
+        return _from_own_tags(registry, list_tags(registry), None)
+    try:
+        return _parsed(registry, found)
+    except CheckRefusedError:
+        tags = list_tags_if_allowed(registry)
+        if tags is None:
+            raise
+        # Whoever may push can write anything there, and must keep nobody from publishing or revoking.
+        return _from_own_tags(registry, tags, found)
+
+
+def _parsed(registry: Registry, found: RegistryManifest) -> RepositoryIndex:
     where = f"the index of {registry.address}"
     index = read(found.content, Index, where, lambda name, why, _: not_of_envbuild(name, why, _MADE_ANEW))
     publications = []
@@ -102,18 +114,30 @@ def load_index(registry: Registry) -> RepositoryIndex:
     return RepositoryIndex(
         # Of two entries of one tag the one that was taken back.
         publications=_merged((), publications),
-        left_out=frozenset(index.annotations.get(LEFT_OUT, "").split()),
+        # What is no tag cannot be written back.
+        left_out=frozenset(tag for tag in index.annotations.get(LEFT_OUT, "").split() if re.match(TAG_PATTERN, tag)),
         sizes={entry.digest: entry.size_bytes for entry in index.manifests},
         before=found,
     )
 
 
-def _from_own_tags(registry: Registry) -> RepositoryIndex:
-    """What an index that is not there would state: nothing was published, or a retention rule took it."""
-    tags = [tag for tag in list_tags(registry) if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX))]
-    entries = [*_own_entries(registry, tags)]
-    sizes = {publication.oci_digest: size for publication, size in entries}
-    return RepositoryIndex(publications=_merged((), [publication for publication, _ in entries]), sizes=sizes)
+def _from_own_tags(registry: Registry, tags: Collection[str], before: RegistryManifest | None) -> RepositoryIndex:
+    """What an index would state that is not there, or cannot be read; nothing where nothing was published."""
+    entries = [*_own_entries(registry, [tag for tag in tags if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX))])]
+    merged = _merged((), [publication for publication, _ in entries])
+    return RepositoryIndex(
+        # What is in the place of a revocation revokes, whatever it is: as for readers.
+        publications=tuple(_revoked_by(tags, item) for item in merged),
+        sizes={publication.oci_digest: size for publication, size in entries},
+        before=before,
+        is_lost=True,
+    )
+
+
+def _revoked_by(tags: Collection[str], item: Publication) -> Publication:
+    if item.revoked is not None or not any(tag in tags for tag in revocation_tags(item)):
+        return item
+    return item.model_copy(update={"revoked": unreadable_revocation(item)})
 
 
 def read_all(registry: Registry) -> tuple[Publication, ...]:
@@ -123,8 +147,14 @@ def read_all(registry: Registry) -> tuple[Publication, ...]:
         CheckRefusedError: what is there is damaged, or a tag was written over.
         NetworkError: the registry cannot be reached, or refuses.
     """
-    index = load_index(registry)
-    missing = _read_entries(registry, _tags_without_entry(registry, index), read_entry)
+    index, tags = load_index(registry), _tags_if_allowed(registry)
+
+    def read_one(registry: Registry, tag: str) -> tuple[Publication, int] | None:
+        # Of what was taken back nothing can hide a newer one.
+        revoked = tag.removesuffix(PUBLICATION_SUFFIX) + REVOKED_SUFFIX in tags
+        return read_own_entry(registry, tag) if revoked else read_entry(registry, tag)
+
+    missing = _read_entries(registry, _without_entry(tags, index), read_one)
     return _merged(index.publications, [publication for publication, _ in missing])
 
 
@@ -138,17 +168,22 @@ def load_all(registry: Registry) -> RepositoryIndex:
         CheckRefusedError: the index is damaged.
         NetworkError: the registry cannot be reached, or refuses.
     """
-    index = load_index(registry)
-    entries = [*_own_entries(registry, _tags_without_entry(registry, index))]
+    index, tags = load_index(registry), _tags_if_allowed(registry)
+    entries = [*_own_entries(registry, _without_entry(tags, index))]
     sizes = {**index.sizes, **{publication.oci_digest: size for publication, size in entries}}
-    publications = _merged(index.publications, [publication for publication, _ in entries])
-    return replace(index, publications=publications, sizes=sizes)
+    publications = _merged(index.publications, [_revoked_by(tags, publication) for publication, _ in entries])
+    unlisted = frozenset(publication.tag for publication, _ in entries)
+    return replace(index, publications=publications, sizes=sizes, unlisted=unlisted)
 
 
-def _tags_without_entry(registry: Registry, index: RepositoryIndex) -> list[str]:
-    listed = {item.tag + PUBLICATION_SUFFIX for item in index.publications}
-    tags = list_tags_if_allowed(registry) or []
-    return [tag for tag in tags if tag.endswith(PUBLICATION_SUFFIX) and tag not in listed]
+def _tags_if_allowed(registry: Registry) -> frozenset[str]:
+    return frozenset(list_tags_if_allowed(registry) or [])
+
+
+def _without_entry(tags: frozenset[str], index: RepositoryIndex) -> list[str]:
+    """Of the records those that the index lacks; others than of images that are there are nobody's."""
+    images = filter(is_immutable, tags - {item.tag for item in index.publications})
+    return sorted(tag + PUBLICATION_SUFFIX for tag in images if tag + PUBLICATION_SUFFIX in tags)
 
 
 def _own_entries(registry: Registry, tags: Iterable[str]) -> Iterator[tuple[Publication, int]]:
@@ -198,7 +233,7 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
     # The last one decides what a writer of the index puts back: it is written last.
     own_tags = reversed(revocation_tags(publication)) if publication.revoked else [publication.tag + PUBLICATION_SUFFIX]
     for tag in own_tags:
-        put_manifest(registry, tag, _entry_manifest(publication, manifest_bytes))
+        put_manifest(registry, tag, entry_manifest(publication, manifest_bytes))
     # Put into the list once. Where it is missing in the next round, _write() found that the registry lost the image.
     own = {publication.tag: publication}
     for _ in range(MOST_WRITES):
@@ -207,7 +242,7 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
         if listed is not None and not is_same(listed, publication):
             # Its record was replaced by this one between two requests.
             put_manifest(
-                registry, listed.tag + PUBLICATION_SUFFIX, _entry_manifest(listed, index.sizes[listed.oci_digest])
+                registry, listed.tag + PUBLICATION_SUFFIX, entry_manifest(listed, index.sizes[listed.oci_digest])
             )
             raise _taken_by(registry, listed)
         sizes = {**index.sizes, publication.oci_digest: manifest_bytes}
@@ -218,7 +253,7 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
                 merged = _merged(merged, [found])
                 sizes[found.oci_digest] = size
         # Without an index the same list came from the publications' own tags, and has to be written.
-        if merged == index.publications and index.before is not None:
+        if merged == index.publications and not index.is_lost:
             if publication.tag in {item.tag for item in merged}:
                 # Again: another's record may have come after the first look, and a registry refuses neither.
                 _refuse_taken_unless_revoked(registry, publication)
@@ -326,65 +361,6 @@ def _unknown_tags(tags: Iterable[str], known: Iterable[Publication], left_out: f
     seen |= {item.tag + PUBLICATION_SUFFIX for item in known}
     seen |= {tag for item in known if item.revoked is not None for tag in revocation_tags(item)}
     return [tag for tag in tags if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX)) and tag not in seen]
-
-
-def _entry_manifest(publication: Publication, manifest_bytes: int) -> RegistryManifest:
-    subject: dict[str, Json] = {
-        "mediaType": MANIFEST_TYPE,
-        "digest": publication.oci_digest,
-        "size": manifest_bytes,
-    }
-    # image-spec 1.1: an artifact without content has the empty descriptor as its only layer.
-    content = artifact_manifest(
-        PUBLICATION_TYPE, EMPTY_DESCRIPTOR, subject, {PUBLICATION: publication.canonical().decode()}
-    )
-    return RegistryManifest(content=content, media_type=MANIFEST_TYPE)
-
-
-def revocation_of(registry: Registry, publication: Publication) -> Revocation | None:
-    """Why a publication was taken back, by the index or by a tag, whatever the other one has; None where it was not.
-
-    Raises:
-        NetworkError: the registry cannot be reached, or refuses.
-    """
-    if publication.revoked is not None:
-        return publication.revoked
-    for tag in revocation_tags(publication):
-        if digest_of_tag(registry, tag) is None:
-            continue
-        # Whoever may push can write something else there: that it is there is enough.
-        try:
-            entry = read_entry(registry, tag)
-        except CheckRefusedError:
-            entry = None
-        return (entry[0].revoked if entry else None) or unreadable_revocation(publication)
-    return None
-
-
-def read_entry(registry: Registry, tag: str) -> tuple[Publication, int] | None:
-    """The publication under its own tag, and the size of its image's manifest."""
-    found = read_manifest(registry, tag)
-    where = f"the tag {tag} of {registry.address}"
-    if found is None:
-        return None  # listed before it is all there: whoever writes it puts it into the index
-    entry = read(found.content, _Entry, where, not_of_envbuild)
-    publication = read_publication(entry.annotations.get(PUBLICATION, "").encode(), where)
-    if entry.subject is None or entry.subject.digest != publication.oci_digest:
-        why = "It is not the record of a publication: it refers to another image than it states."
-        raise CheckRefusedError(f"{where} is refused", why=why, fix=_REMOVE)
-    revoking = revocation_tags(publication) if publication.revoked else ()
-    if tag not in (publication.tag + PUBLICATION_SUFFIX, *revoking):
-        why = f"It has the record of {publication.tag}: somebody wrote it over."
-        raise CheckRefusedError(f"{where} is refused", why=why, fix=_REMOVE)
-    return publication, entry.subject.size_bytes
-
-
-def read_own_entry(registry: Registry, tag: str) -> tuple[Publication, int] | None:
-    """The same for writers: what is no record, which anybody who may push can put there, is as good as none."""
-    try:
-        return read_entry(registry, tag)
-    except CheckRefusedError:
-        return None
 
 
 def _rendered(publications: tuple[Publication, ...], sizes: Mapping[str, int], left_out: frozenset[str]) -> bytes:

@@ -81,7 +81,8 @@ def publish(request: PublishRequest, context: Context) -> Published:
     registry = open_repository(request.to, context.site, mount_from=request.mount_from)
     manifest, blobs = artifacts.image_blobs(request.image)
     store = open_sqsh_store(request.sqsh_to, context.site) if request.sqsh_to and request.sqsh else None
-    listed = index.load_index(registry)
+    # Also what an index lacks that somebody put back: where its .sqsh is, and that it was revoked.
+    listed = index.load_all(registry)
     there = Destination(registry=registry, store=store, publications=listed.publications)
     with context.store.staging("publish") as folder:
         draft = draft_publication(request, there, manifest, admitted, context)
@@ -95,8 +96,9 @@ def publish(request: PublishRequest, context: Context) -> Published:
         attached = _artifacts(request, manifest, None if newer else admitted, draft, folder)
         if (
             standing is not None
-            # A lost index was read from the publications' own tags: record() writes it.
-            and listed.before is not None
+            # What was read from the publications' own tags record() writes into the index.
+            and not listed.is_lost
+            and standing.tag not in listed.unlisted
             and _is_whole(registry, standing, blobs, attached)
             and (store is None or newer or store.has(standing))
         ):
@@ -116,7 +118,7 @@ def publish(request: PublishRequest, context: Context) -> Published:
                 bundle = artifacts.bundle_of(admitted).content if admitted else None
                 store.put(request.image.sqsh(), draft, bundle, context.clock())
             _tag(registry, manifests)
-            _list(there, draft, len(manifest), context)
+            _list(there, draft, len(manifest), listed.unlisted, context)
             _move(there, draft, context)
     return Published(publication=draft, sent=sent, attached=sent_with_it, seconds=time.monotonic() - started)
 
@@ -128,10 +130,12 @@ def _refuse_other_place(draft: Publication, there: Destination, request: Publish
         refuse_other_place(draft, listed, context)
 
 
-def _list(there: Destination, draft: Publication, manifest_bytes: int, context: Context) -> None:
+def _list(
+    there: Destination, draft: Publication, manifest_bytes: int, unlisted: frozenset[str], context: Context
+) -> None:
     """Write the publication into the index."""
     listed = {item.tag for item in index.record(there.registry, draft, manifest_bytes)}
-    for gone in (item.tag for item in there.publications if item.tag not in listed):
+    for gone in (item.tag for item in there.publications if item.tag not in listed | unlisted):
         context.reporter.note(f"note: {gone} is listed no more: the registry removed it, or the index was full")
 
 

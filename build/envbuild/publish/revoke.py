@@ -11,6 +11,7 @@ from envbuild.core.errors import ConfigurationError, EnvbuildError, InterruptedB
 from envbuild.publish import index
 from envbuild.publish.models import Publication, Revocation
 from envbuild.publish.moving import move_tag
+from envbuild.publish.records import revocation_of
 from envbuild.publish.repository import open_repository
 from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store, store_of
 from envbuild.store.registry import Registry
@@ -69,8 +70,7 @@ def revoke(to: str, digest: str, reason: str, context: Context, *, sqsh_to: str 
     if failures:
         error = failures[0]
         if all(
-            index.revocation_of(registry, publication.model_copy(update={"revoked": None}))
-            for publication in publications
+            revocation_of(registry, publication.model_copy(update={"revoked": None})) for publication in publications
         ):
             error = error.with_context(why=f"The image was taken back, and readers refuse it. {error.why}")
         raise error from failures[0]

@@ -24,8 +24,9 @@ from envbuild.oci.models import Manifest, not_of_envbuild, read
 from envbuild.oci.push import read_manifest
 from envbuild.oci.referrers import list_referrers
 from envbuild.publish.bundle import BUNDLE_TYPE, certificate_in
-from envbuild.publish.index import head_of, read_all, read_index, revocation_of
+from envbuild.publish.index import head_of, read_all, read_index
 from envbuild.publish.models import TAG_PATTERN, Publication, PublishedSqsh, Revocation
+from envbuild.publish.records import revocation_of
 from envbuild.publish.repository import open_repository
 from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store, store_of
 from envbuild.store.address import BUCKET_PREFIXES
@@ -152,7 +153,10 @@ class RepositorySource:
 
     def find(self, name: str, at: datetime) -> Publication | None:
         # Of a digest there is one publication, whatever came after it.
-        publications = self.publications() if is_digest(name) else read_all(self.registry)
+        publications = self.publications() if is_digest(name) else ()
+        # An older index may have been put back.
+        if not any(name in item.digests for item in publications):
+            publications = read_all(self.registry)
         # By its image: it may be listed under another tag, too.
         listed = {item.oci_digest: item.revoked for item in publications if item.revoked}
 

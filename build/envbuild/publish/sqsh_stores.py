@@ -135,6 +135,16 @@ class SqshStore:
             and (publication.certificate_digest is None or self.bundle(publication) is not None)
         )
 
+    def has_image(self, publication: Publication) -> bool:
+        """Whether the image of a publication is there with its .sqsh, be it with another certificate."""
+        sqsh = publication.sqsh
+        try:
+            stored = self.find(publication.tag)
+        except CheckRefusedError:
+            return False
+        same = stored is not None and stored.is_of_same_image(publication) and stored.sqsh == sqsh
+        return same and sqsh is not None and self.has_file(sqsh)
+
     def has_file(self, sqsh: PublishedSqsh) -> bool:
         """Whether a .sqsh is there; by its size, since to hash it is to fetch it."""
         return self.objects.size(f"{FILES}/{hex_of(sqsh.digest)}{SUFFIX}") == sqsh.size_bytes

@@ -27,13 +27,14 @@ TAG_TAKEN = "tag-taken"
 # Another image of the same lock and target (a rebuilt base, another envbuild) has the next number: -r2.
 REVISION = "-r{number}"
 _REVISION = r"(-r[1-9][0-9]*)?"
+_IMMUTABLE = r".*-[0-9a-f]{12}-[a-z0-9][a-z0-9._-]*"
 # What this program, and the referrers tag schema of the OCI distribution-spec 1.1, write under such tags.
 _RESERVED = {
     rf".*({DOCKER_SUFFIX}|{PUBLICATION_SUFFIX}|{REVOKED_SUFFIX})": "Tags with this ending belong to other tags.",
     INDEX_TAG: "It names the index.",
     r"sha256-.*": "Tags of digests name what refers to an image, or that it was revoked.",
     r"base-.*-[0-9a-f]{12}": "Such tags name bases.",
-    r".*-[0-9a-f]{12}-[a-z0-9][a-z0-9._-]*": "It has the form of an immutable tag, LOCK-<12 digits>-TARGET.",
+    _IMMUTABLE: "It has the form of an immutable tag, LOCK-<12 digits>-TARGET.",
 }
 
 
@@ -97,6 +98,11 @@ def refuse_reserved(moving_tag: str) -> None:
                 fix="Name another one: --tag NAME. A lock's own name (--name) is part of its tag.",
                 reason="reserved-tag",
             )
+
+
+def is_immutable(tag: str) -> bool:
+    """Whether a tag has the form of an image's own, which nothing else is published under."""
+    return bool(re.fullmatch(_IMMUTABLE, tag))
 
 
 def revocation_tags(publication: Publication) -> tuple[str, str]:

@@ -6,6 +6,7 @@ Everything is done with docker's registry, by the requests that such an account 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -23,10 +24,10 @@ from envbuild.core.errors import CertificateRefusedError, CheckRefusedError, Env
 from envbuild.oci.push import RegistryManifest, digest_of_tag, push_blobs, put_manifest, read_manifest
 from envbuild.oci.referrers import INDEX_TYPE, tag_of
 from envbuild.publish.artifacts import empty_blob
-from envbuild.publish.index import _entry_manifest
 from envbuild.publish.models import Publication
 from envbuild.publish.moving import NOTHING
 from envbuild.publish.publish import publish
+from envbuild.publish.records import entry_manifest
 from envbuild.publish.revoke import revoke
 from envbuild.publish.signature import sign_publication
 from envbuild.store.registry import Registry
@@ -208,7 +209,7 @@ def test_junk_in_the_place_of_records_keeps_nobody_from_publishing(
     push_blobs(attacker.registry, [empty_blob(tmp_path)])
     model = make_publication(lock_digest=world.image.record.lock_digest, oci_digest=world.image.record.oci_digest)
     own = f"mcore-debian12-{short(model.lock_digest)}-cpu"
-    record = _entry_manifest(model, 1000)
+    record = entry_manifest(model, 1000)
     for number, junk in enumerate(JUNK, 1):
         tag = own + (f"-r{number}" if number > 1 else "")
         for name in (f"{tag}-publication", "notes-publication", "notes-revoked"):
@@ -377,6 +378,38 @@ def test_an_index_from_before_the_newest_image(place: str, attacker: Attacker, w
     check_error(caught.value)
 
 
+def test_junk_next_to_no_image_keeps_nobody_from_pulling(
+    place: str, attacker: Attacker, world: PublishWorld, account: None
+) -> None:
+    """Only in the place of the record of an image that is there it may hide what is newer."""
+    publication = world.publish(place)
+    reference = f"{place}:{publication.moving_tag}"
+    image = read_manifest(attacker.registry, publication.tag)
+    assert image is not None
+    planted = f"{publication.moving_tag.removesuffix('-cpu')}-0123456789ab-cpu"
+    for name in ("notes-publication", f"{planted}-publication"):
+        put_manifest(attacker.registry, name, NOTHING)
+        assert pulled(world, reference).publication == publication, name
+    put_manifest(attacker.registry, planted, image)
+    with pytest.raises(CheckRefusedError, match=f"{planted}-publication") as caught:
+        pulled(world, reference)
+    check_error(caught.value)
+    assert pulled(world, f"{place}@{publication.oci_digest}").publication == publication
+    # The way out that it prints needs no removal.
+    (command,) = re.findall("`(skopeo copy .+)`", caught.value.fix)
+    put_manifest(attacker.registry, command.rpartition(":")[2], image)
+    assert pulled(world, reference).publication == publication
+
+
+def test_an_older_index_and_a_digest(place: str, attacker: Attacker, world: PublishWorld) -> None:
+    world.publish(place)
+    before = attacker.index()
+    world.rebuild(NEWER)
+    second = world.publish(place)
+    attacker.write_back(before)
+    assert pulled(world, f"{place}@{second.oci_digest}").publication == second
+
+
 def test_junk_in_the_place_of_a_list_of_referrers_is_written_over(
     place: str, attacker: Attacker, world: PublishWorld, tmp_path: Any
 ) -> None:
@@ -385,6 +418,35 @@ def test_junk_in_the_place_of_a_list_of_referrers_is_written_over(
         put_manifest(attacker.registry, tag_of(world.image.record.oci_digest), NOTHING)
         publication = world.publish(place)
         assert pulled(world, f"{place}:{publication.tag}").publication == publication
+
+
+@pytest.mark.parametrize("left_out", ["{tag}", "\ud800 \x1b[2J"])
+def test_an_index_that_leaves_out_everything_keeps_nobody_from_publishing(
+    place: str, attacker: Attacker, world: PublishWorld, left_out: str
+) -> None:
+    first = world.publish(place)
+    document = json.loads(DOCUMENT) | {"annotations": {"org.envbuild.left-out": left_out.format(tag=first.tag)}}
+    attacker.write_back(replace(attacker.index(), content=json.dumps(document).encode()))
+    assert world.publish(place).tag == first.tag
+    assert pulled(world, f"{place}:{first.moving_tag}").publication.tag == first.tag
+
+
+def test_a_revocation_that_somebody_else_wrote_keeps_nobody_from_publishing(
+    place: str, attacker: Attacker, world: PublishWorld
+) -> None:
+    first = world.publish(place)
+    before = attacker.index()
+    world.rebuild(NEWER)
+    second = world.publish(place)
+    put_manifest(attacker.registry, f"{second.tag}-revoked", NOTHING)
+    attacker.write_back(before)
+    assert refused(world, f"{place}:{second.tag}").reason == "revoked"
+    assert pulled(world, f"{place}:{first.moving_tag}").publication == first
+    with pytest.raises(PublicationRefusedError, match="is not published again"):
+        world.publish(place)
+    world.rebuild({"torch": b"third" * 900})
+    third = world.publish(place)
+    assert pulled(world, f"{place}:{first.moving_tag}").publication == third
 
 
 def test_an_index_that_was_emptied_keeps_nobody_from_publishing(

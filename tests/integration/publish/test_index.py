@@ -15,10 +15,12 @@ from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.oci.push import RegistryManifest, digest_of_tag, put_manifest, read_manifest
 from envbuild.oci.referrers import INDEX_TYPE, list_referrers
 from envbuild.publish import index
-from envbuild.publish.index import PUBLICATION, read_index, record
+from envbuild.publish.index import read_index, record
 from envbuild.publish.models import Publication
 from envbuild.publish.moving import NOTHING, move_tag
 from envbuild.publish.publish import publish
+from envbuild.publish.records import PUBLICATION
+from envbuild.publish.revoke import revoke
 from envbuild.publish.tags import INDEX_TAG
 from envbuild.store.registry import Registry
 
@@ -59,18 +61,34 @@ def with_publication(**changes: object) -> Callable[[Any], object]:
     ],
     ids=["another image", "newer", "half certified", "no publication", "no list"],
 )
-def test_a_tampered_index_is_refused(
-    registry: Registry, world: PublishWorld, published: Publication, change: Callable[[Any], object]
+def test_a_tampered_index_is_written_anew(
+    proxy: FaultProxy,
+    registry: Registry,
+    world: PublishWorld,
+    published: Publication,
+    change: Callable[[Any], object],
 ) -> None:
+    """From the publications' own tags; who may not list these is told what is wrong."""
+    world.renew()
+    newer = world.publish(str(registry.address))
+    revoke(str(registry.address), published.oci_digest, "wrong NCCL", world.context)
+    # What tells of a revocation is spoiled, too.
+    put_manifest(registry, f"{published.tag}-revoked", NOTHING)
     spoil(registry, change)
+    forbidden = proxy.add(method="GET", path="tags/list", status=403)
     with pytest.raises(CheckRefusedError) as caught:
         read_index(registry)
-    assert f"remove the tag {INDEX_TAG}" in caught.value.fix
     assert f"index of {registry.address}" in caught.value.what
-    assert caught.value.fix
-    with pytest.raises(CheckRefusedError):
-        publish(world.request(str(registry.address)), world.context)
-    assert digest_of_tag(registry, published.moving_tag) == published.oci_digest
+    assert "may list tags" in caught.value.fix
+    proxy.faults.remove(forbidden)
+    assert [(item.tag, bool(item.revoked)) for item in read_index(registry)] == [
+        (published.tag, True),
+        (newer.tag, False),
+    ]
+    assert not publish(world.request(str(registry.address)), world.context).nothing_to_do
+    assert digest_of_tag(registry, newer.moving_tag) == newer.oci_digest
+    proxy.add(method="GET", path="tags/list", status=403)
+    assert {item.tag for item in read_index(registry)} == {published.tag, newer.tag}
 
 
 def test_a_truncated_index_is_asked_for_again(proxy: FaultProxy, registry: Registry, published: Publication) -> None:

@@ -16,9 +16,10 @@ from envbuild.oci.artifact import EMPTY_DESCRIPTOR, artifact_manifest
 from envbuild.oci.models import MANIFEST_TYPE
 from envbuild.oci.push import digest_of_tag, put_manifest, read_manifest
 from envbuild.oci.referrers import INDEX_TYPE, attach, has_api, list_referrers, tag_of
-from envbuild.publish.index import PUBLICATION_TYPE, read_index
+from envbuild.publish.index import read_index
 from envbuild.publish.models import Publication
 from envbuild.publish.publish import publish
+from envbuild.publish.records import PUBLICATION_TYPE
 from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags
 

@@ -119,11 +119,22 @@ def test_a_damaged_entry_is_refused(tmp_path: Path) -> None:
     runner.ledger.record(publication_row())
     runner.state.push(runner.ledger)
     (blob,) = (tmp_path / "share/blobs/sha256").iterdir()
+    (entry,) = (tmp_path / "share/entries/ledger").iterdir()
     blob.write_bytes(blob.read_bytes()[:-4])
     reader = Runner(place, tmp_path / "two")
-    with pytest.raises(CheckRefusedError):
-        reader.state.fetch(reader.ledger)
+    for spoil in (lambda: None, blob.unlink, lambda: entry.write_bytes(b"{")):
+        spoil()
+        with pytest.raises(CheckRefusedError) as caught:
+            reader.state.fetch(reader.ledger)
+        check_error(caught.value)
+        assert entry.stem in caught.value.fix
+        assert "ledger push" not in caught.value.fix
     assert reader.ledger.rows(PublicationRow) == ()
+    # What it says to do does it.
+    for file in (tmp_path / "share").rglob(f"*{entry.stem}*"):
+        file.unlink()
+    assert runner.state.push(runner.ledger) == 1
+    assert reader.state.fetch(reader.ledger) == 1
 
 
 def test_an_entry_that_is_listed_and_not_there_is_asked_for_again(

@@ -70,6 +70,32 @@ def age(place: Path, passed: timedelta) -> None:
     os.utime(file, (moment, moment))
 
 
+def test_a_lease_from_the_stores_future_ends_as_any_other(
+    runners: tuple[Runner, Runner], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = runners
+    first.lease.acquire()
+    elsewhere(monkeypatch)
+    age(place, timedelta(days=-400))
+    for _ in range(2):
+        assert "ends in 30 minutes" in check_refused(second.lease).why
+    # Its holder still has it.
+    first.lease.renew()
+    age(place, LEASE + timedelta(seconds=1))
+    second.lease.acquire()
+
+
+def test_what_a_lease_names_is_shown_in_one_line(runners: tuple[Runner, Runner], place: Path) -> None:
+    first, second = runners
+    first.lease.acquire()
+    record = json.loads((place / "cells" / NIGHT).read_bytes()) | {"numbered_in": "another"}
+    for host in ("\n\x1b[2Jhelp: run `x`", "\ud800", "x" * 10**6):
+        (place / "cells" / NIGHT).write_text(json.dumps(record | {"host": host}))
+        why = check_refused(second.lease).why
+        assert why.isprintable()
+        assert len(why) < 1000
+
+
 def check_refused(lease: Lease) -> MachineError:
     with pytest.raises(MachineError, match="running already") as caught:
         lease.acquire()
