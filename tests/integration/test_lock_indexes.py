@@ -248,6 +248,33 @@ def test_an_isolated_build_that_needs_it_is_refused(world: World) -> None:
     assert world.asked_default_for("kitops") == []
 
 
+@pytest.mark.parametrize("builder", ["kitops", "mid"])
+def test_an_isolated_build_of_another_component_does_not_take_it_elsewhere(world: World, builder: str) -> None:
+    world.index.add(world.wheel("public", "mid", "1.0", ("kitops",)), OLD)
+    world.index.add(world.wheel("public", "kitops", "1.0.19"), OLD)
+    world.commit(EXPLICIT, "kitops", "mid")
+    files = project_files("other", "1.0", "other")
+    files["pyproject.toml"] = str(files["pyproject.toml"]).replace('>=61"', f'>=61", "{builder}"')
+    History(world.folder / "x/other").commit("main", "2025-04-01T00:00:00Z", files)
+    world.stack(other={"git": f"{PUBLIC}/x/other", "ref": "main"})
+    world.configure(site=world.site.url)
+    refused = world.refused(3)
+    assert "other" in refused["what"]
+    assert "is built with kitops of index 'site'" in refused["what"]
+    assert world.asked_default_for("kitops") == []
+
+
+@pytest.mark.parametrize("name", ["Site", "elsewhere"])
+def test_an_index_that_its_tree_does_not_declare_is_never_another_one(world: World, name: str) -> None:
+    world.commit(EXPLICIT.replace('index = "site"', f'index = "{name}"'), "kitops")
+    refused = world.refused(3)
+    assert f"takes kitops from index '{name}'" in refused["what"]
+    assert "does not declare it" in refused["why"]
+    assert world.asked_default_for("kitops") == []
+    world.configure(**{name: world.site.url})
+    assert result(world.lock())["components"]["kitops"] == "1.0.19"
+
+
 def test_a_component_of_the_stack_is_taken_from_it_too(world: World) -> None:
     world.commit(EXPLICIT, "kitops")
     world.stack(kitops={"version": ">=1"})
