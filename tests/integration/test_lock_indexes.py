@@ -18,6 +18,7 @@ from helpers.wheels import make_wheel
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.site import load_site
+from envbuild.core import tomlread
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.lockfile import read_lock
 from envbuild.store.local import LocalStore
@@ -135,6 +136,23 @@ def test_what_is_locked_is_installed_from_that_index_by_its_hash(world: World) -
     world.configure()
     refused = error(world.own.run("sync", "--stack", "s", "--into", "other", "--json", status=3))
     assert "does not name index 'site'" in refused["what"]
+
+
+def test_a_pylock_names_each_package_at_its_own_index(world: World) -> None:
+    world.commit(EXPLICIT, "kitops", "lib")
+    world.configure(site=world.site.url)
+    for place, where in ((world.index, "public"), (world.site, "site")):
+        place.add(world.wheel(where, "lib", "1.0", module=f"where = '{where}'\n"), OLD)
+    world.index.add(world.wheel("public", "kitops", "1.0.19"), OLD)
+    world.lock()
+    world.site.requested.clear()
+    text = world.own.run("export", "--stack", "s", "--format", "pylock").stdout
+    packages = tomlread.loads(text)["packages"]
+    assert [package["name"] for package in packages] == ["comp", "kitops", "lib", "setuptools"]
+    addresses = {package["name"]: package["wheels"][0]["url"] for package in packages if "wheels" in package}
+    assert {name for name, url in addresses.items() if url.startswith(world.site.address)} == {"kitops"}
+    assert world.asked_default_for("kitops") == []
+    assert [path for path in world.site.requested if "kitops" not in path] == []
 
 
 def test_a_release_that_the_index_does_not_have_is_not_taken_from_another(world: World) -> None:
