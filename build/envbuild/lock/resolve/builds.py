@@ -23,7 +23,7 @@ from envbuild.lock.components.upstream import holds_on
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import dates_of
-from envbuild.lock.uv.named_index import LookUpRules
+from envbuild.lock.uv.named_index import LookUpRules, NamedIndex
 from envbuild.lock.uv.resolution import Resolution, look_up
 
 
@@ -60,7 +60,8 @@ def build_constraints(plan: LockPlan, resolution: Resolution, context: LockConte
         if item.commit is not None and item.phase is Phase.MAIN
         for requirement in _needed(item, plan, context)
     ]
-    _refuse_own_indexes(needed, plan, resolution)
+    if needed:
+        _refuse_own_indexes(needed, plan.own.places, resolution)
     found: dict[str, set[str]] = {}
     asked: dict[str, dict[str, Chosen]] = {}
     for item, requirement in needed:
@@ -80,9 +81,11 @@ def build_constraints(plan: LockPlan, resolution: Resolution, context: LockConte
     return tuple(_line(name, [*versions]) for name, versions in sorted(found.items()))
 
 
-def _refuse_own_indexes(needed: Sequence[tuple[Chosen, Requirement]], plan: LockPlan, resolution: Resolution) -> None:
+def _refuse_own_indexes(
+    needed: Sequence[tuple[Chosen, Requirement]], places: Mapping[str, NamedIndex], resolution: Resolution
+) -> None:
     """Refuse what is of an index of its own, also where something else that the build needs depends on it."""
-    places, tables = plan.own.places, resolution.tables
+    tables = resolution.tables
     for item, requirement in needed if places else ():
         queue, seen = [canonicalize_name(requirement.name)], set[str]()
         while queue:
