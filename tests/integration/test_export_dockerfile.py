@@ -15,10 +15,12 @@ from helpers.docker_daemon import Daemon
 from helpers.git_repos import History
 from helpers.image_builders import Builder, Image, add_locked_wheels, apt_mirror, docker_builder, podman_builder
 from helpers.image_contents import described
+from helpers.lock_runs import OLD
 from helpers.mini import NAME
 from helpers.simple_index import SimpleIndex, make_sdist, simple_index
 from helpers.stack_files import write_stack
 from helpers.upstreams import PUBLIC, SETUPTOOLS, made, project_files
+from helpers.wheels import make_wheel
 
 from envbuild.catalog.data import data_root
 from envbuild.core.process import Finished
@@ -44,6 +46,15 @@ from setuptools import Extension, setup
 setup(name="tinyext", version="1.0", ext_modules=[Extension("tinyext", ["tinyext.c"])])
 """
 PYPROJECT = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+
+OWN_INDEX = """\
+[tool.uv.sources]
+kitops = { index = "my-site" }
+[[tool.uv.index]]
+name = "my-site"
+url = "https://index.example.invalid/simple"
+explicit = true
+"""
 
 
 @pytest.fixture(scope="module")
@@ -157,13 +168,17 @@ def test_image_has_nothing_of_the_build(image: Image, mirror: str) -> None:
 
 @pytest.mark.slow
 def test_sources_are_compiled_in_a_stage(mini: Tool, dockerd: Daemon, index: SimpleIndex, tmp_path: Path) -> None:
-    """An sdist of phase compile, which needs a compiler, and a package from git."""
+    """An sdist of phase compile, which needs a compiler, and a package from git, which needs one of an own index."""
     sdist = make_sdist(
         tmp_path, "tinyext", "1.0", pyproject=PYPROJECT, files={"tinyext.c": EXTENSION, "setup.py": SETUP}
     )
     index.add(sdist, "2025-01-01T00:00:00Z")
     repository = History(made(tmp_path / "served/tools/pure"))
-    repository.commit("main", "2025-01-01T00:00:00Z", project_files("pure", "0.5", "pure"))
+    files = project_files("pure", "0.5", "pure", ("kitops",))
+    files["pyproject.toml"] = f"{files['pyproject.toml']}{OWN_INDEX}"
+    repository.commit("main", "2025-01-01T00:00:00Z", files)
+    own = make_wheel(tmp_path / "own", "kitops", "1.0", "py3-none-any")
+    index.add(make_wheel(tmp_path / "public", "kitops", "1.0", "py3-none-any", module="public = 1\n"), OLD)
     settings = tmp_path / "gitconfig"
     settings.write_text(
         f'[url "file://{tmp_path}/served/"]\n\tinsteadOf = {PUBLIC}/\n[protocol "file"]\n\tallow = always\n'
@@ -176,15 +191,20 @@ def test_sources_are_compiled_in_a_stage(mini: Tool, dockerd: Daemon, index: Sim
     requirements = {"setuptools": SETUPTOOLS}
     write_stack(tmp_path / "p", "tiny", components, as_of="now", requirements=requirements, base="debian12")
     tool = Tool(tmp_path / "p", mini.cache, {"UV_INDEX": index.url, "GIT_CONFIG_GLOBAL": str(settings)})
-    tool.run("lock", "--stack", "tiny", "--target", "cpu")
-    tool.run(
-        "export", "--stack", "tiny", "--target", "cpu", "--format", "dockerfile", "--output", str(tmp_path / "out")
-    )
-    lock = read_lock(tmp_path / "p/lockfiles/tiny/debian12")
-    add_locked_wheels(index, lock.path / "uv.lock", tmp_path)
-    arguments = {"INDEX_URL": index.url, "APT_MIRROR": apt_mirror()}
-    image = docker_builder(dockerd, buildkit=True).build(tmp_path / "out", "tiny:exported", **arguments)
+    tool.env["ENVBUILD_CONFIG"] = str(tmp_path / "config.toml")
+    with simple_index() as site:
+        site.add(own, OLD)
+        (tmp_path / "config.toml").write_text(f'[indexes]\nmy-site = "{site.url}"\n')
+        tool.run("lock", "--stack", "tiny", "--target", "cpu")
+        tool.run(
+            "export", "--stack", "tiny", "--target", "cpu", "--format", "dockerfile", "--output", str(tmp_path / "out")
+        )
+        lock = read_lock(tmp_path / "p/lockfiles/tiny/debian12")
+        add_locked_wheels(index, lock.path / "uv.lock", tmp_path)
+        arguments = {"INDEX_URL": index.url, "APT_MIRROR": apt_mirror(), "INDEX_MY_SITE_URL": site.url}
+        image = docker_builder(dockerd, buildkit=True).build(tmp_path / "out", "tiny:exported", **arguments)
     assert sorted(check_imports(image, lock, tmp_path / "logs")) == ["packaging.version", "pure", "tinyext"]
     assert packages_in(image) == lock.packages()
+    assert not any("kitops" in path for path in index.requested)
     # The compiler stays in its stage.
     assert image.run(["sh", "-c", "command -v gcc || ls /wheels"]).returncode != 0

@@ -18,6 +18,7 @@ from helpers.wheels import make_wheel
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.site import load_site
+from envbuild.core import tomlread
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.lockfile import read_lock
 from envbuild.store.local import LocalStore
@@ -137,6 +138,23 @@ def test_what_is_locked_is_installed_from_that_index_by_its_hash(world: World) -
     assert "does not name index 'site'" in refused["what"]
 
 
+def test_a_pylock_names_each_package_at_its_own_index(world: World) -> None:
+    world.commit(EXPLICIT, "kitops", "lib")
+    world.configure(site=world.site.url)
+    for place, where in ((world.index, "public"), (world.site, "site")):
+        place.add(world.wheel(where, "lib", "1.0", module=f"where = '{where}'\n"), OLD)
+    world.index.add(world.wheel("public", "kitops", "1.0.19"), OLD)
+    world.lock()
+    world.site.requested.clear()
+    text = world.own.run("export", "--stack", "s", "--format", "pylock").stdout
+    packages = tomlread.loads(text)["packages"]
+    assert [package["name"] for package in packages] == ["comp", "kitops", "lib", "setuptools"]
+    addresses = {package["name"]: package["wheels"][0]["url"] for package in packages if "wheels" in package}
+    assert {name for name, url in addresses.items() if url.startswith(world.site.address)} == {"kitops"}
+    assert world.asked_default_for("kitops") == []
+    assert [path for path in world.site.requested if "kitops" not in path] == []
+
+
 def test_a_release_that_the_index_does_not_have_is_not_taken_from_another(world: World) -> None:
     world.commit(EXPLICIT, "kitops==2.0")
     world.configure(site=world.site.url)
@@ -246,6 +264,33 @@ def test_an_isolated_build_that_needs_it_is_refused(world: World) -> None:
     world.lock()
     assert "kitops==1.0.19" in world.text("main.txt")
     assert world.asked_default_for("kitops") == []
+
+
+@pytest.mark.parametrize("builder", ["kitops", "mid"])
+def test_an_isolated_build_of_another_component_does_not_take_it_elsewhere(world: World, builder: str) -> None:
+    world.index.add(world.wheel("public", "mid", "1.0", ("kitops",)), OLD)
+    world.index.add(world.wheel("public", "kitops", "1.0.19"), OLD)
+    world.commit(EXPLICIT, "kitops", "mid")
+    files = project_files("other", "1.0", "other")
+    files["pyproject.toml"] = str(files["pyproject.toml"]).replace('>=61"', f'>=61", "{builder}"')
+    History(world.folder / "x/other").commit("main", "2025-04-01T00:00:00Z", files)
+    world.stack(other={"git": f"{PUBLIC}/x/other", "ref": "main"})
+    world.configure(site=world.site.url)
+    refused = world.refused(3)
+    assert "other" in refused["what"]
+    assert "is built with kitops of index 'site'" in refused["what"]
+    assert world.asked_default_for("kitops") == []
+
+
+@pytest.mark.parametrize("name", ["Site", "elsewhere"])
+def test_an_index_that_its_tree_does_not_declare_is_never_another_one(world: World, name: str) -> None:
+    world.commit(EXPLICIT.replace('index = "site"', f'index = "{name}"'), "kitops")
+    refused = world.refused(3)
+    assert f"takes kitops from index '{name}'" in refused["what"]
+    assert "does not declare it" in refused["why"]
+    assert world.asked_default_for("kitops") == []
+    world.configure(**{name: world.site.url})
+    assert result(world.lock())["components"]["kitops"] == "1.0.19"
 
 
 def test_a_component_of_the_stack_is_taken_from_it_too(world: World) -> None:

@@ -103,6 +103,12 @@ def test_a_busy_index_is_asked_again_and_not_for_ever(locked: Any, index: Simple
     assert "HTTP 503" in online(locked, 10)["why"]
 
 
+@pytest.mark.parametrize("status", [204, 206])
+def test_a_success_without_the_whole_page_is_no_page(locked: Any, index: SimpleIndex, status: int) -> None:
+    index.bodies[PAGE] = (status, "text/html", b"")
+    assert f"HTTP {status}" in online(locked, 10)["why"]
+
+
 def test_a_page_without_end_is_left(locked: Any, index: SimpleIndex) -> None:
     def endless(handler: BaseHTTPRequestHandler) -> bool:
         handler.send_response(200)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 
 from envbuild.catalog import knowledge
 from envbuild.core.errors import BuildError, ConfigurationError, EnvbuildError, MachineError, NetworkError, disk_full
@@ -16,7 +15,7 @@ from envbuild.core.files import machine_errors, write_atomic
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, git_build_options
-from envbuild.lock.record.content import locked_content
+from envbuild.lock.record.content import locked_content, packages_by_index, pinned_package, without_packages
 from envbuild.lock.uv.interpreter import pyenv_python
 from envbuild.lock.uv.program import NoInterpreterError, failure
 from envbuild.lock.uv.torch_builds import TorchSource
@@ -168,7 +167,7 @@ def install_again(
     file = lock.file(phase)
     if file is None or phase == GIT_PHASE:
         return
-    index, packages = next(item for item in _by_index(lock, phase).items() if package in item[1])
+    index, packages = next(item for item in packages_by_index(lock, phase).items() if package in item[1])
     others = {*locked_content(lock, (phase,))} - packages
     path = _requirements(file, {*leave_out, *others}, place, index)
     _PipInstall(lock, place, phase, source).run(["--requirements", path], index=index, again=[package])
@@ -194,7 +193,7 @@ def _install_rest(pip: _PipInstall, file: Path, ready: Collection[str], leave_ou
         wanted = [line for line in lines if pinned_package(line) not in {*leave_out, *ready}]
         return pip.run(wanted) if wanted else Finished(status=0, output="", seconds=0.0)
     seconds = 0.0
-    for index, packages in _by_index(pip.lock, pip.phase).items():
+    for index, packages in packages_by_index(pip.lock, pip.phase).items():
         others = {*locked_content(pip.lock, (pip.phase,))} - packages
         if others and not packages - {*leave_out}:
             continue
@@ -205,34 +204,12 @@ def _install_rest(pip: _PipInstall, file: Path, ready: Collection[str], leave_ou
     return Finished(status=0, output="", seconds=seconds)
 
 
-def _by_index(lock: LockDirectory, phase: str) -> dict[str, set[str]]:
-    """The packages of a phase by the index of their own that they are locked from; all others under an empty name."""
-    by_index: dict[str, set[str]] = {"": set()}
-    for name in locked_content(lock, (phase,)):
-        component = lock.lock.components.get(name)
-        by_index.setdefault((component and component.index) or "", set()).add(name)
-    return by_index
-
-
-def pinned_package(line: str) -> str:
-    """The package that a line of requirements pins."""
-    return canonicalize_name(line.partition("==")[0].partition(" @")[0].strip())
-
-
 def _requirements(file: Path, leave_out: Collection[str], place: InstallTarget, index: str = "") -> str:
     """A phase's file as seen from the place; a copy of it where packages are left out."""
     if not leave_out:
         return f"{place.lock}/{file.name}"
-    # The hashes of a package are on lines of their own below it, which begin with white space.
-    kept: list[str] = []
-    keep = True
-    for line in file.read_text().splitlines(keepends=True):
-        if line[:1].strip() and not line.startswith("#"):
-            keep = pinned_package(line) not in leave_out
-        if keep:
-            kept.append(line)
     path = place.logs / f"installed-{index}{file.name}"
-    write_atomic(path, "".join(kept))
+    write_atomic(path, without_packages(file.read_text(), leave_out))
     return f"{place.logs_seen or place.logs}/{path.name}"
 
 

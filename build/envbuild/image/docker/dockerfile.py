@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from envbuild.catalog.site import index_variable
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.layers.sandbox import PREFIX, VENV
 from envbuild.lock.lockfile import git_build_options
@@ -78,6 +79,7 @@ class DockerfileSpec:
         sees_base: whether the environment sees packages of the base.
         torch_build: torch's build, such as ``cpu``; empty where every package index has it.
         phases: the requirement files of the context, by phase.
+        own: files of a phase with the packages of an index of their own, by phase and the index's name.
         again: packages of phase main that are installed again, over the files of others.
         wheels: packages whose wheels are in the context.
         trees: packages from git that phase git builds.
@@ -94,6 +96,7 @@ class DockerfileSpec:
     sees_base: bool = False
     torch_build: str = ""
     phases: Sequence[str] = ("main",)
+    own: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     again: Sequence[str] = ()
     wheels: Sequence[str] = ()
     compiled: Compile | None = None
@@ -116,9 +119,29 @@ def install(*words: str) -> str:
     return " ".join(["uv pip install --no-deps", *words])
 
 
-def _from_index(spec: DockerfileSpec, file: str, *words: str) -> str:
-    """The instruction that installs a requirements file from the package index."""
-    return f"RUN {install(*words)}{_CONTINUED}{_indexes(spec)} --requirements {BUILD}/lock/{file}"
+def index_argument(index: str) -> str:
+    """The build argument with the address of an index that packages are locked from."""
+    return index_variable(index).removeprefix("UV_") + "_URL"
+
+
+def _from_indexes(spec: DockerfileSpec, phase: str, *words: str) -> list[str]:
+    """The instructions that install a phase: from the package index, and what is of another one from that alone."""
+    files = [(f"{phase}.txt", _indexes(spec))] if phase in spec.phases else []
+    for index, file in spec.own.get(phase, {}).items():
+        # Without its address there is no other place: the build ends with these words.
+        address = f"${{{index_argument(index)}:?the address of index {index}}}"
+        files.append((file, f'--default-index "{address}"'))
+    again = [[f"--reinstall-package {name}"] for name in spec.again] if phase == "main" else []
+    lines = []
+    for file, options in files:
+        lines.append(copy_lock(file))
+        for more in [
+            [],
+            *again,
+        ]:  # over the others' files of the same names, of which any may have stayed (over_others)
+            command = install("--require-hashes", *words, *more)
+            lines.append(f"RUN {command}{_CONTINUED}{options} --requirements {BUILD}/lock/{file}")
+    return lines
 
 
 def _indexes(spec: DockerfileSpec) -> str:
@@ -146,6 +169,7 @@ def _head(spec: DockerfileSpec) -> list[str]:
             f"#   --build-arg TORCH_INDEX_URL=https://...   an index with torch's build {spec.torch_build}, "
             "where the package index lacks it"
         )
+    lines += [f"#   --build-arg {index_argument(name)}=https://...   index {name}" for name in _own_indexes(spec)]
     return lines
 
 
@@ -157,7 +181,13 @@ def _base(spec: DockerfileSpec) -> list[str]:
 
 def _index_arguments(spec: DockerfileSpec) -> list[str]:
     # In each stage again: an ARG ends with the stage that has it (Dockerfile reference, "ARG", "Scope").
-    return ["ARG INDEX_URL", *(["ARG TORCH_INDEX_URL"] if spec.torch_build else [])]
+    own = [index_argument(name) for name in _own_indexes(spec)]
+    return ["ARG INDEX_URL", *(["ARG TORCH_INDEX_URL"] if spec.torch_build else []), *(f"ARG {name}" for name in own)]
+
+
+def _own_indexes(spec: DockerfileSpec) -> list[str]:
+    # Names that share an argument are one index (Site.indexes).
+    return [*{index_argument(name): name for files in spec.own.values() for name in files}.values()]
 
 
 def _main(spec: DockerfileSpec) -> list[str]:
@@ -172,14 +202,7 @@ def _main(spec: DockerfileSpec) -> list[str]:
         "COPY tools/uv /usr/local/bin/uv",
         f"RUN uv venv --python {spec.python} --no-project{seen} {VENV}",
     ]
-    if "main" in spec.phases:
-        lines.append(copy_lock("main.txt"))
-        lines.append(_from_index(spec, "main.txt", "--require-hashes"))
-        # Over the others' files of the same names, of which any may have stayed (sync.install, over_others).
-        lines += [
-            _from_index(spec, "main.txt", "--require-hashes", f"--reinstall-package {name}") for name in spec.again
-        ]
-    return lines
+    return lines + _from_indexes(spec, "main")
 
 
 def _wheels(compiled: Compile) -> list[str]:
@@ -210,9 +233,7 @@ def _environment(spec: DockerfileSpec) -> list[str]:
         lines.append(f"COPY --from=wheels /wheels/ {BUILD}/wheels/")
     if names := [*spec.wheels, *(source.name for source in compiled)]:
         lines.append(f"RUN {_from_wheels(names)}")
-    if "compile" in spec.phases:
-        lines.append(copy_lock("compile.txt"))
-        lines.append(_from_index(spec, "compile.txt", "--require-hashes", "--no-build-isolation"))
+    lines += _from_indexes(spec, "compile", "--no-build-isolation")
     builds = f"{BUILD}/lock/{spec.builds}" if spec.builds else ""
     if builds and (spec.trees or "git" in spec.phases):
         lines.append(copy_lock(spec.builds))

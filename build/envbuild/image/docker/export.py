@@ -27,14 +27,14 @@ from envbuild.image.layers.environment import StoredEnvironment
 from envbuild.image.output import image_tag
 from envbuild.image.record import EnvironmentRecord
 from envbuild.lock.lockfile import snapshot
-from envbuild.lock.record.content import locked_content
+from envbuild.lock.record.content import locked_content, packages_by_index, pinned_package, without_packages
 from envbuild.lock.uv.program import uv_program
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 from envbuild.rootfs.gzip_writer import GzipWriter
 from envbuild.rootfs.layer import LAYER_TYPE
 from envbuild.rootfs.overlay import merged
 from envbuild.rootfs.tar_writer import end, write_member
-from envbuild.sync.install import over_others, pinned_package
+from envbuild.sync.install import over_others
 from envbuild.wheels.plan import buildable
 from envbuild.wheels.sources import SourceOrigin, WheelSources
 
@@ -120,6 +120,7 @@ class _Export:
         trees = [writer.tree(item) for item in self._git_origins({*ready, *buildable(directory)})]
         done = {*ready, *origins, *(tree.name for tree in trees)}
         config, carried = run_config(self.parts), self.base.record.config.environment
+        phases, own = self._write_phases(done)
         return DockerfileSpec(
             title=f"{lock.stack} on {selection.base_name} for {node_requirements.hardware_of(selection.target)}",
             tag=image_tag(lock.stack, selection.base_name, selection.target_name),
@@ -128,7 +129,8 @@ class _Export:
             base=_reference(selection),
             sees_base=bool(lock.base.provides),
             torch_build=self._torch_build(),
-            phases=self._write_phases(done),
+            phases=phases,
+            own=own,
             again=over_others(directory, "main"),
             wheels=sorted(ready),
             compiled=compiled,
@@ -185,9 +187,14 @@ class _Export:
         (self.staged / "lock" / file.name).write_bytes(file.read_bytes())
         return file.name
 
-    def _write_phases(self, done: Collection[str]) -> list[str]:
-        """Write the requirements of each phase that has more than what is installed from wheels and sources."""
-        phases = []
+    def _write_phases(self, done: Collection[str]) -> tuple[list[str], dict[str, dict[str, str]]]:
+        """Write the requirements of each phase that has more than what is installed from wheels and sources.
+
+        Returns:
+            The phases, and the files with what they have of an index of its own (``DockerfileSpec.own``).
+        """
+        phases: list[str] = []
+        own: dict[str, dict[str, str]] = {}
         for phase in self.inputs.lock.lock.phases:
             file = self.inputs.lock.file(phase)
             if file is None or {*locked_content(self.inputs.lock, (phase,))} <= {*done}:
@@ -196,9 +203,18 @@ class _Export:
             if phase == "git":  # one line a package; uv would build a package from git again, wheel or not
                 lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
                 text = "".join(f"{line}\n" for line in lines if pinned_package(line) not in done)
-            (self.staged / "lock" / file.name).write_text(text)
-            phases.append(phase)
-        return phases
+            every = packages_by_index(self.inputs.lock, phase)
+            for index, packages in every.items():
+                others = {name for other in every.values() for name in other - packages}
+                if others and packages <= {*done}:
+                    continue
+                name = f"{file.stem}.{index}.txt" if index else file.name
+                (self.staged / "lock" / name).write_text(without_packages(text, others))
+                if index:
+                    own.setdefault(phase, {})[index] = name
+                else:
+                    phases.append(phase)
+        return phases, own
 
     def _torch_build(self) -> str:
         """The lock's build of torch; empty where every package index has it."""

@@ -177,13 +177,7 @@ class GitSourceReader:
         needed = {canonicalize_name(line.name) for line in lines}
         for source in sources:
             if source.package in needed and self._is_only_there(source):
-                raise ConfigurationError(
-                    f"{by.at()} is built with {source.package} of index {source.index!r}",
-                    why="An isolated build takes what it needs from the site's own index, where it may be another "
-                    "package.",
-                    fix=f"Let it be built in the environment, which takes it from that index: [components.{by.name}] "
-                    'of the stack with phase = "compile".',
-                )
+                raise isolated_build_error(by, source.package, source.index)
 
     def _is_general(self, source: UvSource, by: Chosen) -> bool:
         """Whether a source names an index that is not for it alone, and that the site does not know."""
@@ -306,6 +300,16 @@ class GitSourceReader:
             )
         commit = self.repositories.at(source.git).resolve(pin, self.as_of)
         return replace(item, git=source.git, commit=commit, subdirectory=source.subdirectory)
+
+
+def isolated_build_error(by: Chosen, package: str, index: str) -> ConfigurationError:
+    """The error for an isolated build that needs a package of an index of its own."""
+    return ConfigurationError(
+        f"{by.at()} is built with {package} of index {index!r}",
+        why="An isolated build takes what it needs from the site's own index, where it may be another package.",
+        fix=f"Let it be built in the environment, which takes it from that index: [components.{by.name}] "
+        'of the stack with phase = "compile".',
+    )
 
 
 def own_indexes(chosen: Mapping[str, Chosen], git_sources: GitSources, indexes: Sequence[NamedIndex]) -> OwnIndexes:

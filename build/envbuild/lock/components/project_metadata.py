@@ -162,7 +162,7 @@ class UvSource:
         group: the one dependency group that it holds for; no group is ever installed with a component.
         index: the name of a package index.
         index_url: its address, as the same file declares it; empty where it does not.
-        explicit: no other package is taken from that index.
+        explicit: no other package is taken from that index, or the same file does not declare it.
         path: a folder or file, relative to the file that says so.
         workspace: a member of the same workspace.
     """
@@ -279,7 +279,8 @@ def _source(name: str, entry: dict[str, Any], indexes: dict[str, dict[str, Any]]
         group=texts.get("group", ""),
         index=texts.get("index", ""),
         index_url=str(index.get("url", "")),
-        explicit=index.get("explicit") is True,
+        # uv refuses a name that nothing declares: where the index is only its users know.
+        explicit=index.get("explicit") is True or (bool(texts.get("index")) and not index),
         path=texts.get("path", ""),
         workspace=entry.get("workspace") is True,
     )

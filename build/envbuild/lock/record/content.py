@@ -67,6 +67,32 @@ def locked_content(lock: LockDirectory, phases: Collection[str]) -> dict[str, Pa
     return found
 
 
+def packages_by_index(lock: LockDirectory, phase: str) -> dict[str, set[str]]:
+    """The packages of a phase by the index of their own that they are locked from; all others under an empty name."""
+    found: dict[str, set[str]] = {"": set()}
+    for name in locked_content(lock, (phase,)):
+        component = lock.lock.components.get(name)
+        found.setdefault((component and component.index) or "", set()).add(name)
+    return found
+
+
+def pinned_package(line: str) -> str:
+    """The package that a line of requirements pins."""
+    return canonicalize_name(line.partition("==")[0].partition(" @")[0].strip())
+
+
+def without_packages(text: str, packages: Collection[str]) -> str:
+    """Requirements without these packages and their hashes, which are on lines of their own below."""
+    kept: list[str] = []
+    keep = True
+    for line in text.splitlines(keepends=True):
+        if line[:1].strip() and not line.startswith("#"):
+            keep = pinned_package(line) not in packages
+        if keep:
+            kept.append(line)
+    return "".join(kept)
+
+
 def of_uv_lock(text: str) -> dict[str, Package]:
     """The packages of a uv.lock, the project itself left out."""
     found: dict[str, Package] = {}

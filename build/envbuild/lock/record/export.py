@@ -15,6 +15,7 @@ from pathlib import Path
 
 from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MACHINES
+from envbuild.core import tomlread
 from envbuild.core.errors import CheckRefusedError, ResolutionError, UsageError
 from envbuild.lock.context import WorkContext, work_folder
 from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, UV_LOCK, LockDirectory, snapshot
@@ -26,7 +27,9 @@ from envbuild.lock.record.content import (
     of_cyclonedx,
     of_pylock,
     of_uv_lock,
+    packages_by_index,
     render,
+    without_packages,
 )
 from envbuild.lock.uv.program import run_uv
 from envbuild.lock.uv.resolution import PREVIEW, lock_arguments, resolve_without_interpreter
@@ -34,6 +37,7 @@ from envbuild.lock.uv.torch_builds import TorchSource, locked_torch
 
 # The glibc versions that uv 0.13 has a platform for.
 _PLATFORMS_OF_UV = (17, 28, *range(31, 41))
+_TABLE = "[[packages]]\n"
 
 
 class Format(str, Enum):
@@ -129,25 +133,51 @@ def _requirements(lock: LockDirectory, phases: Sequence[str]) -> Exported:
 
 def _pylock(export: _Export) -> Exported:
     """PEP 751, from the lock's own hashed requirements: no uv.lock is needed, and nothing is resolved."""
-    source, base, file = export.source(), export.lock.lock.base, export.folder / "pylock.toml"
+    source, base = export.source(), export.lock.lock.base
     # The newest platform that the base still has. Before 2.17 (manylinux2014) uv knows none.
     glibc = max(minor for minor in _PLATFORMS_OF_UV if minor <= max(17, int(base.glibc.split(".")[1])))
     # PEP 751 asks for a hash of every file. --no-deps: the phase files name every package already.
     arguments: list[str | Path] = ["pip", "compile", "--format", "pylock.toml", "--no-deps", "--generate-hashes"]
     # Nothing is built: any Python does.
     arguments += ["--no-header", "--python-version", base.python, "--python", sys.executable]
-    arguments += ["--python-platform", f"{MACHINES[base.platform]}-manylinux_2_{glibc}", *source.uv_args()]
-    arguments += [word for index in source.indexes for word in ("--index", index.argument)]
-    export.uv([*arguments, "--output-file", file, *[PHASE_FILES[phase] for phase in export.phases]])
-    text = f"# {_title(export.lock, export.phases)}\n{file.read_text()}"
+    arguments += ["--python-platform", f"{MACHINES[base.platform]}-manylinux_2_{glibc}"]
+    written: list[str] = []
+    # Each index about its own packages alone: uv would ask all of them, and take the first that has a name.
+    for index, files in _requirements_by_index(export).items():
+        file = export.folder / f"pylock.{len(written)}.toml"
+        export.uv([*arguments, *source.args_for(index), "--output-file", file, *files])
+        written.append(file.read_text())
+    text = f"# {_title(export.lock, export.phases)}\n{_joined(written)}"
     wanted = locked_content(export.lock, export.phases)
     _compare(export, "the pylock.toml that uv wrote", of_pylock(text), wanted)
-    notes = ["pylock.toml names the package index that it was made with, in the address of every file"]
+    notes = ["pylock.toml names the package indexes that it was made with, in the address of every file"]
     if source.kind == "find-links":
         notes.append(f"torch {export.lock.lock.torch.version} is named by the place where this machine found it")
     if set(export.phases) != {"main"}:
         notes.append("what compiles against torch needs it installed first, and --no-build-isolation: see the docs")
     return Exported(text=text, packages=len(wanted), notes=tuple(notes))
+
+
+def _requirements_by_index(export: _Export) -> dict[str, list[Path]]:
+    """The requirement files of each index that packages are locked from; those of all others under an empty name."""
+    found: dict[str, list[Path]] = {}
+    for phase in export.phases:
+        path, every = export.folder / PHASE_FILES[phase], packages_by_index(export.lock, phase)
+        for index, packages in every.items():
+            if others := {name for other in every.values() for name in other - packages}:
+                file = export.folder / f"{len(found)}-{path.name}"
+                file.write_text(without_packages(path.read_text(), others))
+            if packages:
+                found.setdefault(index, []).append(file if others else path)
+    return found
+
+
+def _joined(written: Sequence[str]) -> str:
+    """The packages of several pylock.toml by name, as uv writes one."""
+    head = written[0].split(_TABLE)[0]
+    tables = [table.rstrip("\n") for text in written for table in text.split(_TABLE)[1:]]
+    tables.sort(key=lambda table: str(tomlread.loads(_TABLE + table)["packages"][0]["name"]))
+    return "\n".join([head.rstrip("\n"), *(f"\n{_TABLE}{table}" for table in tables), ""])
 
 
 def _cyclonedx(export: _Export, existing: Path) -> Exported:

@@ -16,14 +16,14 @@ from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ResolutionError
 from envbuild.lock.components.downloads import base_tags, tags_of, wheel_name
 from envbuild.lock.components.git_metadata import pyproject_of
-from envbuild.lock.components.git_sources import without_isolation
+from envbuild.lock.components.git_sources import isolated_build_error, without_isolation
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.project_metadata import build_requires, read_requirement
 from envbuild.lock.components.upstream import holds_on
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import dates_of
-from envbuild.lock.uv.named_index import LookUpRules
+from envbuild.lock.uv.named_index import LookUpRules, NamedIndex
 from envbuild.lock.uv.resolution import Resolution, look_up
 
 
@@ -46,21 +46,22 @@ def to_compile(plan: LockPlan, resolution: Resolution, repositories: Repositorie
     )
 
 
-def build_constraints(plan: LockPlan, pins: Mapping[str, str], context: LockContext) -> tuple[str, ...]:
+def build_constraints(plan: LockPlan, resolution: Resolution, context: LockContext) -> tuple[str, ...]:
     """PEP 508 lines that hold for all of these builds.
 
-    Args:
-        pins: the locked version of each package.
-
     Raises:
+        ConfigurationError: a build needs what the lock has from an index of its own.
         ResolutionError: a build needs what the index does not have as of the lock's moment.
     """
+    pins = resolution.pins
     needed = [
         (item, requirement)
         for item in plan.project.every.values()
         if item.commit is not None and item.phase is Phase.MAIN
         for requirement in _needed(item, plan, context)
     ]
+    if needed:
+        _refuse_own_indexes(needed, plan.own.places, resolution)
     found: dict[str, set[str]] = {}
     asked: dict[str, dict[str, Chosen]] = {}
     for item, requirement in needed:
@@ -78,6 +79,22 @@ def build_constraints(plan: LockPlan, pins: Mapping[str, str], context: LockCont
         for package, version in _newest(ranges, plan, context).items():
             found.setdefault(package, set()).add(version)
     return tuple(_line(name, [*versions]) for name, versions in sorted(found.items()))
+
+
+def _refuse_own_indexes(
+    needed: Sequence[tuple[Chosen, Requirement]], places: Mapping[str, NamedIndex], resolution: Resolution
+) -> None:
+    """Refuse what is of an index of its own, also where something else that the build needs depends on it."""
+    tables = resolution.tables
+    for item, requirement in needed if places else ():
+        queue, seen = [canonicalize_name(requirement.name)], set[str]()
+        while queue:
+            name = queue.pop()
+            if name in places:
+                raise isolated_build_error(item, name, places[name].name)
+            if name not in seen:
+                seen.add(name)
+                queue += [entry["name"] for entry in tables.get(name, {}).get("dependencies", ())]
 
 
 def _needed(item: Chosen, plan: LockPlan, context: LockContext) -> list[Requirement]:

@@ -211,7 +211,7 @@ def pinned(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
     _refuse_other_sdists(plan, found)
     # uv.lock must be of the project that the lock holds, whose constraints pin every version: otherwise a plain `uv
     # sync` would resolve again.
-    builds = build_constraints(plan, found.pins, context)
+    builds = build_constraints(plan, found, context)
     resolved = ResolvedPlan(plan=plan, resolution=found, build_constraints=builds)
     if plan.project_text(resolved.pins) == plan.project_text(plan.keep):
         return resolved  # every version was kept: this is what was resolved

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import IO
 
 from envbuild.catalog.site import Site
@@ -147,6 +148,9 @@ def _fetched(url: str, site: Site, limits: FetchLimits, deadline: float, accept:
     request.add_header("Accept", accept)
     remaining = max(deadline - time.monotonic(), 0.1)
     with opener.open(request, timeout=min(limits.idle_seconds, remaining)) as answer:
+        # None: a file. A success without the content, or with a part of it, is no answer to the question.
+        if answer.status not in (None, HTTPStatus.OK):
+            raise OSError(f"HTTP {answer.status} {answer.reason}")
         body = io.BytesIO()
         # read1: what is there, so that a server that sends a byte a second does not pass the limit of time.
         while chunk := answer.read1(_CHUNK) if hasattr(answer, "read1") else answer.read(_CHUNK):

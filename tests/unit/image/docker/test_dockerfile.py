@@ -1,5 +1,6 @@
 """The Dockerfile of a lock: whole for one CPU and one CUDA base, and the values in it."""
 
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -52,6 +53,24 @@ CUDA = DockerfileSpec(
     ],
     unset=("PYTHONPATH",),
 )
+
+
+def test_packages_of_an_index_of_their_own_come_from_no_other():
+    own = {"main": {"my-site": "main.my-site.txt"}, "compile": {"my-site": "compile.my-site.txt"}}
+    text = render(DockerfileSpec(**{**vars(CPU), "own": own}))
+    assert "#   --build-arg INDEX_MY_SITE_URL=https://...   index my-site\n" in text
+    steps = [step.partition("\n\n")[0] for step in text.split("RUN ") if ".my-site.txt" in step.partition("\nCOPY")[0]]
+    assert [word for step in steps for word in shlex.split(step) if word.endswith("my-site.txt")] == [
+        "/build/lock/main.my-site.txt", "/build/lock/compile.my-site.txt",
+    ]  # fmt: skip
+    assert not any("${INDEX_URL" in step or "TORCH_INDEX_URL" in step for step in steps)
+    # Each stage that installs them has the argument, and ends without it.
+    assert text.count("\nARG INDEX_MY_SITE_URL\n") == 2
+    words = f"printf %s {re.findall('--default-index (.*) --req', text)[0]}"
+    for value, status in (("https://x/simple", 0), ("", 2)):
+        done = subprocess.run(["sh", "-c", words], env={"INDEX_MY_SITE_URL": value}, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (status, value)
+    assert "the address of index my-site" in done.stderr
 
 
 @pytest.mark.parametrize(("name", "spec"), [("cpu", CPU), ("cuda", CUDA)])
