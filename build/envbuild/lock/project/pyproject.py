@@ -267,9 +267,10 @@ def _metadata(project: Project) -> tomlkit.items.AoT:
     for item in project.metadata:
         table = tomlkit.table()
         table["name"] = item.name
-        # For this version only. Wrong metadata hides conflicts: without nvidia-cudnn-frontend>=1.29.0 of Transformer
+        # For its version only. Wrong metadata hides conflicts: without nvidia-cudnn-frontend>=1.29.0 of Transformer
         # Engine 2.20.2, uv 0.13.8 resolves it together with mamba-ssm 2.3.2.post1, which excludes that.
-        table["version"] = item.version
+        if item.version:
+            table["version"] = item.version
         if item.requires_python:
             table["requires-python"] = item.requires_python
         table["requires-dist"] = _lines(list(item.requires_dist))
