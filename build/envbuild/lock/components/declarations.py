@@ -21,7 +21,7 @@ from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.components.downloads import NOT_AN_ARCHIVE, base_tags, fetch_file, tags_of, wheel_name
 from envbuild.lock.components.git_metadata import declared_by
 from envbuild.lock.components.models import Chosen
-from envbuild.lock.components.project_metadata import read_requirement
+from envbuild.lock.components.project_metadata import readable
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.components.upstream import holds_on
 from envbuild.lock.context import LockContext, Repositories, WorkContext
@@ -78,7 +78,7 @@ class Declared:
             first: extras that come before the others, which are in the order of the metadata.
             only: these extras alone; None: all of them.
         """
-        lines = [line for line in map(read_requirement, self.lines) if line and canonicalize_name(line.name) == name]
+        lines = [line for line in readable(self.lines) if canonicalize_name(line.name) == name]
         every = list(dict.fromkeys(canonicalize_name(extra) for extra in (*first, *self.extras)))
         if only is not None:
             every = [extra for extra in every if extra in only]
