@@ -100,8 +100,8 @@ class ResolutionError(EnvbuildError):
 
     # The resolver's own words, where ``why`` has more: how much that is depends on the time there was for it.
     explanation: str = ""
-    # Pins that resolved when they were tried in the place of those that do not, by component.
-    resolving_pins: Mapping[str, str] = {}
+    # The components whose pins exclude each other, or the rest: without any one of them it resolves.
+    clashing_pins: tuple[str, ...] = ()
     # The nearest releases to those that are not there, by component; not tried yet.
     nearest_pins: Mapping[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""The command that a refusal ends with: what resolved when it was tried, else what envbuild would try next."""
+"""The command that a refusal ends with: what envbuild would try next."""
 
 from __future__ import annotations
 
@@ -98,11 +98,12 @@ def _next(
     error: EnvbuildError, selection: Selection, request: LockRequest, now: datetime, *, step_back: bool
 ) -> tuple[str, LockRequest | None]:
     """What the command is, in words, and what it asks for; None: the words have it."""
-    if isinstance(error, ResolutionError) and error.resolving_pins:
-        return "This resolved when it was tried", replace(request, pins={**request.pins, **error.resolving_pins})
-    if request.exact and leaves_open(selection.stack) and not (_nearest(error) or isinstance(error, NoReleaseError)):
+    blamed = _blamed_pins(error, selection, request)
+    # Of findings other releases may have none, with the same pins.
+    of_pins = isinstance(error, NoReleaseError) or _nearest(error) or (blamed and isinstance(error, ResolutionError))
+    if request.exact and leaves_open(selection.stack) and not of_pins:
         return "Other releases are tried without --exact", replace(request, exact=False)
-    if blamed := _blamed_pins(error, selection, request):
+    if blamed:
         pins = {name: text for name, text in request.pins.items() if name not in blamed}
         words = f"Without --pin {', '.join(f'{name}={request.pins[name]}' for name in blamed)} other releases are tried"
         return words, replace(request, pins=pins)
@@ -163,8 +164,11 @@ def _locked_stack(selection: Selection) -> str:
 
 
 def _blamed_pins(error: EnvbuildError, selection: Selection, request: LockRequest) -> list[str]:
-    """The pins of companions that findings are about: no other base cures these."""
+    """The pins that are left out next: of those that clash the last, else those of companions with findings."""
+    anchor = selection.stack.anchor
+    if isinstance(error, ResolutionError):
+        return [name for name in request.pins if name != anchor and name in error.clashing_pins][-1:]
+    # No other base cures these.
     findings = error.findings if isinstance(error, LockRefusedError) else ()
     packages = {package for item in findings for package in item.packages}
-    anchor = selection.stack.anchor
     return [name for name in request.pins if name != anchor and canonicalize_name(name) in packages]

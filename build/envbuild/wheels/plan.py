@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
@@ -17,6 +16,7 @@ from envbuild.catalog.recipe import WheelRecipe
 from envbuild.catalog.stack import Phase
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import CheckRefusedError, UsageError
+from envbuild.lock.components.project_metadata import readable
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.record.content import Content, locked_content
 from envbuild.wheels.architectures import Architectures
@@ -188,12 +188,8 @@ def _requirements(
     lock: LockDirectory, main: Content, origin: SourceOrigin, recipe: WheelRecipe, sources: WheelSources
 ) -> dict[str, str]:
     """What a build uses with its locked version; torch is a part of its own."""
-    declared = []
-    for line in sources.build_requires(origin):
-        try:
-            declared.append(canonicalize_name(Requirement(line).name))
-        except InvalidRequirement:  # noqa: PERF203 - few lines, and one that is bad says nothing of the others
-            continue  # the build itself will say what is wrong with it
+    # Of a line that cannot be read the build itself says what is wrong.
+    declared = [canonicalize_name(requirement.name) for requirement in readable(sources.build_requires(origin))]
     if missing := sorted(set(recipe.build_requirements) - set(main)):
         raise CheckRefusedError(
             f"{origin.package} cannot be built from the lock of stack {lock.lock.stack}",

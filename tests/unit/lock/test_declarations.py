@@ -9,7 +9,8 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.catalog.stack import Stack
 from envbuild.core.errors import CheckRefusedError
-from envbuild.lock.components.declarations import Declared, _metadata_of
+from envbuild.lock.components.declarations import Declared
+from envbuild.lock.components.downloads import metadata_in
 from envbuild.lock.inputs.request import may_hold
 
 LINES = (
@@ -63,7 +64,7 @@ def test_a_range_has_pre_releases(base):
 @pytest.mark.parametrize("content", [b"no archive", b""])
 def test_file_that_is_not_a_wheel_is_refused(content):
     with pytest.raises(CheckRefusedError, match=r"the wheel of lib 1\.0 cannot be read"):
-        _metadata_of(content, "lib 1.0")
+        metadata_in(io.BytesIO(content), "lib 1.0")
 
 
 def test_a_wheel_without_metadata_is_refused():
@@ -71,7 +72,7 @@ def test_a_wheel_without_metadata_is_refused():
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("lib/vendored/dep-1.0.dist-info/METADATA", "Name: dep")
     with pytest.raises(CheckRefusedError) as caught:
-        _metadata_of(buffer.getvalue(), "lib 1.0")
+        metadata_in(buffer, "lib 1.0")
     assert "it has no METADATA" in caught.value.why
 
 

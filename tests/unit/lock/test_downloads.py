@@ -14,8 +14,7 @@ from helpers.locks import lock_context
 from helpers.loopback import serving
 
 from envbuild.core.errors import CheckRefusedError, NetworkError
-from envbuild.lock.components.declarations import _metadata_of
-from envbuild.lock.components.downloads import fetch_file
+from envbuild.lock.components.downloads import fetch_file, metadata_in
 from envbuild.lock.components.sdist_metadata import declaring_files
 
 PKG_INFO, METADATA = "kernels-1.0/PKG-INFO", "kernels-1.0.dist-info/METADATA"
@@ -74,7 +73,7 @@ def test_zip_that_cannot_be_read_is_refused(header):
     with pytest.raises(CheckRefusedError):
         declaring_files("kernels", zipped(PKG_INFO, **header))
     with pytest.raises(CheckRefusedError, match="the wheel of kernels cannot be read"):
-        _metadata_of(zipped(METADATA, **header), "kernels")
+        metadata_in(io.BytesIO(zipped(METADATA, **header)), "kernels")
 
 
 def test_tar_that_is_damaged_in_its_middle_is_refused():

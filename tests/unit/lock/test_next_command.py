@@ -31,9 +31,9 @@ def no_release(version: str) -> ResolutionError:
     return error
 
 
-def tried(*pins: str) -> ResolutionError:
+def clashing(*pins: str) -> ResolutionError:
     error = ResolutionError("w", fix="f")
-    error.resolving_pins = dict.fromkeys(pins, "1.1")
+    error.clashing_pins = pins
     return error
 
 
@@ -41,13 +41,18 @@ def tried(*pins: str) -> ResolutionError:
     ("error", "request_", "expected"),
     [
         (
-            tried("torch"),
-            LockRequest(pins={"nemo-toolkit": "main", "torch": "2"}),
-            "--base B --pin nemo-toolkit=main --pin torch=1.1",
+            clashing("nemo-toolkit", "torch"),
+            LockRequest(pins={"torch": "2", "nemo-toolkit": "main", "apex": "1"}, exact=True),
+            "--base B --pin nemo-toolkit=main --pin apex=1 --exact",
         ),
-        (tried(), LockRequest(exact=True), "--base B"),
+        (
+            clashing("nemo-toolkit"),
+            LockRequest(pins={"nemo-toolkit": "2"}, exact=True),
+            "--base B --pin nemo-toolkit=2",
+        ),
+        (clashing(), LockRequest(exact=True), "--base B"),
         (REFUSED, LockRequest(exact=True, as_of="2025-01-01", base_named=False), "--as-of 2025-01-01"),
-        (tried(), LockRequest(base_named=True), "--target h200"),
+        (clashing(), LockRequest(base_named=True), "--target h200"),
         (no_release("3.0.0"), LockRequest(pins={"nemo-toolkit": "99"}), "--base B --pin nemo-toolkit=3.0.0"),
         (DRIFT, LockRequest(pins={"nemo-toolkit": "2", "megatron-core": "9"}), "--base B --pin nemo-toolkit=2"),
         (DRIFT, LockRequest(pins={"nemo-toolkit": "2"}), "--target h200 --pin nemo-toolkit=2"),
@@ -67,10 +72,10 @@ def test_a_refusal_ends_with_a_command(error, request_, expected):
 
 def test_where_nothing_else_is_left_a_lock_that_is_there_is_named():
     selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
-    found = with_next_command(tried(), selection, LockRequest(base_named=False), [], NOW)
+    found = with_next_command(clashing(), selection, LockRequest(base_named=False), [], NOW)
     assert found.fix.endswith("comes with envbuild: envbuild lock --stack nemo-2.7 --base ubuntu2404-cu130")
     of_mcore = Selection(Catalog.open(Path("/nonexistent")), "mcore", "ubuntu2404-cu130", "h200")
-    found = with_next_command(tried(), of_mcore, LockRequest(base_named=False), [], NOW)
+    found = with_next_command(clashing(), of_mcore, LockRequest(base_named=False), [], NOW)
     assert found.fix.endswith("--as-of 2026-11-15")
 
 
@@ -144,8 +149,11 @@ def test_bases_with_the_python_that_is_needed_are_named(why):
 
 def test_pins_get_a_name():
     selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
-    found = with_next_command(tried("torch"), selection, LockRequest(), [], NOW)
-    assert found.fix.endswith("--pin torch=1.1 --name NAME")
+    found = with_next_command(
+        DRIFT, selection, LockRequest(pins={"nemo-toolkit": "2", "torch": "2"}, base_named=False), [], NOW
+    )
+    assert "--pin torch=2 --allow" in found.fix
+    assert found.fix.endswith("--name NAME")
 
 
 def test_the_anchors_pin_names_its_lock_itself():

@@ -1,45 +1,37 @@
 """Locked versions that another package's declarations do not accept, which the resolution did not see.
 
 Behind an override, or by a pin of the user: an override replaces what every package declares, and uv.lock says nothing
-of what was replaced. So uv itself is asked again, without overrides: whether each package that needs an overridden one
-accepts the version that was locked.
-
-In the base: what it provides is excluded from the resolution, and then uv says nothing of who needs it, in which
-version. So uv is asked again, with a wheel of nothing but its name and version in the place of each: first who needs
-them, then whether each accepts that version.
+of what was replaced. And in the base: what it provides is excluded from the resolution. So the metadata of the locked
+packages is read.
 """
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
-import tomlkit
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
-from envbuild.core.files import machine_errors
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.checks.rules import provided_version
-from envbuild.lock.checks.uv_queries import contradicted, declared_range, needs_of
 from envbuild.lock.components.declarations import Declared, declared_at_commit, declared_by_release
 from envbuild.lock.components.models import Chosen, DecidedBy
 from envbuild.lock.components.project_metadata import read_requirement
+from envbuild.lock.components.sdist_metadata import DOWNLOADS_AT_ONCE
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
-from envbuild.lock.uv.resolution import Resolution, resolve, throw_away
+from envbuild.lock.uv.cuda_packages import edges_of
+from envbuild.lock.uv.resolution import Resolution
 
 THE_STACK = "the stack"
 THE_PIN = "the user's pin"
 READ_AHEAD = "what was declared by"
-_OVERRIDES = "check what overrides go against"
-_BASE = "check what packages declare about what the base brings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,19 +85,96 @@ def against_declarations(plan: LockPlan, resolution: Resolution, context: LockCo
     if not locked:
         return ()
     found = _against_the_stack(plan, {name: version for name, version in locked.items() if name in everywhere})
-    needed = [
-        need
-        for need in needs_of(resolution.packages, list(locked))
-        if need.name in scoped.get(str(need.package["name"]), ())
-        or (need.name in everywhere and not _own_override(plan, need.name, need.package))
+    asking = [
+        package
+        for package in resolution.packages
+        if any(
+            edge["name"] in locked and _is_overridden(plan, package, edge["name"], everywhere)
+            for edge in edges_of(package)
+        )
     ]
     with context.reporter.step(f"check what {len(locked)} overrides go against"):
-        # uv.lock does not say what an override replaced, so uv resolves once more without any.
-        for need, why in contradicted(plan, resolution, needed, context, _OVERRIDES):
-            version = locked[need.name]
-            declared = f"{need.name}{declared_range(why, need.name, version)}"
-            found.append(_overridden(plan, need.name, version, need.title, declared))
+        for unmet in _unmet(asking, locked, plan, resolution, context):
+            if _is_overridden(plan, unmet.package, unmet.name, everywhere):
+                declared = f"{unmet.name}{unmet.clauses}"
+                found.append(_overridden(plan, unmet.name, locked[unmet.name], unmet.title, declared))
     return tuple(found)
+
+
+def _is_overridden(plan: LockPlan, package: Mapping[str, Any], name: str, everywhere: Collection[str]) -> bool:
+    """Whether an override replaces what a package declares of another, and is not one of its own authors."""
+    if name in plan.project.scoped_overrides.get(str(package["name"]), ()):
+        return True
+    return name in everywhere and not _own_override(plan, name, package)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unmet:
+    """A declaration that a version is outside of: the clauses that do not have it, of a locked package's table."""
+
+    package: Mapping[str, Any]
+    name: str
+    clauses: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.package['name']} {self.package.get('version', '')}".strip()
+
+
+def _unmet(
+    packages: Sequence[Mapping[str, Any]],
+    versions: Mapping[str, str],
+    plan: LockPlan,
+    resolution: Resolution,
+    context: LockContext,
+) -> Iterator[_Unmet]:
+    """What locked packages declare, for the extras that something asks for, and these versions do not meet."""
+    base, quiet = plan.project.base, replace(context, repositories=context.repositories.quiet())
+    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
+        read = [*pool.map(lambda package: _locked_declarations(package, plan, quiet), packages)]
+    for package, declared in zip(packages, read, strict=True):
+        if declared is None:
+            context.reporter.note(f"note: what {package['name']} declares is known from its build alone: not checked")
+    known = [(package, declared) for package, declared in zip(packages, read, strict=True) if declared is not None]
+    extras = _asked_extras(known, plan, resolution)
+    for package, declared in known:
+        lines = declared.needed(base, extras[str(package["name"])])
+        for name, version in versions.items():
+            parts = {part for line in lines if canonicalize_name(line.name) == name for part in line.specifier}
+            if unmet := sorted(str(part) for part in parts if not part.contains(version, prereleases=True)):
+                yield _Unmet(package=package, name=name, clauses=",".join(unmet))
+
+
+def _asked_extras(
+    known: Sequence[tuple[Mapping[str, Any], Declared]], plan: LockPlan, resolution: Resolution
+) -> Mapping[str, set[str]]:
+    """The extras of each package that the project or a locked package asks for."""
+    base = plan.project.base
+    extras: defaultdict[str, set[str]] = defaultdict(set)
+    for name, component in plan.project.every.items():
+        extras[name].update(component.extras(base))
+    for edge in (edge for package in resolution.uv_lock["package"] for edge in edges_of(package)):
+        extras[str(edge["name"])].update(edge.get("extra", ()))
+    # Of an extra that needs only what the base brings, uv.lock has nothing. What it asks for may ask for more.
+    before, now = -1, 0
+    while before != now:
+        before = now
+        for package, declared in known:
+            for line in declared.needed(base, extras[str(package["name"])]):
+                extras[canonicalize_name(line.name)].update(map(canonicalize_name, line.extras))
+        now = sum(map(len, extras.values()))
+    return extras
+
+
+def _locked_declarations(package: Mapping[str, Any], plan: LockPlan, context: LockContext) -> Declared | None:
+    name, version = str(package["name"]), str(package.get("version", ""))
+    for metadata in plan.project.metadata:
+        if metadata.name == name:
+            return Declared(by=f"{name} {version}", lines=metadata.requires_dist, extras=metadata.provides_extra)
+    component = plan.project.every.get(name)
+    if component is not None and component.commit is not None:
+        return declared_at_commit(component, context.repositories)
+    return declared_by_release(package, plan.project.base, context)
 
 
 def _own_override(plan: LockPlan, name: str, package: Mapping[str, Any]) -> bool:
@@ -192,12 +261,10 @@ def against_provided(plan: LockPlan, resolution: Resolution, context: LockContex
         return ()
     with context.reporter.step(f"check what packages declare about {len(base.provides)} that the base brings"):
         found = [*_of_builds(plan.project)]
-        wheels = _stand_ins(base, context.folder / "provided")
-        needs = needs_of(_with_stand_ins(plan, resolution, wheels, context), list(wheels))
-        for need, why in contradicted(plan, resolution, needs, context, _BASE, wheels):
-            version = provided_version(base, need.name) or ""
-            who = f"{need.title} declares {need.name}{declared_range(why, need.name, version)}"
-            found.append(_finding(base, need.name, who, [str(need.package["name"])]))
+        versions = {name: provided_version(base, name) or "" for name in base.provides}
+        for unmet in _unmet(resolution.packages, versions, plan, resolution, context):
+            who = f"{unmet.title} declares {unmet.name}{unmet.clauses}"
+            found.append(_finding(base, unmet.name, who, [str(unmet.package["name"])]))
     return tuple(found)
 
 
@@ -223,36 +290,3 @@ def _finding(base: Base, name: str, who: str, declarers: Sequence[str]) -> Check
         packages=tuple(declarers),
         subject=" ".join((name, *sorted(declarers))),
     )
-
-
-def _stand_ins(base: Base, folder: Path) -> dict[str, str]:
-    """A wheel for each package that the base brings, as requirements by name."""
-    found: dict[str, str] = {}
-    with machine_errors(folder):
-        folder.mkdir(exist_ok=True)
-        for name in base.provides:
-            module, version = name.replace("-", "_"), provided_version(base, name)
-            wheel, info = folder / f"{module}-{version}-py3-none-any.whl", f"{module}-{version}.dist-info"
-            with zipfile.ZipFile(wheel, "w") as archive:
-                # The three files that every wheel has ("Binary distribution format"); uv reads METADATA and builds
-                # nothing.
-                archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-                archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-                archive.writestr(f"{info}/RECORD", "")
-            found[name] = f"{name} @ {wheel.absolute().as_uri()}"
-    return found
-
-
-def _with_stand_ins(
-    plan: LockPlan, resolution: Resolution, wheels: Mapping[str, str], context: LockContext
-) -> list[Mapping[str, Any]]:
-    """The locked packages with what they need of the base, whatever version they ask for."""
-    document = tomlkit.parse(plan.project_text(resolution.pins)).unwrap()
-    settings = document["tool"]["uv"]
-    settings["exclude-dependencies"] = []
-    overrides = settings.get("override-dependencies", ())
-    others = [line for line in overrides if canonicalize_name(Requirement(line).name) not in wheels]
-    settings["override-dependencies"] = [*others, *wheels.values()]
-    folder = throw_away(tomlkit.dumps(document), context)
-    found = resolve(folder, plan.torch, _BASE, context, settings_may_be_ignored=True)
-    return [package for package in found.packages if package["name"] not in wheels]

@@ -6,8 +6,6 @@ extra ``dev`` which Transformer Engine it takes, and a stack has both without th
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +16,10 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
 from envbuild.core.errors import CheckRefusedError, ResolutionError
-from envbuild.lock.components.downloads import NOT_AN_ARCHIVE, base_tags, fetch_file, tags_of, wheel_name
+from envbuild.lock.components.downloads import base_tags, tags_of, wheel_metadata, wheel_name
 from envbuild.lock.components.git_metadata import declared_by
 from envbuild.lock.components.models import Chosen
-from envbuild.lock.components.project_metadata import read_requirement
+from envbuild.lock.components.project_metadata import readable
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.components.upstream import holds_on
 from envbuild.lock.context import LockContext, Repositories, WorkContext
@@ -78,7 +76,7 @@ class Declared:
             first: extras that come before the others, which are in the order of the metadata.
             only: these extras alone; None: all of them.
         """
-        lines = [line for line in map(read_requirement, self.lines) if line and canonicalize_name(line.name) == name]
+        lines = [line for line in readable(self.lines) if canonicalize_name(line.name) == name]
         every = list(dict.fromkeys(canonicalize_name(extra) for extra in (*first, *self.extras)))
         if only is not None:
             every = [extra for extra in every if extra in only]
@@ -91,6 +89,10 @@ class Declared:
         if not found and always and only is None:
             found = [self._range("", always)]
         return found
+
+    def needed(self, base: Base, extras: Collection[str]) -> list[Requirement]:
+        """What it needs on a base by itself and for these extras, all at once."""
+        return [line for line in readable(self.lines) if any(_holds(line, base, extra) for extra in ("", *extras))]
 
     def _range(self, extra: str, lines: list[Requirement]) -> Range:
         specifier = SpecifierSet()
@@ -180,22 +182,7 @@ def declared_by_release(package: Mapping[str, Any], base: Base, context: WorkCon
     tags = base_tags(base)
     # Only its METADATA is read: without one for the base, the first one will do.
     file = next((item for item in wheels if tags_of(wheel_name(item)) & tags), wheels[0])
-    content, _ = fetch_file(file, title, context)
     from packaging.metadata import parse_email  # not needed where nothing is to be read
 
-    raw, _ = parse_email(_metadata_of(content, title))
+    raw, _ = parse_email(wheel_metadata(file, title, context))
     return Declared(by=title, lines=tuple(raw.get("requires_dist", [])), extras=tuple(raw.get("provides_extra", [])))
-
-
-def _metadata_of(wheel: bytes, title: str) -> bytes:
-    try:
-        with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
-            # Directly below the top: a wheel may carry the .dist-info of what it vendors deeper down.
-            inside = (name for name in archive.namelist() if name.count("/") == 1)
-            return archive.read(next(name for name in inside if name.endswith(".dist-info/METADATA")))
-    except (*NOT_AN_ARCHIVE, StopIteration) as error:
-        raise CheckRefusedError(
-            f"the wheel of {title} cannot be read",
-            why="It is not a wheel: " + (str(error) or "it has no METADATA."),
-            fix="Try again; if it stays, the index or a proxy serves another file. Or choose another version.",
-        ) from error

@@ -5,6 +5,7 @@ Downloads carry the credentials that uv would send.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tarfile
 import zipfile
@@ -12,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -23,6 +24,7 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
 from envbuild.lock.context import WorkContext
 from envbuild.lock.uv.fetch import FetchLimits, fetch
+from envbuild.lock.uv.remote_file import open_remote
 
 
 def base_tags(base: Base) -> frozenset[Tag]:
@@ -82,6 +84,7 @@ def _extracted(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
 
 # Whole files: torch's wheels have more than 2 GB.
 _LIMITS = FetchLimits(most_bytes=8 << 30, seconds=3600, idle_seconds=300)
+_METADATA_LIMITS = FetchLimits(most_bytes=64 << 20, seconds=120, idle_seconds=30)
 FILE = "file"
 
 
@@ -122,20 +125,73 @@ def fetch_file(file: Mapping[str, Any], title: str, context: WorkContext) -> tup
     digest = stated_sha256(file)
 
     def download(entry: Path) -> None:
-        content = _read(file, title, context)
-        if digest and sha256_bytes(content) != digest:
-            raise CheckRefusedError(
-                f"{title} is not the file that the index states",
-                why=f"Stated {digest}, downloaded {sha256_bytes(content)}.",
-                fix="Try again; if it stays, the index or a proxy serves another file.",
-            )
-        (entry / FILE).write_bytes(content)
+        (entry / FILE).write_bytes(_verified(file, _read(file, title, context), title))
 
     # Without a stated hash there is nothing to keep it under.
     if not digest:
         content = _read(file, title, context)
         return content, sha256_bytes(content)
     return (context.store.get_or_build("files", digest, download).path / FILE).read_bytes(), digest
+
+
+def _verified(file: Mapping[str, Any], content: bytes, title: str) -> bytes:
+    digest = stated_sha256(file)
+    if digest and sha256_bytes(content) != digest:
+        raise CheckRefusedError(
+            f"{title} is not the file that the index states",
+            why=f"Stated {digest}, downloaded {sha256_bytes(content)}.",
+            fix="Try again; if it stays, the index or a proxy serves another file.",
+        )
+    return content
+
+
+def wheel_metadata(file: Mapping[str, Any], title: str, context: WorkContext) -> bytes:
+    """The METADATA of a wheel that a uv.lock names: next to it (PEP 658), else read in it; kept in the store.
+
+    Raises:
+        NetworkError: it cannot be had.
+        CheckRefusedError: what came has another hash, or is not a wheel.
+    """
+
+    def extract(entry: Path) -> None:
+        (entry / FILE).write_bytes(_metadata(file, title, context))
+
+    digest = stated_sha256(file)
+    if not digest:
+        return _metadata(file, title, context)
+    return (context.store.get_or_build("metadata", digest, extract).path / FILE).read_bytes()
+
+
+def _metadata(file: Mapping[str, Any], title: str, context: WorkContext) -> bytes:
+    url = str(file.get("url", ""))
+    if not url.startswith("http"):
+        return metadata_in(io.BytesIO(_verified(file, _read(file, title, context), title)), title)
+    # An index need not have it: some answer 403 to what is not there, or a page.
+    with contextlib.suppress(NetworkError):
+        answer = fetch(f"{url}.metadata", f"the metadata of {title}", context.site, _METADATA_LIMITS)
+        if answer.body.startswith(b"Metadata-Version:"):
+            return answer.body
+    remote = open_remote(url, title, context.site, _LIMITS)
+    return metadata_in(io.BytesIO(_verified(file, remote, title)) if isinstance(remote, bytes) else remote, title)
+
+
+def metadata_in(wheel: IO[bytes] | io.RawIOBase, title: str) -> bytes:
+    """The METADATA in a wheel.
+
+    Raises:
+        CheckRefusedError: it is not a wheel.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            # Directly below the top: a wheel may carry the .dist-info of what it vendors deeper down.
+            inside = (name for name in archive.namelist() if name.count("/") == 1)
+            return archive.read(next(name for name in inside if name.endswith(".dist-info/METADATA")))
+    except (*NOT_AN_ARCHIVE, StopIteration) as error:
+        raise CheckRefusedError(
+            f"the wheel of {title} cannot be read",
+            why="It is not a wheel: " + (str(error) or "it has no METADATA."),
+            fix="Try again; if it stays, the index or a proxy serves another file. Or choose another version.",
+        ) from error
 
 
 def _read(file: Mapping[str, Any], title: str, context: WorkContext) -> bytes:

@@ -40,6 +40,7 @@ from envbuild.lock.components.project_metadata import (
     built_without_isolation,
     needed_of_environment,
     read_requirement,
+    readable,
     uv_settings,
 )
 from envbuild.lock.components.tree_sources import (
@@ -173,8 +174,8 @@ class GitSourceReader:
         """
         if by.phase is not Phase.MAIN:
             return
-        lines = filter(None, map(read_requirement, build_requires(pyproject_of(by, self.repositories))))
-        needed = {canonicalize_name(line.name) for line in lines}
+        lines = build_requires(pyproject_of(by, self.repositories))
+        needed = {canonicalize_name(requirement.name) for requirement in readable(lines)}
         for source in sources:
             if source.package in needed and self._is_only_there(source):
                 raise isolated_build_error(by, source.package, source.index)

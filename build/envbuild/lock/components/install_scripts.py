@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog import knowledge
 from envbuild.catalog.base import Base
-from envbuild.lock.components.project_metadata import read_requirement
+from envbuild.lock.components.project_metadata import readable
 from envbuild.lock.components.upstream import GIT_URL, holds_on
 
 NGC_IMAGE = re.compile(r"^nvcr\.io/nvidia/pytorch:(?P<release>\d\d\.\d\d)-py3$")
@@ -131,8 +131,8 @@ def _requirements(lines: Iterable[str], values: dict[str, str], base: Base) -> I
         else:
             continue
         texts = (text for word in words if (text := _put_in(_unquoted(word), values)))
-        found = (read_requirement(_named(text)) for text in texts)
-        yield from (item for item in found if item is not None and holds_on(str(item.marker or ""), base))
+        requirements = readable(map(_named, texts))
+        yield from (requirement for requirement in requirements if holds_on(str(requirement.marker or ""), base))
 
 
 def _named(word: str) -> str:

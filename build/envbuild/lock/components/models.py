@@ -187,6 +187,7 @@ class CompileMetadata:
     """What one package declares, as it was read without a build.
 
     Attributes:
+        version: of which it is known; empty: it is taken to hold for all.
         sdist_digest: of the sdist that says so; empty for a commit.
         requires_python: the Pythons that it is for; empty for all.
         requires_dist: its requirements, as PEP 508 lines.

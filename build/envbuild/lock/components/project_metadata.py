@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -32,6 +32,17 @@ def read_requirement(line: str) -> Requirement | None:
         return Requirement(line)
     except InvalidRequirement:
         return None
+
+
+def name_of(line: str) -> str:
+    """The package that a PEP 508 line names; empty for one that cannot be read."""
+    requirement = read_requirement(line)
+    return canonicalize_name(requirement.name) if requirement is not None else ""
+
+
+def readable(lines: Iterable[str]) -> list[Requirement]:
+    """The PEP 508 lines that can be read."""
+    return [requirement for line in lines if (requirement := read_requirement(line)) is not None]
 
 
 def refuse_unreadable(lines: Sequence[str], extras: Sequence[str], python: str = "") -> None:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 from packaging.markers import Marker
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
@@ -25,7 +24,14 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.git.refs import Commit
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.models import Chosen, Companion
-from envbuild.lock.components.project_metadata import PYPROJECT, UvSource, read_sources, uv_settings
+from envbuild.lock.components.project_metadata import (
+    PYPROJECT,
+    UvSource,
+    read_sources,
+    readable,
+    refuse_unreadable,
+    uv_settings,
+)
 from envbuild.lock.context import Repositories
 
 MANIFEST = "requirements/manifest.json"
@@ -133,14 +139,15 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
     """
     settings = _uv_settings(repository, commit)
     try:
-        requirements = [Requirement(line) for line in settings.get("override-dependencies", [])]
+        lines = settings.get("override-dependencies", [])
+        refuse_unreadable(lines, ())
         # uv takes an overridden package from its source too, whatever the override's range says: Megatron-Bridge
         # 561ae4e has `transformer-engine>=2.9.0a0,<2.10.0` there, rev = "release_v2.11", and 2.11.0 in its uv.lock.
         places = {item.package: item for item in _pinned_sources(settings) if not item.marker}
-    except (InvalidRequirement, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise not_understood(repository, commit, PYPROJECT, error) from error
     found = []
-    for requirement in requirements:
+    for requirement in readable(lines):
         # sys_platform == 'never': uv's advice before it had exclude-dependencies (astral-sh/uv#12616).
         if requirement.marker and "never" in str(requirement.marker):
             continue  # upstream's way of leaving out what its base image brings

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tomlkit
-from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ConfigurationError
 from envbuild.lock.components.as_of_moment import own_dates
 from envbuild.lock.components.models import Chosen, CompileMetadata, GitSources
+from envbuild.lock.components.project_metadata import name_of
 from envbuild.lock.inputs.as_of import with_undated
 from envbuild.lock.uv.named_index import ANY_RELEASE
 from envbuild.lock.uv.resolution import limits
@@ -216,14 +216,10 @@ def _requirements(project: Project) -> dict[Phase, list[str]]:
     phases[Phase.MAIN] += [requirement_of(name, version) for name, version in project.requirements.items()]
     phases[Phase.MAIN] += project.build_requires
     # What builds a package without isolation must be installed before it.
-    named = {_name(line) for lines in phases.values() for line in lines} | {"torch"}
+    named = {name_of(line) for lines in phases.values() for line in lines} | {"torch"}
     needed = dict.fromkeys(line for item in project.git_sources.in_force.values() for line in item.build_requires)
-    phases[Phase.MAIN] += [line for line in needed if _name(line) not in named]
+    phases[Phase.MAIN] += [line for line in needed if name_of(line) not in named]
     return phases
-
-
-def _name(line: str) -> str:
-    return canonicalize_name(re.split(r"[^A-Za-z0-9._-]", line.strip(), maxsplit=1)[0])
 
 
 def dates_of(project: Project) -> dict[str, object]:
@@ -267,9 +263,10 @@ def _metadata(project: Project) -> tomlkit.items.AoT:
     for item in project.metadata:
         table = tomlkit.table()
         table["name"] = item.name
-        # For this version only. Wrong metadata hides conflicts: without nvidia-cudnn-frontend>=1.29.0 of Transformer
+        # For its version only. Wrong metadata hides conflicts: without nvidia-cudnn-frontend>=1.29.0 of Transformer
         # Engine 2.20.2, uv 0.13.8 resolves it together with mamba-ssm 2.3.2.post1, which excludes that.
-        table["version"] = item.version
+        if item.version:
+            table["version"] = item.version
         if item.requires_python:
             table["requires-python"] = item.requires_python
         table["requires-dist"] = _lines(list(item.requires_dist))

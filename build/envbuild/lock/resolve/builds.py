@@ -18,7 +18,7 @@ from envbuild.lock.components.downloads import base_tags, tags_of, wheel_name
 from envbuild.lock.components.git_metadata import pyproject_of
 from envbuild.lock.components.git_sources import isolated_build_error, without_isolation
 from envbuild.lock.components.models import Chosen
-from envbuild.lock.components.project_metadata import build_requires, read_requirement
+from envbuild.lock.components.project_metadata import build_requires, readable
 from envbuild.lock.components.upstream import holds_on
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.project.plan import LockPlan
@@ -98,8 +98,8 @@ def _refuse_own_indexes(
 
 
 def _needed(item: Chosen, plan: LockPlan, context: LockContext) -> list[Requirement]:
-    lines = map(read_requirement, build_requires(pyproject_of(item, context.repositories)))
-    return [line for line in lines if line is not None and holds_on(str(line.marker or ""), plan.project.base)]
+    lines = readable(build_requires(pyproject_of(item, context.repositories)))
+    return [line for line in lines if holds_on(str(line.marker or ""), plan.project.base)]
 
 
 def _newest(ranges: Mapping[str, tuple[str, Chosen]], plan: LockPlan, context: LockContext) -> dict[str, str]:

@@ -9,8 +9,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from packaging.utils import canonicalize_name
-
 from envbuild.catalog.stack import Phase
 from envbuild.core import tomlread
 from envbuild.core.background import run_in_background
@@ -19,7 +17,7 @@ from envbuild.core.files import machine_errors
 from envbuild.lock.components.as_of_moment import own_dates
 from envbuild.lock.components.git_metadata import metadata_of_commit, stated_metadata
 from envbuild.lock.components.models import CompileMetadata
-from envbuild.lock.components.project_metadata import needed_of_environment
+from envbuild.lock.components.project_metadata import name_of, needed_of_environment
 from envbuild.lock.components.sdist_metadata import compile_metadata
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import UV_LOCK, LockDirectory
@@ -118,7 +116,7 @@ def with_declarations(plan: LockPlan, files: Future[Packages], context: LockCont
     own = [item for item in compiled if item.name not in project.git_sources.in_force]
     lines = [line for item in own for line in needed_of_environment(item.build_requires)]
     named = {*project.chosen, *project.requirements} | _ALREADY_THERE
-    needed = tuple(line for line in dict.fromkeys(lines) if canonicalize_name(_name_of(line)) not in named)
+    needed = tuple(line for line in dict.fromkeys(lines) if name_of(line) not in named)
     return replace(plan, project=replace(project, build_requires=needed, metadata=(*compiled, *_stated(plan, context))))
 
 
@@ -148,9 +146,3 @@ def _metadata(plan: LockPlan, files: Future[Packages], context: LockContext) -> 
             # The index is another one by now, or another component is at fault: asked anew, for these alone.
             found = _likely(plan, released, "find the sdists of the compile phase", context)
             return trees + compile_metadata(released, found, cuda, context)
-
-
-def _name_of(line: str) -> str:
-    from packaging.requirements import Requirement
-
-    return Requirement(line).name

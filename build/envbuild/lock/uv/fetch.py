@@ -44,11 +44,13 @@ class Answer:
 
     Attributes:
         url: where it came from, after redirects.
+        content_range: which part it is, as the header of that name states it; empty: all of it.
     """
 
     url: str
     content_type: str
     body: bytes
+    content_range: str = ""
 
 
 class GoneError(NetworkError):
@@ -62,28 +64,31 @@ def fetch(
     limits: FetchLimits,
     *,
     accept: str = "*/*",
+    byte_range: str = "",
     sleep: Callable[[float], None] = time.sleep,
 ) -> Answer:
     """Fetch ``url``; a server that is busy is asked again when it says so.
 
     Args:
         title: what it is, for messages.
+        byte_range: the part that is enough (``0-99``, ``-100``); empty: all of it.
 
     Raises:
         GoneError: the server answers 404 or 410.
         NetworkError: it cannot be had within the limits.
     """
     deadline = time.monotonic() + limits.seconds
+    headers = {"Accept": accept, **({"Range": f"bytes={byte_range}"} if byte_range else {})}
     try:
         for attempt in range(1, MOST_TRIES):
-            answer = _fetched_or_busy(url, site, limits, deadline, accept)
+            answer = _fetched_or_busy(url, site, limits, deadline, headers)
             if isinstance(answer, Answer):
                 return answer
             wait = _seconds_to_wait(answer.headers, attempt)
             if time.monotonic() + wait > deadline:
                 raise answer
             sleep(wait)
-        return _fetched(url, site, limits, deadline, accept)
+        return _fetched(url, site, limits, deadline, headers)
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         raise (GoneError if _is_gone(error) else NetworkError)(
             f"cannot download {title}",
@@ -130,22 +135,22 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _fetched_or_busy(
-    url: str, site: Site, limits: FetchLimits, deadline: float, accept: str
+    url: str, site: Site, limits: FetchLimits, deadline: float, headers: Mapping[str, str]
 ) -> Answer | urllib.error.HTTPError:
     try:
-        return _fetched(url, site, limits, deadline, accept)
+        return _fetched(url, site, limits, deadline, headers)
     except urllib.error.HTTPError as error:
         if error.code in _BUSY:
             return error
         raise
 
 
-def _fetched(url: str, site: Site, limits: FetchLimits, deadline: float, accept: str) -> Answer:
+def _fetched(url: str, site: Site, limits: FetchLimits, deadline: float, headers: Mapping[str, str]) -> Answer:
     bundle = site.ca_bundle
     trust = ssl.create_default_context(cafile=str(bundle)) if bundle else None
     opener = urllib.request.build_opener(_Redirects(site.indexes), urllib.request.HTTPSHandler(context=trust))
     request = request_for(url, named=site.indexes)
-    request.add_header("Accept", accept)
+    request.headers.update(headers)
     remaining = max(deadline - time.monotonic(), 0.1)
     with opener.open(request, timeout=min(limits.idle_seconds, remaining)) as answer:
         # None: a file. A success without the content, or with a part of it, is no answer to the question.
@@ -167,6 +172,7 @@ def _fetched(url: str, site: Site, limits: FetchLimits, deadline: float, accept:
             url=answer.geturl(),
             content_type=answer.headers.get_content_type(),
             body=body.getvalue(),
+            content_range=answer.headers.get("Content-Range", ""),
         )
 
 

@@ -260,7 +260,7 @@ def failure(finished: Finished, what: str, log: Path) -> EnvbuildError:
         return ConfigurationError(
             f"cannot {what}: uv's own configuration cannot be read",
             why=output,
-            fix="Correct the file that uv names above (a uv.toml, or what UV_CONFIG_FILE points to).",
+            fix="Correct the key that uv names above in your uv.toml (or what UV_CONFIG_FILE points to).",
             log=log,
         )
     short = shortage(finished.output) if _NOT_BUILT.search(finished.output) else ""

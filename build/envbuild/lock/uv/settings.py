@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import tomlkit
 
@@ -14,79 +16,46 @@ from envbuild.core import tomlread
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.files import machine_errors
 
-# The project states all of this itself: with one of these set, the same inputs would give another lock.
-_OVER_THE_PROJECT = frozenset(
+# All of the user's own settings that uv gets, by their keys in a uv.toml: where packages and Pythons are, and how they
+# are reached and cached. Everything else could change a lock or what is installed of it; index-strategy, too, decides
+# versions.
+_KEYS = frozenset(
     [
-        # Not a setting: its lines would be among the output, from which requirements and error messages are read.
-        "RUST_LOG",
-        "UV_BUILD_CONSTRAINT",
-        "UV_CONFIG_FILE",
-        "UV_CONSTRAINT",
-        "UV_EXCLUDE",
-        "UV_EXCLUDE_NEWER",
-        "UV_FORK_STRATEGY",
-        "UV_FROZEN",
-        "UV_ISOLATED",
-        "UV_LOCKED",
-        "UV_NO_BINARY",
-        "UV_NO_BINARY_PACKAGE",
-        "UV_NO_BUILD",
-        "UV_NO_BUILD_ISOLATION",
-        "UV_NO_BUILD_PACKAGE",
-        "UV_NO_CONFIG",
-        "UV_NO_SOURCES",
-        "UV_NO_SOURCES_PACKAGE",
-        "UV_OVERRIDE",
-        "UV_PRERELEASE",
-        "UV_PROJECT",
-        "UV_PYTHON",
-        "UV_RESOLUTION",
-        "UV_TORCH_BACKEND",
-        "UV_UPGRADE",
-        "UV_WORKING_DIR",
-        "UV_WORKING_DIRECTORY",
+        "allow-insecure-host",
+        "cache-dir",
+        "concurrent-builds",
+        "concurrent-downloads",
+        "concurrent-installs",
+        "extra-index-url",
+        "find-links",
+        "http-proxy",
+        "https-proxy",
+        "index",
+        "index-url",
+        "keyring-provider",
+        "link-mode",
+        "native-tls",
+        "no-cache",
+        "no-index",
+        "no-proxy",
+        "offline",
+        "pypy-install-mirror",
+        "python-downloads",
+        "python-downloads-json-url",
+        "python-install-mirror",
+        "python-preference",
+        "system-certs",
     ]
 )
-
-# And what changes how pinned and hashed requirements are installed.
-_OVER_WHAT_IS_LOCKED = _OVER_THE_PROJECT | {"UV_NO_VERIFY_HASHES", "UV_REQUIRE_HASHES", "UV_SYSTEM_PYTHON"}
-
-# The same in a uv.toml; the other keys are about where packages are and how they are reached.
-_DECIDING_KEYS = frozenset(
-    [
-        "build-constraint-dependencies",
-        "config-settings",
-        "config-settings-package",
-        "constraint-dependencies",
-        "dependency-metadata",
-        "environments",
-        "exclude-dependencies",
-        "exclude-newer",
-        "exclude-newer-package",
-        "extra-build-dependencies",
-        "extra-build-variables",
-        "fork-strategy",
-        "no-binary",
-        "no-binary-package",
-        "no-build",
-        "no-build-isolation",
-        "no-build-isolation-package",
-        "no-build-package",
-        "no-sources",
-        "no-sources-package",
-        "override-dependencies",
-        "prerelease",
-        "required-environments",
-        "resolution",
-        "sources",
-        "torch-backend",
-        "upgrade",
-        "upgrade-package",
-    ]
+# The same of an index: it may have an exclude-newer of its own.
+_KEYS_OF_INDEX = frozenset(
+    ["authenticate", "cache-control", "default", "explicit", "format", "ignore-error-codes", "name", "url"]
 )
-
-# The keys of the table [pip] that are about where packages are.
-_PLACES_OF_PIP = frozenset(["extra-index-url", "find-links", "index-strategy", "index-url", "keyring-provider"])
+# And the settings that are variables alone.
+_VARIABLES = re.compile(
+    r"UV_(?:DEFAULT_INDEX|INDEX_\w+_(?:USERNAME|PASSWORD)|INSECURE_HOST|CREDENTIALS_DIR|(?:GITHUB|AUTH)_TOKEN"
+    r"|(?:S3|GCS|AZURE)_ENDPOINT_URL|HTTP_\w+|(?:REQUEST|LOCK)_TIMEOUT|CONCURRENT_\w+|PYTHON_\w+|ASTRAL_MIRROR_URL)"
+)
 
 
 def git_environment() -> dict[str, str]:
@@ -97,37 +66,40 @@ def git_environment() -> dict[str, str]:
 
 
 def _environment() -> dict[str, str]:
-    environment = dict(os.environ)
-    # The environment that envbuild may run in: uv warns that it is not the project's.
-    environment.pop("VIRTUAL_ENV", None)
-    return environment | git_environment()
+    # uv warns of a VIRTUAL_ENV that is not the project's, and RUST_LOG adds lines to the output that is read.
+    unused = {"RUST_LOG", "VIRTUAL_ENV"}
+    kept = {name: value for name, value in os.environ.items() if name not in unused and _is_allowed(name)}
+    return kept | git_environment()
+
+
+def _is_allowed(variable: str) -> bool:
+    if not variable.startswith("UV_"):
+        return True
+    key = variable.removeprefix("UV_").lower().replace("_", "-")
+    return key in _KEYS or _VARIABLES.fullmatch(variable) is not None
 
 
 @contextlib.contextmanager
 def resolving_uv() -> Iterator[dict[str, str]]:
-    """The variables of a uv that resolves: the project's [tool.uv] holds, next to the user's own configuration.
+    """The variables of a uv that resolves: the project's [tool.uv] holds, next to what is allowed of the user's own.
 
-    With UV_CONFIG_FILE or UV_NO_CONFIG uv reads no pyproject.toml, without a warning: the as-of moment, the glibc
-    and the overrides are gone. So that file takes the place of the user's uv.toml instead. Other variables and keys put
-    something over the project's, or add to it, and are left out.
+    Raises:
+        ConfigurationError: a uv.toml cannot be read.
     """
     environment = _environment()
-    kept = {name: value for name, value in environment.items() if name not in _OVER_THE_PROJECT}
-    named, none = environment.get("UV_CONFIG_FILE"), environment.get("UV_NO_CONFIG")
-    home = _settings_folder(kept)
-    own, system = _places_of_settings(environment)
-    # In most cases: uv finds the user's files itself.
-    if not named and not none and not any(_decides(path) for path in (own, system) if path):
-        yield kept
-        return
     with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as name, machine_errors(Path(name)):
-        folder = Path(name)
-        for part, source in (("home", own), ("system", system)):
-            (folder / part / "uv").mkdir(parents=True)
-            if source is not None and not none and (named or source.is_file()):
-                _copy_of_site_settings(source, folder / part / "uv/uv.toml")
-        (folder / "home/git").symlink_to(home / "git")  # git's settings are under the same folder
-        yield {**kept, "XDG_CONFIG_HOME": f"{name}/home", "XDG_CONFIG_DIRS": f"{name}/system"}
+        # With UV_CONFIG_FILE or UV_NO_CONFIG uv reads no pyproject.toml, without a warning: the as-of moment, the glibc
+        # and the overrides are gone. So the settings take the place of the user's uv.toml, and of the system's.
+        home, system = Path(name) / "home", Path(name) / "system"
+        for folder in (home, system):
+            (folder / "uv").mkdir(parents=True)
+        (home / "uv/uv.toml").write_text(_settings())
+        (system / "uv/uv.toml").touch()
+        own = _settings_folder(environment)
+        for entry in own.iterdir() if own.is_dir() else ():  # git's settings, say
+            if entry.name != "uv":
+                (home / entry.name).symlink_to(entry)
+        yield {**environment, "XDG_CONFIG_HOME": str(home), "XDG_CONFIG_DIRS": str(system)}
 
 
 def _settings_folder(environment: Mapping[str, str]) -> Path:
@@ -156,65 +128,61 @@ def settings_files(environment: Mapping[str, str]) -> list[Path]:
 
 @contextlib.contextmanager
 def installing_uv() -> Iterator[dict[str, str]]:
-    """The variables of a uv that installs what was locked, so that nothing on this machine changes what that is.
-
-    The user's and the system's uv.toml say where packages are and how they are reached. What they and uv's variables
-    say beyond that is left out, and so is all of a pyproject.toml in the current directory.
-    """
-    environment = _environment()
-    kept = {name: value for name, value in environment.items() if name not in {*_OVER_WHAT_IS_LOCKED, "PYTHONPATH"}}
-    files = settings_files(environment)
-    # Either variable keeps uv from reading the [tool.uv] of a pyproject.toml in the current directory or above
-    # (test_a_pyproject_of_the_current_directory_changes_nothing_of_what_is_installed).
-    if not files:
-        yield {**kept, "UV_NO_CONFIG": "1"}
-    elif len(files) == 1 and not _decides(files[0], ("pip",)):
-        yield {**kept, "UV_CONFIG_FILE": str(files[0])}
-    else:
-        with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as name:
-            merged, places = Path(name) / "uv.toml", _places(files)
-            with machine_errors(merged):
-                merged.write_text(tomlkit.dumps(places))
-            yield {**kept, "UV_CONFIG_FILE": str(merged)}
-
-
-def _places(files: Sequence[Path]) -> dict[str, object]:
-    """What uv.toml files say of where packages are; of two, the first wins, and lists are joined, as uv does.
+    """The variables of a uv that installs what was locked: of the user's own settings those that are allowed.
 
     Raises:
-        ConfigurationError: one cannot be read.
+        ConfigurationError: a uv.toml cannot be read.
     """
-    found: dict[str, object] = {}
-    for file in files:
+    environment = _environment()
+    environment.pop("PYTHONPATH", None)
+    with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as name:
+        # It keeps uv from reading the [tool.uv] of a pyproject.toml in the current directory or above, too
+        # (test_a_pyproject_of_the_current_directory_changes_nothing_of_what_is_installed).
+        file = Path(name) / "uv.toml"
+        with machine_errors(file):
+            file.write_text(_settings())
+        yield {**environment, "UV_CONFIG_FILE": str(file)}
+
+
+def _settings() -> str:
+    """A uv.toml with what is allowed of the user's, then of the system's; lists are joined, as uv does."""
+    merged: dict[str, Any] = {}
+    for file in settings_files(os.environ):
         try:
             settings = tomlread.loads(file.read_text())
         except (OSError, ValueError) as error:
             raise ConfigurationError(
                 f"uv's own configuration {file} cannot be read", why=str(error), fix="Correct the file."
             ) from error
-        pip = {key: value for key, value in settings.pop("pip", {}).items() if key in _PLACES_OF_PIP}
-        for key, value in {**settings, **({"pip": pip} if pip else {})}.items():
-            before = found.get(key)
-            if isinstance(before, list) and isinstance(value, list):
-                found[key] = [*before, *value]
-            elif key not in _DECIDING_KEYS:
-                found.setdefault(key, value)
-    return found
+        for key, value in _allowed(settings, file.parent).items():
+            is_list = isinstance(value, list) and isinstance(merged.get(key), list)
+            merged[key] = [*merged[key], *value] if is_list else merged.get(key, value)
+    return tomlkit.dumps(merged)
 
 
-def _decides(path: Path, more: Sequence[str] = ()) -> bool:
-    """Whether a uv.toml has a key that would change locks."""
-    try:
-        return bool({*_DECIDING_KEYS, *more} & tomlread.loads(path.read_text()).keys())
-    except (OSError, ValueError):
-        return False  # uv reports what is wrong with it
+def _allowed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The allowed keys of a uv.toml, also of its table [pip]; paths there count from its folder."""
+    allowed = {key: value for key, value in settings.items() if key in _KEYS}
+    for key in ("index-url", "extra-index-url", "find-links"):
+        if isinstance(places := allowed.get(key), list):
+            allowed[key] = [_from(folder, place) for place in places]
+        elif key in allowed:
+            allowed[key] = _from(folder, places)
+    if isinstance(indexes := allowed.get("index"), list):
+        allowed["index"] = [
+            {
+                key: _from(folder, value) if key == "url" else value
+                for key, value in index.items()
+                if key in _KEYS_OF_INDEX
+            }
+            for index in indexes
+            if isinstance(index, dict)
+        ]
+    if isinstance(pip := settings.get("pip"), dict):
+        allowed["pip"] = _allowed(pip, folder)
+    return allowed
 
 
-def _copy_of_site_settings(source: Path, target: Path) -> None:
-    if not _decides(source):
-        target.symlink_to(source)
-        return
-    document = tomlkit.parse(source.read_text())
-    for key in _DECIDING_KEYS & set(document):
-        del document[key]
-    target.write_text(tomlkit.dumps(document))
+def _from(folder: Path, place: Any) -> Any:
+    is_path = isinstance(place, str) and "://" not in place and not place.startswith("file:")
+    return str(folder / place) if is_path else place
