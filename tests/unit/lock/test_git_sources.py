@@ -20,6 +20,7 @@ from envbuild.lock.components.git_sources import (
     with_upstreams_phases,
 )
 from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, Companion, DecidedBy, Lead
+from envbuild.lock.components.tree_sources import IndexNotConfiguredError
 from envbuild.lock.inputs.pins import VersionRef
 from envbuild.lock.resolve.builds import to_compile
 
@@ -90,13 +91,18 @@ def test_an_extra_is_required_where_the_stack_asks_for_it(asked, required):
         (f'optim = {{ git = "{OPTIM}", marker = "python_version < \'3\'" }}', ["optim"]),
         (f'optim = {{ git = "{OPTIM}", group = "test" }}', ["optim"]),
         (f'optim = {{ git = "{OPTIM}", extra = "dev" }}', ["optim"]),
-        ('optim = { index = "x" }', ["optim"]),
     ],
 )
 def test_what_is_not_meant_here_is_not_taken(source, needs):
     optim = FakeRepository(OPTIM)
     assert take(core(project(source, needs=needs, extras="dev = []\n")), optim).candidates == ()
     assert optim.resolved == []
+
+
+def test_what_is_of_an_index_that_nothing_declares_is_never_taken_from_another():
+    repository = core(project('optim = { index = "x" }', needs=["optim"]))
+    with pytest.raises(IndexNotConfiguredError, match="takes optim from index 'x'"):
+        take(repository, FakeRepository(OPTIM))
 
 
 def test_what_builds_it_and_what_only_a_build_would_tell():

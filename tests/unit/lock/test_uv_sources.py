@@ -62,7 +62,7 @@ url = "https://z/simple"
         UvSource(package="b", index="open", index_url="https://y/simple", extra="gpu"),
         UvSource(package="b", path="../b"),
         UvSource(package="c", workspace=True),
-        UvSource(package="d", index="nowhere"),
+        UvSource(package="d", index="nowhere", explicit=True),
     )
     assert read_sources(uv_settings(None)) == ()
 

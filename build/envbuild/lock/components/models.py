@@ -295,8 +295,8 @@ class GitSources:
         return replace(self, candidates=tuple(item for item in self.candidates if item.name in names))
 
     def without(self, gone: Collection[str]) -> GitSources:
-        """Without what these components take, and what that takes in turn."""
-        left = tuple(item for item in self.candidates if item.by.name not in gone)
+        """Without what these components take, and what that takes in turn; an index of its own stays a package's."""
+        left = tuple(item for item in self.candidates if item.by.name not in gone or item.chosen.index)
         if len(left) == len(self.candidates):
             return self
         kept = {item.name for item in left}
