@@ -31,8 +31,11 @@ def test_an_index_without_upload_times_locks_a_stack_that_pins_its_components(
     assert "--no-as-of" in refused["fix"]
 
 
-def test_an_open_stack_needs_the_users_word_for_an_index_without_times(own: Any, wheel: Callable[..., None]) -> None:
-    write_stack(own.project, "s", {"lib": {"version": "==1.0"}, "dep": {}}, anchor="lib", as_of="now")
+@pytest.mark.parametrize("anchor", [{"anchor": "lib"}, {}], ids=["anchor", "none"])
+def test_an_open_stack_needs_the_users_word_for_an_index_without_times(
+    own: Any, wheel: Callable[..., None], anchor: dict[str, str]
+) -> None:
+    write_stack(own.project, "s", {"lib": {"version": "==1.0"}, "dep": {}}, **anchor, as_of="now")
     wheel("lib", "1.0", None, requires=("dep",))
     wheel("dep", "1.0", None)
     refused = error(own.run("lock", "--stack", "s", "--no-verify", "--json", status=3))

@@ -66,7 +66,7 @@ def _undated(inputs: LockInputs, error: NoUploadTimesError, context: LockContext
     """
     failure = Failure(inputs=inputs, error=error)
     # A date that the user names has to hold; and where releases are open, nothing else says which are meant.
-    if inputs.request.as_of is not None or leaves_open(inputs.selection.stack):
+    if inputs.request.as_of is not None or inputs.selection.stack.undecided():
         return failure
     named = inputs.undated | frozenset(error.packages)
     if inputs.undated:
