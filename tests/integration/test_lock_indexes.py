@@ -222,6 +222,15 @@ def test_no_question_about_such_a_package_reaches_another_index(
     assert world.asked_default_for("kitops") == []
 
 
+def test_an_error_names_the_index_that_lacks_a_release(world: World) -> None:
+    world.commit(EXPLICIT, "kitops>=2.0")
+    world.configure(site=world.site.url)
+    refused = world.refused(4)
+    assert "kitops is taken from index 'site' alone." in refused["why"]
+    assert "[indexes]" in refused["fix"]
+    assert world.asked_default_for("kitops") == []
+
+
 def test_no_trial_of_what_pins_exclude_asks_another_index(world: World) -> None:
     commit = world.commit(EXPLICIT, "kitops", "lib<2")
     # A release of the component, which a trial takes in the place of its commit.

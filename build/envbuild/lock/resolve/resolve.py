@@ -310,6 +310,15 @@ def _explain_refused(error: ResolutionError, sources: GitSources) -> ResolutionE
     """The error with what to do about a package that uv refuses to take from elsewhere, or does not find."""
     refused = list(dict.fromkeys(map(canonicalize_name, _URL_REFUSED.findall(error.why))))
     refuse_barred(sources, names_in(error.why))
+    own = {item.name: item.chosen.index for item in sources.candidates if item.chosen.index} | dict(sources.indexes)
+    if absent := {name: own[name] for name in not_there(error.why) if name in own}:
+        indexes = ", ".join(sorted({repr(index) for index in absent.values()}))
+        error = error.with_context(
+            why="\n".join(
+                [error.why, *(f"{name} is taken from index {index!r} alone." for name, index in absent.items())]
+            ),
+            fix=f"Take a release that is there; [indexes] of the site's configuration or UV_INDEX say where {indexes} is.",
+        )
     missing = {item.name: item for item in sources.missing if item.name in {*refused, *not_there(error.why)}}
     if not refused and not missing:
         return error
