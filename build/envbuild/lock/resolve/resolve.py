@@ -317,7 +317,7 @@ def _explain_refused(error: ResolutionError, sources: GitSources) -> ResolutionE
             why="\n".join(
                 [error.why, *(f"{name} is taken from index {index!r} alone." for name, index in absent.items())]
             ),
-            fix=f"Take a release that is there; [indexes] of the site's configuration or UV_INDEX say where {indexes} is.",
+            fix=f"Take a release that is there. [indexes] of the site's configuration says where {indexes} is.",
         )
     missing = {item.name: item for item in sources.missing if item.name in {*refused, *not_there(error.why)}}
     if not refused and not missing:
