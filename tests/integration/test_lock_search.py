@@ -249,6 +249,24 @@ def test_of_a_release_that_never_was_the_nearest_later_one_comes_first(
     assert deviation.startswith(f"transformer-engine =={version}.* instead of ")
 
 
+def test_what_the_lock_took_before_is_tried_first(engine: Any, upstream: Upstream, wheel: Callable[..., None]) -> None:
+    """Where a commit touches a file with pins, and changes none; not where it pins another release."""
+    for release, module in (("1.13", ""), ("2.0", "import gone\n"), ("2.1", "import gone\n")):
+        wheel("transformer_engine", release, OLD, module=module)
+    engine.run(*LOCK)
+    first = lock_of(engine, "nemo")
+    upstream.nemo.commit("main", "2025-03-21T12:00:00Z", {"setup.cfg": "# a comment\n"})
+    again = engine.run(*LOCK).stderr
+    assert again.count("trying ") == 1
+    assert "trying what the existing lock takes" in again
+    assert lock_of(engine, "nemo").deviating == first.deviating
+    released = upstream.megatron.commit("engine", "2025-01-06T00:00:00Z", {"VERSION": "1.13.0\n"})
+    manifest = {"vcs-dependencies": {"transformer_engine": {"repo": MCORE_URL, "ref": released}}}
+    upstream.nemo.commit("main", "2025-03-22T12:00:00Z", {"requirements/manifest.json": json.dumps(manifest)})
+    assert "the existing lock takes" not in engine.run(*LOCK).stderr
+    assert lock_of(engine, "nemo").deviating == ()
+
+
 def test_no_other_release_is_tried_against_syntax(engine: Any, upstream: Upstream, wheel: Callable[..., None]) -> None:
     """As of NeMo's tree of April 2025 on a base with Python 3.10: another base, or another day."""
     for release in ("1.12", "1.13", "2.0", "2.1"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from envbuild.lock.models import Lock
+
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
@@ -39,6 +41,11 @@ class Deviation:
         if self.added:
             return f"{name} is added: {self.reason}"
         return f"{name} {self.taken} instead of {self.instead_of}: {self.reason}"
+
+
+def locked_deviations(lock: Lock) -> tuple[Deviation, ...]:
+    """What a lock took."""
+    return tuple(Deviation(**deviation.model_dump()) for deviation in lock.deviating)
 
 
 def texts(deviations: Iterable[Deviation]) -> tuple[str, ...]:

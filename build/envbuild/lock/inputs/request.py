@@ -14,7 +14,7 @@ from envbuild.catalog.stack import Stack
 from envbuild.core.digests import Json, digest_of
 from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, ResolutionError
 from envbuild.lock.inputs.as_of import NOW
-from envbuild.lock.inputs.deviation import Deviation
+from envbuild.lock.inputs.deviation import Deviation, locked_deviations
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.models import Lock
 from envbuild.lock.uv.explanation import needed_pythons
@@ -97,8 +97,7 @@ class LockInputs:
 
     def with_pins_of(self, lock: Lock) -> LockInputs:
         """The inputs of a lock that differs from one in nothing but commits that change no pin."""
-        deviations = tuple(Deviation(**item.model_dump()) for item in lock.deviating)
-        return replace(self, pins_stay=True, deviations=deviations)
+        return replace(self, pins_stay=True, deviations=locked_deviations(lock))
 
     @property
     def title(self) -> str:

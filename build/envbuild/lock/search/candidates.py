@@ -88,6 +88,14 @@ class Candidates:
         """Whether another release of a package may be taken."""
         return self._may_move(self._component(package)[1])
 
+    def still_replaces(self, deviation: Deviation) -> bool:
+        """Whether what another lock took in the place of a release is taken in the place of the same one now."""
+        if deviation.until or deviation.added or deviation.declared_by:
+            return True
+        component = self.decided.chosen.get(deviation.package)
+        asked = {self._otherwise(deviation.package, component), self._forced(deviation.package)}
+        return deviation.instead_of in asked and self._may_move(component)
+
     def likely(self, package: str) -> Iterator[Move]:
         """What may be taken of a package: the nearest release, the one of the commit's time, or the first."""
         for source in self.decided.git_sources.missing:

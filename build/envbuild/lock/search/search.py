@@ -11,7 +11,7 @@ from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.context import WorkContext
 from envbuild.lock.inputs import as_of
-from envbuild.lock.inputs.deviation import Deviation, texts
+from envbuild.lock.inputs.deviation import Deviation, locked_deviations, texts
 from envbuild.lock.inputs.request import LockInputs, is_curable, is_of_another_cuda, may_deviate
 from envbuild.lock.lockdir import shipped_lock
 from envbuild.lock.lockfile import LockDirectory, read_lock
@@ -114,6 +114,9 @@ class Search:
         if first.pins_stay:
             # Without what the existing lock knows: upstream's code, or the index, is another one by now.
             self._start = first_attempt(replace(first, pins_stay=False, deviations=()), existing)
+        # Where only a branch moved, most of what failed before still does.
+        moved_on = existing is not None and first.stays and not first.pins_stay
+        self._known = locked_deviations(existing.lock) if existing is not None and moved_on else ()
         self._context = context
         self._frames: list[_Frame] = []
         self._tried: set[tuple[tuple[str, ...], ...]] = set()
@@ -151,7 +154,17 @@ class Search:
             locked = frozenset(failure.resolved.resolution.pins) if failure.resolved is not None else frozenset()
             moves = iter(()) if blame.settled else self._moves(blame, failure)
             self._frames.append(_Frame(inputs.deviations, blame, moves, locked))
-        return self._next_attempt() or self._nothing_left(*blocking)
+        return self._as_before(failure) or self._next_attempt() or self._nothing_left(*blocking)
+
+    def _as_before(self, failure: Failure) -> LockInputs | None:
+        """What the existing lock took in the place of upstream's pins, where these are the same; once."""
+        known, self._known = self._known, ()
+        if not known or failure.decided is None:
+            return None
+        if not all(map(Candidates(failure, failure.decided, "", self._context).still_replaces, known)):
+            return None
+        self._context.reporter.note("trying what the existing lock takes")
+        return replace(self._start, deviations=known)
 
     def _next_attempt(self) -> LockInputs | None:
         while self._frames and len(self._lines) < MOST_ATTEMPTS:
