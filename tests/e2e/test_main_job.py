@@ -194,7 +194,7 @@ def blocks_of(page: str, command: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_commands_of_the_docs_publish_after_the_demo_at_once_and_train_nothing(
+def test_commands_of_the_docs_publish_after_the_demo_at_once_and_build_nothing(
     main_job: list[dict], tool: Tool, tmp_path: Path
 ) -> None:
     other = Tool(tmp_path / "project", tool.cache, {"HOME": str(tmp_path / "home")})
@@ -212,7 +212,6 @@ def test_commands_of_the_docs_publish_after_the_demo_at_once_and_train_nothing(
                 capture_output=True, text=True,
             )  # fmt: skip
             assert done.returncode == 0, done.stderr
-            assert "all of them passed in an earlier run and were not run again" in done.stdout
             assert re.search(r"^published: mcore-[a-z0-9]+-[0-9a-f]{12}-cpu$", done.stdout, re.MULTILINE), done.stdout
     assert digests(other) == before
 

@@ -199,7 +199,7 @@ class PublicationRefusedError(EnvbuildError):
 
 class NetworkError(EnvbuildError):
     exit_code = 10
-    meaning = "the network, a registry or a store cannot be reached or refused"
+    meaning = "the network, a registry or a store cannot be reached, or refused a request"
 
     # The server answered, and does not have it. An outage is none of that: it ends by itself.
     gone: bool = False
@@ -217,7 +217,7 @@ class CertificateRefusedError(EnvbuildError):
     """
 
     exit_code = 12
-    meaning = "a certificate does not verify: changed, by a wrong, expired or unknown key, or of another image"
+    meaning = "a certificate does not verify: changed, signed by a wrong, expired or unknown key, or for another image"
 
 
 class ResultsRefusedError(EnvbuildError):
@@ -227,7 +227,7 @@ class ResultsRefusedError(EnvbuildError):
     """
 
     exit_code = 13
-    meaning = "results are not judged: of another plan or image, truncated, or not as the schema has them"
+    meaning = "results are rejected: for another plan or image, truncated, or not valid by the schema"
 
 
 class StaleImageError(EnvbuildError):

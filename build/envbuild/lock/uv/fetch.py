@@ -154,7 +154,8 @@ def _fetched(url: str, site: Site, limits: FetchLimits, deadline: float, headers
     remaining = max(deadline - time.monotonic(), 0.1)
     with opener.open(request, timeout=min(limits.idle_seconds, remaining)) as answer:
         # None: a file. A success without the content, or with a part of it, is no answer to the question.
-        if answer.status not in (None, HTTPStatus.OK):
+        asked = {None, HTTPStatus.OK, *([HTTPStatus.PARTIAL_CONTENT] if "Range" in headers else [])}
+        if answer.status not in asked:
             raise OSError(f"HTTP {answer.status} {answer.reason}")
         body = io.BytesIO()
         # read1: what is there, so that a server that sends a byte a second does not pass the limit of time.
