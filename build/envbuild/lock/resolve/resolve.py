@@ -339,12 +339,12 @@ def _explain_refused(error: ResolutionError, sources: GitSources) -> ResolutionE
 def _refuse_other_sdists(plan: LockPlan, resolution: Resolution) -> None:
     """What was read of an sdist holds for the one that is locked."""
     locked = {(package["name"], package.get("version")): package for package in resolution.uv_lock["package"]}
-    for declared in plan.project.metadata:
-        digest = locked.get((declared.name, declared.version), {}).get("sdist", {}).get("hash", declared.sdist_digest)
-        if digest != declared.sdist_digest:
+    for read in plan.project.metadata:
+        digest = locked.get((read.name, read.version), {}).get("sdist", {}).get("hash", read.sdist_digest)
+        if digest != read.sdist_digest:
             raise ResolutionError(
-                f"the index has another sdist of {declared.name} {declared.version} than a moment ago, or than the lock",
-                why=f"Its metadata was read from {declared.sdist_digest}; now the index states {digest}.",
+                f"the index has another sdist of {read.name} {read.version} than a moment ago, or than the lock",
+                why=f"Its metadata was read from {read.sdist_digest}; now the index states {digest}.",
                 fix="Run again. If it stays, the index replaces files of a release, which no lock can hold.",
             )
 
