@@ -83,13 +83,13 @@ def command(
         f"images in the store: {looked}, of which {stay} stay: needed by {len(kept.locks)} locks and "
         f"{len(kept.images)} images of tags, nights and {shown(out_dir)}, or used within a day"
     )
-    found: dict[str, Json] = {
+    by_name: dict[str, Json] = {
         "removed": removed,
         "dry_run": dry_run,
         "kept": reasons,
         "store": {"images": looked, "kept": stay},
     }
-    session.done(found, *lines, f"{len(removed)} {word}")
+    session.done(by_name, *lines, f"{len(removed)} {word}")
 
 
 def _swept(

@@ -280,8 +280,8 @@ def _known_codes(session: Session, allow: tuple[str, ...]) -> None:
 
 def _is_id(word: str, codes: list[str]) -> bool:
     # The digits are of what stays the same between versions: the finding keeps its ID.
-    found = re.fullmatch(r"(.+):[0-9a-f]{8}", word)
-    return found is not None and found[1] in codes
+    match = re.fullmatch(r"(.+):[0-9a-f]{8}", word)
+    return match is not None and match[1] in codes
 
 
 def _verifier(session: Session, selection: Selection, verify: bool | None) -> Verifier | None:

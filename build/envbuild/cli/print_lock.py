@@ -34,9 +34,9 @@ def print_lock(session: Session, result: LockResult) -> None:
     wrong = known_wrong_in(result.directory, session.catalog)
     lines += [f"  warning: {warning_of(entry, result.directory)}" for entry in wrong.values()]
     lines += ["  why, and how it is known: envbuild list conflicts"] if wrong else []
-    for name, item in lock.components.items():
-        at = f" at {item.commit[:12]}" if item.commit else ""
-        lines.append(f"  {name} {item.version}{at}  [{item.because}]")
+    for name, component in lock.components.items():
+        at = f" at {component.commit[:12]}" if component.commit else ""
+        lines.append(f"  {name} {component.version}{at}  [{component.because}]")
     before = [f"verified in: {lock.verified_in}"] if lock.verified_in else []
     verification = _verified(verified) if verified else before
     session.done(
@@ -83,7 +83,7 @@ def _verified(verified: VerifiedLock) -> list[str]:
         *([f"compiled modules replaced by stubs: {', '.join(verified.stubbed)}"] if verified.stubbed else []),
         f"imported: {', '.join(verified.imported) or 'nothing'}",
         *[f"not checked: {item}" for item in verified.not_checked],
-        *[f"let pass: {item.what}" for item in verified.findings],
+        *[f"let pass: {finding.what}" for finding in verified.findings],
     ]
 
 
@@ -94,6 +94,7 @@ def _verified_json(verified: VerifiedLock) -> dict[str, Json]:
         "not_checked": list(verified.not_checked),
         "stubbed": list(verified.stubbed),
         "failed": [
-            {"code": item.code, "what": item.what, "packages": list(item.packages)} for item in verified.findings
+            {"code": finding.code, "what": finding.what, "packages": list(finding.packages)}
+            for finding in verified.findings
         ],
     }

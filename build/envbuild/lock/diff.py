@@ -107,14 +107,14 @@ def _come_or_gone(before: LockedComponent | None, after: LockedComponent | None)
 
 def needed_by(lock: LockDirectory) -> dict[str, tuple[str, ...]]:
     """Which packages need a package, from the ``# via`` comments that uv writes."""
-    found: dict[str, tuple[str, ...]] = {}
+    by_name: dict[str, tuple[str, ...]] = {}
     for phase in lock.lock.phases.values():
-        found.update(_via(lock.path / phase.file))
-    return found
+        by_name.update(_via(lock.path / phase.file))
+    return by_name
 
 
 def _via(file: Path) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    by_name: dict[str, tuple[str, ...]] = {}
     # uv writes `# via NAME` behind a package, or `# via` and then one `#   NAME` a line.
     name, via = "", False
     for line in file.read_text().splitlines():
@@ -123,10 +123,10 @@ def _via(file: Path) -> dict[str, tuple[str, ...]]:
         elif line.strip() == "# via":
             via = True
         elif line.strip().startswith("# via "):
-            found[name] = (*found.get(name, ()), line.strip().removeprefix("# via "))
+            by_name[name] = (*by_name.get(name, ()), line.strip().removeprefix("# via "))
         elif via and line.strip().startswith("#"):
-            found[name] = (*found.get(name, ()), line.strip().lstrip("# "))
-    return found
+            by_name[name] = (*by_name.get(name, ()), line.strip().lstrip("# "))
+    return by_name
 
 
 def summary(old: LockDirectory, new: LockDirectory, changes: tuple[LockChange, ...]) -> str:

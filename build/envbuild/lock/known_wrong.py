@@ -12,7 +12,7 @@ from envbuild.lock.lockfile import LockDirectory
 
 def versions_of(lock: LockDirectory) -> dict[str, str]:
     """Every package of the finished environment and its version, by name: the base's, those locked, components."""
-    components = {name: item.version for name, item in lock.lock.components.items()}
+    components = {name: component.version for name, component in lock.lock.components.items()}
     brought: dict[str, str] = {canonicalize_name(name): version for name, version in lock.lock.base.provides.items()}
     return {**brought, **lock.packages(), **components}
 

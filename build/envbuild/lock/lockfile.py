@@ -52,19 +52,19 @@ class LockDirectory:
     def shared_builds(self) -> list[str]:
         """The packages from git that are built without isolation, with what is installed."""
         components = self.lock.components.items()
-        return sorted(name for name, item in components if item.commit and item.phase is Phase.COMPILE)
+        return sorted(name for name, component in components if component.commit and component.phase is Phase.COMPILE)
 
     def packages(self) -> dict[str, str]:
         """Every locked package and its version, by name, over all phases."""
-        found: dict[str, str] = {
-            canonicalize_name(name): item.version
-            for name, item in self.lock.components.items()
-            if item.commit or item.url
+        by_name: dict[str, str] = {
+            canonicalize_name(name): component.version
+            for name, component in self.lock.components.items()
+            if component.commit or component.url
         }
         for phase in self.lock.phases:
             if file := self.file(phase):
-                found.update(read_pins(file.read_text()))
-        return dict(sorted(found.items()))
+                by_name.update(read_pins(file.read_text()))
+        return dict(sorted(by_name.items()))
 
 
 def git_build_options(builds: str, shared: Sequence[str]) -> list[str]:
@@ -136,8 +136,8 @@ def content_digest(
             # Not found_in: the lock is the same wherever a site has that build.
             "torch": [torch.version, torch.build],
             "components": {
-                name: [item.version, item.phase.value, item.commit, list(item.modules)]
-                for name, item in components.items()
+                name: [component.version, component.phase.value, component.commit, list(component.modules)]
+                for name, component in components.items()
             },
             "phases": {
                 name: [item.digest, item.builds] if item.builds else item.digest for name, item in phases.items()

@@ -179,11 +179,11 @@ class Lock(TomlModel):
     @property
     def indexes(self) -> dict[str, list[str]]:
         """The packages of each named index."""
-        found: dict[str, list[str]] = {}
-        for package, item in self.components.items():
-            if item.index:
-                found.setdefault(item.index, []).append(package)
-        return found
+        listed: dict[str, list[str]] = {}
+        for package, component in self.components.items():
+            if component.index:
+                listed.setdefault(component.index, []).append(package)
+        return listed
 
     def site_packages(self, venv: str) -> str:
         """The folder of packages in the environment at the path ``venv``."""

@@ -119,7 +119,7 @@ def _next(
         words = f"The other bases of the stack ({', '.join(others)}) are tried without --base"
         return words, replace(request, base_named=False)
     if isinstance(error, LockRefusedError):
-        allow = tuple(dict.fromkeys([*request.allow, *(item.id for item in error.findings)]))
+        allow = tuple(dict.fromkeys([*request.allow, *(finding.id for finding in error.findings)]))
         return "The whole command", replace(request, allow=allow)
     return _last(error, selection, request, now, step_back=step_back)
 
@@ -170,5 +170,5 @@ def _blamed_pins(error: EnvbuildError, selection: Selection, request: LockReques
         return [name for name in request.pins if name != anchor and name in error.clashing_pins][-1:]
     # No other base cures these.
     findings = error.findings if isinstance(error, LockRefusedError) else ()
-    packages = {package for item in findings for package in item.packages}
+    packages = {package for finding in findings for package in finding.packages}
     return [name for name in request.pins if name != anchor and canonicalize_name(name) in packages]

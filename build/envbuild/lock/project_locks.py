@@ -85,9 +85,9 @@ def check_committed(
 
 
 def _how_to_correct(locks: list[CommittedLock]) -> Iterator[str]:
-    if any(not item.changed for item in locks):
+    if any(not lock.changed for lock in locks):
         yield "Lock them again (envbuild lock --stack STACK --base BASE), review the difference, and commit it."
-    if changed := [shown(item.path) for item in locks if item.changed]:
+    if changed := [shown(lock.path) for lock in locks if lock.changed]:
         yield (
             f"Changed or damaged after it was made: {', '.join(changed)}. Restore it from version control, or make it "
             "anew: the `envbuild lock` command that it is from, with --upgrade (without it, it is refused)."
@@ -133,12 +133,12 @@ LOCKS_AT_ONCE = 2
 
 def every_selection(catalog: Catalog) -> list[Selection]:
     """Each stack on each base that it names, once."""
-    found: dict[tuple[str, str], Selection] = {}
+    by_name: dict[tuple[str, str], Selection] = {}
     for name in catalog.names("stacks"):
         for builds in catalog.stack(name).builds:
             for base in builds.bases:
-                found.setdefault((name, base), Selection(catalog, name, base, builds.target))
-    return list(found.values())
+                by_name.setdefault((name, base), Selection(catalog, name, base, builds.target))
+    return list(by_name.values())
 
 
 def lock_all(

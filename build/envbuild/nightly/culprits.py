@@ -55,14 +55,14 @@ class CulpritSearch:
         done again.
         """
         started = self.context.clock()
-        found = []
+        listed = []
         for step in steps:
             left = self.budget_seconds - (self.context.clock() - started).total_seconds()
             if left <= 0:
                 break
             if (row := self._of_step(step, left)) is not None:
-                found.append(row)
-        return tuple(found)
+                listed.append(row)
+        return tuple(listed)
 
     def _of_step(self, step: StepRow, seconds: float) -> StepRow | None:
         """The bisection of a step that failed; None where there is nothing to bisect."""
@@ -127,7 +127,7 @@ class CulpritSearch:
         self.context.reporter.note(text)
         if not result.finished:
             return self._note(step, "skipped", result.lines()[0], result.seconds)
-        packages = [item for culprit in result.culprits for item in culprit.packages]
+        packages = [package for culprit in result.culprits for package in culprit.packages]
         commits = [commit for culprit in result.culprits if culprit.commit for commit in culprit.commit.commits]
         self.ledger.record(
             BisectRow(
@@ -136,9 +136,9 @@ class CulpritSearch:
                 target=step.target,
                 good=result.good,
                 bad=result.bad,
-                component=" and ".join(item.name for item in packages),
-                before=", ".join(item.old.version for item in packages if item.old),
-                after=", ".join(item.new.version for item in packages if item.new),
+                component=" and ".join(package.name for package in packages),
+                before=", ".join(package.old.version for package in packages if package.old),
+                after=", ".join(package.new.version for package in packages if package.new),
                 commit=" or ".join(commits),
                 tests=result.runs + result.reused,
                 text=text,

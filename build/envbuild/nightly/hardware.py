@@ -57,7 +57,7 @@ def parse_run_with(texts: tuple[str, ...], targets: tuple[str, ...]) -> dict[str
     Raises:
         UsageError: a command has no ``{plan}``, or is there twice.
     """
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for text in texts:
         name, given, command = text.partition("=")
         # `env A=1 run {plan}` has a `=`, too: only the name of a target counts.
@@ -74,14 +74,14 @@ def parse_run_with(texts: tuple[str, ...], targets: tuple[str, ...]) -> dict[str
                 why=f"{command!r} would not know what to run.",
                 fix="Write where the plan's folder goes, such as --run-with 'sbatch --wait run.sh {plan} {results}'.",
             )
-        if target in found:
+        if target in by_name:
             raise UsageError(
                 "--run-with is there twice" + (f" for {target}" if target else ""),
                 why="A target is reached by one command.",
                 fix="Name the targets: --run-with h200='...' --run-with b200='...'.",
             )
-        found[target] = command
-    return found
+        by_name[target] = command
+    return by_name
 
 
 def command_for(run_with: Mapping[str, str], target: str, device: Device) -> str:

@@ -49,23 +49,23 @@ def plan_night(request: NightRequest, publish: PublishStep | None, context: Cont
     """
     # By base: None where a lock would be made, so that all after it follows from that.
     locks: dict[str, LockDirectory | None] = {}
-    found: list[PlannedStep] = []
+    listed: list[PlannedStep] = []
     for selection in request.selections:
         if selection.base_name not in locks:
             path = lock_path(request.project, request.name, selection.base_name)
             lock = read_lock(path) if (path / RECORD_FILE).is_file() else None
             why = _why_locked(LockInputs.of(selection, LockRequest(base_named=request.base_named)), lock, context)
             text = why or f"lock {short(lock.lock.digest) if lock else ''} on {selection.base_name}"
-            found.append(PlannedStep(target="", step="lock", to_do=bool(why), text=text))
+            listed.append(PlannedStep(target="", step="lock", to_do=bool(why), text=text))
             locks[selection.base_name] = None if why else lock
         standing = locks[selection.base_name]
         if standing is None:
             text = "follows from the new lock"
             steps = ("image", "certify", *(["publish"] if publish else []))
-            found += [PlannedStep(target=selection.target_name, step=step, to_do=True, text=text) for step in steps]
+            listed += [PlannedStep(target=selection.target_name, step=step, to_do=True, text=text) for step in steps]
         else:
-            found += _of_target(Job(selection=selection, lock=standing), request, publish, context)
-    return tuple(found)
+            listed += _of_target(Job(selection=selection, lock=standing), request, publish, context)
+    return tuple(listed)
 
 
 def _why_locked(inputs: LockInputs, lock: LockDirectory | None, context: Context) -> str:

@@ -45,11 +45,11 @@ def lock_row(directory: LockDirectory, name: str, at: str) -> LockRow:
         components={
             part: LockedPart(
                 **{
-                    name: getattr(item, name)
-                    for name in LockedPart.model_fields.keys() & type(item).model_fields.keys()
+                    name: getattr(component, name)
+                    for name in LockedPart.model_fields.keys() & type(component).model_fields.keys()
                 }
             )
-            for part, item in lock.components.items()
+            for part, component in lock.components.items()
         },
         packages=directory.packages(),
         seen_at=at,

@@ -70,14 +70,14 @@ class SourceWriter:
         toolchain.append(
             f"ENV PATH={VENV}/bin:$PATH CC=gcc CXX=g++ PYTHONHASHSEED=0 SOURCE_DATE_EPOCH={SOURCE_DATE_EPOCH}"
         )
-        found = []
+        listed = []
         for name, origin in origins.items():
             plan = plans.get(name)
             self._write(origin, plan)
-            found.append(
+            listed.append(
                 SourceArchive(name=name, folder=_folder(origin), variables=self._variables(origin, plan, home)),
             )
-        return Compile(toolchain=toolchain, sources=found)
+        return Compile(toolchain=toolchain, sources=listed)
 
     def _plans(self, names: list[str]) -> dict[str, WheelPlan]:
         """How packages with GPU code are built; empty where the target or the base is without CUDA."""

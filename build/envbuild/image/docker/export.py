@@ -146,8 +146,8 @@ class _Export:
         write_configuration(self.staged / CONFIGURATION_FILE, self.parts)
         if not _reference(self.inputs.selection):
             write_base(self.base, self.staged / BASE_FILE)
-        for item in self.inputs.wheels.values():
-            clone_or_copy(item.wheel, self.staged / "wheels" / item.wheel.name)
+        for built in self.inputs.wheels.values():
+            clone_or_copy(built.wheel, self.staged / "wheels" / built.wheel.name)
         # envbuild's own uv, as a file: the steps need no registry that has an image with it.
         clone_or_copy(uv_program(), self.staged / "tools/uv")
         if (self.staged / "lock/toolkit.txt").exists():
@@ -170,13 +170,13 @@ class _Export:
         return [
             SourceOrigin(
                 package=canonicalize_name(name),
-                version=item.version,
-                git=item.git,
-                commit=item.commit,
-                subdirectory=item.subdirectory or "",
+                version=component.version,
+                git=component.git,
+                commit=component.commit,
+                subdirectory=component.subdirectory or "",
             )
-            for name, item in sorted(self.inputs.lock.lock.components.items())
-            if item.git and item.commit and canonicalize_name(name) not in others
+            for name, component in sorted(self.inputs.lock.lock.components.items())
+            if component.git and component.commit and canonicalize_name(name) not in others
         ]
 
     def _write_builds(self) -> str:

@@ -49,8 +49,8 @@ def check_api(project: Project, packages: Packages, context: LockContext) -> Ite
     """
     comparisons = _Comparisons(project, packages, context)
     locked = {*packages, *project.base.provides}
-    for name, item in project.chosen.items():
-        for used in item.spec.uses:
+    for name, component in project.chosen.items():
+        for used in component.spec.uses:
             with context.reporter.step(f"check what {name} asks of {used}"):
                 if unread := comparisons.unread((name, used)):
                     context.reporter.note(f"  not checked: {' and '.join(unread)} cannot be read without being built")
@@ -88,7 +88,7 @@ def _upstreams_own(
     kind of FP8. What fails when it is imported counts all the same: it would keep the stack from starting.
     """
     provider = project.chosen[pair[1]]
-    called = [item for item in findings if item.weight is Weight.REFUSES and item.at is Moment.FUNCTION]
+    called = [finding for finding in findings if finding.weight is Weight.REFUSES and finding.at is Moment.FUNCTION]
     if not called or provider.release_of is None:
         return set()
     git, commit = provider.release_of
@@ -173,8 +173,8 @@ class _Sources:
             return found | dict(zip(others, pool.map(self._downloaded, others), strict=True))
 
     def _from_git(self, name: str) -> Chosen | None:
-        item = self._chosen.get(name)
-        return item if item is not None and item.commit is not None else None
+        component = self._chosen.get(name)
+        return component if component is not None and component.commit is not None else None
 
     def _wheel(self, name: str) -> Mapping[str, Any] | None:
         """The entry of uv.lock for the wheel of a package; None when it has none for the base."""
@@ -190,26 +190,26 @@ class _Sources:
             path.write_bytes(content)
         return path
 
-    def _at_commit(self, item: Chosen) -> Path:
+    def _at_commit(self, component: Chosen) -> Path:
         """The Python files of the packages that a component's modules are in."""
-        assert item.commit is not None  # noqa: S101 - for the type checker; _from_git saw to it
-        repository = self._context.repositories.at(item.git)
-        inside = tuple(f"{'/'.join(module.split('.'))}/" for module in item.spec.modules)
+        assert component.commit is not None  # noqa: S101 - for the type checker; _from_git saw to it
+        repository = self._context.repositories.at(component.git)
+        inside = tuple(f"{'/'.join(module.split('.'))}/" for module in component.spec.modules)
         files = [
             file
-            for file in repository.list_tree(item.commit, recursive=True)
+            for file in repository.list_tree(component.commit, recursive=True)
             # Some trees have their packages below src/.
             if file.endswith(".py") and (not inside or file.removeprefix("src/").startswith(inside))
         ]
-        texts = repository.read_files(item.commit, files)
+        texts = repository.read_files(component.commit, files)
         content = {file: text.encode() for file, text in texts.items() if text is not None}
-        setup = repository.read_file(item.commit, "setup.py") or ""
+        setup = repository.read_file(component.commit, "setup.py") or ""
         # A compiled module has no source at the commit: an empty file in its place keeps its import from being a
         # finding.
         content |= {f"{module.replace('.', '/')}.so": b"" for module in extensions_of(setup)}
-        path = Path(self._context.folder) / f"{item.name}-{item.commit.sha}.whl"
+        path = Path(self._context.folder) / f"{component.name}-{component.commit.sha}.whl"
         with machine_errors(path):
-            write_wheel(path, item.name, item.commit.sha[:12], content)
+            write_wheel(path, component.name, component.commit.sha[:12], content)
         return path
 
 
@@ -227,7 +227,7 @@ class _Comparisons:
         self._chosen = project.chosen
         self._context = context
         self._read: dict[Pair, list[Finding]] = {}
-        pairs = ((name, used) for name, item in self._chosen.items() for used in item.spec.uses)
+        pairs = ((name, used) for name, component in self._chosen.items() for used in component.spec.uses)
         self.pairs = [pair for pair in pairs if not self.unread(pair)]
 
     def unread(self, pair: Pair) -> list[str]:
@@ -260,14 +260,16 @@ class _Comparisons:
 
     def _users(self, name: str) -> tuple[str, ...]:
         """The components that use one, directly or through others."""
-        found: dict[str, None] = {}
+        by_name: dict[str, None] = {}
         waiting = [name]
         while waiting:
             used = waiting.pop()
-            users = [user for user, item in self._chosen.items() if used in item.spec.uses and user not in found]
-            found |= dict.fromkeys(users)
+            users = [
+                user for user, component in self._chosen.items() if used in component.spec.uses and user not in by_name
+            ]
+            by_name |= dict.fromkeys(users)
             waiting += users
-        return tuple(found)
+        return tuple(by_name)
 
     def _key(self, pair: Pair) -> str | None:
         comparison = self._comparison([pair])

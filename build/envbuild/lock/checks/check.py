@@ -43,7 +43,7 @@ def check_lock(resolved: ResolvedPlan, context: LockContext) -> CheckResult:
         findings = [
             *run_checks(_check_input(plan, resolution, context)),
             *against_provided(plan, resolution, context),
-            *(item.finding() for item in overridden if not item.meant),
+            *(override.finding() for override in overridden if not override.meant),
             *check_releases(plan, resolution, context),
             *check_api(plan.project, resolution.tables, context),
         ]
@@ -79,7 +79,7 @@ def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -
         matrix=catalog.matrix(stack.matrix_for(selection.base.device, driver)),
         torch_build=plan.project.torch_build,
         asked={
-            **{name: item.specifier for name, item in plan.project.chosen.items()},
+            **{name: component.specifier for name, component in plan.project.chosen.items()},
             **plan.project.requirements,
         },
         bases={base: catalog.base(base) for entry in stack.builds for base in entry.bases},

@@ -184,7 +184,10 @@ def _own_override(plan: LockPlan, name: str, package: Mapping[str, Any]) -> bool
 
 
 def _against_the_stack(plan: LockPlan, locked: Mapping[str, str]) -> list[Overridden]:
-    stated = {**{name: item.specifier for name, item in plan.project.chosen.items()}, **plan.project.requirements}
+    stated = {
+        **{name: component.specifier for name, component in plan.project.chosen.items()},
+        **plan.project.requirements,
+    }
     return [
         _overridden(plan, name, version, THE_STACK, f"{name}{stated[name]}")
         for name, version in locked.items()
@@ -213,32 +216,32 @@ def against_ranges(plan: LockPlan, resolution: Resolution, context: LockContext)
     what is held to a range, where uv did not take the release of which that range was read.
     """
     packages = resolution.tables
-    found: list[Overridden] = []
-    for name, item in plan.project.chosen.items():
-        moved = [used for used in item.spec.uses if _is_moved(plan, name, used)]
+    listed: list[Overridden] = []
+    for name, component in plan.project.chosen.items():
+        moved = [used for used in component.spec.uses if _is_moved(plan, name, used)]
         if not moved:
             continue
         with context.reporter.step(f"check what {name} declares of {', '.join(moved)}"):
-            declared = _declared(item, packages, plan.project.base, context)
+            declared = _declared(component, packages, plan.project.base, context)
         if declared is not None:
-            found += [finding for used in moved if (finding := _outside(declared, used, resolution, plan)) is not None]
-    return tuple(found)
+            listed += [finding for used in moved if (finding := _outside(declared, used, resolution, plan)) is not None]
+    return tuple(listed)
 
 
 def _is_moved(plan: LockPlan, name: str, used: str) -> bool:
     """Whether a pin or a declared range decides a component that another uses, and no override says more of it."""
-    item = plan.project.chosen.get(used)
+    component = plan.project.chosen.get(used)
     overrides = {*plan.project.overrides, *plan.project.scoped_overrides.get(name, ())}
-    return item is not None and item.origin in (DecidedBy.PIN, DecidedBy.DECLARED) and used not in overrides
+    return component is not None and component.origin in (DecidedBy.PIN, DecidedBy.DECLARED) and used not in overrides
 
 
 def _declared(
-    item: Chosen, packages: Mapping[str, Mapping[str, Any]], base: Base, context: LockContext
+    component: Chosen, packages: Mapping[str, Mapping[str, Any]], base: Base, context: LockContext
 ) -> Declared | None:
-    if item.commit is not None:
-        return declared_at_commit(item, context.repositories)
-    package = packages.get(item.name)
-    return None if package is None or item.url else declared_by_release(package, base, context)
+    if component.commit is not None:
+        return declared_at_commit(component, context.repositories)
+    package = packages.get(component.name)
+    return None if package is None or component.url else declared_by_release(package, base, context)
 
 
 def _outside(declared: Declared, used: str, resolution: Resolution, plan: LockPlan) -> Overridden | None:
@@ -248,8 +251,8 @@ def _outside(declared: Declared, used: str, resolution: Resolution, plan: LockPl
     if version is None or not ranges or any(part.has(version) for part in ranges):
         return None
     extras = [f" (extra {part.extra})" if part.extra else "" for part in ranges]
-    item = plan.project.chosen[used]
-    by = THE_PIN if item.origin is DecidedBy.PIN else f"what was {item.because.partition(',')[0]}"
+    component = plan.project.chosen[used]
+    by = THE_PIN if component.origin is DecidedBy.PIN else f"what was {component.because.partition(',')[0]}"
     words = " or ".join(f"{used}{part.specifier}{extra}" for part, extra in zip(ranges, extras, strict=True))
     return Overridden(package=used, version=version, by=by, declared_by=declared.by, declared=words, meant=False)
 
@@ -276,7 +279,7 @@ def _of_builds(project: Project) -> Iterable[CheckFinding]:
         name = canonicalize_name(requirement.name)
         version = provided_version(project.base, name)
         if version is not None and not requirement.specifier.contains(version, prereleases=True):
-            built = [item.name for item in project.metadata if line in item.build_requires]
+            built = [declared.name for declared in project.metadata if line in declared.build_requires]
             yield _finding(project.base, name, f"a build of the compile phase requires {line}", built)
 
 

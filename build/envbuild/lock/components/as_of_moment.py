@@ -115,10 +115,10 @@ def _pinned(
     for name, pin in pins.items():
         if name == anchor.name or name not in components or not isinstance(pin, VersionRef):
             continue
-        item = own_choice(name, components[name], pin, context.repositories, None)
+        component = own_choice(name, components[name], pin, context.repositories, None)
         # A release that is not there is reported where it is taken.
         with contextlib.suppress(ResolutionError):
-            yield f"{name} {pin.version}", _uploaded(item, selection.base, own, context)
+            yield f"{name} {pin.version}", _uploaded(component, selection.base, own, context)
 
 
 def _uploaded(anchor: Chosen, base: Base, own: OwnIndexes, context: LockContext) -> datetime:

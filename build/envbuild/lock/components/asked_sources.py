@@ -47,9 +47,9 @@ def settle(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> Gi
     while True:
         force = now.in_force
         asked = tuple(
-            item
-            for item in now.candidates
-            if (item.by.name not in takeable or item.by.name in force) and _is_asked(item, force, tables)
+            source
+            for source in now.candidates
+            if (source.by.name not in takeable or source.by.name in force) and _is_asked(source, force, tables)
         )
         if asked == now.candidates:
             refuse_two(asked)
@@ -66,15 +66,15 @@ def refuse_missing(git_sources: GitSources, packages: Sequence[Mapping[str, Any]
         ResolutionError: it does; names the package.
     """
     tables = {str(package["name"]): package for package in packages}
-    for item in git_sources.missing:
-        if _is_asked(item, git_sources.in_force, tables):
-            if is_outage(item.error) or item.barred:
-                raise named_source_error(item.error, item.name, item.by, item.place)
+    for source in git_sources.missing:
+        if _is_asked(source, git_sources.in_force, tables):
+            if is_outage(source.error) or source.barred:
+                raise named_source_error(source.error, source.name, source.by, source.place)
             raise ResolutionError(
-                f"{item.name} cannot be taken from where {item.by.at()} takes it",
-                why=words_of(item),
-                fix=item.error.fix,
-            ).about(item.name)
+                f"{source.name} cannot be taken from where {source.by.at()} takes it",
+                why=words_of(source),
+                fix=source.error.fix,
+            ).about(source.name)
 
 
 def is_outage(error: EnvbuildError) -> bool:
@@ -88,9 +88,9 @@ def refuse_barred(git_sources: GitSources, packages: Collection[str]) -> None:
     Raises:
         IndexNotConfiguredError: it is.
     """
-    for item in git_sources.missing:
-        if item.barred and item.name in packages:
-            raise item.error
+    for source in git_sources.missing:
+        if source.barred and source.name in packages:
+            raise source.error
 
 
 def named_source_error(error: EnvbuildError, package: str, by: Chosen, place: str) -> EnvbuildError:
@@ -102,23 +102,25 @@ def named_source_error(error: EnvbuildError, package: str, by: Chosen, place: st
     )
 
 
-def words_of(item: MissingSource) -> str:
+def words_of(source: MissingSource) -> str:
     """Why a source cannot be had, for people."""
-    return f"{where(item.by)} takes {item.name} from {item.place}.\n{item.error.what}\n{item.error.why}".rstrip()
+    return (
+        f"{where(source.by)} takes {source.name} from {source.place}.\n{source.error.what}\n{source.error.why}".rstrip()
+    )
 
 
 def _is_asked(
-    item: GitSource | MissingSource, force: Mapping[str, GitSource], tables: Mapping[str, Mapping[str, Any]]
+    source: GitSource | MissingSource, force: Mapping[str, GitSource], tables: Mapping[str, Mapping[str, Any]]
 ) -> bool:
-    table = tables.get(item.by.name)
-    other = force.get(item.by.name)
-    if table is None or item.name not in tables:
+    table = tables.get(source.by.name)
+    other = force.get(source.by.name)
+    if table is None or source.name not in tables:
         return False
-    if other is not None and other.chosen.commit != item.by.commit:
+    if other is not None and other.chosen.commit != source.by.commit:
         return False  # of a commit that is not in the lock
     # uv.lock does not list what builds a package.
-    if BUILD in item.parts:
+    if BUILD in source.parts:
         return True
     lists = {ALWAYS: table.get("dependencies", []), **table.get("optional-dependencies", {})}
-    parts = lists if ANY in item.parts else item.parts
-    return any(entry["name"] == item.name for part in parts for entry in lists.get(part, ()))
+    parts = lists if ANY in source.parts else source.parts
+    return any(entry["name"] == source.name for part in parts for entry in lists.get(part, ()))

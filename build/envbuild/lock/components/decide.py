@@ -112,12 +112,12 @@ def leading_components(
 
 def commit_without_llm(chosen: Mapping[str, Chosen], driver: Driver, repositories: Repositories) -> str:
     """What driver ``nemo`` misses in a nemo-toolkit from git; empty: nothing, or it is a release."""
-    item = chosen.get(NEMO_TOOLKIT)
-    if driver is not Driver.NEMO or item is None or item.commit is None:
+    component = chosen.get(NEMO_TOOLKIT)
+    if driver is not Driver.NEMO or component is None or component.commit is None:
         return ""
-    if has_folder(repositories.at(item.git), item.commit, LLM_COLLECTION):
+    if has_folder(repositories.at(component.git), component.commit, LLM_COLLECTION):
         return ""
-    return f"{item.at()} has no {LLM_COLLECTION}"
+    return f"{component.at()} has no {LLM_COLLECTION}"
 
 
 def release_without_llm(packages: Mapping[str, Mapping[str, Any]], driver: Driver, context: LockContext) -> str:
@@ -173,7 +173,7 @@ class _Begun:
 
     def looked_up(self, pins: Mapping[str, Ref]) -> set[str]:
         """The packages that an index may have been asked about."""
-        leads = {item.chosen.name for item in self.effective.leads if not item.chosen.is_direct}
+        leads = {lead.chosen.name for lead in self.effective.leads if not lead.chosen.is_direct}
         return leads | {name for name, pin in pins.items() if isinstance(pin, VersionRef)}
 
 
@@ -189,8 +189,8 @@ def decide_components(inputs: LockInputs, context: LockContext) -> Decided:
     pins = parse_pins(inputs.selection.stack_name, inputs.selection.stack, inputs.request.pins)
     begun = _begin(inputs, pins, context)
     chosen, exempt = hold_to_cuda(begun.chosen, inputs, begun.as_of, begun.own, context)
-    dates = {**begun.dates, **{name: item.until for name, item in exempt.items()}}
-    dates |= {item.package: item.until for item in inputs.deviations if item.until}
+    dates = {**begun.dates, **{name: exemption.until for name, exemption in exempt.items()}}
+    dates |= {deviation.package: deviation.until for deviation in inputs.deviations if deviation.until}
     rules = LookUpRules(own=begun.own, settings=begun.as_of.settings(dates))
     # Once: what a search tries afterwards has the same pins.
     if not inputs.deviations:
@@ -278,7 +278,7 @@ def _begin_as_of(
         context=context,
     )
     led = leading_components(selection.stack, anchor, pins, bound, releases)
-    leads = tuple(lead(item, releases) for item in led.components)
+    leads = tuple(lead(component, releases) for component in led.components)
     effective = EffectiveStack(stack=led.stack, leads=leads, because=led.because)
     chosen = choose(effective.stack, pins, effective.leads, context.repositories, bound, base)
     chosen = with_upstreams_phases(chosen, inputs.compiled, effective.leads, context.repositories)

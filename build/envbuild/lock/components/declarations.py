@@ -81,14 +81,14 @@ class Declared:
         if only is not None:
             every = [extra for extra in every if extra in only]
         always = [line for line in lines if _holds(line, base, "")]
-        found = []
+        listed = []
         for extra in every:
             named = [line for line in lines if line not in always and _holds(line, base, extra)]
             if named:
-                found.append(self._range(extra, [*always, *named]))
-        if not found and always and only is None:
-            found = [self._range("", always)]
-        return found
+                listed.append(self._range(extra, [*always, *named]))
+        if not listed and always and only is None:
+            listed = [self._range("", always)]
+        return listed
 
     def needed(self, base: Base, extras: Collection[str]) -> list[Requirement]:
         """What it needs on a base by itself and for these extras, all at once."""
@@ -120,15 +120,15 @@ class Declarations:
     _releases: dict[tuple[str, str], Mapping[str, Any] | None] = field(default_factory=dict, init=False)
     _declared: dict[tuple[str, str], Declared | None] = field(default_factory=dict, init=False)
 
-    def of(self, item: Chosen) -> Declared | None:
+    def of(self, component: Chosen) -> Declared | None:
         """What a component declares; None: it is not known before a build, or there is no such release.
 
         Of a range of releases, the one counts that uv takes by itself.
         """
-        key = (item.name, item.wanted)
+        key = (component.name, component.wanted)
         if key not in self._declared:
-            with self.context.reporter.step(f"read what {item.at()} declares"):
-                self._declared[key] = self._read(item)
+            with self.context.reporter.step(f"read what {component.at()} declares"):
+                self._declared[key] = self._read(component)
         return self._declared[key]
 
     def version(self, name: str, specifier: str) -> str | None:
@@ -136,29 +136,29 @@ class Declarations:
         package = self._release(name, specifier)
         return None if package is None else str(package["version"])
 
-    def _read(self, item: Chosen) -> Declared | None:
-        if item.url:
+    def _read(self, component: Chosen) -> Declared | None:
+        if component.url:
             return None
-        if item.commit is not None:
-            return declared_at_commit(item, self.context.repositories)
-        package = self._release(item.name, item.specifier)
+        if component.commit is not None:
+            return declared_at_commit(component, self.context.repositories)
+        package = self._release(component.name, component.specifier)
         return None if package is None else declared_by_release(package, self.base, self.context)
 
     def _release(self, name: str, specifier: str) -> Mapping[str, Any] | None:
         key = (name, specifier)
         if key not in self._releases:
             try:
-                found = look_up({name: specifier}, self.base, self.rules, f"find {name} {specifier}", self.context)
-                self._releases[key] = found.get(name)
+                tables = look_up({name: specifier}, self.base, self.rules, f"find {name} {specifier}", self.context)
+                self._releases[key] = tables.get(name)
             except ResolutionError:
                 self._releases[key] = None  # the resolution will say so, with all that takes part
         return self._releases[key]
 
 
-def declared_at_commit(item: Chosen, repositories: Repositories) -> Declared | None:
+def declared_at_commit(component: Chosen, repositories: Repositories) -> Declared | None:
     """What a component from git declares at its commit; None: only a build would tell."""
-    found = declared_by(item, repositories)
-    return None if found is None else Declared(by=item.at(), lines=tuple(found[0]), extras=tuple(found[1]))
+    found = declared_by(component, repositories)
+    return None if found is None else Declared(by=component.at(), lines=tuple(found[0]), extras=tuple(found[1]))
 
 
 def declared_by_release(package: Mapping[str, Any], base: Base, context: WorkContext) -> Declared | None:
@@ -181,7 +181,7 @@ def declared_by_release(package: Mapping[str, Any], base: Base, context: WorkCon
         return Declared(by=title, lines=read.requires_dist, extras=read.provides_extra)
     tags = base_tags(base)
     # Only its METADATA is read: without one for the base, the first one will do.
-    file = next((item for item in wheels if tags_of(wheel_name(item)) & tags), wheels[0])
+    file = next((wheel for wheel in wheels if tags_of(wheel_name(wheel)) & tags), wheels[0])
     from packaging.metadata import parse_email  # not needed where nothing is to be read
 
     raw, _ = parse_email(wheel_metadata(file, title, context))

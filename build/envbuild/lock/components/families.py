@@ -53,18 +53,18 @@ def with_one_version(
     Raises:
         UsageError: two pins exclude each other.
     """
-    found = dict(chosen)
+    by_name = dict(chosen)
     for family in families():
         members = {
-            name: item
-            for name, item in chosen.items()
-            if name in family and not item.is_direct and name not in base.provides
+            name: component
+            for name, component in chosen.items()
+            if name in family and not component.is_direct and name not in base.provides
         }
-        if len(members) > 1 and not _are_one({item.specifier for item in members.values()}):
-            preferred = {name: item.version for name, item in preferences.items() if name in family}
+        if len(members) > 1 and not _are_one({component.specifier for component in members.values()}):
+            preferred = {name: preference.version for name, preference in preferences.items() if name in family}
             with context.reporter.step(f"find one version of {', '.join(members)}"):
-                found |= _one_version(members, base, rules, preferred, context)
-    return found
+                by_name |= _one_version(members, base, rules, preferred, context)
+    return by_name
 
 
 def _are_one(specifiers: Collection[str]) -> bool:
@@ -79,12 +79,12 @@ def _one_version(
     context: LockContext,
 ) -> dict[str, Chosen]:
     best = min(members.values(), key=lambda item: _STRENGTH.index(item.origin))
-    strong = [item for item in members.values() if item.origin is best.origin]
+    strong = [component for component in members.values() if component.origin is best.origin]
     for items in (list(members.values()), strong):
         specifier = ",".join(dict.fromkeys(item.specifier for item in items if item.specifier))
         version = _common(members, specifier, base, rules, preferred, context)
         if version is not None:
-            return {name: _at(item, version, best) for name, item in members.items()}
+            return {name: _at(component, version, best) for name, component in members.items()}
     ranges = {item.specifier for item in strong}
     if best.origin is DecidedBy.PIN and len(ranges) > 1:
         pins = ", ".join(f"{item.name}={item.asked}" for item in strong)
@@ -94,7 +94,7 @@ def _one_version(
             fix=f"Pin one of them: {quoted_command('--pin', f'{best.name}={best.asked}')}",
         )
     # There is no such release: the resolution says so, with what is near.
-    return {name: item if item in strong else _follow(item, best) for name, item in members.items()}
+    return {name: component if component in strong else _follow(component, best) for name, component in members.items()}
 
 
 def _common(
@@ -110,10 +110,10 @@ def _common(
     for _ in range(MOST_TRIED):
         wanted = dict.fromkeys(members, limit)
         try:
-            found = look_up(wanted, base, rules, f"find {', '.join(members)}", context, preferred=preferred)
+            tables = look_up(wanted, base, rules, f"find {', '.join(members)}", context, preferred=preferred)
         except ResolutionError:
             return None
-        versions = {Version(str(found[name]["version"])) for name in members}
+        versions = {Version(str(tables[name]["version"])) for name in members}
         if len(versions) == 1:
             return str(versions.pop())
         # Where no preference holds, each is the newest of its package: none above the lowest of them is common to all.
@@ -121,17 +121,17 @@ def _common(
     return None
 
 
-def _at(item: Chosen, version: str, best: Chosen) -> Chosen:
-    if Version(version) in item.range:
-        return replace(item, version=version)
-    return replace(_follow(item, best), version=version)
+def _at(component: Chosen, version: str, best: Chosen) -> Chosen:
+    if Version(version) in component.range:
+        return replace(component, version=version)
+    return replace(_follow(component, best), version=version)
 
 
-def _follow(item: Chosen, best: Chosen) -> Chosen:
+def _follow(component: Chosen, best: Chosen) -> Chosen:
     """A member that another one decides."""
-    because = f"one version with {best.name} {best.asked} ({best.because}), instead of {item.asked}"
+    because = f"one version with {best.name} {best.asked} ({best.because}), instead of {component.asked}"
     return replace(
-        item,
+        component,
         asked=best.asked,
         specifier=best.specifier,
         origin=DecidedBy.DECLARED if best.origin is DecidedBy.PIN else best.origin,

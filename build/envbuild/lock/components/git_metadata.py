@@ -37,29 +37,31 @@ _SETUP_CALLS = frozenset({"setup", "setuptools.setup"})
 LinesAndExtras = tuple[list[str], list[str]]
 
 
-def metadata_of_commit(item: Chosen, repositories: Repositories, cuda_major: str | None) -> CompileMetadata:
+def metadata_of_commit(component: Chosen, repositories: Repositories, cuda_major: str | None) -> CompileMetadata:
     """What a component declares at its commit.
 
     Raises:
         CheckRefusedError: the tree does not state its requirements or its version before a build.
     """
-    tree = _Tree(item, repositories)
+    tree = _Tree(component, repositories)
     try:
         declared, version = tree.declared(), tree.version()
         needed = build_requires(tree.text(PYPROJECT))
         if declared is not None:
             refuse_unreadable([*declared[0], *needed], declared[1], tree.requires_python)
     except (ValueError, SyntaxError, configparser.Error) as error:
-        raise _refused(item, f"{type(error).__name__}: {error}") from error
+        raise _refused(component, f"{type(error).__name__}: {error}") from error
     if declared is None:
         raise _refused(
-            item, f"Neither {PYPROJECT} nor {SETUP_CFG} states its requirements, and {SETUP_PY} computes them."
+            component, f"Neither {PYPROJECT} nor {SETUP_CFG} states its requirements, and {SETUP_PY} computes them."
         )
     if version is None:
-        raise _refused(item, "Its version is not written out anywhere (release_file can name a file that holds it).")
+        raise _refused(
+            component, "Its version is not written out anywhere (release_file can name a file that holds it)."
+        )
     requires, rewritten = with_cuda_names(declared[0], cuda_major)
     return CompileMetadata(
-        name=item.name,
+        name=component.name,
         version=version,
         requires_python=tree.requires_python,
         requires_dist=tuple(requires),
@@ -69,13 +71,13 @@ def metadata_of_commit(item: Chosen, repositories: Repositories, cuda_major: str
     )
 
 
-def stated_metadata(item: Chosen, repositories: Repositories) -> CompileMetadata | None:
+def stated_metadata(component: Chosen, repositories: Repositories) -> CompileMetadata | None:
     """What [project] of a component states at its commit, which no build can change (PEP 621); None: not all of it.
 
     So uv neither clones the repository with its submodules to lock, nor installs what builds the package: for
     Megatron-Bridge that is Megatron-LM and torch.
     """
-    tree = _Tree(item, repositories)
+    tree = _Tree(component, repositories)
     try:
         declared, version = before_build(tree.text(PYPROJECT) or ""), tree.version()
         if declared is None or version is None:
@@ -84,7 +86,7 @@ def stated_metadata(item: Chosen, repositories: Repositories) -> CompileMetadata
     except (ValueError, SyntaxError, configparser.Error):
         return None
     return CompileMetadata(
-        name=item.name,
+        name=component.name,
         version=version,
         requires_python=tree.requires_python,
         requires_dist=tuple(declared[0]),
@@ -92,34 +94,34 @@ def stated_metadata(item: Chosen, repositories: Repositories) -> CompileMetadata
     )
 
 
-def declared_by(item: Chosen, repositories: Repositories) -> LinesAndExtras | None:
+def declared_by(component: Chosen, repositories: Repositories) -> LinesAndExtras | None:
     """What a component requires at its commit, as PEP 508 lines, and its extras; None: only a build would tell."""
     try:
-        return _Tree(item, repositories).declared()
+        return _Tree(component, repositories).declared()
     except (ValueError, SyntaxError, configparser.Error):
         return None
 
 
-def setup_names(text: str, item: Chosen, repositories: Repositories) -> bool:
+def setup_names(text: str, component: Chosen, repositories: Repositories) -> bool:
     """Whether this text is written out in a component's setup.py; also where there is none that can be read."""
     try:
-        tree = ast.parse(_Tree(item, repositories).text(SETUP_PY) or "")
+        tree = ast.parse(_Tree(component, repositories).text(SETUP_PY) or "")
     except (ValueError, SyntaxError):
         return True
     return not tree.body or any(isinstance(node, ast.Constant) and node.value == text for node in ast.walk(tree))
 
 
-def pyproject_of(item: Chosen, repositories: Repositories) -> str | None:
+def pyproject_of(component: Chosen, repositories: Repositories) -> str | None:
     """The pyproject.toml of a component at its commit; None when there is none."""
-    return _Tree(item, repositories).text(PYPROJECT)
+    return _Tree(component, repositories).text(PYPROJECT)
 
 
-def _refused(item: Chosen, why: str) -> CheckRefusedError:
+def _refused(component: Chosen, why: str) -> CheckRefusedError:
     return CheckRefusedError(
-        f"what {item.at()} requires is not known before a build",
-        why=f"{item.git} at that commit: {why}",
+        f"what {component.at()} requires is not known before a build",
+        why=f"{component.git} at that commit: {why}",
         fix="Its metadata decides the lock, so nothing is guessed. Take a release, whose sdist states it: "
-        f"--pin {item.name}=VERSION",
+        f"--pin {component.name}=VERSION",
     )
 
 

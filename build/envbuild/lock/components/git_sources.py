@@ -91,7 +91,7 @@ class GitSourceReader:
         overruled: dict[str, str] = {}
         indexes: dict[str, str] = {}
         declared: dict[str, tuple[str, Chosen]] = {}
-        queue = [(item, True, frozenset(item.extras(self.base))) for item in chosen.values()]
+        queue = [(component, True, frozenset(component.extras(self.base))) for component in chosen.values()]
         seen: set[tuple[str, tuple[str, str]]] = set()
         while queue:
             by, required, extras = queue.pop(0)
@@ -148,7 +148,7 @@ class GitSourceReader:
             sources = [item for item in every if not item.group and holds_on(item.marker, self.base)]
             sources = [item for item in sources if item.package != by.name and not self._is_general(item, by)]
             sources = [item for item in sources if item.package not in self.forced]
-            sources += [item for item, _ in self.forced.values() if item.package != by.name]
+            sources += [forced_range for forced_range, _ in self.forced.values() if forced_range.package != by.name]
             if not sources:
                 return []
             self._refuse_isolated(by, sources)
@@ -156,15 +156,15 @@ class GitSourceReader:
         except ValueError as error:
             fix = f"Take another commit of it: --pin {by.name}=REF"
             raise not_understood(repository, by.commit, SOURCES, error, fix) from error
-        found = []
-        for item in sources:
+        listed = []
+        for source in sources:
             # None: only a build would tell what it needs, so every source may be meant.
-            named = frozenset({item.extra or ANY}) if parts is None else parts.get(item.package, frozenset())
-            if item.extra:
-                named &= {item.extra}
+            named = frozenset({source.extra or ANY}) if parts is None else parts.get(source.package, frozenset())
+            if source.extra:
+                named &= {source.extra}
             if named:
-                found.append((item, named))
-        return found
+                listed.append((source, named))
+        return listed
 
     def _refuse_isolated(self, by: Chosen, sources: Sequence[UvSource]) -> None:
         """Refuse what an isolated build takes from an index of its own: uv asks the site's index there.
@@ -196,25 +196,25 @@ class GitSourceReader:
         if declared is None:
             return None
         lines, extras = declared
-        found: dict[str, set[str]] = {}
+        by_name: dict[str, set[str]] = {}
         for line in lines:
             if (name := self._named(line, ALWAYS)) is not None:
-                found.setdefault(name, set()).add(ALWAYS)
+                by_name.setdefault(name, set()).add(ALWAYS)
                 continue
             for extra in extras:
                 if (name := self._named(line, extra)) is not None:
-                    found.setdefault(name, set()).add(canonicalize_name(extra))
+                    by_name.setdefault(name, set()).add(canonicalize_name(extra))
         # An isolated build takes them by itself, and not into the environment.
         for line in self._needed_to_build(by):
             if (name := self._named(line, ALWAYS)) is not None:
-                found.setdefault(name, set()).add(BUILD)
-        return {name: frozenset(parts) for name, parts in found.items()}
+                by_name.setdefault(name, set()).add(BUILD)
+        return {name: frozenset(parts) for name, parts in by_name.items()}
 
-    def _needed_to_build(self, item: Chosen) -> tuple[str, ...]:
+    def _needed_to_build(self, component: Chosen) -> tuple[str, ...]:
         """What must be in the environment for a package to be built."""
-        if item.phase is not Phase.COMPILE or item.commit is None:
+        if component.phase is not Phase.COMPILE or component.commit is None:
             return ()
-        return needed_of_environment(build_requires(pyproject_of(item, self.repositories)))
+        return needed_of_environment(build_requires(pyproject_of(component, self.repositories)))
 
     def _named(self, line: str, extra: str) -> str | None:
         """The package that a requirement names, if it holds on the base with an extra."""
@@ -321,24 +321,26 @@ def own_indexes(chosen: Mapping[str, Chosen], git_sources: GitSources, indexes: 
         indexes: of the site.
     """
     known = {index.name: index for index in indexes}
-    names = {name: item.index for name, item in chosen.items() if item.index} | dict(git_sources.indexes)
+    names = {name: component.index for name, component in chosen.items() if component.index} | dict(git_sources.indexes)
     # Also what nothing asks for in the end: it is looked up before that is known.
-    names |= {item.name: item.chosen.index for item in git_sources.candidates if item.chosen.index}
+    names |= {source.name: source.chosen.index for source in git_sources.candidates if source.chosen.index}
     return OwnIndexes(
         places={name: known[index] for name, index in names.items()},
-        refused={item.name: item.error for item in git_sources.missing if item.barred and item.name not in names},
+        refused={
+            source.name: source.error for source in git_sources.missing if source.barred and source.name not in names
+        },
     )
 
 
 def forced_sources(leads: Sequence[Lead], base: Base, repositories: Repositories) -> dict[str, tuple[UvSource, Chosen]]:
     """Where upstream's overrides take packages from, each with the leading component that says so; the first wins."""
-    found: dict[str, tuple[UvSource, Chosen]] = {}
-    for item, repository, commit in trees_of((lead.chosen for lead in leads), repositories):
+    by_name: dict[str, tuple[UvSource, Chosen]] = {}
+    for component, repository, commit in trees_of((lead.chosen for lead in leads), repositories):
         for line in overrides(repository, commit):
             if line.git and line.ref and holds_on(line.marker, base):
                 source = UvSource(package=line.package, git=line.git, ref=line.ref, ref_kind="rev")
-                found.setdefault(line.package, (source, item))
-    return found
+                by_name.setdefault(line.package, (source, component))
+    return by_name
 
 
 def without_isolation(chosen: Mapping[str, Chosen], repositories: Repositories) -> dict[str, Chosen]:
@@ -347,15 +349,15 @@ def without_isolation(chosen: Mapping[str, Chosen], repositories: Repositories) 
     Raises:
         ConfigurationError: a pyproject.toml cannot be understood.
     """
-    found: dict[str, Chosen] = {}
-    for item, repository, commit in trees_of(chosen.values(), repositories):
+    by_name: dict[str, Chosen] = {}
+    for component, repository, commit in trees_of(chosen.values(), repositories):
         try:
-            names = built_without_isolation(uv_settings(pyproject_of(item, repositories)))
+            names = built_without_isolation(uv_settings(pyproject_of(component, repositories)))
         except ValueError as error:
             raise not_understood(repository, commit, PYPROJECT, error) from error
         for name in names:
-            found.setdefault(name, item)
-    return found
+            by_name.setdefault(name, component)
+    return by_name
 
 
 def with_upstreams_phases(
@@ -370,16 +372,16 @@ def with_upstreams_phases(
     Raises:
         ConfigurationError: a pyproject.toml cannot be understood.
     """
-    found, by = dict(chosen), without_isolation(chosen, repositories)
-    for name, item in chosen.items():
-        if item.commit is not None and name in by:
-            found[name] = replace(item, spec=item.spec.model_copy(update={"phase": Phase.COMPILE}))
+    by_name, by = dict(chosen), without_isolation(chosen, repositories)
+    for name, component in chosen.items():
+        if component.commit is not None and name in by:
+            by_name[name] = replace(component, spec=component.spec.model_copy(update={"phase": Phase.COMPILE}))
     for name in sorted({*compiled}):
         says = f"{PYPROJECT} [tool.uv] no-build-isolation-package of {by[name].at()}" if name in by else "its recipe"
         spec = Component(phase=Phase.COMPILE)
         named = ((item, item.companions[name]) for item in leads if name in item.companions)
         lead, companion = next(((item, part) for item, part in named if part.specifier), (None, None))
-        found[name] = Chosen(
+        by_name[name] = Chosen(
             name=name,
             spec=spec,
             asked=companion.pinned if companion else "any release",
@@ -387,17 +389,17 @@ def with_upstreams_phases(
             origin=lead.origin if lead else DecidedBy.STACK,
             because=lead.because(companion) if lead and companion else f"{says}, and there is no wheel of it",
         )
-    return found
+    return by_name
 
 
 def marked(chosen: Mapping[str, Chosen], git_sources: GitSources) -> dict[str, Chosen]:
     """The components; those of which another one says something else say so."""
-    found = dict(chosen)
-    for name, item in chosen.items():
+    by_name = dict(chosen)
+    for name, component in chosen.items():
         if index := git_sources.indexes.get(name):
-            found[name] = replace(item, index=index, because=f"{item.because}, of index {index}")
+            by_name[name] = replace(component, index=index, because=f"{component.because}, of index {index}")
             continue
         text = git_sources.overruled.get(name)
-        if text is not None and item.origin in (DecidedBy.PIN, DecidedBy.STACK):
-            found[name] = replace(item, because=f"{item.because}, over {text}")
-    return found
+        if text is not None and component.origin in (DecidedBy.PIN, DecidedBy.STACK):
+            by_name[name] = replace(component, because=f"{component.because}, over {text}")
+    return by_name

@@ -57,13 +57,19 @@ def read_installs(text: str, base: Base) -> Installs:
     """What a Dockerfile or a shell script installs on a base."""
     lines = [_COMMENT.sub("", line) for line in text.replace("\\\n", " ").splitlines()]
     values = _variables(lines)
-    requirements = [(canonicalize_name(item.name), item) for item in _requirements(lines, values, base)]
+    requirements = [
+        (canonicalize_name(requirement.name), requirement) for requirement in _requirements(lines, values, base)
+    ]
     built = knowledge.install_scripts().variables
     tags = [(built[name], value) for name, value in values.items() if name in built and value]
-    tags += [(name, ref) for name, item in requirements if name in built.values() and (ref := _from_git(item))]
+    tags += [
+        (name, ref) for name, requirement in requirements if name in built.values() and (ref := _from_git(requirement))
+    ]
     images = (_put_in(match["image"], values) for match in map(_FROM.match, lines) if match)
     return Installs(
-        releases=_unambiguous((name, version) for name, item in requirements if (version := _pinned(item))),
+        releases=_unambiguous(
+            (name, version) for name, requirement in requirements if (version := _pinned(requirement))
+        ),
         refs=_unambiguous(tags),
         image=next((image for image in images if image and NGC_IMAGE.match(image)), ""),
     )
@@ -99,11 +105,11 @@ def _assignments(line: str) -> list[re.Match[str]]:
         return [match]
     keyword = _KEYWORD.match(line)
     end = keyword.end() if keyword else 0
-    found = []
+    listed = []
     while match := _PAIR.match(line, end):
-        found.append(match)
+        listed.append(match)
         end = match.end()
-    return found if _END.match(line, end) else []
+    return listed if _END.match(line, end) else []
 
 
 def _put_in(text: str, values: dict[str, str], *, own: str = "") -> str | None:

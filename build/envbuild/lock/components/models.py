@@ -234,8 +234,11 @@ class GitSource:
     @property
     def identity(self) -> tuple[str, str]:
         """What two of them are the same by: the commit and folder, or the address, or the index and the releases."""
-        item = self.chosen
-        return (item.commit.sha if item.commit else item.url or item.specifier, item.index or item.subdirectory)
+        component = self.chosen
+        return (
+            component.commit.sha if component.commit else component.url or component.specifier,
+            component.index or component.subdirectory,
+        )
 
     def text(self) -> str:
         """One line for people."""
@@ -280,24 +283,24 @@ class GitSources:
     @property
     def barred(self) -> list[str]:
         """The packages that no release may be taken of: their index is not configured, and another is not meant."""
-        return sorted({item.name for item in self.missing if item.barred} - self.in_force.keys())
+        return sorted({source.name for source in self.missing if source.barred} - self.in_force.keys())
 
     @property
     def in_force(self) -> dict[str, GitSource]:
         """The one that holds, by package."""
-        found: dict[str, GitSource] = {}
-        for item in self.candidates:
-            found.setdefault(item.name, item)
-        return found
+        by_name: dict[str, GitSource] = {}
+        for source in self.candidates:
+            by_name.setdefault(source.name, source)
+        return by_name
 
     def only(self, names: Collection[str]) -> GitSources:
         """Nothing but these packages."""
-        return replace(self, candidates=tuple(item for item in self.candidates if item.name in names))
+        return replace(self, candidates=tuple(source for source in self.candidates if source.name in names))
 
     def without(self, gone: Collection[str]) -> GitSources:
         """Without what these components take, and what that takes in turn; an index of its own stays a package's."""
-        left = tuple(item for item in self.candidates if item.by.name not in gone or item.chosen.index)
+        left = tuple(source for source in self.candidates if source.by.name not in gone or source.chosen.index)
         if len(left) == len(self.candidates):
             return self
         kept = {item.name for item in left}
-        return replace(self, candidates=left).without({item.name for item in self.candidates} - kept)
+        return replace(self, candidates=left).without({source.name for source in self.candidates} - kept)

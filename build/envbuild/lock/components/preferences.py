@@ -40,7 +40,7 @@ NVIDIA_INDEX = "https://pypi.nvidia.com"
 
 def upstream_preferences(leads: Sequence[Lead], base: Base, context: LockContext) -> dict[str, Preference]:
     """The versions of packages that upstream's files name, by canonical name; the first file that names one wins."""
-    found: dict[str, Preference] = {}
+    by_name: dict[str, Preference] = {}
     for chosen, repository, commit in trees_of((lead.chosen for lead in leads), context.repositories):
         with context.reporter.step(f"read which versions {chosen.at()} was tested with"):
             for where, versions in (
@@ -49,8 +49,8 @@ def upstream_preferences(leads: Sequence[Lead], base: Base, context: LockContext
             ):
                 for name, version in versions.items():
                     preference = Preference(version=version, because=f"{where} of {chosen.at()}", by=chosen.name)
-                    found.setdefault(name, preference)
-    return found
+                    by_name.setdefault(name, preference)
+    return by_name
 
 
 def without_overruled(
@@ -61,16 +61,16 @@ def without_overruled(
     NeMo 3's tree forces wandb>=0.27.1, which Megatron-Bridge's lock of the same day does not have.
     """
     return {
-        name: item
-        for name, item in forced.items()
-        if item.by == lead or not _is_against(item, preferences.get(name), lead, base)
+        name: forced_range
+        for name, forced_range in forced.items()
+        if forced_range.by == lead or not _is_against(forced_range, preferences.get(name), lead, base)
     }
 
 
-def _is_against(item: Forced, preference: Preference | None, lead: str, base: Base) -> bool:
+def _is_against(forced_range: Forced, preference: Preference | None, lead: str, base: Base) -> bool:
     if preference is None or preference.by != lead:
         return False
-    parts = (text.partition(";") for text in item.texts)
+    parts = (text.partition(";") for text in forced_range.texts)
     ranges = [SpecifierSet(text) for text, _, marker in parts if holds_on(marker.strip(), base)]
     return any(not allowed.contains(preference.version, prereleases=True) for allowed in ranges)
 
@@ -94,7 +94,7 @@ def read_uv_lock(content: Mapping[str, Any], base: Base) -> dict[str, str]:
     version is of.
     """
     left_out = _left_to_the_image(content, base)
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for package in content["package"]:
         name, markers = canonicalize_name(package["name"]), package.get("resolution-markers", [])
         in_tree = package["source"].keys() & {"directory", "editable", "virtual", "path"}
@@ -106,10 +106,10 @@ def read_uv_lock(content: Mapping[str, Any], base: Base) -> dict[str, str]:
             continue
         try:
             # 2.11.0+c188b533 was built from a commit of 2.11.0.
-            found.setdefault(name, Version(package["version"]).public)
+            by_name.setdefault(name, Version(package["version"]).public)
         except InvalidVersion:
             continue
-    return found
+    return by_name
 
 
 def _left_to_the_image(content: Mapping[str, Any], base: Base) -> set[str]:
@@ -117,10 +117,10 @@ def _left_to_the_image(content: Mapping[str, Any], base: Base) -> set[str]:
     # A marker that never holds left a package out before uv had exclude-dependencies (astral-sh/uv#12616).
     overrides = content.get("manifest", {}).get("overrides", [])
     every, holding = set[str](), set[str]()
-    for item in overrides:
-        name = canonicalize_name(item["name"])
+    for override in overrides:
+        name = canonicalize_name(override["name"])
         every.add(name)
-        if holds_on(item.get("marker", ""), base):
+        if holds_on(override.get("marker", ""), base):
             holding.add(name)
     return every - holding
 
@@ -141,7 +141,7 @@ def _of_scripts(repository: GitRepository, commit: Commit, base: Base) -> Iterat
 
 def script_companions(repository: GitRepository, commit: Commit, base: Base) -> list[Companion]:
     """What upstream's scripts build from git: as a release where the tag is of one, else at the commit."""
-    found = []
+    listed = []
     repositories = knowledge.install_scripts().repositories
     for file, installs in _scripts(repository, commit, base):
         for name, ref in installs.refs.items():
@@ -149,8 +149,8 @@ def script_companions(repository: GitRepository, commit: Commit, base: Base) -> 
             for package in packages_of(name):
                 bare = Companion(package=package, where=file)
                 pin = replace(bare, specifier=f"=={release}") if release else None
-                found.append(pin or replace(bare, git=repositories.get(name), ref=ref))
-    return found
+                listed.append(pin or replace(bare, git=repositories.get(name), ref=ref))
+    return listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +218,7 @@ def _torch(torch: Chosen, limit: str, base: Base, rules: LookUpRules, context: L
     """The release of torch that uv takes by itself below or above a line; None: there is none."""
     specifier = ",".join(filter(None, (torch.specifier, limit)))
     try:
-        found = look_up({"torch": specifier}, base, rules, f"find torch {specifier}", context)
+        tables = look_up({"torch": specifier}, base, rules, f"find torch {specifier}", context)
     except ResolutionError:
         return None
-    return str(found["torch"]["version"])
+    return str(tables["torch"]["version"])

@@ -121,7 +121,7 @@ def _without_limit_of_setuptools(line: str) -> str:
     requirement = read_requirement(line)
     if requirement is None or canonicalize_name(requirement.name) != "setuptools":
         return line
-    lower = [str(item) for item in requirement.specifier if item.operator in (">", ">=")]
+    lower = [str(clause) for clause in requirement.specifier if clause.operator in (">", ">=")]
     requirement.specifier = SpecifierSet(",".join(lower))
     return str(requirement)
 
@@ -230,13 +230,13 @@ def read_sources(settings: dict[str, Any]) -> tuple[UvSource, ...]:
     tables = settings.get("sources", {})
     if not isinstance(tables, dict):
         raise _malformed(f"[tool.uv.sources] is not a table: {tables!r}")
-    found, indexes = [], _indexes(settings)
+    listed, indexes = [], _indexes(settings)
     for name, entries in tables.items():
         for entry in entries if isinstance(entries, list) else [entries]:
             if not isinstance(entry, dict):
                 raise _malformed(f"[tool.uv.sources] {name} is neither a table nor a list of tables: {entry!r}")
-            found.append(_source(name, entry, indexes))
-    return tuple(found)
+            listed.append(_source(name, entry, indexes))
+    return tuple(listed)
 
 
 def _indexes(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -54,13 +54,13 @@ def refuse_missing_pins(
         NoReleaseError: names the releases next to it.
     """
     pinned = [
-        item
-        for item in chosen.values()
-        if item.origin is DecidedBy.PIN
-        and item.commit is None
-        and item.name not in base.provides
+        component
+        for component in chosen.values()
+        if component.origin is DecidedBy.PIN
+        and component.commit is None
+        and component.name not in base.provides
         # Its named builds may be in the site's find-links alone.
-        and (item.name != "torch" or torch_build == PACKAGE_INDEX_BUILD)
+        and (component.name != "torch" or torch_build == PACKAGE_INDEX_BUILD)
     ]
     if not pinned:
         return
@@ -80,7 +80,7 @@ def _no_release(
     context: LockContext,
     error: ResolutionError,
 ) -> ResolutionError:
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     lowest = rules.with_settings(resolution="lowest")
     for label, specifier, how in (
         *(
@@ -91,13 +91,13 @@ def _no_release(
     ):
         with contextlib.suppress(ResolutionError):
             near = look_up({chosen.name: specifier}, base, how, f"find {chosen.name} {specifier}", context)
-            found.setdefault(str(near[chosen.name]["version"]), label)
+            by_name.setdefault(str(near[chosen.name]["version"]), label)
     tags: list[str] = []
     if chosen.spec.git is not None and version:
         with contextlib.suppress(NetworkError):
             tags = context.repositories.at(chosen.spec.git).tags_of(version)
     newest = rules.settings.get("exclude-newer")
-    near_by = ", ".join(f"{release} ({label})" for release, label in found.items())
+    near_by = ", ".join(f"{release} ({label})" for release, label in by_name.items())
     why = f"Releases for the base's Python: {near_by}." if near_by else "It has no release for the base's Python."
     fix = (
         f"Pin one of these: --pin {chosen.name}=VERSION."
@@ -120,7 +120,7 @@ def _no_release(
         fix=fix,
         log=error.log,
     )
-    missing.nearest_pins = {chosen.name: next(iter(found))} if found else {}
+    missing.nearest_pins = {chosen.name: next(iter(by_name))} if by_name else {}
     return missing
 
 

@@ -151,23 +151,23 @@ def declaring_files(name: str, content: bytes) -> dict[str, bytes]:
     Raises:
         CheckRefusedError: it is not an archive.
     """
-    found: dict[str, bytes] = {}
+    by_name: dict[str, bytes] = {}
     # By folder (below src/, for example). An egg-info of another name belongs to another package.
     eggs: dict[str, bytes | None] = {}
     try:
         for path, read in archive_members(content):
             folder, _, file = path.rpartition("/")
             if file in (PKG_INFO, PYPROJECT) and folder and "/" not in folder:
-                found[file] = read()
+                by_name[file] = read()
             elif _is_egg_info(folder, name):
                 eggs[folder] = read() if file == REQUIRES else eggs.get(folder)
     except NOT_AN_ARCHIVE as error:
         raise _bad(name, "", f"It is not an archive: {error}") from error
     if eggs:
-        found[EGG_INFO] = b""
+        by_name[EGG_INFO] = b""
         if (requires := eggs[min(eggs, key=lambda folder: folder.count("/"))]) is not None:
-            found[REQUIRES] = requires
-    return found
+            by_name[REQUIRES] = requires
+    return by_name
 
 
 def _is_egg_info(folder: str, name: str) -> bool:

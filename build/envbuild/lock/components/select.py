@@ -32,16 +32,22 @@ def choose_anchor(stack: Stack, pins: Mapping[str, Ref], repositories: Repositor
 
 def deviated(chosen: Mapping[str, Chosen], deviations: Sequence[Deviation]) -> dict[str, Chosen]:
     """The components, with other releases of those of which the pins do not work."""
-    found = dict(chosen)
-    for item in deviations:
-        name = item.package
-        if name not in found or item.until or item.added or item.declared_by:
+    by_name = dict(chosen)
+    for deviation in deviations:
+        name = deviation.package
+        if name not in by_name or deviation.until or deviation.added or deviation.declared_by:
             continue
-        because = f"{found[name].because}, and deviates from it"
-        found[name] = replace(
-            found[name], specifier=item.specifier, asked=item.taken, because=because, commit=None, git="", url=""
+        because = f"{by_name[name].because}, and deviates from it"
+        by_name[name] = replace(
+            by_name[name],
+            specifier=deviation.specifier,
+            asked=deviation.taken,
+            because=because,
+            commit=None,
+            git="",
+            url="",
         )
-    return found
+    return by_name
 
 
 def lead(chosen: Chosen, releases: Releases) -> Lead:
@@ -53,8 +59,8 @@ def lead(chosen: Chosen, releases: Releases) -> Lead:
         repository = context.repositories.at(chosen.git)
         try:
             found = companions(repository, chosen.commit, releases.base)
-            for item in script_companions(repository, chosen.commit, releases.base):
-                found.setdefault(item.package, item)
+            for component in script_companions(repository, chosen.commit, releases.base):
+                found.setdefault(component.package, component)
         except ConfigurationError as error:
             raise error.about(chosen.name) from None
         return Lead(chosen=chosen, companions=found)
@@ -78,7 +84,7 @@ def choose(
             companion, wins over the others.
         base: for whose platform and Python pins must be meant.
     """
-    decided = {item.chosen.name: item.chosen for item in leads}
+    decided = {lead.chosen.name: lead.chosen for lead in leads}
     chosen: dict[str, Chosen] = {}
     for name, spec in stack.components.items():
         if name in decided:
@@ -87,7 +93,11 @@ def choose(
             continue
         pin = pins.get(name)
         if pin is None and not spec.version and spec.ref is None:
-            others = (_sources(item, repositories, base) for item in chosen.values() if item.name not in decided)
+            others = (
+                _sources(component, repositories, base)
+                for component in chosen.values()
+                if component.name not in decided
+            )
             # An anchor that no longer leads comes last: NeMo 3.0 has a Transformer Engine of its speech models' day.
             order = itertools.chain(leads[:1], others, leads[1:])
             found = (item for item in order if name in item.companions)
@@ -117,15 +127,15 @@ def _sources(chosen: Chosen, repositories: Repositories, base: Base) -> Lead:
 def left_out(leads: Sequence[Lead], chosen: Mapping[str, Chosen]) -> tuple[str, ...]:
     """What belongs to the leads and is not in the stack, for people; without versions forced on others."""
     lines: dict[str, str] = {}
-    for item in leads:
+    for lead in leads:
         # A repository may hold several packages, of which the stack need not know all.
-        places = {(part.git, part.ref) for part in item.companions.values() if part.ref and part.package in chosen}
-        for companion in item.companions.values():
+        places = {(part.git, part.ref) for part in lead.companions.values() if part.ref and part.package in chosen}
+        for companion in lead.companions.values():
             if companion.package in chosen or (companion.git, companion.ref) in places:
                 continue
-            if companion.ref is not None or item.origin is DecidedBy.TABLE:
+            if companion.ref is not None or lead.origin is DecidedBy.TABLE:
                 lines.setdefault(
-                    companion.package, f"{companion.package} {companion.pinned} ({item.because(companion)})"
+                    companion.package, f"{companion.package} {companion.pinned} ({lead.because(companion)})"
                 )
     return tuple(lines.values())
 
@@ -135,7 +145,7 @@ def upstream_overrides(
 ) -> dict[str, Forced]:
     """Versions that upstream forces on packages that are no components of the stack."""
     forced: dict[str, Forced] = {}
-    for by, repository, commit in trees_of((item.chosen for item in leads), repositories):
+    for by, repository, commit in trees_of((lead.chosen for lead in leads), repositories):
         texts: dict[str, list[Companion]] = {}
         for line in overrides(repository, commit):
             if line.specifier and line.package not in chosen:

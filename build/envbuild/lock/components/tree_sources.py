@@ -33,19 +33,19 @@ class IndexNotConfiguredError(ConfigurationError):
     """A component takes a package from an index of which the site does not say where it is."""
 
 
-def sources_of(item: Chosen, repositories: Repositories) -> tuple[UvSource, ...]:
+def sources_of(component: Chosen, repositories: Repositories) -> tuple[UvSource, ...]:
     """The sources of a component from git, as uv reads them; paths count from the top of the tree.
 
     Raises:
         ValueError: a pyproject.toml has another form.
     """
-    own = uv_settings(pyproject_of(item, repositories))
-    top = uv_settings(repositories.at(item.git).read_file(item.commit, PYPROJECT)) if item.commit else {}
-    if not item.subdirectory or "workspace" not in top:
-        return tuple(_from_top(source, item.subdirectory) for source in read_sources(own))
+    own = uv_settings(pyproject_of(component, repositories))
+    top = uv_settings(repositories.at(component.git).read_file(component.commit, PYPROJECT)) if component.commit else {}
+    if not component.subdirectory or "workspace" not in top:
+        return tuple(_from_top(source, component.subdirectory) for source in read_sources(own))
     # A member of a workspace has the indexes of the workspace, and its sources where it has none itself.
     indexes = [*top.get("index", []), *own.get("index", [])]
-    found = [_from_top(source, item.subdirectory) for source in read_sources({**own, "index": indexes})]
+    found = [_from_top(source, component.subdirectory) for source in read_sources({**own, "index": indexes})]
     named = {source.package for source in found}
     return (*found, *(_from_top(source, "") for source in read_sources(top) if source.package not in named))
 

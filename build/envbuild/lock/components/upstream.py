@@ -65,7 +65,7 @@ def companions(repository: GitRepository, commit: Commit, base: Base) -> dict[st
     Raises:
         ConfigurationError: a file is there and cannot be understood.
     """
-    found: dict[str, Companion] = {}
+    by_name: dict[str, Companion] = {}
     for companion in (
         *_manifest(repository, commit),
         *_submodule(repository, commit),
@@ -73,8 +73,8 @@ def companions(repository: GitRepository, commit: Commit, base: Base) -> dict[st
         *sources(repository, commit),
     ):
         if holds_on(companion.marker, base):
-            found.setdefault(companion.package, companion)
-    return found
+            by_name.setdefault(companion.package, companion)
+    return by_name
 
 
 def holds_on(marker: str, base: Base, extra: str = "") -> bool:
@@ -143,10 +143,10 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
         refuse_unreadable(lines, ())
         # uv takes an overridden package from its source too, whatever the override's range says: Megatron-Bridge
         # 561ae4e has `transformer-engine>=2.9.0a0,<2.10.0` there, rev = "release_v2.11", and 2.11.0 in its uv.lock.
-        places = {item.package: item for item in _pinned_sources(settings) if not item.marker}
+        places = {source.package: source for source in _pinned_sources(settings) if not source.marker}
     except (TypeError, ValueError) as error:
         raise not_understood(repository, commit, PYPROJECT, error) from error
-    found = []
+    listed = []
     for requirement in readable(lines):
         # sys_platform == 'never': uv's advice before it had exclude-dependencies (astral-sh/uv#12616).
         if requirement.marker and "never" in str(requirement.marker):
@@ -160,10 +160,10 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
         elif place is not None:
             pinned = replace(pinned, git=place.git, ref=place.ref)
         if pinned.ref:
-            found += [replace(pinned, package=name) for name in packages_of(pinned.package)]
+            listed += [replace(pinned, package=name) for name in packages_of(pinned.package)]
         elif requirement.specifier:
-            found.append(replace(pinned, specifier=str(requirement.specifier)))
-    return found
+            listed.append(replace(pinned, specifier=str(requirement.specifier)))
+    return listed
 
 
 def sources(repository: GitRepository, commit: Commit) -> list[Companion]:
@@ -186,7 +186,7 @@ def sources(repository: GitRepository, commit: Commit) -> list[Companion]:
 
 
 def _pinned_sources(settings: dict[str, Any]) -> list[UvSource]:
-    return [item for item in read_sources(settings) if item.ref_kind in ("rev", "tag")]
+    return [source for source in read_sources(settings) if source.ref_kind in ("rev", "tag")]
 
 
 def packages_of(name: str) -> tuple[str, ...]:

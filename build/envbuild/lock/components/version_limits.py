@@ -45,7 +45,7 @@ def hold_to_declared(stack: Stack, chosen: Mapping[str, Chosen], declarations: D
     base = declarations.base
     holding = _Holding(stack, base, declarations, dict(chosen))
     declaring: dict[str, frozenset[str]] = {
-        name: frozenset() for name, item in chosen.items() if item.spec.uses and name not in base.provides
+        name: frozenset() for name, component in chosen.items() if component.spec.uses and name not in base.provides
     }
     while declaring:
         holding.done |= declaring.keys()
@@ -94,11 +94,11 @@ class _Holding:
                 following[name] = frozenset(extra for found in ranges.values() for extra in found[0].asks)
         return following
 
-    def _may_be_held(self, name: str, item: Chosen) -> bool:
+    def _may_be_held(self, name: str, component: Chosen) -> bool:
         """Whether neither upstream, nor a table, nor an override, nor the base decides it; a pin lets others follow."""
-        if item.is_direct or name in self.base.provides or name in self.stack.overrides:
+        if component.is_direct or name in self.base.provides or name in self.stack.overrides:
             return False
-        return item.origin is DecidedBy.STACK or (item.origin is DecidedBy.PIN and name not in self.done)
+        return component.origin is DecidedBy.STACK or (component.origin is DecidedBy.PIN and name not in self.done)
 
     def _is_moved(self, name: str) -> bool:
         """Whether the user pinned another one than the stack's, or such a pin led to it."""
@@ -116,28 +116,28 @@ class _Holding:
             return declared.of(name, self.base, first=item.extras(self.base))
         return declared.of(name, self.base, only=extras)
 
-    def _held(self, item: Chosen, ranges: Mapping[str, list[Range]]) -> Chosen | None:
+    def _held(self, component: Chosen, ranges: Mapping[str, list[Range]]) -> Chosen | None:
         """A component within what others declare of it; None: nothing they declare is against what it is."""
-        stated = item.spec.version
+        stated = component.spec.version
         limits = {who: [part for part in found if part.specifier] for who, found in ranges.items()}
         limits = {who: found for who, found in limits.items() if found}
-        if not limits or (stated and not self._is_outside(item, limits)):
+        if not limits or (stated and not self._is_outside(component, limits)):
             return None
         declared = SpecifierSet()
         for found in limits.values():
             # The ranges of several extras are alternatives: first those that the stack asks for (Declared.of).
             declared &= found[0].specifier
         because = f"declared by {' and '.join(found[0].where for found in limits.values())}"
-        both = SpecifierSet(item.specifier) & declared
+        both = SpecifierSet(component.specifier) & declared
         if not stated:
             declared = both
-        elif EXACT.match(stated) is None and self.declarations.version(item.name, str(both)):
+        elif EXACT.match(stated) is None and self.declarations.version(component.name, str(both)):
             declared, because = both, f"{because}, within the stack's {stated}"
         else:
             because += f", in the place of the stack's {stated}"
         by = dict.fromkeys(name for who in limits for name in (who, *self.found[who].held_by))
         return replace(
-            item,
+            component,
             asked=str(declared),
             specifier=str(declared),
             origin=DecidedBy.DECLARED,
@@ -145,10 +145,10 @@ class _Holding:
             held_by=tuple(by),
         )
 
-    def _is_outside(self, item: Chosen, limits: Mapping[str, list[Range]]) -> bool:
+    def _is_outside(self, component: Chosen, limits: Mapping[str, list[Range]]) -> bool:
         """Whether the stack's version is outside what a component declares whose own version the user moved."""
-        exact = EXACT.match(item.spec.version)
-        version = exact[1] if exact else self.declarations.version(item.name, item.spec.version)
+        exact = EXACT.match(component.spec.version)
+        version = exact[1] if exact else self.declarations.version(component.name, component.spec.version)
         if version is None:
             return False  # the resolution will say so
         return any(
@@ -170,44 +170,52 @@ def hold_to_cuda(
     """
     base, build = inputs.selection.base, inputs.torch_build
     held, exempt = dict(chosen), dict[str, Exemption]()
-    for name, item in chosen.items():
-        releases = item.spec.releases_for_cuda.get(base.cuda_major or "")
+    for name, component in chosen.items():
+        releases = component.spec.releases_for_cuda.get(base.cuda_major or "")
         other_build = name == "torch" and build != PACKAGE_INDEX_BUILD
-        if not releases or item.origin is not DecidedBy.STACK or item.is_direct or name in base.provides or other_build:
+        if (
+            not releases
+            or component.origin is not DecidedBy.STACK
+            or component.is_direct
+            or name in base.provides
+            or other_build
+        ):
             continue
-        specifier = ",".join(filter(None, [item.specifier, releases]))
-        because = f"{item.because}: releases for CUDA {base.cuda_major}"
-        held[name] = replace(item, specifier=specifier, asked=specifier, because=because)
-        if moment.asked != as_of.NOW and item.spec.as_of is None:
+        specifier = ",".join(filter(None, [component.specifier, releases]))
+        because = f"{component.because}: releases for CUDA {base.cuda_major}"
+        held[name] = replace(component, specifier=specifier, asked=specifier, because=because)
+        if moment.asked != as_of.NOW and component.spec.as_of is None:
             exempt |= _exemptions(held[name], base, moment, own, context, may_exempt=inputs.request.base_named)
     return held, exempt
 
 
 def _exemptions(
-    item: Chosen, base: Base, moment: AsOf, own: OwnIndexes, context: LockContext, *, may_exempt: bool
+    component: Chosen, base: Base, moment: AsOf, own: OwnIndexes, context: LockContext, *, may_exempt: bool
 ) -> dict[str, Exemption]:
-    title = f"{item.name} for CUDA {base.cuda_major}"
+    title = f"{component.name} for CUDA {base.cuda_major}"
     with context.reporter.step(f"look for {title} as of {moment.text()}"):
         try:
             rules = LookUpRules(own=own, settings={"exclude-newer": moment.text()})
-            look_up({item.name: item.specifier}, base, rules, f"find {title}", context)
+            look_up({component.name: component.specifier}, base, rules, f"find {title}", context)
         except ResolutionError as error:
             if NO_SOLUTION not in error.why:
                 raise
         else:
             return {}
         if not may_exempt:
-            raise _none_yet(item, base, moment)
-        return _of_first(item, base, moment, title, own, context)
+            raise _none_yet(component, base, moment)
+        return _of_first(component, base, moment, title, own, context)
 
 
 def _of_first(
-    item: Chosen, base: Base, moment: AsOf, title: str, own: OwnIndexes, context: LockContext
+    component: Chosen, base: Base, moment: AsOf, title: str, own: OwnIndexes, context: LockContext
 ) -> dict[str, Exemption]:
     """The first release, and those of its needs whose lowest versions are newer than the moment too."""
     lowest = LookUpRules(own=own, settings={"resolution": "lowest"})
-    first = look_up({item.name: item.specifier}, base, lowest, f"find the first {title}", context)[item.name]
-    title = f"{item.name} {first['version']}"
+    first = look_up({component.name: component.specifier}, base, lowest, f"find the first {title}", context)[
+        component.name
+    ]
+    title = f"{component.name} {first['version']}"
     until = as_of.timestamp(as_of.end_of(_last_upload(first).date()))
     # resolution = lowest shows the oldest versions that will do: only what is newer than the moment even so needs an
     # exemption.
@@ -215,11 +223,13 @@ def _of_first(
     # (matplotlib/viscm#100 met the same).
     rules = lowest.with_settings(exclude_newer=until, no_build=True)
     what = f"find what {title} needs"
-    needed = look_up_with_needs({item.name: f"=={first['version']}"}, base, rules, what, context)
-    reason = f"as of {moment.text()} no release of {item.name} is for CUDA {base.cuda_major}; {title} is the first"
-    found = {item.name: Exemption(until=until, reason=reason)}
-    for name in item.spec.released_with:
-        found[name] = Exemption(until=until, reason=f"a release of it needs one of {item.name}, and {title} is exempt")
+    needed = look_up_with_needs({component.name: f"=={first['version']}"}, base, rules, what, context)
+    reason = f"as of {moment.text()} no release of {component.name} is for CUDA {base.cuda_major}; {title} is the first"
+    found = {component.name: Exemption(until=until, reason=reason)}
+    for name in component.spec.released_with:
+        found[name] = Exemption(
+            until=until, reason=f"a release of it needs one of {component.name}, and {title} is exempt"
+        )
     for name, package in needed.items():
         if _last_upload(package) > moment.moment:
             found.setdefault(name, Exemption(until=until, reason=f"{title} needs {package['version']}"))
@@ -231,11 +241,11 @@ def _last_upload(package: Mapping[str, Any]) -> datetime:
     return datetime.fromtimestamp(max(upload_seconds(package), default=0), timezone.utc)
 
 
-def _none_yet(item: Chosen, base: Base, moment: AsOf) -> CheckRefusedError:
+def _none_yet(component: Chosen, base: Base, moment: AsOf) -> CheckRefusedError:
     major = base.cuda_major
     return CheckRefusedError(
-        f"as of {moment.text()} no release of {item.name} on the index is for CUDA {major}",
-        why=f"Those for CUDA {major} are {item.name}{item.specifier} ({item.because}).",
+        f"as of {moment.text()} no release of {component.name} on the index is for CUDA {major}",
+        why=f"Those for CUDA {major} are {component.name}{component.specifier} ({component.because}).",
         fix="Name the base, and the first one is taken although it is newer: --base NAME",
         # By this code lock_stack goes on with the stack's next base.
         codes=["cuda-mixed"],

@@ -51,11 +51,15 @@ def locked_deviations(lock: Lock) -> tuple[Deviation, ...]:
 def texts(deviations: Iterable[Deviation]) -> tuple[str, ...]:
     """A line for each, and one for packages that are taken alike: Transformer Engine, its cores and its torch part."""
     names: dict[Deviation, list[str]] = {}
-    for item in deviations:
-        names.setdefault(replace(item, package=""), []).append(item.package)
+    for deviation in deviations:
+        names.setdefault(replace(deviation, package=""), []).append(deviation.package)
     return tuple(item.text(", ".join(packages)) for item, packages in names.items())
 
 
 def replaced(deviations: Iterable[Deviation]) -> set[str]:
     """The packages of which other releases are taken than those that were asked for."""
-    return {item.package for item in deviations if not (item.until or item.added or item.declared_by)}
+    return {
+        deviation.package
+        for deviation in deviations
+        if not (deviation.until or deviation.added or deviation.declared_by)
+    }

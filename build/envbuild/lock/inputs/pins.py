@@ -137,8 +137,8 @@ def _is_version(text: str) -> bool:
 def _git(name: str, text: str) -> GitRef:
     if not name:
         raise _refused(text, "It is empty.")
-    if found := _NO_REF_NAME.search(name):
-        why = f"{found.group()!r} is not allowed in the name of a branch or tag."
+    if match := _NO_REF_NAME.search(name):
+        why = f"{match.group()!r} is not allowed in the name of a branch or tag."
         if _EXPRESSION.search(name):
             why += " Expressions that git computes ('main~3', 'a..b') are not supported: name the commit itself."
         elif "*" in name:

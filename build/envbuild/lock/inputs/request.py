@@ -217,12 +217,12 @@ def _companions(selection: Selection) -> dict[str, Json]:
     # Which torch the image has that upstream's tests run in.
     leads += [NGC_TABLE] if leads else []
     tables = {name: selection.catalog.companions(name) for name in leads}
-    found: dict[str, Json] = {
+    by_name: dict[str, Json] = {
         name: definition_digest(table)
         for name, table in tables.items()
         if table is not None and table.names() & stack.undecided()
     }
-    return {"companions": found} if found else {}
+    return {"companions": by_name} if by_name else {}
 
 
 def may_hold(stack: Stack, pins: Mapping[str, str]) -> bool:

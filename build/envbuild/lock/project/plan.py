@@ -50,7 +50,7 @@ class LockPlan:
         decided = self.project.pinned_directly() | self.project.base.provides.keys()
         stays = {name: version for name, version in self.inputs.stays.items() if name not in decided}
         # Upstream's files win over the versions that stay: they may have moved with the branch.
-        return {**stays, **{name: item.version for name, item in self.preferences.items()}}
+        return {**stays, **{name: preference.version for name, preference in self.preferences.items()}}
 
     @property
     def own(self) -> OwnIndexes:
@@ -80,13 +80,17 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
     if leads:
         forced = without_overruled(forced, decided.preferences, leads[0].chosen.name, inputs.selection.base)
     # The stack's file comes first: NeMo 3 forces pyarrow 24, and stack nemo limits it.
-    stated = {name for name, item in decided.effective.stack.requirements.items() if item.version}
-    forced = {name: item for name, item in forced.items() if name not in stated}
+    stated = {name for name, requirement in decided.effective.stack.requirements.items() if requirement.version}
+    forced = {name: forced_range for name, forced_range in forced.items() if name not in stated}
     # What upstream forces and does not work, another range replaces, which is forced as well: Megatron-Bridge forces
     # nvidia-modelopt==0.44.0rc5, which only NVIDIA's index has, against what others declare.
-    moved = {item.package: item for item in inputs.deviations if item.package in forced and item.specifier}
-    forced = {name: item for name, item in forced.items() if name not in replaced(inputs.deviations)}
-    texts = {name: item.texts for name, item in forced.items()}
+    moved = {
+        deviation.package: deviation
+        for deviation in inputs.deviations
+        if deviation.package in forced and deviation.specifier
+    }
+    forced = {name: forced_range for name, forced_range in forced.items() if name not in replaced(inputs.deviations)}
+    texts = {name: forced_range.texts for name, forced_range in forced.items()}
     texts |= {name: (item.specifier,) for name, item in moved.items()}
     project = _project(inputs, decided, texts)
     return LockPlan(
@@ -107,18 +111,18 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
 def _preferences(inputs: LockInputs, decided: Decided, context: LockContext) -> dict[str, Preference]:
     """The versions that upstream tested with, without those of packages that are decided by a commit or an address."""
     leads, base = decided.effective.leads, inputs.selection.base
-    found = dict(decided.preferences)
+    by_name = dict(decided.preferences)
     torch, image = decided.chosen.get("torch"), upstream_image(leads, base, context)
     # With another version, or in a lock where upstream has torch from the index, nothing is open.
     floats = torch is not None and torch.origin is DecidedBy.STACK and not (torch.is_direct or torch.spec.version)
-    if torch is not None and image is not None and floats and "torch" not in {*base.provides, *found}:
-        dates = {name: item.until for name, item in decided.exempt.items()}
+    if torch is not None and image is not None and floats and "torch" not in {*base.provides, *by_name}:
+        dates = {name: exemption.until for name, exemption in decided.exempt.items()}
         rules = LookUpRules(own=decided.own, settings=decided.as_of.settings(dates))
         with context.reporter.step(f"find the torch that is nearest to {image.release}'s"):
             if (preference := torch_preference(torch, image, inputs.selection, rules, context)) is not None:
-                found["torch"] = preference
-    direct = {name for name, item in decided.chosen.items() if item.is_direct}
-    return {name: item for name, item in found.items() if name not in direct | base.provides.keys()}
+                by_name["torch"] = preference
+    direct = {name for name, component in decided.chosen.items() if component.is_direct}
+    return {name: item for name, item in by_name.items() if name not in direct | base.provides.keys()}
 
 
 def _left_out(inputs: LockInputs, decided: Decided, context: LockContext) -> tuple[str, ...]:
@@ -151,16 +155,16 @@ def _project(inputs: LockInputs, decided: Decided, forced: Mapping[str, tuple[st
         as_of=decided.as_of.text() if decided.as_of.held else "",
         undated=decided.as_of.undated,
         chosen=decided.chosen,
-        requirements={name: item.version for name, item in stack.requirements.items()}
-        | {item.package: item.specifier for item in inputs.deviations if item.added},
+        requirements={name: requirement.version for name, requirement in stack.requirements.items()}
+        | {deviation.package: deviation.specifier for deviation in inputs.deviations if deviation.added},
         overrides={
             **forced,
             **{name: (stack.overrides[name].version,) for name in stack.overrides_of_all()},
         },
         scoped_overrides=_scoped_overrides(inputs, decided),
         git_sources=decided.git_sources,
-        exempt={name: item.until for name, item in decided.exempt.items()}
-        | {item.package: item.until for item in inputs.deviations if item.until},
+        exempt={name: exemption.until for name, exemption in decided.exempt.items()}
+        | {deviation.package: deviation.until for deviation in inputs.deviations if deviation.until},
         limits=_limits(inputs, {*decided.chosen, *forced}),
     )
 
@@ -170,23 +174,23 @@ def _scoped_overrides(inputs: LockInputs, decided: Decided) -> dict[str, dict[st
 
     For those alone that use the component: an override for all would take the extras from the stack's own requirement.
     """
-    found = {name: dict(items) for name, items in decided.effective.stack.scoped_overrides().items()}
-    for name, item in decided.chosen.items():
+    by_name = {name: dict(items) for name, items in decided.effective.stack.scoped_overrides().items()}
+    for name, component in decided.chosen.items():
         users = [user for user, other in decided.chosen.items() if name in other.spec.uses]
-        for user in users if item.overrides and item.wanted else ():
-            found.setdefault(user, {}).setdefault(name, item.wanted)
+        for user in users if component.overrides and component.wanted else ():
+            by_name.setdefault(user, {}).setdefault(name, component.wanted)
     for deviation in inputs.deviations:
         if deviation.declared_by:
-            found.setdefault(deviation.declared_by, {})[deviation.package] = deviation.specifier
-    return found
+            by_name.setdefault(deviation.declared_by, {})[deviation.package] = deviation.specifier
+    return by_name
 
 
 def _limits(inputs: LockInputs, decided: Collection[str]) -> dict[str, str]:
     """What is taken of packages that nothing else decides, in the place of what uv takes by itself."""
     return {
-        item.package: item.specifier
-        for item in inputs.deviations
-        if item.specifier and not (item.added or item.declared_by) and item.package not in decided
+        deviation.package: deviation.specifier
+        for deviation in inputs.deviations
+        if deviation.specifier and not (deviation.added or deviation.declared_by) and deviation.package not in decided
     }
 
 

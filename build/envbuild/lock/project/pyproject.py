@@ -59,28 +59,30 @@ class Project:
     @property
     def every(self) -> dict[str, Chosen]:
         """The components, and what those from git take from elsewhere themselves."""
-        return {**self.chosen, **{name: item.chosen for name, item in self.git_sources.in_force.items()}}
+        return {**self.chosen, **{name: source.chosen for name, source in self.git_sources.in_force.items()}}
 
     def pinned_directly(self) -> frozenset[str]:
         """The packages that a commit or an address pins, so that no version needs to."""
-        return frozenset(name for name, item in self.every.items() if item.is_direct)
+        return frozenset(name for name, component in self.every.items() if component.is_direct)
 
     def released_users(self) -> list[str]:
         """The components that are releases and use one that is a release too, each with what it uses."""
-        released = {name: item for name, item in self.chosen.items() if item.commit is None}
+        released = {name: component for name, component in self.chosen.items() if component.commit is None}
         pairs = ((name, used) for name, item in released.items() for used in item.spec.uses if used in released)
         return list(dict.fromkeys(name for pair in pairs for name in pair))
 
     def compiled(self) -> list[str]:
         """The packages of phase compile, as far as they are named."""
-        return [name for name, item in self.every.items() if item.phase is Phase.COMPILE]
+        return [name for name, component in self.every.items() if component.phase is Phase.COMPILE]
 
 
 def with_git_sources(project: Project, git_sources: GitSources) -> Project:
     """The project with less that is taken, and without the metadata of what went."""
     gone = project.git_sources.in_force.keys() - git_sources.in_force.keys()
     return replace(
-        project, git_sources=git_sources, metadata=tuple(item for item in project.metadata if item.name not in gone)
+        project,
+        git_sources=git_sources,
+        metadata=tuple(declared for declared in project.metadata if declared.name not in gone),
     )
 
 
@@ -122,7 +124,7 @@ def render_project(
     document.add(tomlkit.comment("Written by `envbuild lock`: the uv project of this lock, for plain `uv sync`."))
     if project.torch_build != PACKAGE_INDEX_BUILD:
         document.add(tomlkit.comment(f"Add --find-links with a place that has torch's +{project.torch_build} build."))
-    if named := sorted({item.index for item in project.every.values() if item.index}):
+    if named := sorted({component.index for component in project.every.values() if component.index}):
         document.add(
             tomlkit.comment(f"Add [[tool.uv.index]] with name, url and explicit = true for {', '.join(named)}.")
         )
@@ -151,13 +153,13 @@ def render_project(
     taken = {name: item.chosen.wanted for name, item in sorted(project.git_sources.in_force.items())}
     constraints += [f"{name}{wanted}" for name, wanted in taken.items() if wanted]
     # uv takes the source of what is required or limited by the project, and drops a constraint without a range.
-    constraints += [f"{name}{ANY_RELEASE}" for name, item in sorted(project.every.items()) if item.index]
+    constraints += [f"{name}{ANY_RELEASE}" for name, component in sorted(project.every.items()) if component.index]
     constraints += [f"{name}{text}" for name, text in sorted(project.limits.items())]
     constraints += [f"torch!={version}" for version in (source.not_these if source else ())]
     if constraints:
         uv["constraint-dependencies"] = _lines(constraints)
     # uv refuses a name that no index has: no other one is asked for these packages.
-    sources = {name: {"index": item.index} for name, item in sorted(project.every.items()) if item.index}
+    sources = {name: {"index": component.index} for name, component in sorted(project.every.items()) if component.index}
     _add_sources(uv, sources, source)
     if unsourced := _unsourced(project, source):
         uv["no-sources-package"] = _lines(unsourced)
@@ -179,9 +181,9 @@ def _add_sources(
     # explicit: no other package is taken from there (uv's documentation, "Package indexes").
     used = {entry["index"] for entry in sources.values()}
     indexes = [
-        {"name": item.name, "url": item.url, "explicit": True}
-        for item in (source.indexes if source is not None else ())
-        if item.name in used
+        {"name": index.name, "url": index.url, "explicit": True}
+        for index in (source.indexes if source is not None else ())
+        if index.name in used
     ]
     if source is not None and source.kind == "torch-index":
         indexes.append({"name": TORCH_INDEX_NAME, "url": source.location or "", "explicit": True})
@@ -206,18 +208,18 @@ def with_indexes(text: str, source: TorchSource) -> str:
 
 def _requirements(project: Project) -> dict[Phase, list[str]]:
     phases: dict[Phase, list[str]] = {phase: [] for phase in Phase}
-    for name, item in project.chosen.items():
+    for name, component in project.chosen.items():
         if name in project.base.provides:
             continue
-        version = item.wanted
-        if name == "torch" and not item.is_direct:
+        version = component.wanted
+        if name == "torch" and not component.is_direct:
             version = torch_specifier(version, project.torch_build)
-        phases[item.phase].append(requirement_of(name, version, item.extras(project.base)))
+        phases[component.phase].append(requirement_of(name, version, component.extras(project.base)))
     phases[Phase.MAIN] += [requirement_of(name, version) for name, version in project.requirements.items()]
     phases[Phase.MAIN] += project.build_requires
     # What builds a package without isolation must be installed before it.
     named = {name_of(line) for lines in phases.values() for line in lines} | {"torch"}
-    needed = dict.fromkeys(line for item in project.git_sources.in_force.values() for line in item.build_requires)
+    needed = dict.fromkeys(line for source in project.git_sources.in_force.values() for line in source.build_requires)
     phases[Phase.MAIN] += [line for line in needed if name_of(line) not in named]
     return phases
 
@@ -227,7 +229,7 @@ def dates_of(project: Project) -> dict[str, object]:
     if not project.as_of:
         return {}
     dates: dict[str, object] = dict(project.exempt)
-    dates |= own_dates({name: item.spec for name, item in project.chosen.items() if item.commit is None})
+    dates |= own_dates({name: component.spec for name, component in project.chosen.items() if component.commit is None})
     if project.torch_build != PACKAGE_INDEX_BUILD:
         # Wheels in a folder have no upload time; the exact version and its hash pin them instead.
         dates["torch"] = False
@@ -251,27 +253,27 @@ def _unsourced(project: Project, source: TorchSource | None) -> list[str]:
 
     Megatron-Bridge takes megatron-core from its submodule so, and uv follows it into a dependency from git.
     """
-    if all(item.commit is None for item in project.chosen.values()):
+    if all(component.commit is None for component in project.chosen.values()):
         return []
     from_index = source is not None and source.kind == "torch-index"
-    names = [name for name, item in project.every.items() if not item.index]
+    names = [name for name, component in project.every.items() if not component.index]
     return [name for name in names if not (name == "torch" and from_index)]
 
 
 def _metadata(project: Project) -> tomlkit.items.AoT:
     tables = tomlkit.aot()
-    for item in project.metadata:
+    for declared in project.metadata:
         table = tomlkit.table()
-        table["name"] = item.name
+        table["name"] = declared.name
         # For its version only. Wrong metadata hides conflicts: without nvidia-cudnn-frontend>=1.29.0 of Transformer
         # Engine 2.20.2, uv 0.13.8 resolves it together with mamba-ssm 2.3.2.post1, which excludes that.
-        if item.version:
-            table["version"] = item.version
-        if item.requires_python:
-            table["requires-python"] = item.requires_python
-        table["requires-dist"] = _lines(list(item.requires_dist))
-        if item.provides_extra:
-            table["provides-extra"] = _lines(list(item.provides_extra))
+        if declared.version:
+            table["version"] = declared.version
+        if declared.requires_python:
+            table["requires-python"] = declared.requires_python
+        table["requires-dist"] = _lines(list(declared.requires_dist))
+        if declared.provides_extra:
+            table["provides-extra"] = _lines(list(declared.provides_extra))
         tables.append(table)
     return tables
 

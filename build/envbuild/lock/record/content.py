@@ -49,8 +49,12 @@ Content = Mapping[str, Package]
 def locked_content(lock: LockDirectory, phases: Collection[str]) -> dict[str, Package]:
     """The packages of some phases of a lock, by canonical name."""
     components = lock.lock.components.items()
-    direct = {canonicalize_name(name): item.version for name, item in components if item.commit or item.url}
-    found: dict[str, Package] = {}
+    direct = {
+        canonicalize_name(name): component.version
+        for name, component in components
+        if component.commit or component.url
+    }
+    by_name: dict[str, Package] = {}
     for phase in phases:
         if (file := lock.file(phase)) is None:
             continue
@@ -59,21 +63,21 @@ def locked_content(lock: LockDirectory, phases: Collection[str]) -> dict[str, Pa
             if (match := _PINNED.match(block)) is None:
                 continue
             name = canonicalize_name(match["name"])
-            found[name] = Package(
+            by_name[name] = Package(
                 version=match["version"] or direct.get(name, ""),
                 hashes=frozenset(_HASH.findall(block)),
                 commit=match["commit"],
             )
-    return found
+    return by_name
 
 
 def packages_by_index(lock: LockDirectory, phase: str) -> dict[str, set[str]]:
     """The packages of a phase by the index of their own that they are locked from; all others under an empty name."""
-    found: dict[str, set[str]] = {"": set()}
+    by_name: dict[str, set[str]] = {"": set()}
     for name in locked_content(lock, (phase,)):
         component = lock.lock.components.get(name)
-        found.setdefault((component and component.index) or "", set()).add(name)
-    return found
+        by_name.setdefault((component and component.index) or "", set()).add(name)
+    return by_name
 
 
 def pinned_package(line: str) -> str:
@@ -95,32 +99,32 @@ def without_packages(text: str, packages: Collection[str]) -> str:
 
 def of_uv_lock(text: str) -> dict[str, Package]:
     """The packages of a uv.lock, the project itself left out."""
-    found: dict[str, Package] = {}
+    by_name: dict[str, Package] = {}
     for package in tomlread.loads(text).get("package", []):
         source = package["source"]
         if "virtual" in source:
             continue
-        found[canonicalize_name(package["name"])] = Package(
+        by_name[canonicalize_name(package["name"])] = Package(
             version=package["version"],
             hashes=_hashes(file.get("hash") for file in package_files(package)),
             commit=source["git"].rpartition("#")[2] if "git" in source else None,
             local=any("://" not in file.get("url", "") or "path" in file for file in package_files(package)),
         )
-    return found
+    return by_name
 
 
 def of_pylock(text: str) -> dict[str, Package]:
     """The packages of a pylock.toml."""
-    found: dict[str, Package] = {}
+    by_name: dict[str, Package] = {}
     for package in tomlread.loads(text).get("packages", []):
         # An address is an archive there, whatever kind of file it is.
         files = [*package_files(package), *([package["archive"]] if "archive" in package else [])]
-        found[canonicalize_name(package["name"])] = Package(
+        by_name[canonicalize_name(package["name"])] = Package(
             version=package.get("version", ""),
             hashes=_hashes(f"sha256:{digest}" for file in files if (digest := file["hashes"].get("sha256"))),
             commit=package["vcs"]["commit-id"] if "vcs" in package else None,
         )
-    return found
+    return by_name
 
 
 def _hashes(values: Iterable[str | None]) -> frozenset[str]:
@@ -166,11 +170,11 @@ def normalized(text: str, lock: Lock, phases: Sequence[str], wanted: Content) ->
 
 def of_cyclonedx(document: dict[str, Any]) -> dict[str, Package]:
     """The packages of such a document."""
-    found: dict[str, Package] = {}
+    by_name: dict[str, Package] = {}
     for component in document["components"]:
         references = component.get("externalReferences", [])
         _, _, origin = urllib.parse.unquote(component.get("purl", "")).partition("vcs_url=")
-        found[canonicalize_name(component["name"])] = Package(
+        by_name[canonicalize_name(component["name"])] = Package(
             version=component["version"],
             hashes=frozenset(
                 f"sha256:{item['content']}"
@@ -180,7 +184,7 @@ def of_cyclonedx(document: dict[str, Any]) -> dict[str, Package]:
             ),
             commit=origin.rpartition("#")[2] or None,
         )
-    return found
+    return by_name
 
 
 def render(document: dict[str, Any]) -> str:

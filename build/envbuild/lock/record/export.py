@@ -160,16 +160,16 @@ def _pylock(export: _Export) -> Exported:
 
 def _requirements_by_index(export: _Export) -> dict[str, list[Path]]:
     """The requirement files of each index that packages are locked from; those of all others under an empty name."""
-    found: dict[str, list[Path]] = {}
+    listed: dict[str, list[Path]] = {}
     for phase in export.phases:
         path, every = export.folder / PHASE_FILES[phase], packages_by_index(export.lock, phase)
         for index, packages in every.items():
             if others := {name for other in every.values() for name in other - packages}:
-                file = export.folder / f"{len(found)}-{path.name}"
+                file = export.folder / f"{len(listed)}-{path.name}"
                 file.write_text(without_packages(path.read_text(), others))
             if packages:
-                found.setdefault(index, []).append(file if others else path)
-    return found
+                listed.setdefault(index, []).append(file if others else path)
+    return listed
 
 
 def _joined(written: Sequence[str]) -> str:

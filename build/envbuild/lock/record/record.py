@@ -53,15 +53,15 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
     version = pins.get("torch") or base.provides.get("torch", "")
     torch = LockedTorch(version=version, build=project.torch_build, found_in=plan.torch.kind)
     components = {
-        name: _component(item, pins.get(name) or base.provides.get(name, ""), plan)
-        for name, item in project.chosen.items()
+        name: _component(component, pins.get(name) or base.provides.get(name, ""), plan)
+        for name, component in project.chosen.items()
     }
     for name, source in project.git_sources.in_force.items():
         found = _component(source.chosen, pins.get(name, ""), plan)
         components[name] = found.model_copy(update={"transitive": True})
     base_digest = definition_digest(base)
     environment = selection.stack.variables_on(base.cuda_major)
-    files = {path: item.text for path, item in selection.stack.files.items()}
+    files = {path: file.text for path, file in selection.stack.files.items()}
     lock = Lock(
         schema=SCHEMA,
         stack=selection.stack_name,
@@ -76,17 +76,17 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         environment=environment,
         files=files,
         overrides=_overrides(plan),
-        overridden=tuple(item.text() for item in checked.overridden),
+        overridden=tuple(override.text() for override in checked.overridden),
         driver=plan.effective.stack.driver,
         driver_because=plan.effective.because,
         allowed=tuple(finding.line() for finding in checked.allowed),
         warnings=tuple(finding.line() for finding in checked.warnings),
         left_out=plan.left_out,
-        exempt={name: item.text() for name, item in plan.exempt.items() if name in pins},
-        rewritten=tuple(line for item in project.metadata for line in item.rewritten),
+        exempt={name: exemption.text() for name, exemption in plan.exempt.items() if name in pins},
+        rewritten=tuple(line for declared in project.metadata for line in declared.rewritten),
         pyproject_digest=pyproject,
         deviations=texts(plan.inputs.deviations),
-        deviating=tuple(LockedDeviation(**vars(item)) for item in plan.inputs.deviations),
+        deviating=tuple(LockedDeviation(**vars(deviation)) for deviation in plan.inputs.deviations),
         fallback_from=plan.inputs.request.fallback_from,
         preferred=_preferred(plan, pins),
     )
@@ -130,50 +130,50 @@ def _base(name: str, base: Base, digest: str) -> LockedBase:
     )
 
 
-def _component(item: Chosen, version: str, plan: LockPlan) -> LockedComponent:
-    metadata = next((entry for entry in plan.project.metadata if entry.name == item.name), None)
+def _component(component: Chosen, version: str, plan: LockPlan) -> LockedComponent:
+    metadata = next((entry for entry in plan.project.metadata if entry.name == component.name), None)
     bare = LockedComponent(
-        asked=item.asked,
+        asked=component.asked,
         version=version,
-        phase=item.phase,
-        because=_because(item, version, plan),
-        modules=item.spec.modules,
+        phase=component.phase,
+        because=_because(component, version, plan),
+        modules=component.spec.modules,
         sdist=(metadata.sdist_digest or None) if metadata else None,
-        url=item.url or None,
-        index=item.index or None,
+        url=component.url or None,
+        index=component.index or None,
     )
-    if item.commit is None:
+    if component.commit is None:
         return bare
     return bare.model_copy(
         update={
-            "git": item.git,
-            "commit": item.commit.sha,
-            "subdirectory": item.subdirectory or None,
-            "committed_at": as_of.timestamp(item.commit.committed_at),
-            "ref_kind": item.commit.kind.value,
-            "follows": item.commit.kind is CommitKind.BRANCH and plan.as_of.asked == as_of.NOW,
+            "git": component.git,
+            "commit": component.commit.sha,
+            "subdirectory": component.subdirectory or None,
+            "committed_at": as_of.timestamp(component.commit.committed_at),
+            "ref_kind": component.commit.kind.value,
+            "follows": component.commit.kind is CommitKind.BRANCH and plan.as_of.asked == as_of.NOW,
         }
     )
 
 
-def _because(item: Chosen, version: str, plan: LockPlan) -> str:
+def _because(component: Chosen, version: str, plan: LockPlan) -> str:
     """Where a component's version comes from; where nothing decided it, the preference that was followed."""
-    preference = plan.preferences.get(item.name)
+    preference = plan.preferences.get(component.name)
     # 2.13.0+cpu is a build of 2.13.0 (PEP 440, "Local version identifiers"); preferences name no build.
     followed = preference is not None and preference.version == Version(version).public if version else False
-    if preference is None or not followed or item.is_direct or EXACT.match(item.specifier):
-        return item.because
-    return preference.because if item.because == STACKS_FILE else f"{item.because}; {preference.because}"
+    if preference is None or not followed or component.is_direct or EXACT.match(component.specifier):
+        return component.because
+    return preference.because if component.because == STACKS_FILE else f"{component.because}; {preference.because}"
 
 
 def _preferred(plan: LockPlan, pins: Mapping[str, str]) -> tuple[str, ...]:
     """For each file of upstream's with versions: how many of its packages have them, and which do not."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for name, item in plan.preferences.items():
+    listed: dict[str, list[tuple[str, str]]] = {}
+    for name, preference in plan.preferences.items():
         if name in pins:
-            found.setdefault(item.because, []).append((name, item.version))
+            listed.setdefault(preference.because, []).append((name, preference.version))
     lines = []
-    for because, items in found.items():
+    for because, items in listed.items():
         others = [(name, version) for name, version in items if Version(pins[name]).public != version]
         shown = ", ".join(f"{name} {pins[name]} ({version})" for name, version in sorted(others))
         lines.append(

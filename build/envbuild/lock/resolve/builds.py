@@ -34,7 +34,7 @@ def to_compile(plan: LockPlan, resolution: Resolution, repositories: Repositorie
     torch, and not the lock's: mamba-ssm, causal-conv1d, nv-grouped-gemm, which Megatron-Bridge of early 2026 asks for.
     """
     project, tags = plan.project, base_tags(plan.project.base)
-    chosen = {name for name, item in project.every.items() if name in project.chosen or not item.index}
+    chosen = {name for name, component in project.every.items() if name in project.chosen or not component.index}
     recipes = plan.inputs.selection.catalog.names("wheels")
     return frozenset(
         name
@@ -55,20 +55,20 @@ def build_constraints(plan: LockPlan, resolution: Resolution, context: LockConte
     """
     pins = resolution.pins
     needed = [
-        (item, requirement)
-        for item in plan.project.every.values()
-        if item.commit is not None and item.phase is Phase.MAIN
-        for requirement in _needed(item, plan, context)
+        (component, requirement)
+        for component in plan.project.every.values()
+        if component.commit is not None and component.phase is Phase.MAIN
+        for requirement in _needed(component, plan, context)
     ]
     if needed:
         _refuse_own_indexes(needed, plan.own.places, resolution)
-    found: dict[str, set[str]] = {}
+    by_name: dict[str, set[str]] = {}
     asked: dict[str, dict[str, Chosen]] = {}
     for item, requirement in needed:
         name = canonicalize_name(requirement.name)
         locked = pins.get(name)
         if locked is not None and requirement.specifier.contains(locked, prereleases=True):
-            found.setdefault(name, set()).add(locked)
+            by_name.setdefault(name, set()).add(locked)
         # An address names its file itself (PEP 508).
         elif requirement.url is None:
             asked.setdefault(name, {}).setdefault(str(requirement.specifier), item)
@@ -77,8 +77,8 @@ def build_constraints(plan: LockPlan, resolution: Resolution, context: LockConte
         ranges = {name: next(iter(ranges.items())) for name, ranges in asked.items()}
         asked = {name: dict([*ranges.items()][1:]) for name, ranges in asked.items() if len(ranges) > 1}
         for package, version in _newest(ranges, plan, context).items():
-            found.setdefault(package, set()).add(version)
-    return tuple(_line(name, [*versions]) for name, versions in sorted(found.items()))
+            by_name.setdefault(package, set()).add(version)
+    return tuple(_line(name, [*versions]) for name, versions in sorted(by_name.items()))
 
 
 def _refuse_own_indexes(
@@ -97,8 +97,8 @@ def _refuse_own_indexes(
                 queue += [entry["name"] for entry in tables.get(name, {}).get("dependencies", ())]
 
 
-def _needed(item: Chosen, plan: LockPlan, context: LockContext) -> list[Requirement]:
-    lines = readable(build_requires(pyproject_of(item, context.repositories)))
+def _needed(component: Chosen, plan: LockPlan, context: LockContext) -> list[Requirement]:
+    lines = readable(build_requires(pyproject_of(component, context.repositories)))
     return [line for line in lines if holds_on(str(line.marker or ""), plan.project.base)]
 
 

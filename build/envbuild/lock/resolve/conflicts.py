@@ -103,6 +103,6 @@ def _unpinned(plan: LockPlan, pins: Collection[str]) -> Project:
     }
     # uv would have to build other releases of the compile phase to learn what they declare: taken to be nothing.
     unread = (name for name in free if project.chosen[name].phase is Phase.COMPILE)
-    metadata = [item for item in project.metadata if item.name not in free]
+    metadata = [declared for declared in project.metadata if declared.name not in free]
     metadata += [CompileMetadata(name=name, version="", requires_dist=()) for name in unread]
     return replace(project, chosen=chosen, metadata=tuple(metadata), git_sources=project.git_sources.without(free))

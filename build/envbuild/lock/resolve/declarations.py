@@ -48,7 +48,11 @@ def finding_files(plan: LockPlan, context: LockContext) -> Iterator[Future[Packa
 
 
 def _compiled(project: Project) -> list[str]:
-    return [name for name, item in project.chosen.items() if item.phase is Phase.COMPILE and item.commit is None]
+    return [
+        name
+        for name, component in project.chosen.items()
+        if component.phase is Phase.COMPILE and component.commit is None
+    ]
 
 
 def _find_files(plan: LockPlan, names: Sequence[str], context: LockContext) -> Packages:
@@ -75,14 +79,14 @@ def kept_files(
             return None
         phases = [file.read_text() for phase in previous.lock.phases if (file := previous.file(phase)) is not None]
     stated = set(_HASH.findall("\n".join(phases)))
-    found: dict[str, Mapping[str, Any]] = {name: tables.get(name, {}) for name in names}
-    for name, package in found.items():
+    by_name: dict[str, Mapping[str, Any]] = {name: tables.get(name, {}) for name in names}
+    for name, package in by_name.items():
         files = package_files(package)
         if package.get("version") != keep.get(name) or not files:
             return None
         if not all("url" in file and file.get("hash") in stated for file in files):
             return None
-    return found
+    return by_name
 
 
 def _likely(plan: LockPlan, names: Sequence[str], what: str, context: LockContext) -> Packages:
@@ -113,7 +117,7 @@ def with_declarations(plan: LockPlan, files: Future[Packages], context: LockCont
     project = plan.project
     compiled = _metadata(plan, files, context)
     # What builds a package that another one takes from git goes with it, where nothing asks for it in the end.
-    own = [item for item in compiled if item.name not in project.git_sources.in_force]
+    own = [declared for declared in compiled if declared.name not in project.git_sources.in_force]
     lines = [line for item in own for line in needed_of_environment(item.build_requires)]
     named = {*project.chosen, *project.requirements} | _ALREADY_THERE
     needed = tuple(line for line in dict.fromkeys(lines) if name_of(line) not in named)
@@ -122,9 +126,9 @@ def with_declarations(plan: LockPlan, files: Future[Packages], context: LockCont
 
 def _stated(plan: LockPlan, context: LockContext) -> Iterator[CompileMetadata]:
     """What the packages from git state that are built in isolation, as far as nothing is left to their build."""
-    for item in plan.project.every.values():
-        if item.phase is Phase.MAIN and item.commit is not None:
-            stated = stated_metadata(item, context.repositories)
+    for component in plan.project.every.values():
+        if component.phase is Phase.MAIN and component.commit is not None:
+            stated = stated_metadata(component, context.repositories)
             if stated is not None:
                 yield stated
 
@@ -132,7 +136,11 @@ def _stated(plan: LockPlan, context: LockContext) -> Iterator[CompileMetadata]:
 def _metadata(plan: LockPlan, files: Future[Packages], context: LockContext) -> tuple[CompileMetadata, ...]:
     project = plan.project
     released = _compiled(project)
-    from_git = [item for item in project.every.values() if item.phase is Phase.COMPILE and item.commit is not None]
+    from_git = [
+        component
+        for component in project.every.values()
+        if component.phase is Phase.COMPILE and component.commit is not None
+    ]
     cuda = project.base.cuda_major
     if not released and not from_git:
         return ()

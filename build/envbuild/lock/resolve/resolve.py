@@ -224,8 +224,11 @@ def _without_yanked(plan: LockPlan, found: Resolution, context: LockContext) -> 
     # uv takes a yanked release that a uv.lock names (PEP 592; astral-sh/uv#19112), and preferences are given as one.
     yanked: dict[str, str] = {
         name: f"!={found.pins[name]}"
-        for name, item in plan.project.chosen.items()
-        if name in found.yanked and name not in plan.keep and EXACT.match(item.wanted) is None and name in found.pins
+        for name, component in plan.project.chosen.items()
+        if name in found.yanked
+        and name not in plan.keep
+        and EXACT.match(component.wanted) is None
+        and name in found.pins
     }
     if not yanked:
         return plan, found
@@ -286,7 +289,7 @@ def _with_what_is_asked_for(
         error: why it does not resolve with all that may be taken.
     """
     every = plan.project.git_sources
-    asked = {item.name for item in every.candidates if item.required}
+    asked = {source.name for source in every.candidates if source.required}
     while (some := every.only(asked)).in_force != every.in_force:
         trial = replace(plan, project=with_git_sources(plan.project, some))
         try:
@@ -310,7 +313,9 @@ def _explain_refused(error: ResolutionError, sources: GitSources) -> ResolutionE
     """The error with what to do about a package that uv refuses to take from elsewhere, or does not find."""
     refused = list(dict.fromkeys(map(canonicalize_name, _URL_REFUSED.findall(error.why))))
     refuse_barred(sources, names_in(error.why))
-    own = {item.name: item.chosen.index for item in sources.candidates if item.chosen.index} | dict(sources.indexes)
+    own = {source.name: source.chosen.index for source in sources.candidates if source.chosen.index} | dict(
+        sources.indexes
+    )
     if absent := {name: own[name] for name in not_there(error.why) if name in own}:
         indexes = ", ".join(sorted({repr(index) for index in absent.values()}))
         error = error.with_context(
@@ -319,7 +324,7 @@ def _explain_refused(error: ResolutionError, sources: GitSources) -> ResolutionE
             ),
             fix=f"Take a release that is there. [indexes] of the site's configuration says where {indexes} is.",
         )
-    missing = {item.name: item for item in sources.missing if item.name in {*refused, *not_there(error.why)}}
+    missing = {source.name: source for source in sources.missing if source.name in {*refused, *not_there(error.why)}}
     if not refused and not missing:
         return error
     names = ", ".join(dict.fromkeys([*refused, *missing]))
@@ -334,12 +339,12 @@ def _explain_refused(error: ResolutionError, sources: GitSources) -> ResolutionE
 def _refuse_other_sdists(plan: LockPlan, resolution: Resolution) -> None:
     """What was read of an sdist holds for the one that is locked."""
     locked = {(package["name"], package.get("version")): package for package in resolution.uv_lock["package"]}
-    for item in plan.project.metadata:
-        digest = locked.get((item.name, item.version), {}).get("sdist", {}).get("hash", item.sdist_digest)
-        if digest != item.sdist_digest:
+    for read in plan.project.metadata:
+        digest = locked.get((read.name, read.version), {}).get("sdist", {}).get("hash", read.sdist_digest)
+        if digest != read.sdist_digest:
             raise ResolutionError(
-                f"the index has another sdist of {item.name} {item.version} than a moment ago, or than the lock",
-                why=f"What it declares was read from {item.sdist_digest}; now the index states {digest}.",
+                f"the index has another sdist of {read.name} {read.version} than a moment ago, or than the lock",
+                why=f"Its metadata was read from {read.sdist_digest}; now the index states {digest}.",
                 fix="Run again. If it stays, the index replaces files of a release, which no lock can hold.",
             )
 

@@ -31,10 +31,10 @@ def blame_of(error: EnvbuildError, direct: Iterable[str]) -> Blame:
         direct: the packages that the lock's project names itself: of a contradiction, only these can be moved.
     """
     if isinstance(error, LockRefusedError):
-        packages = dict.fromkeys(name for item in error.findings for name in item.packages)
-        missing = dict.fromkeys(item.missing_module for item in error.findings if item.missing_module)
-        text = "\n".join(sorted(f"{item.code} {_NUMBER.sub('', item.what)}" for item in error.findings))
-        of_syntax = all(_SYNTAX.search(item.what) for item in error.findings)
+        packages = dict.fromkeys(name for finding in error.findings for name in finding.packages)
+        missing = dict.fromkeys(finding.missing_module for finding in error.findings if finding.missing_module)
+        text = "\n".join(sorted(f"{finding.code} {_NUMBER.sub('', finding.what)}" for finding in error.findings))
+        of_syntax = all(_SYNTAX.search(finding.what) for finding in error.findings)
         return Blame(
             error=error,
             packages=tuple(packages),

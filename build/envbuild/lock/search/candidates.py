@@ -104,31 +104,31 @@ class Candidates:
                 reason = f"{source.error.what}; a release of the index"
                 yield (Deviation(package=package, instead_of=source.place, reason=reason),)
                 return
-        package, item = self._component(package)
-        if not self._may_move(item):
+        package, component = self._component(package)
+        if not self._may_move(component):
             return
         version = self._version(package)
-        if item is None and self._git_source(package) is not None:
+        if component is None and self._git_source(package) is not None:
             yield from self._released(package)
             return
-        pinned = item.specifier if item is not None else self._forced(package)
+        pinned = component.specifier if component is not None else self._forced(package)
         if version is not None and EXACT.match(pinned) is None:
-            yield from self._of_the_time(package, item, version)
-        if self._is_limited(item):
+            yield from self._of_the_time(package, component, version)
+        if self._is_limited(component):
             return
         if _RELEASE.search(pinned) and (version is None or pinned.startswith("==")):
-            yield from self._nearest(package, item, pinned)
+            yield from self._nearest(package, component, pinned)
         elif version is None:
             yield from self._first(package)
 
     def earlier(self, package: str) -> Iterator[Move]:
         """The lines of releases before the one that was locked."""
-        package, item = self._component(package)
+        package, component = self._component(package)
         version = self._version(package)
-        if item is not None and version is None and self._is_limited(item):
-            version = self._look(package, item.specifier)
-        if version is not None and self._may_move(item):
-            yield from self._lines(package, item, version)
+        if component is not None and version is None and self._is_limited(component):
+            version = self._look(package, component.specifier)
+        if version is not None and self._may_move(component):
+            yield from self._lines(package, component, version)
 
     def missing(self, module: str) -> Move:
         """The package that brings a module which nothing in the lock brings."""
@@ -192,18 +192,23 @@ class Candidates:
         name = next((name for name in (package, *chosen) if name in chosen and name in family_of(package)), package)
         return name, chosen.get(name)
 
-    def _may_move(self, item: Chosen | None) -> bool:
+    def _may_move(self, component: Chosen | None) -> bool:
         """Whether a release of it may be another: no commit, no pin, and nothing in the stack's file decides it."""
-        if item is None:
+        if component is None:
             return True
-        return item.commit is None and item.origin is not DecidedBy.PIN and not item.spec.version and not item.spec.ref
+        return (
+            component.commit is None
+            and component.origin is not DecidedBy.PIN
+            and not component.spec.version
+            and not component.spec.ref
+        )
 
-    def _otherwise(self, package: str, item: Chosen | None) -> str:
+    def _otherwise(self, package: str, component: Chosen | None) -> str:
         """What would be taken of a package, for people."""
         source = self._git_source(package)
-        if item is None and source is not None:
+        if component is None and source is not None:
             return f"{source.chosen.asked} of {source.chosen.git or 'its address'}"
-        return item.asked if item is not None and item.specifier else NEWEST
+        return component.asked if component is not None and component.specifier else NEWEST
 
     def _git_source(self, package: str) -> GitSource | None:
         """Where a package that is no component is taken from, besides the index."""
@@ -227,10 +232,13 @@ class Candidates:
         )
         return None if empty else version
 
-    def _is_limited(self, item: Chosen | None) -> bool:
+    def _is_limited(self, component: Chosen | None) -> bool:
         """Whether the base's CUDA sets a range: nothing outside of it is tried."""
         return (
-            item is not None and item.origin is DecidedBy.STACK and bool(item.specifier) and "==" not in item.specifier
+            component is not None
+            and component.origin is DecidedBy.STACK
+            and bool(component.specifier)
+            and "==" not in component.specifier
         )
 
     def _forced(self, package: str) -> str:
@@ -239,7 +247,7 @@ class Candidates:
         forced = plan.upstream_overrides.get(package) if plan is not None else None
         return forced.texts[0].partition(";")[0].strip() if forced is not None else ""
 
-    def _nearest(self, package: str, item: Chosen | None, pinned: str) -> Iterator[Move]:
+    def _nearest(self, package: str, component: Chosen | None, pinned: str) -> Iterator[Move]:
         """The releases nearest to one that is not there, or that fails: later ones first."""
         reason = self.why
         if self._version(package) is None and self._look(package, pinned) is None:
@@ -258,7 +266,7 @@ class Candidates:
             for found in lines:
                 # 0.44.0rc5 is not there and 0.44.0 is: of the same line, what is not the pin.
                 same = other if exact is not None and found == _line(exact[1]) else ""
-                yield self._moved(package, item, pinned, f"=={found}.*{same}", f"{reason}; {nearest} {which} one")
+                yield self._moved(package, component, pinned, f"=={found}.*{same}", f"{reason}; {nearest} {which} one")
                 nearest = "the next"
 
     def _later(self, package: str, above: str) -> Iterator[str]:
@@ -273,11 +281,11 @@ class Candidates:
         """So many lines of releases, without those that ask for what cannot be built."""
         given = 0
         for _ in range(MOST_LINES + MOST_PASSED_OVER):
-            found = self._look_up(package, where, lowest=lowest)
-            if found is None or given == MOST_LINES:
+            tables = self._look_up(package, where, lowest=lowest)
+            if tables is None or given == MOST_LINES:
                 return
-            line = _line(str(found["version"]))
-            if not self._asks_for_it(found):
+            line = _line(str(tables["version"]))
+            if not self._asks_for_it(tables):
                 given += 1
                 yield line
             where = rest(line)
@@ -289,19 +297,23 @@ class Candidates:
         declared = declared_by_release(table, self._base, self.context)
         return declared is not None and bool(declared.of(self.without, self._base))
 
-    def _moved(self, package: str, item: Chosen | None, pinned: str, specifier: str, reason: str) -> Move:
-        if item is not None:
-            return self._family(item, specifier, reason)
+    def _moved(self, package: str, component: Chosen | None, pinned: str, specifier: str, reason: str) -> Move:
+        if component is not None:
+            return self._family(component, specifier, reason)
         return (Deviation(package=package, instead_of=pinned, specifier=specifier, reason=reason),)
 
-    def _family(self, item: Chosen, specifier: str, reason: str) -> Move:
+    def _family(self, component: Chosen, specifier: str, reason: str) -> Move:
         """A range for all packages that have one version with this one."""
-        family = family_of(item.name)
+        family = family_of(component.name)
         members = [
             other
             for other in self.decided.chosen.values()
             if other.name in family
-            or (item.spec.release_file is not None and other.spec.git == item.spec.git and other.commit is None)
+            or (
+                component.spec.release_file is not None
+                and other.spec.git == component.spec.git
+                and other.commit is None
+            )
         ]
         return tuple(
             Deviation(
@@ -317,16 +329,16 @@ class Candidates:
         """Its first release, though it is newer than the moment."""
         if self._look(package, "") is not None:
             return
-        found = self._look_up(package, "", lowest=True, dated=False)
-        times = upload_seconds(found) if found is not None else []
-        if found is None or not times:
+        tables = self._look_up(package, "", lowest=True, dated=False)
+        times = upload_seconds(tables) if tables is not None else []
+        if tables is None or not times:
             return
         # uv's exclude-newer takes what was uploaded before the moment; the times here have whole seconds.
         until = datetime.fromtimestamp(max(times), timezone.utc) + timedelta(seconds=1)
-        reason = f"the index had no release of it yet; {found['version']} is the first"
+        reason = f"the index had no release of it yet; {tables['version']} is the first"
         yield self._until(package, self.decided.as_of.text(), until, reason)
 
-    def _of_the_time(self, package: str, item: Chosen | None, version: str) -> Iterator[Move]:
+    def _of_the_time(self, package: str, component: Chosen | None, version: str) -> Iterator[Move]:
         """What there was when the anchor's commit was made."""
         leads = self.decided.effective.leads
         dates = [lead.chosen.commit.committed_at for lead in leads if lead.chosen.commit is not None]
@@ -338,7 +350,7 @@ class Candidates:
         if min(times) < until.timestamp():
             return
         reason = f"{self.why} with {version}; until then the authors of {leads[0].chosen.at()} can have tried it"
-        yield self._until(package, self._otherwise(package, item), until, reason)
+        yield self._until(package, self._otherwise(package, component), until, reason)
 
     def _until(self, package: str, asked: str, until: datetime, reason: str) -> Move:
         """Nothing newer than a moment, of a package and of those that have one version with it."""
@@ -348,16 +360,16 @@ class Candidates:
             for name in (package, *sorted((family_of(package) & there) - {package}))
         )
 
-    def _lines(self, package: str, item: Chosen | None, version: str) -> Iterator[Move]:
-        limit = f"{item.specifier}," if item is not None and item.specifier else ""
+    def _lines(self, package: str, component: Chosen | None, version: str) -> Iterator[Move]:
+        limit = f"{component.specifier}," if component is not None and component.specifier else ""
         reason = f"{self.why} with {version}; an earlier release"
-        asked = self._otherwise(package, item)
+        asked = self._otherwise(package, component)
         for line in self._earlier(package, _line(version), limit):
-            yield self._moved(package, item, asked, f"=={line}.*", reason)
+            yield self._moved(package, component, asked, f"=={line}.*", reason)
 
     def _look(self, package: str, specifier: str) -> str | None:
-        found = self._look_up(package, specifier)
-        return str(found["version"]) if found is not None else None
+        tables = self._look_up(package, specifier)
+        return str(tables["version"]) if tables is not None else None
 
     def _look_up(
         self, package: str, specifier: str, *, lowest: bool = False, dated: bool = True
@@ -380,10 +392,10 @@ class Candidates:
             what = f"find {package} {','.join(limits) or 'at all'}"
             # That there is none is an answer; an index that cannot be reached ends the search.
             try:
-                found = look_up({package: ",".join(limits)}, self._base, rules, what, self.context)
+                tables = look_up({package: ",".join(limits)}, self._base, rules, what, self.context)
             except ResolutionError:
                 return None
-            table = found.get(package)
+            table = tables.get(package)
             if table is None or not is_stub(table, self.context):
                 return dict(table) if table is not None else None
             limits.append(f"!={table['version']}")

@@ -39,7 +39,7 @@ class Declaration:
 
     @property
     def has_upper_bound(self) -> bool:
-        return any(item.operator in _UPPER_BOUNDS for item in SpecifierSet(self.range))
+        return any(clause.operator in _UPPER_BOUNDS for clause in SpecifierSet(self.range))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +57,16 @@ class Clash:
 # In NeMo's main of August 2025 lightning wants packaging<25.0 and Megatron-LM >=25.0: upstream installs them in turn.
 def clashes(explanation: str) -> tuple[Clash, ...]:
     """The declarations in uv's explanation that exclude each other, those with an upper bound to be relaxed first."""
-    found = []
+    listed = []
     for one, other in itertools.combinations(dict.fromkeys(_declarations(explanation)), 2):
         if one.package == other.package and one.by != other.by and not _overlap(one.range, other.range):
-            found += [Clash(kept=other, relaxed=one), Clash(kept=one, relaxed=other)]
-    return tuple(sorted(found, key=lambda item: (not item.relaxed.has_upper_bound, item.kept.has_upper_bound)))
+            listed += [Clash(kept=other, relaxed=one), Clash(kept=one, relaxed=other)]
+    return tuple(sorted(listed, key=lambda item: (not item.relaxed.has_upper_bound, item.kept.has_upper_bound)))
 
 
 def _declarations(explanation: str) -> Iterator[Declaration]:
     text = in_plain_ranges(_CONCLUSION.sub("", " ".join(explanation.split())))
-    found: list[tuple[Declaration, bool]] = []
+    listed: list[tuple[Declaration, bool]] = []
     for match in _DECLARED.finditer(text):
         by, package = canonicalize_name(match["by"]), canonicalize_name(match["package"])
         try:
@@ -74,9 +74,9 @@ def _declarations(explanation: str) -> Iterator[Declaration]:
         except InvalidSpecifier:
             continue
         of_dev_release = re.fullmatch(r"==[^,]*\.dev\d+", match["which"] or "") is not None
-        found.append((Declaration(by=by, package=package, range=match["range"]), of_dev_release))
+        listed.append((Declaration(by=by, package=package, range=match["range"]), of_dev_release))
     # What a single dev release declares tells little of the package: lightning 2.3.0.dev20240318 of lightning<=2.4.0.
-    yield from (item for item, of_dev_release in sorted(found, key=lambda one: one[1]))
+    yield from (item for item, of_dev_release in sorted(listed, key=lambda one: one[1]))
 
 
 def in_plain_ranges(explanation: str) -> str:

@@ -72,7 +72,7 @@ class Blame:
     @property
     def _step(self) -> int:
         """How far the attempt came: to the resolution, to the checks, to the installation or the imports."""
-        imported = not self.findings or {"import", "install"} & {item.code for item in self.findings}
+        imported = not self.findings or {"import", "install"} & {finding.code for finding in self.findings}
         return self.resolved + (self.resolved and bool(imported))
 
     @property

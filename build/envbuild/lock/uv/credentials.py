@@ -53,8 +53,8 @@ def credentials(
         given = (environ.get(f"{prefix}_USERNAME", ""), environ.get(f"{prefix}_PASSWORD", "")) if index.name else None
         if given is not None and any(given):
             return given
-        if (found := _userinfo(urllib.parse.urlsplit(index.url).netloc.rpartition("@")[0])) is not None:
-            return found
+        if (credentials := _userinfo(urllib.parse.urlsplit(index.url).netloc.rpartition("@")[0])) is not None:
+            return credentials
     return _from_netrc(realm[1], environ)
 
 

@@ -82,5 +82,5 @@ def asked_indexes(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 def find_links(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The pages and folders that uv looks into besides; folders as paths."""
-    places = (item.url for item in index_settings(environ) if item.use == "find-links")
+    places = (index.url for index in index_settings(environ) if index.use == "find-links")
     return [place.removeprefix("file://") for place in places]

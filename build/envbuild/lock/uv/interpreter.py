@@ -99,7 +99,7 @@ def with_requires_python(uv_lock: str, project: str) -> str:
     if wanted is None:
         return uv_lock
     # uv writes a line for each wheel.
-    lines = [line for line in uv_lock.splitlines() if not (found := _WHEEL.match(line)) or _is_for(found[1], wanted)]
+    lines = [line for line in uv_lock.splitlines() if not (match := _WHEEL.match(line)) or _is_for(match[1], wanted)]
     text = _REQUIRES_PYTHON.sub(f'requires-python = "{requires}"', "\n".join([*lines, ""]), count=1)
     # uv writes no list without wheels.
     return text.replace("\nwheels = [\n]", "")

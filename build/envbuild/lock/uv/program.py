@@ -199,9 +199,9 @@ def python_help(version: str) -> str:
 
 
 def _no_interpreter(output: str, what: str, log: Path) -> NoInterpreterError:
-    found = _WANTED_PYTHON.search(output)
-    python = found[1] if found else "3.X"
-    named = f"Python {python}" if found else "the base's Python"
+    match = _WANTED_PYTHON.search(output)
+    python = match[1] if match else "3.X"
+    named = f"Python {python}" if match else "the base's Python"
     return NoInterpreterError(
         f"cannot {what}: {named} is missing on this machine",
         why=f"uv found none that works, and downloaded none.\n{output}",

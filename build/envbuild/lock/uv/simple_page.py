@@ -86,14 +86,14 @@ def _from_json(document: Any, url: str) -> list[ListedFile]:
         files: list[Any] = [*document["files"]]
     except (TypeError, KeyError) as error:
         raise ValueError("it has no list of files") from error
-    found = []
+    listed = []
     for file in files:
         if not isinstance(file, dict) or not all(isinstance(file.get(key), str) for key in ("filename", "url")):
             raise ValueError("a file has no name or no address")
         hashes = file.get("hashes")
         digest = hashes.get("sha256") if isinstance(hashes, dict) else None
         yanked = file.get("yanked")
-        found.append(
+        listed.append(
             ListedFile(
                 name=file["filename"],
                 url=urllib.parse.urljoin(url, file["url"]),
@@ -101,7 +101,7 @@ def _from_json(document: Any, url: str) -> list[ListedFile]:
                 yanked=(yanked if isinstance(yanked, str) else "") if yanked else None,
             )
         )
-    return found
+    return listed
 
 
 class _Links(HTMLParser):

@@ -93,13 +93,13 @@ class ImportTrial:
         findings = verified.findings
         if not findings:
             return Tried(passed=True)
-        suspects = tuple(dict.fromkeys(name for item in findings for name in item.packages))
+        suspects = tuple(dict.fromkeys(name for finding in findings for name in finding.packages))
         what = findings[0].what.splitlines()[0]
-        if any(item.code == INSTALL_CODE for item in findings):
+        if any(finding.code == INSTALL_CODE for finding in findings):
             # Not kept: an index that is down, or a full disk, says the same as a package that does not fit.
             return Tried(passed=None, what=what, suspects=suspects, lasting=False)
         # The cause alone: one is seen in several modules.
-        signs = frozenset(_sign(item.what.partition(": ")[2]) for item in findings)
+        signs = frozenset(_sign(finding.what.partition(": ")[2]) for finding in findings)
         return Tried(passed=False, signs=signs, what=what, suspects=suspects)
 
 
@@ -129,7 +129,7 @@ class CaseTrial:
         # A trial compiles nothing: flash-attn 2.8.3 alone takes three hours of a processor.
         if missing := sorted(set(buildable(lock)) - set(wheels)):
             return Tried(passed=None, what=f"no wheel is built of {', '.join(missing)}", lasting=False)
-        scope = InstallScope(wheels={name: str(item.wheel) for name, item in wheels.items()})
+        scope = InstallScope(wheels={name: str(built.wheel) for name, built in wheels.items()})
         with self.context.store.staging("bisect") as folder:
             venv = folder / "venv"
             try:

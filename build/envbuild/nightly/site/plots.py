@@ -104,8 +104,8 @@ def _steps(row: CaseRow) -> list[Point]:
 
 
 def _edges(rows: Sequence[CaseRow]) -> list[tuple[float, float | None, float | None]]:
-    found = []
+    listed = []
     for number in range(max(len(row.loss) for row in rows)):
         values = [loss for row in rows if number < len(row.loss) and (loss := row.loss[number]) is not None]
-        found.append((float(number + 1), min(values, default=None), max(values, default=None)))
-    return found
+        listed.append((float(number + 1), min(values, default=None), max(values, default=None)))
+    return listed
