@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.lock.uv import fetch
 from envbuild.lock.uv.fetch import Answer
-from envbuild.lock.uv.index_settings import PUBLIC_INDEX, asked_indexes
+from envbuild.lock.uv.index_settings import asked_indexes, built_in_index
 from envbuild.lock.uv.simple_page import ListedFile, parse_page, project_url
 
 URL, HASH = "https://host/simple/lib/", "a" * 64
@@ -67,7 +67,7 @@ def test_address_of_a_page(tmp_path):
 @pytest.mark.parametrize(
     ("environ", "toml", "asked"),
     [
-        ({}, "", [PUBLIC_INDEX]),
+        ({}, "", [built_in_index()]),
         ({"UV_INDEX_URL": "https://old", "UV_DEFAULT_INDEX": "a=https://new"}, "", ["https://new"]),
         (
             {"UV_INDEX": "b=https://b https://c", "UV_INDEX_URL": "https://a"},
@@ -97,3 +97,8 @@ def test_when_a_busy_index_is_asked_again(text, seconds, monkeypatch):
     if text is not None:
         headers["Retry-After"] = text
     assert fetch._seconds_to_wait(headers, attempt=3) == seconds
+
+
+def test_uv_says_which_index_it_asks_by_itself() -> None:
+    assert built_in_index().startswith("https://")
+    assert built_in_index().endswith("/simple")

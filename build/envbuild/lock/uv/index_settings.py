@@ -6,14 +6,19 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from envbuild.core import tomlread
+from envbuild.core.errors import InternalError
+from envbuild.core.process import answer
+from envbuild.lock.uv.program import uv_program
 from envbuild.lock.uv.settings import settings_files
 
 Use: TypeAlias = Literal["default", "general", "explicit", "find-links"]
-PUBLIC_INDEX = "https://pypi.org/simple"
+# `--default-index ...  The URL of the default package index (by default: <https://...>)` of uv 0.13.
+_BY_DEFAULT = re.compile(r"default package index \(by default: <(\S+)>\)")
 # UV_INDEX_URL and UV_EXTRA_INDEX_URL are uv's older names for UV_DEFAULT_INDEX and UV_INDEX.
 _VARIABLES: dict[str, Use] = {
     "UV_DEFAULT_INDEX": "default",
@@ -73,11 +78,21 @@ def _use(table: Mapping[str, Any]) -> Use:
     return "default" if table.get("default") else "general"
 
 
+@cache
+def built_in_index() -> str:
+    """The index that uv asks where no setting names another, as its help says."""
+    text = answer([uv_program(), "lock", "--help"], what="ask uv for its default index")
+    match = _BY_DEFAULT.search(" ".join(text.split()))
+    if match is None:
+        raise InternalError("uv's help does not name its default index")
+    return match[1]
+
+
 def asked_indexes(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The addresses that uv asks for a package without an index of its own, the default one last."""
     every = list(index_settings(environ))
-    default = next((item.url for item in every if item.use == "default"), PUBLIC_INDEX)
-    return [*(item.url for item in every if item.use == "general"), default]
+    default = next((index.url for index in every if index.use == "default"), None)
+    return [*(index.url for index in every if index.use == "general"), default or built_in_index()]
 
 
 def find_links(environ: Mapping[str, str] = os.environ) -> list[str]:
