@@ -39,7 +39,9 @@ class Site:
         began.unlink(missing_ok=True)
         option = [f"--container-image={image}"] if image else []
         script = f'touch "{began}" && ENROOT_ROOTFS="{container}" "{self.scripts.hook}"'
-        done = self.cluster.run("srun", *option, "sh", "-c", script, cwd=self.home, **variables)
+        # Notes are by the job's number, and each worker's cluster begins with the same ones.
+        own = {"TMPDIR": str(self.home), **variables}
+        done = self.cluster.run("srun", *option, "sh", "-c", script, cwd=self.home, **own)
         return done.returncode, done.stderr, began.exists()
 
 
