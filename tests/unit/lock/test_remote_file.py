@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import io
 import os
 import zipfile
@@ -10,13 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.loopback import serving
 
+from envbuild.catalog.site import load_site
 from envbuild.core.errors import NetworkError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.components import downloads
 from envbuild.lock.components.downloads import wheel_metadata
 from envbuild.lock.uv import remote_file
-from envbuild.lock.uv.fetch import Answer
+from envbuild.lock.uv.fetch import Answer, FetchLimits
 from envbuild.store.local import LocalStore
 
 METADATA = b"Metadata-Version: 2.1\nName: lib\n"
@@ -65,3 +68,31 @@ def test_metadata_is_read_without_the_wheel_where_the_server_lets_it(
     before = len(sent)
     assert read() == METADATA
     assert len(sent) == before
+
+
+def test_a_server_answers_a_range_with_206(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By HTTP, where a part of a page is no answer, and a part of a file is the one that was asked for."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    content = os.urandom(1 << 18)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            begin, _, end = self.headers["Range"].removeprefix("bytes=").partition("-")
+            start, stop = (int(begin), int(end) + 1) if begin else (len(content) - int(end), len(content))
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
+            self.send_header("Content-Length", str(stop - start))
+            self.end_headers()
+            self.wfile.write(content[start:stop])
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with serving(Handler) as server:
+        url = f"http://127.0.0.1:{server.server_port}/lib.whl"
+        remote = remote_file.open_remote(
+            url, "lib", load_site({}), FetchLimits(most_bytes=1 << 20, seconds=10, idle_seconds=10)
+        )
+        assert isinstance(remote, remote_file.RemoteFile)
+        remote.seek(5)
+        assert remote.read(10) == content[5:15]
