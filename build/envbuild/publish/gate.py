@@ -28,7 +28,7 @@ NOT_SIGNED, BASE_REBUILT = "not-signed", "base-rebuilt"
 NAME_KEYS = "Name a file of public keys: --trust FILE, or signing.trust of the configuration."
 CERTIFY = "Certify the image as the policy wants it: {certify} --key FILE."
 OTHER_MATRIX = "Certify it by a matrix that counts: {certify} --key FILE --matrix NAME."
-SIGN = "Sign the certificate; cases that passed are not run again: {certify} --key FILE."
+SIGN = "Certify again and sign: {certify} --key FILE."
 RECORD_BASE = (
     "Record the base in the lock by verifying it there, and put the image in place again: {lock} --verify && {image}. "
     "Or name the repository that has the lock's own base (base_repositories) and run image, or set locked_base = false "
