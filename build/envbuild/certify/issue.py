@@ -264,7 +264,7 @@ def issue_certificate(
         "lock_is_current": job.lock_is_current,
         "matrix_digest": job.matrix_digest,
         "tolerance": {
-            precision.value: band.model_dump(mode="json", exclude_none=True)
+            precision: band.model_dump(mode="json", exclude_none=True)
             for precision, band in job.matrix.tolerance.items()
         },
         "issued_at": context.clock().strftime(MOMENT_FORMAT),

@@ -1,14 +1,15 @@
 """Strict reading of JSON into frozen dataclasses: every key is named and typed, an unknown one is refused.
 
 Fields of a class may be scalars, `Literal`, `X | None`, `tuple[X, ...]`, `Mapping[str, X]` and other such classes. A
-`Rule` in `Annotated` narrows a scalar or a tuple. A field with a default may be absent.
+`Rule` in `Annotated` narrows a scalar or a tuple. A field with a default may be absent, but for an axis (`axes.py`).
 """
 
 import json
+import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -20,17 +21,31 @@ class PlanError(Exception):
     """The plan cannot be run as written: where, what was found, what is allowed."""
 
 
+_COMPARE: Mapping[str, Callable[[float, float], bool]] = {"ge": operator.ge, "gt": operator.gt, "le": operator.le}
+
+
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be; `text` completes "must be"."""
+    """What a value must be; `text` completes "must be". `bounds` are `ge`, `gt` and `le`, where it is a range."""
 
     text: str
     allows: Callable[[Any], bool]
+    bounds: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+
+def within(text: str, **bounds: float) -> Rule:
+    """Allow the numbers within `ge`, `gt` and `le`."""
+    return Rule(text, lambda value: all(_COMPARE[name](value, bound) for name, bound in bounds.items()), bounds)
 
 
 def at_least(least: int) -> Rule:
     """Allow whole numbers from `least` on."""
-    return Rule(f"a whole number, {least} or more", lambda value: value >= least)
+    return within(f"a whole number, {least} or more", ge=least)
+
+
+def up_to(most: int) -> Rule:
+    """Allow whole numbers from 1 to `most`."""
+    return within(f"a whole number, 1 or more and at most {most}", ge=1, le=most)
 
 
 def matching(pattern: str, text: str) -> Rule:
@@ -40,8 +55,8 @@ def matching(pattern: str, text: str) -> Rule:
 
 
 # A whole number in JSON can be finite and yet too large for a float.
-POSITIVE = Rule("a number above 0", lambda value: 0 < value <= sys.float_info.max)
-NOT_NEGATIVE = Rule("a number, 0 or more", lambda value: 0 <= value <= sys.float_info.max)
+POSITIVE = Rule("a number above 0", lambda value: 0 < value <= sys.float_info.max, {"gt": 0})
+NOT_NEGATIVE = Rule("a number, 0 or more", lambda value: 0 <= value <= sys.float_info.max, {"ge": 0})
 NOT_EMPTY = Rule("an array of 1 or more", lambda value: len(value) > 0)
 
 
@@ -65,13 +80,14 @@ def read_object(kind: type[T], value: object, where: str, **given: object) -> T:
     document = _typed(value, dict, "an object", where)
     hints = get_type_hints(kind, include_extras=True)
     values = dict(given)
-    expected = [field for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
-    for field in expected:
-        if field.name in document:
-            values[field.name] = _read(hints[field.name], document[field.name], f"{where}.{field.name}")
-        elif field.default is MISSING:
-            raise PlanError(f"{where}.{field.name}: missing")
-    allowed = [field.name for field in expected]
+    expected = [each for each in fields(kind) if each.name not in given]  # type: ignore[arg-type]
+    for each in expected:
+        if each.name in document:
+            values[each.name] = _read(hints[each.name], document[each.name], f"{where}.{each.name}")
+        # The default of an axis is for rows of a matrix: in a document its absence is a lost setting.
+        elif each.default is MISSING or each.metadata:
+            raise PlanError(f"{where}.{each.name}: missing")
+    allowed = [each.name for each in expected]
     if unknown := sorted(document.keys() - set(allowed)):
         raise PlanError(f"{where}: unknown key {names(unknown)}; allowed: {names(allowed)}")
     return kind(**values)

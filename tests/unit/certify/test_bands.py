@@ -4,7 +4,7 @@ import pytest
 from helpers.notes import Notes
 from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read
 
-from envbuild.catalog.matrix import Band, Precision
+from envbuild.catalog.matrix import Band
 from envbuild.certify.judge.bands import FACTOR, FLOOR, Bands, spread_of
 from envbuild.certify.judge.judge import judge
 from envbuild.certify.models import Spread
@@ -109,7 +109,7 @@ def test_steps_that_are_off_are_one_problem(verdict, lines):
 
 
 def test_band_at_the_limit_of_the_matrix_is_named(lines, verdict):
-    case, limit = line(lines, TP2), MATRIX.tolerance[Precision.FP32].loss_relative
+    case, limit = line(lines, TP2), MATRIX.tolerance["fp32"].loss_relative
     for step in line(lines, BASELINE)["perturbed"][0]["steps"]:
         step["loss"] *= 1.5
     case["steps"][0]["loss"] *= 1 + 2 * limit

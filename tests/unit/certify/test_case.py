@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers.matrices import six_layouts
 from helpers.rows import CAPABILITIES
@@ -9,9 +11,10 @@ from helpers.rows import CAPABILITIES
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import Matrix, MatrixRow
 from envbuild.catalog.model_spec import LayerSpec, Recipe
-from envbuild.certify.cases.case import Capabilities, Case, Layout, same_arithmetic
+from envbuild.certify.cases.case import Capabilities, Case, same_arithmetic
 from envbuild.certify.cases.expansion import expand, expansion
 from envbuild.core.errors import ConfigurationError
+from envbuild_smoke.plan.axes import Layout
 
 SIX = six_layouts()
 CPU, A100, H200, _ = CAPABILITIES
@@ -107,7 +110,7 @@ def test_packed_fine_tuning_is_compared_with_the_unpacked_one():
     model = SIX.models["gpt"].model_copy(update=recipe | {"recipe": Recipe.BRIDGE_QWEN25_500M})
     rows = [own, own | {"packed": True, "data": [1, 2], "micro_batch_size": 1}, own | {"finetune": "lora"}]
     tolerance = dict.fromkeys(("fp32", "bf16"), SIX.tolerance["fp32"])  # type: ignore[index]
-    training = SIX.training.model_copy(update={"micro_batch_size": 1, "global_batch_size": 8})
+    training = replace(SIX.training, micro_batch_size=1, global_batch_size=8)
     made = matrix(*rows, tolerance=tolerance, models={"gpt": model}, training=training)
     cases = {item.id: item for item in expand(made.model_copy(update={"cases": made.cases[1:]}), "m", H200)}
     sft = "gpt-bf16-baseline-ptl-sft"

@@ -1,20 +1,20 @@
 """The judge passes agreement, step by step, and nothing else; each problem has the code of its check."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from helpers.fake_runner import observed_of
 from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, with_case
 
-from envbuild.catalog.matrix import Precision
 from envbuild.certify.judge.config_checks import observed_problems
 from envbuild.certify.judge.judge import judge
 from envbuild.certify.judge.numbers import relative_difference
 from envbuild.certify.models import Numbers
 
 # One micro batch a rank with data = 2.
-LARGE = MATRIX.training.model_copy(update={"micro_batch_size": 8})
-BAND = MATRIX.tolerance[Precision.FP32]
+LARGE = replace(MATRIX.training, micro_batch_size=8)
+BAND = MATRIX.tolerance["fp32"]
 DP2 = "gpt-fp32-dp2"
 STEPS = MATRIX.training.steps
 

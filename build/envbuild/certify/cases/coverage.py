@@ -8,51 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from envbuild.catalog.matrix import CaseSpec, LayoutSpec, LossMask, Matrix, Precision, Training
+from envbuild.catalog.matrix import Matrix, MatrixRow
 from envbuild.catalog.model_spec import Experts, LayerSpec, LoadBalancing, MambaLayers, ModelSpec, Normalization
 from envbuild.certify.cases.case import Capabilities, Case, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
+from envbuild_smoke.plan.axes import TABLE, Layout, Training
 
 # The least that a row needs to use an axis.
-_ROWS: Mapping[str, Mapping[str, Any]] = {
-    "data": {"data": 2},
-    "tensor": {"tensor": 2},
-    "sequence": {"tensor": 2, "sequence": True},
-    "pipeline": {"pipeline": 2},
-    "virtual_pipeline": {"pipeline": 2, "virtual_pipeline": 2},
-    "context": {"context": 2},
-    "expert": {"data": 2, "expert": 2},
-    "expert_tensor": {"tensor": 2, "sequence": True, "expert_tensor": 1},
-    "distributed_optimizer": {"data": 2, "distributed_optimizer": True},
-    "overlap_grad_reduce": {"data": 2, "overlap_grad_reduce": True},
-    "overlap_param_gather": {
-        "data": 2,
-        "distributed_optimizer": True,
-        "overlap_grad_reduce": True,
-        "overlap_param_gather": True,
-    },
-    "bucket_size": {"data": 2, "overlap_grad_reduce": True, "bucket_size": 1000},
-    "num_distributed_optimizer_instances": {
-        "data": 2,
-        "distributed_optimizer": True,
-        "num_distributed_optimizer_instances": 2,
-    },
-    "recompute_selective": {"recompute": "selective"},
-    "recompute_full": {"recompute": "full"},
-    "parallel_output": {"tensor": 2, "parallel_output": False},
-    "moe_token_dispatcher_type": {"data": 2, "expert": 2, "moe_token_dispatcher_type": "alltoall"},
-    "moe_grouped_gemm": {"moe_grouped_gemm": True},
-    "resume_at": {"resume_at": 1},
-    "continue_in": {"resume_at": 1, "continue_in": {}},
-    "weight_decay": {"weight_decay": 0.1},
-    "decoupled_lr": {"decoupled_lr": 1e-4},
-    "loss_mask": {"loss_mask": "uneven"},
-    "calculate_per_token_loss": {"calculate_per_token_loss": True},
-    "packed": {"packed": True},
-    "bf16": {"precision": "bf16"},
-    "fp8": {"precision": "fp8"},
-    "fp8_recipe": {"precision": "fp8", "fp8_recipe": "tensorwise"},
-}
+_ROWS: Mapping[str, Mapping[str, object]] = {name: least for axis in TABLE for name, least in axis.grid.items()}
 # What a model has; a matrix without such a model has no case for it.
 _ROUTER_LOSSES = {LoadBalancing.AUX_LOSS.value, LoadBalancing.SEQ_AUX_LOSS.value, "z_loss"}
 _MODELS = (
@@ -93,21 +56,10 @@ class Pair:
 
 def axes_of(case: Case, model: ModelSpec) -> frozenset[str]:
     """The axes of the grid that a case uses, its baseline's included."""
-    training = case.training
-    own = {
-        *case.axes,
-        "weight_decay" if training.weight_decay else "",
-        "decoupled_lr" if training.decoupled_lr else "",
-        "loss_mask" if training.loss_mask is not LossMask.NONE else "",
-        "calculate_per_token_loss" if training.calculate_per_token_loss else "",
-        "packed" if training.packed else "",
-        "fp8_recipe" if case.settings.fp8_recipe else "",
-        case.precision.value if case.precision is not Precision.FP32 else "",
-        f"recompute_{case.settings.recompute.value}",
-        *_features(model),
-    }
-    # Values that are no axis go here: recompute_none, and the empty word.
-    return frozenset(own & set(AXES))
+    values = {**vars(case), **vars(case.layout), **vars(case.training), **vars(case.settings)}
+    own = {name for axis in TABLE for name in axis.grid_names(values[axis.name])}
+    # "none" is no axis of a router's losses.
+    return frozenset({*own, *_features(model)} & set(AXES))
 
 
 def _features(model: ModelSpec) -> Iterator[str]:
@@ -119,7 +71,6 @@ def _features(model: ModelSpec) -> Iterator[str]:
         yield "qkv_bias"
     if model.moe is not None:
         yield "moe"
-        # The value "none" is no axis.
         yield model.moe.router_load_balancing_type.value
         if model.moe.z_loss_coeff:
             yield "z_loss"
@@ -152,8 +103,8 @@ def _forbidden(pair: tuple[str, str], capabilities: Capabilities) -> str:
             return "a case has one or the other"
     model = _model(pair)
     reasons: list[list[str]] = []
-    for spec in _least_rows(pair, model):
-        row = ResolvedRow(spec=spec, model=model, matrix_training=_TRAINING, capabilities=capabilities)
+    for values in _least_rows(pair, model):
+        row = ResolvedRow(values=values, model=model, matrix_training=_TRAINING, capabilities=capabilities)
         reasons.append([*broken_rules(row), *missing_capabilities(row)])
     fewest: list[str] = min(reasons, key=len)
     return "; ".join(fewest)
@@ -185,7 +136,7 @@ def _model(pair: tuple[str, str]) -> ModelSpec:
     )
 
 
-def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[CaseSpec]:
+def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[Mapping[str, object]]:
     """Rows that use both axes and hardly more than they need."""
     values: dict[str, Any] = {"model": "m"}
     for axis in pair:
@@ -200,14 +151,15 @@ def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[CaseSpec]:
     sequences = {values.get("sequence", False), *((True,) if values.get("tensor", 1) > 1 else ())}
     for choice in itertools.product(data, precisions, sequences):
         own = dict(zip(("data", "precision", "sequence"), choice, strict=True))
-        row = CaseSpec.model_validate({**values, **own})
+        row = MatrixRow.model_validate({**values, **own})
+        spec = next(row.specs())
         if row.continue_in is None:
-            yield row
+            yield spec
             continue
         processes = row.data * row.tensor * row.pipeline * row.context
         # Another layout of as many processes, as rules.py wants it.
-        for name in ("data", "pipeline"):
-            yield row.model_copy(update={"continue_in": LayoutSpec.model_validate({name: processes})})
+        yield {**spec, "continue_in": Layout(data=processes)}
+        yield {**spec, "continue_in": Layout(pipeline=processes)}
 
 
 def lines_of(pairs: Sequence[Pair]) -> list[str]:

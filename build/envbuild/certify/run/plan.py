@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from envbuild.catalog.catalog import definition_digest
@@ -151,15 +150,11 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
         "baseline": case.compared_with,
         "driver": driver.value,
         "model": case.model,
-        "precision": case.precision.value,
+        "precision": case.precision,
         "layout": dict(vars(case.layout)),
         "world_size": case.world_size,
-        "training": case.training.model_dump(mode="json"),
-        "settings": {
-            **{name: value.value if isinstance(value, Enum) else value for name, value in vars(case.settings).items()},
-            # megatron-core's interleaved schedule refuses both at once.
-            "batch_p2p_comm": not case.settings.overlap_p2p_comm,
-        },
+        "training": dict(vars(case.training)),
+        "settings": dict(vars(case.settings)),
         "resume_at": case.resume_at,
         "continue_in": dict(vars(case.continue_in)) if case.continue_in else None,
         "compare_weights": case.compare_weights,
@@ -186,7 +181,7 @@ def certification_key(
         conflicts: what the certificate does not vouch for.
     """
     tolerances: dict[str, Json] = {
-        precision.value: band.model_dump(mode="json") for precision, band in matrix.tolerance.items()
+        precision: band.model_dump(mode="json") for precision, band in matrix.tolerance.items()
     }
     return digest_of(
         {
