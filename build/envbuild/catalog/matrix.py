@@ -61,17 +61,19 @@ def _names(table: Iterable[Axis]) -> list[str]:
 
 
 def _row_fields() -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """The axes as fields of a row."""
+    """The model and the axes as fields of a row."""
+    yield "model", (OneOrMore[Name], ...)
     types = {name: hint for kind in (Layout, Training, Settings, CaseAxes) for name, hint in hints_of(kind).items()}
     for axis in TABLE:
         # Without it, a value of training is the matrix's, and a derived one that of the layout.
         default = None if axis in axes(Training) or axis.derived else axis.default
         text = f"{axis.text}; {OWN_BASELINE}" if axis.own_baseline else axis.text
-        kind = OneOrMore[without_none(types[axis.name])]  # type: ignore[misc]
+        kind: Any = OneOrMore[without_none(types[axis.name])]  # type: ignore[misc]
         yield axis.name, (kind | None if default is None else kind, Field(default=default, description=text))
 
 
-_AxesOfRow: Any = create_model("_AxesOfRow", __base__=TomlModel, **dict(_row_fields()))
+_FIELDS: dict[str, Any] = dict(_row_fields())
+_AxesOfRow: Any = create_model("_AxesOfRow", __base__=TomlModel, **_FIELDS)
 
 
 class MatrixRow(_AxesOfRow):  # type: ignore[misc]
@@ -80,7 +82,6 @@ class MatrixRow(_AxesOfRow):  # type: ignore[misc]
     What it does not name is as in the baseline.
     """
 
-    model: OneOrMore[Name]
     recipe: OneOrMore[RecipeAs] = Field(
         default=RecipeAs.CURED,
         description="plain: the framework's recipe without the flags that cure what it is known to train wrongly",
@@ -96,7 +97,8 @@ class MatrixRow(_AxesOfRow):  # type: ignore[misc]
     def specs(self) -> Iterator[dict[str, object]]:
         """The values that the row names, by axis: a case for each combination."""
         order = (*_names(axes(Layout)), "model", *_names(TABLE), "recipe", "compare_weights")
-        given = [name for name in dict.fromkeys(order) if name in self.model_fields_set]
+        named = self.model_fields_set
+        given = [name for name in dict.fromkeys(order) if name in named and getattr(self, name) is not None]
         values = [value if isinstance(value := getattr(self, name), tuple) else (value,) for name in given]
         for chosen in itertools.product(*values):
             yield dict(zip(given, chosen, strict=True))

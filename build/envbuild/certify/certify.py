@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -163,5 +164,5 @@ def _certify_cases(
         reuse.keep(job, verdicts, evidence, machine, context.store)
         failed = {verdict.id for verdict in verdicts if not verdict.passed}
         reuse.forget(job, [case for case in job.cases if case.id in failed], machine, context.store)
-    durations.record(run.plan, verdicts, context.store)
+    durations.record(json.loads(run.plan.content), verdicts, context.store)
     issue_certificate(job, evidence, verdicts, options.signer, context)

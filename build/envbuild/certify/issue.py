@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from envbuild.certify.certificate.statement import (
     subject_digests,
 )
 from envbuild.certify.judge.judge import compare_again, judge, run_problems
-from envbuild.certify.models import CaseVerdict, NotVouched, NotVouchedCase, Problem
+from envbuild.certify.models import CaseVerdict, EnvironmentFinding, NotVouched, NotVouchedCase, Problem
 from envbuild.certify.report.console import failure, show
 from envbuild.certify.report.files import ReportFiles, end_of, standing_reports, write_reports
 from envbuild.certify.report.model import Report, report_of
@@ -76,27 +77,27 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
     results = run.results
     bandwidth = None
     # A sweep that failed has no figures; the problem gives the reason.
-    if results.bandwidth is not None and results.bandwidth["failure"] is None:
-        fields = {name: results.bandwidth[name] for name in ("ranks", "backend", "transports", "points", "all_gather")}
-        floor = (run.plan["bandwidth"] or {}).get("floor_gigabytes_per_second")
-        bandwidth = MeasuredBandwidth.model_validate({**fields, "floor_gigabytes_per_second": floor})
+    if results.bandwidth is not None and results.bandwidth.failure is None:
+        line = dataclasses.asdict(results.bandwidth)
+        measures = {name: line[name] for name in ("ranks", "backend", "transports", "points", "all_gather")}
+        floor = run.plan.bandwidth.floor_gigabytes_per_second if run.plan.bandwidth else None
+        bandwidth = MeasuredBandwidth.model_validate({**measures, "floor_gigabytes_per_second": floor})
     measured = Measured.model_validate(
         {
-            "smoke": SmokeRunner(version=results.smoke_version, digest=job.smoke_digest),
-            "environment": dict(results.environment),
-            "machine": results.machine,
-            "image": results.image,
+            "smoke": SmokeRunner(version=results.run.smoke_version, digest=job.smoke_digest),
+            "environment": dataclasses.asdict(results.run.environment),
+            "machine": dataclasses.asdict(results.run.machine),
+            "image": dataclasses.asdict(results.run.image) if results.run.image else None,
             "bandwidth": bandwidth,
-            "isolation": results.isolation,
-            "devices": results.devices,
-            "gpu_states_before": results.gpu_states_before,
-            "gpu_states_after": results.gpu_states_after,
-            "started_at": results.started_at,
-            "finished_at": results.finished_at,
+            "isolation": results.run.isolation,
+            "devices": results.run.devices,
+            "gpu_states_before": results.run.gpu_states,
+            "gpu_states_after": results.end.gpu_states,
+            "started_at": results.run.started_at,
+            "finished_at": results.end.finished_at,
         }
     )
-    nonce = str(run.plan["nonce"])
-    return Evidence(runtime=runtime, measured=measured, plan_digest=run.plan_digest, nonce=nonce)
+    return Evidence(runtime=runtime, measured=measured, plan_digest=run.plan.digest, nonce=run.plan.nonce)
 
 
 def judge_run(
@@ -233,7 +234,7 @@ def _failed_report(
             "what": error.what,
             "digests": subject_digests(job.subject.name, job.subject.as_json()),
             "problems": tuple(problems),
-            "findings": run.results.environment_findings,
+            "findings": [EnvironmentFinding(**vars(finding)) for finding in run.results.findings],
             "pairs": _pairs(job),
             "logs": logs_of(job, run.folder),
             "log": str(error.log),

@@ -1,7 +1,8 @@
 """Strict reading of JSON into frozen dataclasses: every key is named and typed, an unknown one is refused.
 
-Fields of a class may be scalars, `Literal`, `X | None`, `tuple[X, ...]`, `Mapping[str, X]` and other such classes. A
-`Rule` in `Annotated` narrows a scalar or a tuple. A field with a default may be absent, but for an axis (`axes.py`).
+Fields of a class may be scalars, `Literal`, `X | None`, `tuple[X, ...]`, `Mapping[str, X]`, other such classes, and
+`object` for anything. A `Rule` in `Annotated` narrows a scalar, a tuple or a mapping. A field with a default may be
+absent, but for an axis (`axes.py`).
 """
 
 import json
@@ -71,6 +72,9 @@ def load_json(content: bytes) -> object:
     # json's decoder recurses once a level: a plan of 100,000 brackets ends it with this and not with a JSONDecodeError.
     except RecursionError as error:
         raise PlanError("not JSON that can be read: nested too deeply") from error
+    # Python refuses to read numbers of thousands of digits.
+    except ValueError as error:
+        raise PlanError(f"not JSON that can be read: {error}") from error
 
 
 # Written by hand: pydantic, jsonschema or msgspec would have to be in the environment under test, whose packages are
@@ -111,11 +115,15 @@ def _read(kind: Any, value: object, where: str, rule: Rule | None = None) -> Any
         return tuple(_read(arguments[0], entry, f"{where}[{index}]") for index, entry in enumerate(entries))
     if origin is Mapping:
         document = _typed(value, dict, "an object", where)
+        if rule is not None and not rule.allows(document):
+            raise _refused(value, rule.text, where)
         return {key: _read(arguments[1], entry, f"{where}.{key}") for key, entry in document.items()}
     return _read_scalar(kind, value, where, rule)
 
 
 def _read_scalar(kind: Any, value: object, where: str, rule: Rule | None) -> Any:
+    if kind is object:
+        return value
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
             raise _refused(value, "one of " + names(get_args(kind)), where)

@@ -17,6 +17,8 @@ from envbuild.certify.cases.expansion import expand
 from envbuild.certify.judge.results import Results, read_results
 from envbuild.certify.run.plan import Environment, Subject, make_plan
 from envbuild.core.digests import sha256_bytes
+from envbuild_smoke.plan.models import Plan
+from envbuild_smoke.plan.reader import parse_plan
 
 MATRIX = six_layouts()
 CPU = Capabilities(device=Device.CPU)
@@ -48,6 +50,11 @@ def bytes_of(plan: dict[str, Any]) -> bytes:
     return json.dumps(plan).encode()
 
 
+def typed(plan: dict[str, Any]) -> Plan:
+    """The plan as it is read."""
+    return parse_plan(bytes_of(plan))
+
+
 def lines_of(plan: dict[str, Any], **faults: Any) -> list[dict[str, Any]]:
     return results_of(bytes_of(plan), **faults)
 
@@ -60,4 +67,4 @@ def line(lines: list[dict[str, Any]], case: str, repeat: int = 1) -> dict[str, A
 def read(path: Path, plan: dict[str, Any], lines: list[dict[str, Any]], **options: Any) -> Results:
     """The lines, written and read."""
     write(path, lines)
-    return read_results(path, plan, sha256_bytes(bytes_of(plan)), **options)
+    return read_results(path, typed(plan), **options)

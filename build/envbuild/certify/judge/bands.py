@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from envbuild.catalog.matrix import Band
 from envbuild.certify.judge.numbers import relative_difference
-from envbuild.certify.judge.results import CaseResult, Gradient
-from envbuild.certify.models import Numbers, Problem, Spread, Step
+from envbuild.certify.models import Numbers, Problem, Spread
+from envbuild_smoke.results import CaseLine, Gradient
 
 # Of two gradients of a tensor, the expected one first: how far they are apart.
 Measure = Callable[[Gradient, Gradient], float]
@@ -29,7 +29,7 @@ FACTOR = 3.0
 FLOOR = 16 * 2.0**-23
 
 
-def spread_of(baseline: CaseResult, runs_asked: int) -> Spread | None:
+def spread_of(baseline: CaseLine, runs_asked: int) -> Spread | None:
     """What moved weights did to a baseline in so many runs; None where it was not measured."""
     runs = baseline.perturbed or ()
     if not runs or len(runs) != runs_asked or any(len(run.steps) != len(baseline.steps) for run in runs):
@@ -42,7 +42,7 @@ def spread_of(baseline: CaseResult, runs_asked: int) -> Spread | None:
     )
 
 
-def _by_step(runs: Sequence[Sequence[Step]], steps: Sequence[Step], name: str) -> tuple[float, ...]:
+def _by_step(runs: Sequence[Sequence[object]], steps: Sequence[object], name: str) -> tuple[float, ...]:
     """The largest relative difference up to each step: one step may move little by chance."""
     each = (
         max(relative_difference(getattr(step, name), getattr(run[index], name)) for run in runs)
@@ -52,8 +52,8 @@ def _by_step(runs: Sequence[Sequence[Step]], steps: Sequence[Step], name: str) -
 
 
 def _largest(values: Iterable[float | None]) -> float | None:
-    found = [math.inf if value is None else value for value in values]
-    return max(found) if math.isfinite(max(found)) else None
+    largest = max(math.inf if value is None else value for value in values)
+    return largest if math.isfinite(largest) else None
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Bands:
     spread: Spread
     limit: Band
 
-    def at(self, name: str, index: int) -> float:
+    def of_step(self, name: str, index: int) -> float:
         """That of the loss or the grad_norm of the step with this index."""
         spread: tuple[float, ...] = getattr(self.spread, name)
         return self._band(spread[index], getattr(self.limit, f"{name}_relative"))
@@ -80,7 +80,7 @@ class Bands:
 
     def widest(self) -> Numbers:
         """Those of the last step, and of the weights."""
-        return Numbers(loss=self.at("loss", -1), grad_norm=self.at("grad_norm", -1), weights=self.weights)
+        return Numbers(loss=self.of_step("loss", -1), grad_norm=self.of_step("grad_norm", -1), weights=self.weights)
 
     def limited(self, name: str, index: int = -1) -> str:
         """What to say of a band that is the matrix's limit, where moved weights ask for a wider one; else nothing."""
@@ -122,7 +122,7 @@ class GradientBands:
     directions: Mapping[str, float]
 
     @classmethod
-    def of(cls, baseline: CaseResult) -> GradientBands:
+    def measured(cls, baseline: CaseLine) -> GradientBands:
         """Those of the cases of a baseline; empty where they were not measured."""
         if not (baseline.gradients and baseline.perturbed):
             return cls({}, {})
@@ -136,7 +136,7 @@ class GradientBands:
 
 
 def compare_gradients(
-    result: CaseResult, baseline: CaseResult, bands: GradientBands
+    result: CaseLine, baseline: CaseLine, bands: GradientBands
 ) -> tuple[GradientDifference | None, list[Problem]]:
     """The tensor whose gradient of the first step is farthest out in its band, and the problem if it is outside."""
     own = {gradient.name: gradient for gradient in result.gradients or ()}
@@ -167,7 +167,7 @@ def compare_gradients(
     return worst, [Problem(check="parity-gradients", text=text)]
 
 
-def _gradient_bands(baseline: CaseResult, measure: Measure) -> Mapping[str, float]:
+def _gradient_bands(baseline: CaseLine, measure: Measure) -> Mapping[str, float]:
     """By tensor: from its own spread, and at least from that of half of the tensors.
 
     Of four moves all may leave a norm where it was by chance. Some gradients are zero but for rounding, and theirs is

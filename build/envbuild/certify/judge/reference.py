@@ -32,13 +32,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from envbuild.certify.judge.bands import FACTOR, FLOOR
 from envbuild.certify.judge.numbers import off_by, relative_difference
-from envbuild.certify.judge.results import CaseResult, ReferenceComparison, TensorDifference
 from envbuild.certify.models import Problem, ReferenceNumbers, ReferenceVerdict
+from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.results import CaseLine, ReferenceComparison, TensorDifference
 
 _FP32 = ReferenceNumbers(loss=1e-6, grad_norm=1e-4, activations=1e-5, gradients=1e-5, weights=2e-5)
 _TF32 = ReferenceNumbers(loss=2e-5, grad_norm=1e-3, activations=4e-3, gradients=6e-3, weights=4e-3)
@@ -58,38 +58,36 @@ _KINDS = {
 }
 
 
-def band_of(case: Mapping[str, Any], model: Mapping[str, Any], observed: Mapping[str, Any]) -> ReferenceNumbers:
-    """How far a planned case of a model may be from the reference, with what was built."""
-    precision = case["precision"]
-    in_torch = model["layer_spec"] == "local" and model["mamba"] is None and observed.get("router_gemm") != _ENGINE
+def band_of(case: Case, model: Model, router_gemm: str) -> ReferenceNumbers:
+    """How far a planned case of a model may be from the reference; ``router_gemm`` is whose product routes tokens."""
+    precision = case.precision
+    in_torch = model.layer_spec == "local" and model.mamba is None and router_gemm != _ENGINE
     if precision == "fp32" and in_torch:
         return _FP32
     band = {"fp32": _TF32, "bf16": _BF16, "fp8": _FP8}[precision]
-    if model["moe"] is None:
+    if model.moe is None:
         return band
     return band.model_copy(update={name: max(getattr(band, name), value) for name, value in _EXPERTS.items()})
 
 
-def _not_compared(case: Mapping[str, Any], model: Mapping[str, Any], reason: str) -> list[Problem]:
+def _not_compared(case: Case, model: Model, reason: str) -> list[Problem]:
     """A baseline that should have been compared fails: a renamed weight must not switch the reference off."""
-    training, moe = case["training"], model["moe"]
-    has_router_losses = moe is not None and (moe["aux_loss_coeff"] or moe["z_loss_coeff"])
+    training, moe = case.training, model.moe
+    has_router_losses = moe is not None and (moe.aux_loss_coeff or moe.z_loss_coeff)
     # megatron-core has two weights for these losses, and its documentation states a third: no formula is the right one.
-    if training["calculate_per_token_loss"] and training["loss_mask"] != "none" and has_router_losses:
+    if training.calculate_per_token_loss and training.loss_mask != "none" and has_router_losses:
         return []
     return [Problem(check="reference", text=f"{reason}: the reference could not compare this baseline")]
 
 
-def compare_reference(
-    case: Mapping[str, Any], model: Mapping[str, Any], result: CaseResult
-) -> tuple[ReferenceVerdict | None, list[Problem]]:
+def compare_reference(case: Case, model: Model, result: CaseLine) -> tuple[ReferenceVerdict | None, list[Problem]]:
     """The verdict on a baseline that trained to its end, and where it is not the reference's training.
 
     Args:
-        case: as it stands in the plan, with the ``model`` that it names.
+        case: of the plan, with the ``model`` that it names.
     """
-    found, band = result.reference, band_of(case, model, result.observed or {})
-    if not case["compare_reference"]:
+    found = result.reference
+    if not case.compare_reference:
         return None, []
     if found is None:
         text = "it was to be compared with the reference, and the runner reported no comparison"
@@ -99,10 +97,11 @@ def compare_reference(
         return ReferenceVerdict(not_compared=found.samples), [Problem(check="samples", text=text)]
     if found.reason is not None:
         return ReferenceVerdict(not_compared=found.reason), _not_compared(case, model, found.reason)
-    if case["precision"] == "bf16" and case["perturbed_runs"] and not _is_measured(found):
+    if case.precision == "bf16" and case.perturbed_runs and not _is_measured(found):
         text = "what rounding does to the reference was to be measured, and the runner did not report that whole"
         return None, [Problem(check="reference", text=text)]
-    band = _measured_steps(found, band)
+    router_gemm = "" if result.observed is None else result.observed.router_gemm
+    band = _measured_steps(found, band_of(case, model, router_gemm))
     differences = {name: getattr(found, name) for name in _KINDS}
     allowed = {name: _allowed(name, tensors, band) for name, tensors in differences.items()}
     largest = {name: _largest(tensors) for name, tensors in differences.items()}
@@ -186,9 +185,7 @@ def _tensors(kind: str, tensors: Sequence[TensorDifference], allowed: Sequence[f
     return [Problem(check="reference", text=text)]
 
 
-def _steps(
-    result: CaseResult, found: ReferenceComparison, band: ReferenceNumbers
-) -> tuple[list[Problem], list[Problem]]:
+def _steps(result: CaseLine, found: ReferenceComparison, band: ReferenceNumbers) -> tuple[list[Problem], list[Problem]]:
     """What is off in the loss of the first step, which comes before all gradients, and what is first after that."""
     first: list[Problem] = []
     later: list[Problem] = []

@@ -51,8 +51,8 @@ class MachineKey:
     @classmethod
     def of(cls, runtime: str, results: Results) -> MachineKey:
         """The machine that results are from."""
-        gpus = [(gpu["name"], gpu["driver"]) for gpu in results.machine["gpus"]]
-        return cls._made(runtime, gpus, results.machine["variables"])
+        gpus = [(gpu.name, gpu.driver) for gpu in results.run.machine.gpus]
+        return cls._made(runtime, gpus, results.run.machine.variables)
 
     @classmethod
     def _made(cls, runtime: str, gpus: Sequence[tuple[str, str]], variables: Mapping[str, str]) -> MachineKey:
