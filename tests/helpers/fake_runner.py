@@ -54,11 +54,13 @@ def observed_of(case, model):
     """What a driver reports that built what the plan names."""
     return {
         "layer_spec": model["layer_spec"], "attention": "DotProductAttention",
-        "attention_backend": case["settings"]["attention_backend"], "router_gemm": "none", "normalization": model["normalization"],
+        "attention_backend": case["settings"]["attention_backend"], "router_gemm": "none",
+        "normalization": model["normalization"],
         "optimizer": "FP32Optimizer", "distributed_optimizer": case["settings"]["distributed_optimizer"],
         "overlap_grad_reduce": case["settings"]["overlap_grad_reduce"], "gradient_buckets": 3,
         "overlap_param_gather": case["settings"]["overlap_param_gather"],
-        "hidden_dropout": 0.0, "attention_dropout": 0.0, "parameters": 123456, "trainable_parameters": 123456, "samples_digest": "sha256:samples",
+        "hidden_dropout": 0.0, "attention_dropout": 0.0, "parameters": 123456,
+        "trainable_parameters": 123456, "samples_digest": "sha256:samples",
         "params_dtype": {"fp32": "torch.float32"}.get(case["precision"], "torch.bfloat16"), "libraries": {},
     }  # fmt: skip
 

@@ -62,13 +62,14 @@ def _names(table: Iterable[Axis]) -> list[str]:
 
 def _row_fields() -> Iterator[tuple[str, tuple[Any, Any]]]:
     """The model and the axes as fields of a row."""
-    yield "model", (OneOrMore[Name], ...)
+    one_or_more: Any = OneOrMore
+    yield "model", (one_or_more[Name], ...)
     types = {name: hint for kind in (Layout, Training, Settings, CaseAxes) for name, hint in hints_of(kind).items()}
     for axis in TABLE:
         # Without it, a value of training is the matrix's, and a derived one that of the layout.
         default = None if axis in axes(Training) or axis.derived else axis.default
         text = f"{axis.text}; {OWN_BASELINE}" if axis.own_baseline else axis.text
-        kind: Any = OneOrMore[without_none(types[axis.name])]  # type: ignore[misc]
+        kind = one_or_more[without_none(types[axis.name])]
         yield axis.name, (kind | None if default is None else kind, Field(default=default, description=text))
 
 

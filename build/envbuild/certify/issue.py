@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +40,7 @@ from envbuild.image.output import OCI_DIR
 from envbuild.lock.known_wrong import packages_of
 from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.files import FolderFiles, blob_path
+from envbuild_smoke.plan.json_reader import as_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,16 +78,16 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
     bandwidth = None
     # A sweep that failed has no figures; the problem gives the reason.
     if results.bandwidth is not None and results.bandwidth.failure is None:
-        line = dataclasses.asdict(results.bandwidth)
+        line = as_json(results.bandwidth)
         measures = {name: line[name] for name in ("ranks", "backend", "transports", "points", "all_gather")}
         floor = run.plan.bandwidth.floor_gigabytes_per_second if run.plan.bandwidth else None
         bandwidth = MeasuredBandwidth.model_validate({**measures, "floor_gigabytes_per_second": floor})
     measured = Measured.model_validate(
         {
             "smoke": SmokeRunner(version=results.run.smoke_version, digest=job.smoke_digest),
-            "environment": dataclasses.asdict(results.run.environment),
-            "machine": dataclasses.asdict(results.run.machine),
-            "image": dataclasses.asdict(results.run.image) if results.run.image else None,
+            "environment": as_json(results.run.environment),
+            "machine": as_json(results.run.machine),
+            "image": as_json(results.run.image) if results.run.image else None,
             "bandwidth": bandwidth,
             "isolation": results.run.isolation,
             "devices": results.run.devices,

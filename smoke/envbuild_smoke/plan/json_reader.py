@@ -10,7 +10,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -95,6 +95,12 @@ def read_object(kind: type[T], value: object, where: str, **given: object) -> T:
     if unknown := sorted(document.keys() - set(allowed)):
         raise PlanError(f"{where}: unknown key {names(unknown)}; allowed: {names(allowed)}")
     return kind(**values)
+
+
+def as_json(value: object) -> dict[str, object]:
+    """Return a dataclass as a JSON object."""
+    document: dict[str, object] = json.loads(json.dumps(asdict(value)))  # type: ignore[call-overload]
+    return document
 
 
 def _read(kind: Any, value: object, where: str, rule: Rule | None = None) -> Any:

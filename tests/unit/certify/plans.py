@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from helpers.fake_runner import results_of, write
+from helpers.fake_runner import observed_of, results_of, write
 from helpers.matrices import six_layouts
 
 from envbuild.catalog.fields import Device
@@ -17,8 +17,11 @@ from envbuild.certify.cases.expansion import expand
 from envbuild.certify.judge.results import Results, read_results
 from envbuild.certify.run.plan import Environment, Subject, make_plan
 from envbuild.core.digests import sha256_bytes
-from envbuild_smoke.plan.models import Plan
+from envbuild_smoke.plan.json_reader import read_object
+from envbuild_smoke.plan.models import Case as PlannedCase
+from envbuild_smoke.plan.models import Model, Plan
 from envbuild_smoke.plan.reader import parse_plan
+from envbuild_smoke.results import Observed
 
 MATRIX = six_layouts()
 CPU = Capabilities(device=Device.CPU)
@@ -53,6 +56,12 @@ def bytes_of(plan: dict[str, Any]) -> bytes:
 def typed(plan: dict[str, Any]) -> Plan:
     """The plan as it is read."""
     return parse_plan(bytes_of(plan))
+
+
+def observed(case: PlannedCase, model: Model, **changes: Any) -> Observed:
+    """What a driver reports that built a case; ``changes`` are its keys."""
+    reported = {**observed_of(dataclasses.asdict(case), dataclasses.asdict(model)), **changes}
+    return read_object(Observed, reported, "observed")
 
 
 def lines_of(plan: dict[str, Any], **faults: Any) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.notes import Notes
-from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read
+from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, typed
 
 from envbuild.catalog.matrix import Band
 from envbuild.certify.judge.bands import FACTOR, FLOOR, Bands, spread_of
@@ -35,7 +35,7 @@ def verdict(tmp_path, lines):
     def judged(case=TP2):
         plan = {**plan_of(), "nonce": lines[0]["nonce"]}
         lines[0] |= {"plan_digest": lines_of(plan)[0]["plan_digest"]}
-        found = judge(CASES, MATRIX, read(tmp_path / "results.jsonl", plan, lines), plan)
+        found = judge(CASES, MATRIX, read(tmp_path / "results.jsonl", plan, lines), typed(plan))
         return next(item for item in found if item.id == case)
 
     return judged
@@ -50,8 +50,8 @@ def checks(verdict):
 )
 def test_band_of_a_spread(spread, band):
     bands = Bands(Spread(runs=4, loss=(0.0, spread), grad_norm=(0.0, 0.0), weights=None), LIMIT)
-    assert bands.at("loss", 1) == pytest.approx(band)
-    assert bands.at("loss", 0) == FLOOR
+    assert bands.of_step("loss", 1) == pytest.approx(band)
+    assert bands.of_step("loss", 0) == FLOOR
     assert bands.weights == LIMIT.weights_relative
 
 
@@ -61,7 +61,7 @@ def test_spread_of_a_step_is_the_largest_up_to_it(lines, tmp_path):
     runs[0]["steps"][1]["loss"] *= 1 + 1e-4
     plan = {**plan_of(), "nonce": lines[0]["nonce"]}
     lines[0] |= {"plan_digest": lines_of(plan)[0]["plan_digest"]}
-    spread = spread_of(read(tmp_path / "results.jsonl", plan, lines).of(BASELINE), 4)
+    spread = spread_of(read(tmp_path / "results.jsonl", plan, lines).case(BASELINE), 4)
     assert spread.loss == pytest.approx((1e-6, *[1e-4] * 4), rel=0.02)
     assert spread.grad_norm == pytest.approx((1e-6,) * 5, rel=0.02)
     assert (spread.runs, spread.weights) == (4, 1e-6)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.certify_world import edit
@@ -16,6 +17,8 @@ from envbuild.core.errors import CertificationFailedError
 from envbuild.core.files import remove_tree
 from envbuild.launch.gpus import Gpu
 from envbuild.store import entry_index
+from envbuild_smoke.plan.json_reader import read_object
+from envbuild_smoke.results import RunLine
 
 TP2, PP2, BASELINE = (f"gpt-fp32-{name}" for name in ("tp2", "pp2", "baseline"))
 
@@ -272,7 +275,7 @@ def test_machine_is_the_same_from_outside_and_from_its_results(world):
     (run,) = found
     gpus = [Gpu(index=str(i), name=GPU["name"], driver=GPU["driver"]) for i in range(2)]
     here = MachineKey.here("loop", gpus, {"NCCL_ALGO": "Ring", "PATH": "/bin"})
-    assert here == MachineKey.of("loop", type("Results", (), {"machine": run["machine"]}))
+    assert here == MachineKey.of("loop", SimpleNamespace(run=read_object(RunLine, run, "run")))
     assert here.variables == (("NCCL_ALGO", "Ring"),)
 
 

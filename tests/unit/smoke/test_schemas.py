@@ -1,30 +1,18 @@
-"""Schemas and code agree: the same plans are refused, and every line written is valid."""
+"""Plans are refused that lack a key or have another one, and every line written is of its declared type."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import get_args
 
-import jsonschema
 import pytest
 from helpers.smoke_plans import Document
 from unit.smoke.conftest import Done
 
 from envbuild_smoke.plan import models
+from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.reader import parse_plan
-from envbuild_smoke.run import results
-
-SCHEMAS = Path(models.__file__).parents[1] / "schemas"
-
-
-def validator(name: str) -> jsonschema.Draft202012Validator:
-    schema = json.loads((SCHEMAS / name).read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
-
-
-def test_schema_names_are_those_in_the_code() -> None:
-    assert json.loads((SCHEMAS / "result.schema.json").read_text())["$id"] == results.SCHEMA
+from envbuild_smoke.results import KINDS, Status
 
 
 def everything(document: Document) -> Document:
@@ -70,15 +58,10 @@ def assert_refused(document: Document) -> None:
         parse_plan(json.dumps(document).encode())
 
 
-def test_every_line_written_follows_the_schema(one_by_one: Done, at_once: Done) -> None:
+def test_every_line_written_is_of_its_type(one_by_one: Done, at_once: Done) -> None:
     lines = [*one_by_one.lines, *at_once.lines]
-    check = validator("result.schema.json")
     for line in lines:
-        check.validate(line)
+        read_object(KINDS[line["type"]], line, line["type"])
     assert {line["type"] for line in lines} == {"run", "case", "bandwidth", "end"}
     statuses = {line["status"] for line in lines if line["type"] == "case"}
-    assert statuses == {"completed", "failed", "timed-out", "not-run"}
-    # The schema is not one that takes anything.
-    for line in {line["type"]: line for line in lines}.values():
-        assert not check.is_valid({**line, "surplus": 1})
-        assert not check.is_valid({key: value for key, value in line.items() if key != "schema"})
+    assert statuses == set(get_args(Status))

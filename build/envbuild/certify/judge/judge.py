@@ -6,10 +6,9 @@ train.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from pydantic import JsonValue
 
@@ -26,6 +25,7 @@ from envbuild.certify.judge.numbers import off_by, relative_difference
 from envbuild.certify.judge.reference import compare_reference
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import CaseVerdict, Check, Numbers, Problem, Step
+from envbuild_smoke.plan.json_reader import as_json
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.results import CaseLine, Observed, Weights
 
@@ -160,7 +160,7 @@ def _as_json(observed: Observed | None) -> dict[str, JsonValue] | None:
     """As certificates have it: without what its driver does not report."""
     if observed is None:
         return None
-    values: dict[str, JsonValue] = json.loads(json.dumps(dataclasses.asdict(observed)))
+    values = cast("dict[str, JsonValue]", as_json(observed))
     return {name: value for name, value in values.items() if value not in (None, [])}
 
 

@@ -37,6 +37,7 @@ from collections.abc import Iterable, Sequence
 from envbuild.certify.judge.bands import FACTOR, FLOOR
 from envbuild.certify.judge.numbers import off_by, relative_difference
 from envbuild.certify.models import Problem, ReferenceNumbers, ReferenceVerdict
+from envbuild_smoke.plan.axes import Precision
 from envbuild_smoke.plan.models import Case, Model
 from envbuild_smoke.results import CaseLine, ReferenceComparison, TensorDifference
 
@@ -58,9 +59,8 @@ _KINDS = {
 }
 
 
-def band_of(case: Case, model: Model, router_gemm: str) -> ReferenceNumbers:
-    """How far a planned case of a model may be from the reference; ``router_gemm`` is whose product routes tokens."""
-    precision = case.precision
+def band_of(precision: Precision, model: Model, router_gemm: str = "none") -> ReferenceNumbers:
+    """How far a baseline of a model may be from the reference; ``router_gemm`` is whose product routes tokens."""
     in_torch = model.layer_spec == "local" and model.mamba is None and router_gemm != _ENGINE
     if precision == "fp32" and in_torch:
         return _FP32
@@ -100,8 +100,8 @@ def compare_reference(case: Case, model: Model, result: CaseLine) -> tuple[Refer
     if case.precision == "bf16" and case.perturbed_runs and not _is_measured(found):
         text = "what rounding does to the reference was to be measured, and the runner did not report that whole"
         return None, [Problem(check="reference", text=text)]
-    router_gemm = "" if result.observed is None else result.observed.router_gemm
-    band = _measured_steps(found, band_of(case, model, router_gemm))
+    router_gemm = "none" if result.observed is None else result.observed.router_gemm
+    band = _measured_steps(found, band_of(case.precision, model, router_gemm))
     differences = {name: getattr(found, name) for name in _KINDS}
     allowed = {name: _allowed(name, tensors, band) for name, tensors in differences.items()}
     largest = {name: _largest(tensors) for name, tensors in differences.items()}
