@@ -9,11 +9,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from envbuild_smoke import __version__
 
@@ -260,7 +260,7 @@ class _Progress:
     def __init__(self) -> None:
         self._broken = False
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Mapping[str, object]) -> None:
         if event["event"] == "resumed":
             cut = f"; an incomplete last line of {event['cut_bytes']} bytes was cut off"
             _print(f"resuming: {event['kept']} results are kept{cut if event['cut_bytes'] else ''}")

@@ -6,12 +6,13 @@ again stands a line of type resumed. None is a number that is not finite, for wh
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 from envbuild_smoke.plan.json_reader import NOT_NEGATIVE, Rule, at_least, matching
 
 Schema = Literal["envbuild.results/2"]
+SCHEMA: Schema = "envbuild.results/2"
 Status = Literal["completed", "failed", "timed-out", "not-run"]
 FailureKind = Literal["exception", "exit", "signal", "timeout", "baseline-missing", "incomplete", "not-finite"]
 FindingCode = Literal[
@@ -39,6 +40,11 @@ Moment = Annotated[str, matching(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a moment s
 Projections = Annotated[tuple[float, ...], Rule(f"an array of {PROJECTIONS}", lambda value: len(value) == PROJECTIONS)]
 # As nvidia-smi prints the clocks, temperature, memory and throttling of a GPU, by name.
 GpuState = Annotated[Mapping[str, str], Rule("an object with its index", lambda value: "index" in value)]
+
+
+def written(default: Any) -> Any:
+    """Declare a field that the runner may leave out, and that a line has all the same."""
+    return field(default=default, metadata={"written": True})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,25 +207,25 @@ class CaseLine:
     about the second time then.
     """
 
-    schema: Schema
-    type: Literal["case"]
+    schema: Schema = written(SCHEMA)
+    type: Literal["case"] = written("case")
     case: str
-    repeat: Positive
     status: Status
-    steps: tuple[Step, ...]
-    seconds: Amount
-    startup_seconds: float | None
-    started_seconds: Amount
-    devices: tuple[Count, ...]
-    fresh_processes: Count
-    weights: Weights | None
-    observed: Observed | None
-    reference: ReferenceComparison | None
-    gradients: tuple[Gradient, ...] | None
-    perturbed: tuple[Perturbed, ...] | None
-    failure: Failure | None
-    logs: tuple[str, ...]
-    restarted: str | None
+    repeat: Positive = written(1)
+    steps: tuple[Step, ...] = written(())
+    seconds: Amount = written(0.0)
+    startup_seconds: float | None = written(None)
+    started_seconds: Amount = written(0.0)
+    devices: tuple[Count, ...] = written(())
+    fresh_processes: Count = written(0)
+    weights: Weights | None = written(None)
+    observed: Observed | None = written(None)
+    reference: ReferenceComparison | None = written(None)
+    gradients: tuple[Gradient, ...] | None = written(None)
+    perturbed: tuple[Perturbed, ...] | None = written(None)
+    failure: Failure | None = written(None)
+    logs: tuple[str, ...] = written(())
+    restarted: str | None = written(None)
 
 
 @dataclass(frozen=True, kw_only=True)

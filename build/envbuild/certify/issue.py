@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from envbuild import __version__
 from envbuild.catalog.catalog import digest_without_summary
@@ -195,7 +194,7 @@ def _in_order(
     return tuple(verdicts)
 
 
-def _facts(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict]) -> dict[str, Any]:
+def _facts(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict]) -> dict[str, object]:
     """What certificates and reports share."""
     subject = job.subject
     return {

@@ -33,7 +33,7 @@ def readme(job: CertifyJob) -> str:
     request, subject = job.request, job.subject
     what = f"{subject.stack} on {subject.base} for {subject.target}, lock {subject.lock_digest}"
     lines = [f"- {form}: `{digest}`" for form, digest in subject.image_digests.items()]
-    needs = max(int(job.planned(case.id)["world_size"]) for case in job.cases)
+    needs = max(case.world_size for case in job.cases)
     device = f"{needs} GPUs of the target" if job.on_gpus else "a CPU"
     return _README.format(
         what=what,

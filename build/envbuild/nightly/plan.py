@@ -116,7 +116,7 @@ def _where(job: CertifyJob, request: NightRequest) -> str:
         return f"by {command}"
     if selection.target.device is not Device.CUDA:
         return "here"
-    needed = max(int(job.planned(case.id)["world_size"]) for case in job.cases)
+    needed = max(case.world_size for case in job.cases)
     try:
         here = len(gpus_here())
     except EnvbuildError:

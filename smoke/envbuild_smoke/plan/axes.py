@@ -123,7 +123,7 @@ class Layout:
     )
     expert_tensor: Size | None = axis(
         None,
-        text="ways that an expert is split, over the tensor-parallel ranks; without it `tensor`",
+        text="ways an expert is split, over the tensor-parallel ranks; the default is `tensor`",
         word="etp{}",
         least={"tensor": 2, "sequence": True, "expert_tensor": 1},
         drivers=MCORE,
@@ -158,20 +158,20 @@ class Training:
     """
 
     steps: Step
-    micro_batch_size: MicroSamples = axis(MISSING, text="samples; shares its baseline", word="mb{}")
-    global_batch_size: Samples = axis(MISSING, text="samples", word="gb{}", own_baseline=True)
+    micro_batch_size: MicroSamples = axis(MISSING, text="micro batch size", word="mb{}")
+    global_batch_size: Samples = axis(MISSING, text="global batch size", word="gb{}", own_baseline=True)
     learning_rate: Positive
     clip_grad_norm: Positive = axis(MISSING, text="gradient clipping", word="clip{:g}", own_baseline=True)
     weight_decay: WeightDecay = axis(
         0.0,
-        text="of Adam, decoupled; biases and norms have none",
+        text="weight decay of Adam; biases and norms have none",
         word="wd{:g}",
         own_baseline=True,
         least={"weight_decay": 0.1},
     )
     decoupled_lr: Positive | None = axis(
         None,
-        text="learning rate of the embeddings and the output layer; without it `learning_rate`",
+        text="learning rate of embeddings and output layer; the default is `learning_rate`",
         word="dlr{:g}",
         own_baseline=True,
         least={"decoupled_lr": 1e-4},
@@ -179,7 +179,7 @@ class Training:
     )
     loss_mask: LossMask = axis(
         "none",
-        text='"uneven": the loss leaves a prefix of each sample out, each of another length',
+        text="the loss leaves out a prefix of each sample, each of a different length",
         word="mask-{}",
         own_baseline=True,
         least={"loss_mask": "uneven"},
@@ -187,21 +187,21 @@ class Training:
     )
     calculate_per_token_loss: bool = axis(
         False,
-        text="the loss is the mean over the tokens of the global batch, and not over its micro batches",
+        text="the loss is the mean over all tokens of the global batch; otherwise over its micro batches",
         word={True: "ptl", False: "mbl"},
         own_baseline=True,
         least={"calculate_per_token_loss": True},
     )
     packed: bool = axis(
         False,
-        text="each sample is several documents, with attention inside of each; with finetune, two samples in a row",
+        text="several documents a sample, with attention within each; with `finetune`, two samples in a row",
         word={True: "packed", False: "whole"},
         own_baseline=True,
         least={"packed": True},
     )
     finetune: Finetune = axis(
         "none",
-        text="Megatron-Bridge's recipe to fine-tune a Hugging Face model on prompts and answers",
+        text="fine-tuning of a Hugging Face model with Megatron-Bridge: of all weights, or of LoRA's adapters",
         word={"none": "pretrain", "sft": "sft", "lora": "lora"},
         own_baseline=True,
         drivers=("bridge",),
@@ -234,13 +234,13 @@ class Settings:
     # (NVIDIA/Megatron-LM pull request 5077), several instances (3693), gathered logits (issue 7452).
     distributed_optimizer: bool = axis(
         False,
-        text="the optimizer is sharded over the data-parallel ranks",
+        text="optimizer sharded over the data-parallel ranks",
         word="do",
         least={"data": 2, "distributed_optimizer": True},
     )
     num_distributed_optimizer_instances: Size = axis(
         1,
-        text="how often the state of the sharded optimizer is there, each time over fewer ranks",
+        text="copies of the sharded optimizer's state, each over fewer ranks",
         word="oi{}",
         least={"data": 2, "distributed_optimizer": True, "num_distributed_optimizer_instances": 2},
         drivers=MCORE,
@@ -264,7 +264,7 @@ class Settings:
     )
     bucket_size: BucketSize | None = axis(
         None,
-        text="the most parameters of a gradient bucket; without it megatron-core's default",
+        text="most parameters in a gradient bucket; the default is megatron-core's",
         word="bk{}",
         least={"data": 2, "overlap_grad_reduce": True, "bucket_size": 1000},
     )
@@ -272,54 +272,54 @@ class Settings:
     # batch_p2p_comm off, to the same digits (CPU, gloo).
     overlap_p2p_comm: bool = axis(
         False,
-        text="megatron-core's flag; without it the setting that is right for the layout",
+        text="megatron-core's flag; the default is what is right for the layout",
         word={False: "bp2p"},
         derived=True,
     )
     batch_p2p_comm: bool
     recompute: Recompute = axis(
         "none",
-        text="which activations are computed again in the backward pass",
+        text="activations computed again in the backward pass",
         word="rc-{}",
         kinds={"recompute_selective": "selective", "recompute_full": "full"},
     )
     attention_backend: AttentionBackend = axis(
         "auto",
-        text="without it local, or with Transformer Engine's layers auto",
+        text="attention; the default is `local`, or `auto` with Transformer Engine's layers",
         word="attn-{}",
         derived=True,
         drivers=MCORE,
     )
     parallel_output: bool = axis(
         True,
-        text="false: logits are gathered from the tensor-parallel ranks before the loss",
+        text="if false, logits are gathered from the tensor-parallel ranks before the loss",
         word={False: "gathered"},
         least={"tensor": 2, "parallel_output": False},
     )
     moe_token_dispatcher_type: Dispatcher | None = axis(
         None,
-        text="how tokens reach experts; without it alltoall on GPUs and allgather on CPUs",
+        text="how tokens reach experts; the default is `alltoall` on GPUs and `allgather` on CPUs",
         word="{}",
         least={"data": 2, "expert": 2, "moe_token_dispatcher_type": "alltoall"},
         drivers=MCORE,
     )
     moe_grouped_gemm: bool = axis(
         False,
-        text="the experts of a rank in one matrix product",
+        text="the experts of a rank are one matrix product",
         word="grouped",
         least={"moe_grouped_gemm": True},
         drivers=MCORE,
     )
     sequence_parallel_input_regather: bool = axis(
         False,
-        text="Megatron-Bridge's flag of LoRA; without it on where there is sequence parallel",
+        text="Megatron-Bridge's flag for LoRA; the default is on with sequence parallelism",
         word={False: "gathered-norm"},
         derived=True,
         drivers=("bridge",),
     )
     fp8_recipe: Fp8Recipe | None = axis(
         None,
-        text="without it blockwise or tensorwise, as the GPU can",
+        text="how fp8 is scaled; the default is `blockwise` or `tensorwise`, as the GPU supports",
         word="{}",
         own_baseline=True,
         least={"precision": "fp8", "fp8_recipe": "tensorwise"},
@@ -330,16 +330,18 @@ class Settings:
 class CaseAxes:
     """The axes of a case itself."""
 
-    precision: Precision = axis("fp32", kinds={"bf16": "bf16", "fp8": "fp8"})
+    precision: Precision = axis(
+        "fp32", text="number format: `fp32`, `bf16` or `fp8`", kinds={"bf16": "bf16", "fp8": "fp8"}
+    )
     resume_at: Step | None = axis(
         None,
-        text="after this step everything is saved, torn down, built anew and loaded",
+        text="after this step everything is saved, torn down, built again and loaded",
         word="resume{}",
         least={"resume_at": 1},
     )
     continue_in: Layout | None = axis(
         None,
-        text="the layout that is built anew at resume_at, of as many processes; without it the same",
+        text="the layout built after `resume_at`, with as many processes; the default is the same layout",
         word="in-{}",
         least={"resume_at": 1, "continue_in": {}},
     )

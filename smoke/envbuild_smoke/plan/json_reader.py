@@ -2,7 +2,7 @@
 
 Fields of a class may be scalars, `Literal`, `X | None`, `tuple[X, ...]`, `Mapping[str, X]`, other such classes, and
 `object` for anything. A `Rule` in `Annotated` narrows a scalar, a tuple or a mapping. A field with a default may be
-absent, but for an axis (`axes.py`).
+absent, but for one with metadata: axes, and what the runner always writes.
 """
 
 import json
@@ -88,7 +88,7 @@ def read_object(kind: type[T], value: object, where: str, **given: object) -> T:
     for each in expected:
         if each.name in document:
             values[each.name] = _read(hints[each.name], document[each.name], f"{where}.{each.name}")
-        # The default of an axis is for rows of a matrix: in a document its absence is a lost setting.
+        # A default with metadata is for rows of a matrix or for the runner: in a document the key was lost.
         elif each.default is MISSING or each.metadata:
             raise PlanError(f"{where}.{each.name}: missing")
     allowed = [each.name for each in expected]

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envbuild_smoke.plan.json_reader import PlanError, read_object
 from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.rank_context import FINAL, INITIAL, checkpoint_path
+from envbuild_smoke.results import CaseLine
 from envbuild_smoke.run.jobs import Key
-from envbuild_smoke.run.results import FILE_NAME, CaseResult, result_from
+from envbuild_smoke.run.results import FILE_NAME
 from envbuild_smoke.run.task_run import repeat_folder
 
 LOCK = ".lock"
@@ -37,7 +39,7 @@ class PreviousRun:
     """
 
     run_line: dict[str, Any]
-    cases: dict[tuple[str, int], CaseResult]
+    cases: dict[tuple[str, int], CaseLine]
     bandwidth: bool
     ended: bool
     whole_bytes: int
@@ -91,8 +93,8 @@ def read_previous(out: Path, plan: Plan) -> PreviousRun:
     ended = lines[-1].get("type") == "end"
     before_end = whole - len(content[:whole].splitlines(keepends=True)[-1]) if ended else whole
     try:
-        results = [result_from(line) for line in lines if line.get("type") == "case"]
-    except (KeyError, TypeError) as error:
+        results = [read_object(CaseLine, line, "case") for line in lines if line.get("type") == "case"]
+    except PlanError as error:
         raise ResumeError(
             f"{path} is damaged: the line of a case cannot be read ({error}); run again with another --out"
         ) from None
@@ -144,7 +146,7 @@ def _whole_lines(content: bytes) -> tuple[int, list[dict[str, Any]]]:
 
 
 def checkpoints_missing(
-    plan: Plan, cases: Iterable[Case], out: Path, results: Mapping[Key, CaseResult], trained: Collection[Key]
+    plan: Plan, cases: Iterable[Case], out: Path, results: Mapping[Key, CaseLine], trained: Collection[Key]
 ) -> frozenset[Key]:
     """Return the baselines that completed, whose checkpoints are needed and no longer there."""
     missing = set()

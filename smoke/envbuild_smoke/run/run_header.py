@@ -10,9 +10,9 @@ from envbuild_smoke.environment.findings import all_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.environment.installed import Finding, finding
 from envbuild_smoke.environment.inventory import describe
+from envbuild_smoke.results import SCHEMA
 from envbuild_smoke.run.context import RunContext
 from envbuild_smoke.run.forkserver import rank_variables, zipapp_path
-from envbuild_smoke.run.results import SCHEMA
 
 
 def run_line(

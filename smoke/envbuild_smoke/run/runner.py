@@ -13,6 +13,7 @@ from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.rank_context import FINAL, checkpoint_path
 from envbuild_smoke.ranks.program import RankProgram
+from envbuild_smoke.results import SCHEMA, CaseLine
 from envbuild_smoke.run import resume
 from envbuild_smoke.run.context import RunContext
 from envbuild_smoke.run.forkserver import ForkServerError
@@ -21,7 +22,7 @@ from envbuild_smoke.run.jobs import RunJob, make_jobs
 from envbuild_smoke.run.options import Options, cache_variables
 from envbuild_smoke.run.pool import Pool
 from envbuild_smoke.run.result_log import ResultLog
-from envbuild_smoke.run.results import SCHEMA, CaseResult, Emit, ResultsWriter, now
+from envbuild_smoke.run.results import Emit, ResultsWriter, now
 from envbuild_smoke.run.run_header import run_line
 from envbuild_smoke.run.sweep import measure_bandwidth
 from envbuild_smoke.run.task_run import repeat_folder
@@ -33,7 +34,7 @@ class UnusableEnvironmentError(Exception):
 
 def run_plan(
     plan: Plan, cases: tuple[Case, ...], out: Path, *, emit: Emit, stop: threading.Event, options: Options
-) -> list[CaseResult]:
+) -> list[CaseLine]:
     """Run `cases` of `plan` into the directory `out`, which must not have results yet unless they are resumed.
 
     `emit` gets the progress events. Setting `stop` kills what runs and raises RunInterruptedError; the results of
@@ -57,7 +58,7 @@ def run_plan(
         os.close(lock)
 
 
-def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.PreviousRun | None) -> list[CaseResult]:
+def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.PreviousRun | None) -> list[CaseLine]:
     """Run the cases and write the results file."""
     plan = context.plan
     results = {} if previous is None else previous.cases

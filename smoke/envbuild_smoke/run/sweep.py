@@ -8,10 +8,10 @@ from typing import Any
 
 from envbuild_smoke.plan.models import BandwidthSweep
 from envbuild_smoke.ranks.rank_main import BANDWIDTH, sweep_case
+from envbuild_smoke.results import Failure
 from envbuild_smoke.run.context import POLL_SECONDS, RunContext, RunInterruptedError
 from envbuild_smoke.run.failure import failure_of
 from envbuild_smoke.run.forkserver import ForkServerError
-from envbuild_smoke.run.results import Failure
 from envbuild_smoke.run.task_run import RankTask, TaskRun
 
 # Far more than the sweep takes: 25 times a size, and 4 GiB take a few seconds even over sockets (2 to 3 GB/s on four

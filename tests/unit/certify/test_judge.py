@@ -423,7 +423,7 @@ def test_repeats_on_the_cpu_must_have_the_same_digits_and_on_gpus_not(failed):
     ((name, ((check, text),)),) = failed(plan, lines).items()
     assert (name, check) == ((TP2, 2), "repeats")
     assert text.startswith("step 5 differs from repeat 1: ")
-    gpu = plan_of(repeats=2, device="cuda", nonce=plan["nonce"])
+    gpu = plan_of(repeats=2, device="cuda", gpu={"sm": ["90"]}, nonce=plan["nonce"])
     assert failed(gpu, [lines_of(gpu)[0], *lines[1:]]) == {}
 
 

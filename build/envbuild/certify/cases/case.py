@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.fields import Device
@@ -160,8 +160,8 @@ class ResolvedRow:
     @cached_property
     def _training(self) -> Training:
         """How it trains: as the matrix, but for what the row has in its place."""
-        own: dict[str, Any] = {name: self.values[name] for name in _OF_TRAINING if name in self.values}
-        return dataclasses.replace(self.matrix_training, **own)
+        own = {name: value for name, value in self.values.items() if name in _OF_TRAINING}
+        return _filled(Training, {**vars(self.matrix_training), **own})
 
     @cached_property
     def case(self) -> Case:

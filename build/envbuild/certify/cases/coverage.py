@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 from envbuild.catalog.matrix import Matrix, MatrixRow
 from envbuild.catalog.model_spec import Experts, LayerSpec, LoadBalancing, MambaLayers, ModelSpec, Normalization
@@ -138,17 +138,18 @@ def _model(pair: tuple[str, str]) -> ModelSpec:
 
 def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[Mapping[str, object]]:
     """Rows that use both axes and hardly more than they need."""
-    values: dict[str, Any] = {"model": "m"}
+    values: dict[str, object] = {"model": "m"}
     for axis in pair:
         for name, value in _ROWS.get(axis, {}).items():
+            before = values.get(name)
             # Where both axes want a size, the larger one serves both.
-            values[name] = max(values[name], value) if isinstance(values.get(name), int) else value
+            values[name] = max(before, value) if isinstance(before, int) and isinstance(value, int) else value
     # Optimizers are sharded over data-parallel ranks, Transformer Engine splits contexts in 16 bits alone, and experts
     # take tensor parallel with sequence parallel alone.
     data = {values.get("data", 1), 2} if "continue_in" in pair else {values.get("data", 1)}
     engine = model.layer_spec is LayerSpec.TRANSFORMER_ENGINE
     precisions = {values.get("precision", "fp32"), *(("bf16",) if engine and values.get("precision") != "fp8" else ())}
-    sequences = {values.get("sequence", False), *((True,) if values.get("tensor", 1) > 1 else ())}
+    sequences = {values.get("sequence", False), *((True,) if values.get("tensor", 1) != 1 else ())}
     for choice in itertools.product(data, precisions, sequences):
         own = dict(zip(("data", "precision", "sequence"), choice, strict=True))
         row = MatrixRow.model_validate({**values, **own})

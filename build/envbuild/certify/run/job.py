@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from envbuild.catalog.catalog import Selection, digest_without_summary
 from envbuild.catalog.conflict import Conflict
@@ -17,7 +16,7 @@ from envbuild.certify.cases.known_wrong import affected_cases, left_out
 from envbuild.certify.cases.selection import ALL, WantedCases, chosen_cases, driver_of, without_known_wrong
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.certify.run.durations import estimates
-from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
+from envbuild.certify.run.plan import Environment, Subject, cases_of, certification_key, make_plan
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.image.output import PlacedImage, image_name
@@ -140,11 +139,9 @@ class CertifyJob:
     def on_gpus(self) -> bool:
         return self.request.selection.target.device is Device.CUDA
 
-    def planned(self, case_id: str) -> Mapping[str, Any]:
+    def planned(self, case_id: str) -> Mapping[str, Json]:
         """A case in the form of the plan."""
-        cases: Any = self.plan["cases"]
-        found: Mapping[str, Any] = next(case for case in cases if case["id"] == case_id)
-        return found
+        return next(case for case in cases_of(self.plan) if case["id"] == case_id)
 
     def plan_of(self, cases: tuple[Case, ...]) -> dict[str, Json]:
         """The plan, or one of some of its cases; with a nonce of its own."""
@@ -219,8 +216,7 @@ def _unexcused(known_wrong: Mapping[str, tuple[str, ...]], own_conflicts: frozen
 def _with_estimates(plan: dict[str, Json], store: LocalStore) -> dict[str, Json]:
     """The plan with how long its cases took before, where that is known."""
     known = estimates(plan, store)
-    cases: Any = plan["cases"]
-    return {**plan, "cases": [{**case, "estimated_seconds": known.get(case["id"])} for case in cases]}
+    return {**plan, "cases": [{**case, "estimated_seconds": known.get(str(case["id"]))} for case in cases_of(plan)]}
 
 
 def subject_of(request: CertifyRequest) -> Subject:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 from envbuild.catalog.catalog import definition_digest
 from envbuild.catalog.conflict import Conflict
@@ -195,12 +195,17 @@ def certification_key(
     )
 
 
-def deciding(plan: Mapping[str, Any]) -> dict[str, Any]:
+def deciding(plan: Mapping[str, Json]) -> dict[str, Json]:
     """The part of a plan that decides what comes out: all but its nonce and its estimates.
 
     Raises:
         TypeError, KeyError, AttributeError: it has not the form of a plan.
     """
     decides = {key: value for key, value in plan.items() if key != "nonce"}
-    cases = [{key: value for key, value in case.items() if key != "estimated_seconds"} for case in plan["cases"]]
-    return {**decides, "cases": cases}
+    cases = [{key: value for key, value in case.items() if key != "estimated_seconds"} for case in cases_of(plan)]
+    return {**decides, "cases": [*cases]}
+
+
+def cases_of(plan: Mapping[str, Json]) -> list[dict[str, Json]]:
+    """The cases of a plan as they are written."""
+    return cast("list[dict[str, Json]]", plan["cases"])
