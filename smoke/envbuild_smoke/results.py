@@ -228,9 +228,9 @@ class CaseLine:
     restarted: str | None = written(None)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Gpu:
-    """A GPU that was used, as nvidia-smi prints it."""
+    """A GPU as nvidia-smi prints it."""
 
     index: Count
     uuid: str
@@ -296,8 +296,8 @@ class Image:
 class RunLine:
     """What ran, where, and the differences from the lock; `smoke_digest` is of the zipapp."""
 
-    schema: Schema
-    type: Literal["run"]
+    schema: Schema = written(SCHEMA)
+    type: Literal["run"] = written("run")
     plan_digest: Digest
     nonce: str
     subject: Mapping[str, str]
@@ -327,22 +327,22 @@ class Point:
 class BandwidthLine:
     """The sweep of all_reduce (`points`) and all_gather; `transports` are those that NCCL's own log names."""
 
-    schema: Schema
-    type: Literal["bandwidth"]
+    schema: Schema = written(SCHEMA)
+    type: Literal["bandwidth"] = written("bandwidth")
     ranks: Positive
-    backend: Literal["nccl", "gloo"] | None
-    transports: tuple[str, ...] | None
-    points: tuple[Point, ...]
-    all_gather: tuple[Point, ...]
-    failure: Failure | None
+    backend: Literal["nccl", "gloo"] | None = written(None)
+    transports: tuple[str, ...] | None = written(None)
+    points: tuple[Point, ...] = written(())
+    all_gather: tuple[Point, ...] = written(())
+    failure: Failure | None = written(None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumedLine:
     """Where an interrupted run was taken up again; `cut_bytes` are of a last line that was not whole."""
 
-    schema: Schema
-    type: Literal["resumed"]
+    schema: Schema = written(SCHEMA)
+    type: Literal["resumed"] = written("resumed")
     at: Moment
     cut_bytes: Count
 
@@ -351,8 +351,8 @@ class ResumedLine:
 class EndLine:
     """The end of a run, with how many cases there are and how many completed."""
 
-    schema: Schema
-    type: Literal["end"]
+    schema: Schema = written(SCHEMA)
+    type: Literal["end"] = written("end")
     cases: Count
     completed: Count
     finished_at: Moment

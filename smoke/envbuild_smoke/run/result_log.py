@@ -3,13 +3,13 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from envbuild_smoke.plan.json_reader import PlanError, load_json, read_object
 from envbuild_smoke.results import CaseLine, Failure, Weights
 from envbuild_smoke.run.jobs import Key, RunJob
-from envbuild_smoke.run.results import Emit, ResultsWriter, as_line
+from envbuild_smoke.run.results import Emit, ResultsWriter, rounded
 from envbuild_smoke.run.task_run import repeat_folder
 
 TRAINED = "trained.json"
@@ -41,7 +41,7 @@ class ResultLog:
     def keep_trained(self, result: CaseLine) -> None:
         """Keep a case that waits for the comparison of its weights."""
         run = result.case, result.repeat
-        _write_whole(self._trained_path(run), json.dumps(as_line(result), allow_nan=False))
+        _write_whole(self._trained_path(run), json.dumps(asdict(rounded(result)), allow_nan=False))
         self.trained[run] = result
         self._emit({"event": "case-trained", "case": result.case, "repeat": result.repeat})
 
@@ -66,7 +66,7 @@ class ResultLog:
 
     def finish(self, result: CaseLine) -> None:
         """Write a result to disk, then report it."""
-        self._writer.write(as_line(result))
+        self._writer.write(rounded(result))
         self.results[result.case, result.repeat] = result
         end = {"status": result.status, "seconds": round(result.seconds, 3)}
         self._emit({"event": "case-finished", "case": result.case, "repeat": result.repeat, **end})

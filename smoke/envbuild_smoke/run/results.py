@@ -7,11 +7,11 @@ A run that is killed leaves the lines of the cases that had ended. A whole run e
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from envbuild_smoke.results import CaseLine
+from envbuild_smoke.results import CaseLine, Line
 
 FILE_NAME = "results.jsonl"
 
@@ -19,15 +19,11 @@ FILE_NAME = "results.jsonl"
 Emit = Callable[[Mapping[str, object]], None]
 
 
-def as_line(result: CaseLine) -> dict[str, object]:
-    """Return the line of the results file."""
+def rounded(result: CaseLine) -> CaseLine:
+    """Return the result with times in milliseconds."""
     startup = None if result.startup_seconds is None else round(result.startup_seconds, 3)
-    rounded = {
-        "seconds": round(result.seconds, 3),
-        "startup_seconds": startup,
-        "started_seconds": round(result.started_seconds, 3),
-    }
-    return {**asdict(result), **rounded}
+    seconds, started = round(result.seconds, 3), round(result.started_seconds, 3)
+    return replace(result, seconds=seconds, startup_seconds=startup, started_seconds=started)
 
 
 class ResultsWriter:
@@ -48,9 +44,9 @@ class ResultsWriter:
         finally:
             os.close(directory)
 
-    def write(self, line: Mapping[str, object]) -> None:
+    def write(self, line: Line) -> None:
         """Append one object and wait until it is on disk."""
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.write(json.dumps(asdict(line), allow_nan=False) + "\n")
         # A machine that loses power right after a case must not lose its result.
         self._file.flush()
         os.fsync(self._file.fileno())

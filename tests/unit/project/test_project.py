@@ -243,7 +243,7 @@ def test_every_base_of_a_stack_is_locked_or_listed_as_not_locked():
 @pytest.mark.parametrize(
     ("folder", "free"),
     [
-        ("build/envbuild/certify", ("certificate/",)),
+        ("build/envbuild/certify", ("certificate/", "run/durations.py")),
         ("smoke/envbuild_smoke", ("drivers/", "environment/", "ranks/", "reference/", "run/", "rank_context.py")),
     ],
 )

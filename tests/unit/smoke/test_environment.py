@@ -58,8 +58,9 @@ def test_distributions_see_both_copies_on_the_path(tmp_path: Path, monkeypatch: 
 
 def test_imported_files_and_redirects_are_described() -> None:
     with without_packages():
-        described = inventory.describe("cpu", {"torch": {"file": "/really/imported.py", "version": "1"}})
-        assert inventory.describe("cuda")["cuda_redirects"] == []
-    assert described["files"]["torch"] == "/really/imported.py"
-    assert described["gpus"] == []
-    assert described["cuda_redirects"]
+        torch = inventory.ImportedModule(file="/really/imported.py", version="1")
+        described = inventory.describe("cpu", {"torch": torch})
+        assert inventory.describe("cuda").cuda_redirects == ()
+    assert described.files["torch"] == "/really/imported.py"
+    assert described.gpus == ()
+    assert described.cuda_redirects
