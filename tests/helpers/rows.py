@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import MatrixRow
-from envbuild.catalog.model_spec import Experts, LayerSpec, MambaLayers, ModelSpec, Normalization
+from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, ResolvedRow
 from envbuild_smoke.plan.axes import AttentionBackend, LossMask, Precision, Recompute, Training
+from envbuild_smoke.plan.models import LayerSpec, Normalization
 
 TRAINING = Training(steps=5, micro_batch_size=2, global_batch_size=16, learning_rate=0.001, clip_grad_norm=1.0, seed=1)
 PACKAGES = frozenset({"einops", "transformer-engine", "flash-attn", "mamba-ssm"})
@@ -59,8 +60,8 @@ ANY: dict[str, dict[str, st.SearchStrategy]] = {
         "num_query_groups": st.sampled_from([None, 1, 2, 3, 8]),
         "sequence_length": st.sampled_from([6, 8, 24, 32, 36]),
         "vocabulary_size": st.sampled_from([33, 34, 36, 512]),
-        "normalization": st.sampled_from(Normalization),
-        "layer_spec": st.sampled_from(LayerSpec),
+        "normalization": st.sampled_from(get_args(Normalization)),
+        "layer_spec": st.sampled_from(get_args(LayerSpec)),
     },
     "moe": {"num_experts": st.sampled_from([2, 3, 4, 6]), "router_topk": st.sampled_from([2, 3, 5])},
     "mamba": {
@@ -131,6 +132,6 @@ def _models(draw: st.DrawFn, kind: str, *, engine: bool) -> dict[str, Any]:
         "num_query_groups": draw(st.sampled_from([None, 2])),
         "sequence_length": 64,
         "vocabulary_size": 512,
-        "normalization": Normalization.RMS,
-        "layer_spec": LayerSpec.TRANSFORMER_ENGINE if engine else LayerSpec.LOCAL,
+        "normalization": "RMSNorm",
+        "layer_spec": "transformer-engine" if engine else "local",
     }

@@ -40,7 +40,7 @@ def options_of(row: ResolvedRow) -> dict[str, Any]:
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_attention_heads,
         "num_query_groups": model.query_groups,
-        "normalization": model.normalization.value,
+        "normalization": model.normalization,
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,
         "virtual_pipeline_model_parallel_size": layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,

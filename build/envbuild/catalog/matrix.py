@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Discriminator, Field, Tag, create_model, model_validator
 
 from envbuild.catalog.fields import Device, Name, TomlModel
-from envbuild.catalog.model_spec import Dataset, ModelSpec
+from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.tables import TableOf, hints_of, without_none
 from envbuild_smoke.plan.axes import TABLE, Axis, CaseAxes, Layout, Precision, Settings, Training, axes
 
@@ -135,7 +135,7 @@ class Matrix(TomlModel):
                 raise ValueError(f"models.{name}: kind mamba-hybrid needs a table mamba, and no other kind has one")
             if model.mamba is not None and model.moe is not None:
                 raise ValueError(f"models.{name}: a model of kind mamba-hybrid has no moe here")
-            if model.dataset is Dataset.TEXT and (model.recipe is None or model.vocabulary_size < TEXT_TOKENS):
+            if model.dataset == "text" and (model.recipe is None or model.vocabulary_size < TEXT_TOKENS):
                 needs = f"a recipe, and vocabulary_size of {TEXT_TOKENS} or more (bytes, and the end of a document)"
                 raise ValueError(f"models.{name}: dataset text needs {needs}")
         return self

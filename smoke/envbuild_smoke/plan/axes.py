@@ -48,8 +48,9 @@ class Axis:
         word: in the IDs of cases: with the value in braces, or by value; "" where no ID has one.
         own_baseline: cases with another value than the matrix's have a baseline of their own.
         derived: a row that leaves it out has what is right for its layout and model, and not the default.
-        least: the least of a row that uses it, its own value included; empty where the grid of pairs does not have it.
-        kinds: the values that are axes of their own in the grid, by the name there.
+        needs: other fields that the least row with it has.
+        least: the least value that uses it, where that is not 2 of a size and the other of two.
+        kinds: the values that are axes of their own in the grid of pairs, by the name there.
         drivers: those that set it.
     """
 
@@ -59,7 +60,8 @@ class Axis:
     word: str | Mapping[object, str] = ""
     own_baseline: bool = False
     derived: bool = False
-    least: Mapping[str, object] = field(default_factory=dict)
+    needs: Mapping[str, object] = field(default_factory=dict)
+    least: object = None
     kinds: Mapping[str, object] = field(default_factory=dict)
     drivers: tuple[Driver, ...] = ALL_DRIVERS
 
@@ -74,7 +76,12 @@ class Axis:
         """The axes of the grid of pairs that it is, each with the least row."""
         if self.kinds:
             return {name: {self.name: value} for name, value in self.kinds.items()}
-        return {self.name: self.least} if self.least else {}
+        least = self.least
+        if least is None and isinstance(self.default, bool):
+            least = not self.default
+        elif least is None and self.default == 1:
+            least = 2
+        return {} if self.derived or least is None else {self.name: {**self.needs, self.name: least}}
 
     def grid_names(self, value: object) -> list[str]:
         """Return the axes of the grid that a case with this value uses."""
@@ -101,32 +108,24 @@ class Layout:
     `expert` shares the ranks of `data` and `context`, and takes none of its own.
     """
 
-    data: Size = axis(1, text="data parallel", word="dp{}", least={"data": 2})
-    tensor: Size = axis(1, text="tensor parallel", word="tp{}", least={"tensor": 2})
+    data: Size = axis(1, text="data parallel", word="dp{}")
+    tensor: Size = axis(1, text="tensor parallel", word="tp{}")
     sequence: bool = axis(
-        False,
-        text="sequence parallel, over the tensor-parallel ranks",
-        word="sp",
-        least={"tensor": 2, "sequence": True},
+        False, text="sequence parallel, over the tensor-parallel ranks", word="sp", needs={"tensor": 2}
     )
-    pipeline: Size = axis(1, text="pipeline parallel", word="pp{}", least={"pipeline": 2})
-    virtual_pipeline: Size = axis(
-        1, text="model chunks a pipeline stage", word="vp{}", least={"pipeline": 2, "virtual_pipeline": 2}
-    )
-    context: Size = axis(1, text="context parallel", word="cp{}", least={"context": 2})
+    pipeline: Size = axis(1, text="pipeline parallel", word="pp{}")
+    virtual_pipeline: Size = axis(1, text="model chunks a pipeline stage", word="vp{}", needs={"pipeline": 2})
+    context: Size = axis(1, text="context parallel", word="cp{}")
     expert: Size = axis(
-        1,
-        text="expert parallel, over the ranks of data x context",
-        word="ep{}",
-        least={"data": 2, "expert": 2},
-        drivers=MCORE,
+        1, text="expert parallel, over the ranks of data x context", word="ep{}", drivers=MCORE, needs={"data": 2}
     )
     expert_tensor: Size | None = axis(
         None,
         text="ways an expert is split, over the tensor-parallel ranks; the default is `tensor`",
         word="etp{}",
-        least={"tensor": 2, "sequence": True, "expert_tensor": 1},
         drivers=MCORE,
+        needs={"tensor": 2, "sequence": True},
+        least=1,
     )
 
     @property
@@ -163,41 +162,35 @@ class Training:
     learning_rate: Positive
     clip_grad_norm: Positive = axis(MISSING, text="gradient clipping", word="clip{:g}", own_baseline=True)
     weight_decay: WeightDecay = axis(
-        0.0,
-        text="weight decay of Adam; biases and norms have none",
-        word="wd{:g}",
-        own_baseline=True,
-        least={"weight_decay": 0.1},
+        0.0, text="weight decay of Adam; biases and norms have none", word="wd{:g}", own_baseline=True, least=0.1
     )
     decoupled_lr: Positive | None = axis(
         None,
         text="learning rate of embeddings and output layer; the default is `learning_rate`",
         word="dlr{:g}",
         own_baseline=True,
-        least={"decoupled_lr": 1e-4},
         drivers=MCORE,
+        least=0.0001,
     )
     loss_mask: LossMask = axis(
         "none",
         text="the loss leaves out a prefix of each sample, each of a different length",
         word="mask-{}",
         own_baseline=True,
-        least={"loss_mask": "uneven"},
         drivers=MCORE,
+        least="uneven",
     )
     calculate_per_token_loss: bool = axis(
         False,
         text="the loss is the mean over all tokens of the global batch; otherwise over its micro batches",
         word={True: "ptl", False: "mbl"},
         own_baseline=True,
-        least={"calculate_per_token_loss": True},
     )
     packed: bool = axis(
         False,
         text="several documents a sample, with attention within each; with `finetune`, two samples in a row",
         word={True: "packed", False: "whole"},
         own_baseline=True,
-        least={"packed": True},
     )
     finetune: Finetune = axis(
         "none",
@@ -233,40 +226,30 @@ class Settings:
     # Some bugs of released megatron-core show only with one of these axes (envs/conflicts/): several buckets
     # (NVIDIA/Megatron-LM pull request 5077), several instances (3693), gathered logits (issue 7452).
     distributed_optimizer: bool = axis(
-        False,
-        text="optimizer sharded over the data-parallel ranks",
-        word="do",
-        least={"data": 2, "distributed_optimizer": True},
+        False, text="optimizer sharded over the data-parallel ranks", word="do", needs={"data": 2}
     )
     num_distributed_optimizer_instances: Size = axis(
         1,
         text="copies of the sharded optimizer's state, each over fewer ranks",
         word="oi{}",
-        least={"data": 2, "distributed_optimizer": True, "num_distributed_optimizer_instances": 2},
         drivers=MCORE,
+        needs={"data": 2, "distributed_optimizer": True},
     )
     overlap_grad_reduce: bool = axis(
-        False,
-        text="reduce gradients during the backward pass",
-        word="ogr",
-        least={"data": 2, "overlap_grad_reduce": True},
+        False, text="reduce gradients during the backward pass", word="ogr", needs={"data": 2}
     )
     overlap_param_gather: bool = axis(
         False,
         text="gather weights during the forward pass",
         word="opg",
-        least={
-            "data": 2,
-            "distributed_optimizer": True,
-            "overlap_grad_reduce": True,
-            "overlap_param_gather": True,
-        },
+        needs={"data": 2, "distributed_optimizer": True, "overlap_grad_reduce": True},
     )
     bucket_size: BucketSize | None = axis(
         None,
         text="most parameters in a gradient bucket; the default is megatron-core's",
         word="bk{}",
-        least={"data": 2, "overlap_grad_reduce": True, "bucket_size": 1000},
+        needs={"data": 2, "overlap_grad_reduce": True},
+        least=1000,
     )
     # With its default, megatron-core 0.16.1 trains PP 2 x virtual 2 to other losses than the baseline; with True, and
     # batch_p2p_comm off, to the same digits (CPU, gloo).
@@ -294,21 +277,18 @@ class Settings:
         True,
         text="if false, logits are gathered from the tensor-parallel ranks before the loss",
         word={False: "gathered"},
-        least={"tensor": 2, "parallel_output": False},
+        needs={"tensor": 2},
     )
     moe_token_dispatcher_type: Dispatcher | None = axis(
         None,
         text="how tokens reach experts; the default is `alltoall` on GPUs and `allgather` on CPUs",
         word="{}",
-        least={"data": 2, "expert": 2, "moe_token_dispatcher_type": "alltoall"},
         drivers=MCORE,
+        needs={"data": 2, "expert": 2},
+        least="alltoall",
     )
     moe_grouped_gemm: bool = axis(
-        False,
-        text="the experts of a rank are one matrix product",
-        word="grouped",
-        least={"moe_grouped_gemm": True},
-        drivers=MCORE,
+        False, text="the experts of a rank are one matrix product", word="grouped", drivers=MCORE
     )
     sequence_parallel_input_regather: bool = axis(
         False,
@@ -322,7 +302,8 @@ class Settings:
         text="how fp8 is scaled; the default is `blockwise` or `tensorwise`, as the GPU supports",
         word="{}",
         own_baseline=True,
-        least={"precision": "fp8", "fp8_recipe": "tensorwise"},
+        needs={"precision": "fp8"},
+        least="tensorwise",
     )
 
 
@@ -334,16 +315,14 @@ class CaseAxes:
         "fp32", text="number format: `fp32`, `bf16` or `fp8`", kinds={"bf16": "bf16", "fp8": "fp8"}
     )
     resume_at: Step | None = axis(
-        None,
-        text="after this step everything is saved, torn down, built again and loaded",
-        word="resume{}",
-        least={"resume_at": 1},
+        None, text="after this step everything is saved, torn down, built again and loaded", word="resume{}", least=1
     )
     continue_in: Layout | None = axis(
         None,
         text="the layout built after `resume_at`, with as many processes; the default is the same layout",
         word="in-{}",
-        least={"resume_at": 1, "continue_in": {}},
+        needs={"resume_at": 1},
+        least={},
     )
 
 

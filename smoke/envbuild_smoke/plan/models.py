@@ -9,17 +9,16 @@ from envbuild_smoke.plan.json_reader import NOT_EMPTY, NOT_NEGATIVE, PlanError, 
 
 Device = Literal["cpu", "cuda"]
 Kind = Literal["gpt", "mamba-hybrid"]
-# A module of nemo.collections.llm with a `pretrain_recipe`, or a function of megatron.bridge.recipes.
-Recipe = Literal[
-    "qwen25_7b",
-    "llama3_8b",
-    "llama32_1b_pretrain_1gpu_h100_bf16_config",
-    "qwen25_500m_pretrain_1gpu_h100_bf16_config",
-]
+# A function of megatron.bridge.recipes, or a module of nemo.collections.llm with a `pretrain_recipe`.
+BridgeRecipe = Literal["llama32_1b_pretrain_1gpu_h100_bf16_config", "qwen25_500m_pretrain_1gpu_h100_bf16_config"]
+Recipe = Literal["qwen25_7b", "llama3_8b", BridgeRecipe]
 # Random tokens, or `drivers/text.jsonl`.
 Dataset = Literal["mock", "text"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
 LayerSpec = Literal["local", "transformer-engine"]
+# What the router's auxiliary loss balances over: a micro batch or each sample. megatron-core's global_aux_loss is not
+# among them: the loss of a micro batch counts those before it on all data-parallel ranks, and is another one with other
+# ranks.
 LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss"]
 Size = Annotated[int, at_least(1)]
 NotNegative = Annotated[float, NOT_NEGATIVE]

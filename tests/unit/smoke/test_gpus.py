@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from envbuild_smoke.environment import gpus
-from envbuild_smoke.environment.imported import describe
+from envbuild_smoke.environment.imported import Ready, describe
 from envbuild_smoke.plan.models import WantedGpu
 from envbuild_smoke.results import Gpu
 from envbuild_smoke.run.runner import unseen_gpus
@@ -172,8 +172,8 @@ def test_no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices:
 
 def test_gpus_that_torch_does_not_see_are_explained_with_driver_and_cuda() -> None:
     chosen = [Gpu(index, f"GPU-{index}", "NVIDIA H200", "143771 MiB", "470.1", "9.0") for index in range(2)]
-    assert unseen_gpus(chosen, {"cuda_devices": 2, "versions": {"cuda": "13.0"}}) is None
-    text = unseen_gpus(chosen, {"cuda_devices": 0, "cuda_error": "too old", "versions": {"cuda": "13.0"}})
+    assert unseen_gpus(chosen, Ready(cuda_devices=2, versions={"cuda": "13.0"})) is None
+    text = unseen_gpus(chosen, Ready(cuda_error="too old", versions={"cuda": "13.0"}))
     assert text is not None
     assert text.startswith("nvidia-smi lists 2 GPUs for this run; torch sees 0. Driver 470.1 may be too old for ")
     assert "torch's CUDA 13.0" in text

@@ -11,7 +11,7 @@ from typing import TypeVar
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import Matrix, RecipeAs
-from envbuild.catalog.model_spec import LayerSpec, ModelSpec
+from envbuild.catalog.model_spec import ModelSpec
 from envbuild_smoke.plan.axes import TABLE, CaseAxes, Layout, Settings, Training, axes
 
 
@@ -141,7 +141,7 @@ class ResolvedRow:
     @cached_property
     def usual(self) -> Mapping[str, object]:
         """What its baseline has, or any case of its layout: a row that has it has no word for it in its ID."""
-        local = self.model.layer_spec is LayerSpec.LOCAL
+        local = self.model.layer_spec == "local"
         return {
             **_USUAL,
             **vars(self.matrix_training),

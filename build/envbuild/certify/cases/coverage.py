@@ -9,7 +9,7 @@ from functools import cache
 from typing import Literal
 
 from envbuild.catalog.matrix import Matrix, MatrixRow
-from envbuild.catalog.model_spec import Experts, LayerSpec, LoadBalancing, MambaLayers, ModelSpec, Normalization
+from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, Case, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
 from envbuild_smoke.plan.axes import TABLE, Layout, Training
@@ -17,7 +17,7 @@ from envbuild_smoke.plan.axes import TABLE, Layout, Training
 # The least that a row needs to use an axis.
 _ROWS: Mapping[str, Mapping[str, object]] = {name: least for axis in TABLE for name, least in axis.grid.items()}
 # What a model has; a matrix without such a model has no case for it.
-_ROUTER_LOSSES = {LoadBalancing.AUX_LOSS.value, LoadBalancing.SEQ_AUX_LOSS.value, "z_loss"}
+_ROUTER_LOSSES = {"aux_loss", "seq_aux_loss", "z_loss"}
 _MODELS = (
     "norm_epsilon",
     "num_query_groups",
@@ -71,12 +71,12 @@ def _features(model: ModelSpec) -> Iterator[str]:
         yield "qkv_bias"
     if model.moe is not None:
         yield "moe"
-        yield model.moe.router_load_balancing_type.value
+        yield model.moe.router_load_balancing_type
         if model.moe.z_loss_coeff:
             yield "z_loss"
     if model.mamba is not None:
         yield "mamba"
-    if model.layer_spec is LayerSpec.TRANSFORMER_ENGINE:
+    if model.layer_spec == "transformer-engine":
         yield "transformer-engine"
 
 
@@ -115,7 +115,7 @@ def _model(pair: tuple[str, str]) -> ModelSpec:
     axes = set(pair)
     mamba = MambaLayers(hybrid_override_pattern="M*M-M*M-", state_dim=16, head_dim=16, num_groups=4)
     losses = {
-        "router_load_balancing_type": next(iter(axes & set(LoadBalancing)), LoadBalancing.NONE),
+        "router_load_balancing_type": next(iter(axes & {"aux_loss", "seq_aux_loss"}), "none"),
         "z_loss_coeff": 1e-3 if "z_loss" in axes else 0.0,
     }
     has_experts = axes & {"moe", *_ROUTER_LOSSES, *_OF_EXPERTS}
@@ -129,8 +129,8 @@ def _model(pair: tuple[str, str]) -> ModelSpec:
         sequence_length=64,
         vocabulary_size=512,
         # Layers of megatron-core's own take sequence parallel with RMSNorm alone (rules.py).
-        normalization=Normalization.RMS,
-        layer_spec=LayerSpec.TRANSFORMER_ENGINE if engine else LayerSpec.LOCAL,
+        normalization="RMSNorm",
+        layer_spec="transformer-engine" if engine else "local",
         moe=Experts(num_experts=4, router_topk=2, **losses) if has_experts else None,  # type: ignore[arg-type]
         mamba=mamba if "mamba" in axes else None,
     )
@@ -147,7 +147,7 @@ def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[Mapping[str
     # Optimizers are sharded over data-parallel ranks, Transformer Engine splits contexts in 16 bits alone, and experts
     # take tensor parallel with sequence parallel alone.
     data = {values.get("data", 1), 2} if "continue_in" in pair else {values.get("data", 1)}
-    engine = model.layer_spec is LayerSpec.TRANSFORMER_ENGINE
+    engine = model.layer_spec == "transformer-engine"
     precisions = {values.get("precision", "fp32"), *(("bf16",) if engine and values.get("precision") != "fp8" else ())}
     sequences = {values.get("sequence", False), *((True,) if values.get("tensor", 1) != 1 else ())}
     for choice in itertools.product(data, precisions, sequences):

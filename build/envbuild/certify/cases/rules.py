@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from envbuild.catalog.fields import Device
-from envbuild.catalog.model_spec import Dataset, LayerSpec, LoadBalancing, Normalization
 from envbuild.certify.cases.case import ResolvedRow
 
 # Qwen2.5-7B cut to hidden size 128 has 28 heads of 4, for which no attention backend exists; 224 and 3584 work.
@@ -184,7 +183,7 @@ def _fp8_sizes(row: ResolvedRow) -> Iterator[str]:
 
 def _layout_needs(row: ResolvedRow) -> Iterator[str]:
     layout, settings, model = row.case.layout, row.case.settings, row.model
-    local = model.layer_spec is LayerSpec.LOCAL
+    local = model.layer_spec == "local"
     interleaved, overlap = layout.virtual_pipeline > 1, settings.overlap_p2p_comm
     if interleaved and layout.pipeline == 1:
         yield "virtual_pipeline needs pipeline > 1"
@@ -194,7 +193,7 @@ def _layout_needs(row: ResolvedRow) -> Iterator[str]:
     if layout.sequence and layout.tensor == 1:
         yield "sequence needs tensor > 1"
     # megatron-core 0.16.1 fails with "sequence parallel not supported by torch LayerNorm".
-    if layout.sequence and local and model.normalization is not Normalization.RMS:
+    if layout.sequence and local and model.normalization != "RMSNorm":
         yield (
             'sequence with layer_spec local needs normalization "RMSNorm" (torch\'s LayerNorm has no sequence parallel)'
         )
@@ -227,11 +226,11 @@ def _training_needs(row: ResolvedRow) -> Iterator[str]:
     training = row.case.training
     moe = row.model.moe
     other_micro_batch = training.micro_batch_size != row.matrix_training.micro_batch_size
-    if moe is not None and moe.router_load_balancing_type is LoadBalancing.AUX_LOSS and other_micro_batch:
+    if moe is not None and moe.router_load_balancing_type == "aux_loss" and other_micro_batch:
         yield "router_load_balancing_type = aux_loss needs the matrix's micro_batch_size (it balances each micro batch)"
     if training.packed and row.model.mamba is not None:
         yield "packed needs a model of kind gpt (not every megatron-core resets a Mamba layer's state)"
-    if training.packed and moe is not None and moe.router_load_balancing_type is LoadBalancing.SEQ_AUX_LOSS:
+    if training.packed and moe is not None and moe.router_load_balancing_type == "seq_aux_loss":
         yield "packed needs another router_load_balancing_type than seq_aux_loss (a micro batch is one sequence)"
     if training.loss_mask == "none" or training.calculate_per_token_loss:
         return
@@ -244,13 +243,13 @@ def _training_needs(row: ResolvedRow) -> Iterator[str]:
 
 def _finetune_needs(row: ResolvedRow) -> Iterator[str]:
     settings = row.case.settings
-    training, recipe = row.case.training, row.model.recipe
+    training = row.case.training
     if settings.sequence_parallel_input_regather and not row.gathers_for_lora:
         yield "sequence_parallel_input_regather needs finetune = lora and sequence (there is nothing to gather)"
     if training.finetune == "none":
         return
     name = f"finetune = {training.finetune}"
-    if recipe is None or not recipe.is_of_bridge or row.model.dataset is not Dataset.MOCK:
+    if not row.model.is_of_bridge or row.model.dataset != "mock":
         yield f"{name} needs a model with a recipe of Megatron-Bridge and dataset mock"
     # The mean over a micro batch's tokens is another loss where samples are of other lengths, or packed.
     if not training.calculate_per_token_loss or training.loss_mask != "none":
@@ -263,7 +262,7 @@ def _finetune_needs(row: ResolvedRow) -> Iterator[str]:
 
 def _setting_needs(row: ResolvedRow) -> Iterator[str]:
     layout, settings, backend = row.case.layout, row.case.settings, row.case.settings.attention_backend
-    local = row.model.layer_spec is LayerSpec.LOCAL
+    local = row.model.layer_spec == "local"
     fp32 = row.case.precision == "fp32"
     if local != (backend == "local"):
         other = "local" if backend == "local" else "transformer-engine"
@@ -284,7 +283,7 @@ def _setting_needs(row: ResolvedRow) -> Iterator[str]:
 def _local_needs(row: ResolvedRow) -> Iterator[str]:
     """What megatron-core's own layers do not have."""
     layout, settings, packed = row.case.layout, row.case.settings, row.case.training.packed
-    if row.model.layer_spec is not LayerSpec.LOCAL:
+    if row.model.layer_spec != "local":
         if packed and (row.case.precision == "fp32" or settings.attention_backend == "unfused"):
             yield "packed needs precision bf16 or fp8 and an attention_backend other than unfused"
         return
@@ -322,7 +321,7 @@ def _needs_of_cuda(row: ResolvedRow) -> Iterator[str]:
     settings = row.case.settings
     # What megatron-core raises where it makes a stream of its own.
     streams = "torch.cuda.Stream requires CUDA support"
-    if row.model.layer_spec is LayerSpec.TRANSFORMER_ENGINE:
+    if row.model.layer_spec == "transformer-engine":
         yield "layer_spec transformer-engine needs device cuda"
     elif row.model.mamba is not None:
         yield "a model of kind mamba-hybrid needs device cuda (mamba-ssm's kernels are Triton's)"
@@ -334,7 +333,7 @@ def _needs_of_cuda(row: ResolvedRow) -> Iterator[str]:
 
 def _packages(row: ResolvedRow) -> Iterator[str]:
     settings = row.case.settings
-    if row.model.layer_spec is LayerSpec.TRANSFORMER_ENGINE:
+    if row.model.layer_spec == "transformer-engine":
         yield "transformer-engine"
     if row.model.mamba is not None:
         yield "mamba-ssm"
