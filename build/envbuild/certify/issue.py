@@ -23,13 +23,12 @@ from envbuild.certify.certificate.statement import (
     make_certificate,
     subject_digests,
 )
-from envbuild.certify.judge.judge import compare_again, judge, run_problems
+from envbuild.certify.judge.judge import JUDGE_VERSION, compare_again, judge, run_problems
 from envbuild.certify.models import CaseVerdict, EnvironmentFinding, NotVouched, NotVouchedCase, Problem
 from envbuild.certify.report.console import failure, show
 from envbuild.certify.report.files import ReportFiles, end_of, standing_reports, write_reports
 from envbuild.certify.report.model import Report, report_of
 from envbuild.certify.run.job import CertifyJob
-from envbuild.certify.run.plan import JUDGE_VERSION
 from envbuild.certify.run.reuse import Evidence, KeptVerdict
 from envbuild.certify.run.run import FinishedRun, logs_of, remove_working_files
 from envbuild.core.digests import sha256_bytes

@@ -9,9 +9,9 @@ import pytest
 from helpers.certify_world import edit
 from helpers.fake_runner import GPU
 
+from envbuild.certify.judge.judge import JUDGE_VERSION
 from envbuild.certify.run import durations, reuse
 from envbuild.certify.run.job import make_job
-from envbuild.certify.run.plan import JUDGE_VERSION
 from envbuild.certify.run.reuse import MachineKey
 from envbuild.core.errors import CertificationFailedError
 from envbuild.core.files import remove_tree

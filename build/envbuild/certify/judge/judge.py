@@ -29,6 +29,8 @@ from envbuild_smoke.plan.json_reader import as_json
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.results import CaseLine, Observed, Weights
 
+# Raised when the judge would come to another verdict about the same results.
+JUDGE_VERSION = 13
 # The check that a failed rank fails, by the kind of failure that the runner reports.
 _FAILURES: Mapping[str, Check] = {
     "exception": "rank-exception",

@@ -13,12 +13,11 @@ from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case
+from envbuild.certify.judge.judge import JUDGE_VERSION
 from envbuild.core.digests import Json, digest_of
 from envbuild.launch.executors import Where
 
 PLAN_SCHEMA = "envbuild.plan/3"
-# Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 13
 # How often a baseline trains again with its weights moved, which its bands are measured from.
 PERTURBED_RUNS = 4
 # How long a case takes or may take; they do not change what it computes.

@@ -18,11 +18,11 @@ from envbuild.catalog.matrix import Matrix
 from envbuild.certify.cases.case import Case
 from envbuild.certify.cases.selection import with_baselines
 from envbuild.certify.certificate.statement import Measured, is_after
-from envbuild.certify.judge.judge import compare_again
+from envbuild.certify.judge.judge import JUDGE_VERSION, compare_again
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import CaseVerdict, Reused
 from envbuild.certify.run.job import CertifyJob
-from envbuild.certify.run.plan import JUDGE_VERSION, computed
+from envbuild.certify.run.plan import computed
 from envbuild.core.digests import Json, digest_of
 from envbuild.launch.gpus import Gpu
 from envbuild.store import entry_index
