@@ -88,8 +88,8 @@ def coverage(matrix: Matrix, cases: Sequence[Case], capabilities: Capabilities) 
     used = {case.id: axes_of(case, matrix.models[case.model]) for case in cases if not case.is_baseline}
     pairs = []
     for pair in itertools.combinations(AXES, 2):
-        found = tuple(name for name, axes in used.items() if axes.issuperset(pair))
-        pairs.append(Pair(axes=pair, cases=found, why="" if found else _forbidden(pair, capabilities)))
+        covering = tuple(name for name, axes in used.items() if axes.issuperset(pair))
+        pairs.append(Pair(axes=pair, cases=covering, why="" if covering else _forbidden(pair, capabilities)))
     return tuple(pairs)
 
 

@@ -34,8 +34,8 @@ def broken_rules(row: ResolvedRow) -> list[str]:
     """The rules of layouts and settings that a row breaks, each with the values that it allows."""
     sizes = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes)
     needs = (_layout_needs, _overlap_needs, _training_needs, _finetune_needs, _setting_needs, _local_needs)
-    found = [rule for source in (*sizes, *needs) for rule in source(row)]
-    return found + [f"continue_in: {rule}" for rule in _continued(row)]
+    broken = [rule for source in (*sizes, *needs) for rule in source(row)]
+    return broken + [f"continue_in: {rule}" for rule in _continued(row)]
 
 
 def _continued(row: ResolvedRow) -> list[str]:
@@ -43,17 +43,17 @@ def _continued(row: ResolvedRow) -> list[str]:
     case, layout = row.case, row.case.continue_in
     if layout is None:
         return []
-    found = [] if case.resume_at is not None else ["it needs resume_at"]
+    broken = [] if case.resume_at is not None else ["it needs resume_at"]
     before, after = case.world_size, layout.world_size
     if before != after:
-        found.append(f"it has {after} processes and must have as many as the layout that is saved, {before}")
+        broken.append(f"it has {after} processes and must have as many as the layout that is saved, {before}")
     # Without continue_in its own rules end there: broken_rules() comes back to this function.
     changes: dict[str, object] = {**vars(layout), "continue_in": None}
     if layout.data * layout.context == 1:
         # One rank has the whole state of an optimizer that was sharded, and its only bucket.
         changes |= dict.fromkeys(("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"), False)
         changes |= {"bucket_size": None, "num_distributed_optimizer_instances": 1}
-    return found + broken_rules(replace(row, values={**row.values, **changes}))
+    return broken + broken_rules(replace(row, values={**row.values, **changes}))
 
 
 def missing_capabilities(row: ResolvedRow) -> list[str]:
@@ -313,8 +313,8 @@ def _capability_needs(row: ResolvedRow) -> Iterator[str]:
         yield f"precision = fp8 needs GPUs of SM {FP8_LEAST_SM} or newer; the target has SM {', '.join(older)}"
     older = [sm for sm in capabilities.sm if int(sm.rstrip("af")) < BLOCKWISE_LEAST_SM]
     if settings.fp8_recipe == "blockwise" and older:
-        found = ", ".join(older)
-        yield f"fp8_recipe = blockwise needs GPUs of SM {BLOCKWISE_LEAST_SM} or newer; the target has SM {found}"
+        shown = ", ".join(older)
+        yield f"fp8_recipe = blockwise needs GPUs of SM {BLOCKWISE_LEAST_SM} or newer; the target has SM {shown}"
 
 
 def _needs_of_cuda(row: ResolvedRow) -> Iterator[str]:

@@ -99,7 +99,7 @@ def without_known_wrong(
     Raises:
         CertificationCannotRunError: ``only`` names one of them, or no other is left that is compared with a baseline.
     """
-    wrong = {item.id: item.why for item in left_out}
+    wrong = {case.id: case.why for case in left_out}
     kept = tuple(case for case in cases if case.id not in wrong)
     named = [name for name in only if name in wrong]
     if not named and not all(case.is_baseline for case in kept):

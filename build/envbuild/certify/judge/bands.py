@@ -101,14 +101,14 @@ class GradientDifference:
 
     name: str
     what: str
-    found: float
+    measured: float
     allowed: float
 
     @property
     def of_band(self) -> float:
         if math.isinf(self.allowed):
             return 0.0
-        return self.found / self.allowed if math.isfinite(self.found) else math.inf
+        return self.measured / self.allowed if math.isfinite(self.measured) else math.inf
 
 
 @dataclass(frozen=True)
@@ -148,21 +148,21 @@ def compare_gradients(
         text = f"its gradients of the first step are not those of its baseline's tensors: {shown}"
         return None, [Problem(check="parity-gradients", text=text)]
     kinds = (("norm", _norm_difference, bands.norms), ("direction", _distance, bands.directions))
-    found = [
+    differences = [
         GradientDifference(name, what, measure(expected[name], own[name]), allowed[name])
         for name in expected
         for what, measure, allowed in kinds
     ]
     # Not >, which is false for a NaN.
-    off = [item for item in found if not item.found <= item.allowed]
-    worst = max(found, key=lambda item: item.of_band)
+    off = [each for each in differences if not each.measured <= each.allowed]
+    worst = max(differences, key=lambda each: each.of_band)
     if not off:
         return worst, []
     text = (
-        f"the gradient of {worst.name} in the first step has another {worst.what}: off by {worst.found:.2e} "
+        f"the gradient of {worst.name} in the first step has another {worst.what}: off by {worst.measured:.2e} "
         f"relative, {worst.of_band:.2g} times the {worst.allowed:.2e} that is allowed"
     )
-    if more := len({item.name for item in off} - {worst.name}):
+    if more := len({each.name for each in off} - {worst.name}):
         text += f"; it is the worst of {more + 1} that are off, of {len(expected)}"
     return worst, [Problem(check="parity-gradients", text=text)]
 
@@ -184,12 +184,12 @@ def _gradient_bands(baseline: CaseLine, measure: Measure) -> Mapping[str, float]
     return {name: max(FACTOR * max(spread, usual), FLOOR) for name, spread in spreads.items()}
 
 
-def _norm_difference(expected: Gradient, found: Gradient) -> float:
-    return relative_difference(expected.norm, found.norm)
+def _norm_difference(expected: Gradient, actual: Gradient) -> float:
+    return relative_difference(expected.norm, actual.norm)
 
 
-def _distance(expected: Gradient, found: Gradient) -> float:
+def _distance(expected: Gradient, actual: Gradient) -> float:
     """About the norm of the difference, relative to the norm: see smoke's drivers/mcore/gradients.py."""
     # Projections on random signs are about as far apart as what is projected (Achlioptas, 2003).
-    distance = math.dist(expected.projections, found.projections) / math.sqrt(len(expected.projections))
+    distance = math.dist(expected.projections, actual.projections) / math.sqrt(len(expected.projections))
     return 0.0 if distance == 0 else distance / expected.norm if expected.norm else math.inf

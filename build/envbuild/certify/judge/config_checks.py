@@ -122,9 +122,9 @@ def _attention(case: Case, observed: Observed, baseline: Observed | None) -> lis
     return [f"its attention is {observed.attention}, its baseline's is {baseline.attention}"]
 
 
-def _main_type(found: str, precision: str) -> str:
+def _main_type(kept: str, precision: str) -> str:
     """What parameters are kept in; a few of a model in bf16 stay in float32, as Mamba's decay does."""
-    types = {name.removeprefix("torch.") for name in found.split(",")}
+    types = {name.removeprefix("torch.") for name in kept.split(",")}
     few = {"float32"} if precision != "fp32" and len(types) > 1 else set()
     return ",".join(sorted(types - few))
 

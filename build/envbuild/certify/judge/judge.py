@@ -125,8 +125,8 @@ class _Judge:
         ]
         compared = {"largest_relative_difference": comparison.largest(), "tolerance": bands.widest()}
         if worst is not None:
-            found = worst.found if math.isfinite(worst.found) else None
-            compared = _with_gradients(compared, found, worst.allowed)
+            measured_gradient = worst.measured if math.isfinite(worst.measured) else None
+            compared = _with_gradients(compared, measured_gradient, worst.allowed)
         return _judged(verdict.model_copy(update=compared), problems)
 
     def _configuration(self, case: Case, result: CaseLine, baseline: CaseLine | None) -> list[Problem]:
@@ -183,8 +183,10 @@ def _untrained(steps: Sequence[Step]) -> list[Problem]:
     return [Problem(check="baseline", text=f"its loss is {steps[0].loss} at every step: nothing was trained")]
 
 
-def _with_gradients(numbers: Mapping[str, Numbers], found: float | None, allowed: float | None) -> dict[str, Numbers]:
-    given = {"largest_relative_difference": found, "tolerance": allowed}
+def _with_gradients(
+    numbers: Mapping[str, Numbers], measured: float | None, allowed: float | None
+) -> dict[str, Numbers]:
+    given = {"largest_relative_difference": measured, "tolerance": allowed}
     return {key: numbers[key].model_copy(update={"gradients": value}) for key, value in given.items()}
 
 
@@ -192,9 +194,9 @@ def incomplete(result: CaseLine, steps: int) -> list[Problem]:
     """Why a result cannot count, whatever its numbers; empty when it can."""
     if result.status != "completed":
         return [_failure(result)]
-    found = [step.step for step in result.steps]
-    if found != list(range(1, steps + 1)):
-        return [Problem(check="steps", text=f"steps 1 to {steps} were expected, found {found}")]
+    reported = [step.step for step in result.steps]
+    if reported != list(range(1, steps + 1)):
+        return [Problem(check="steps", text=f"steps 1 to {steps} were expected, found {reported}")]
     # Zeros agree with zeros: where nothing is learned, agreement proves nothing.
     return [
         Problem(check="not-finite", text=f"step {step.step}: {name} is {'not finite' if value is None else value}")
@@ -244,7 +246,7 @@ def _first_of(name: str, off: Sequence[tuple[int, float, str]], steps: int) -> s
     text = f"step {step}: {name} {numbers}"
     if len(off) == 1:
         return text
-    worst, difference, _ = max(off, key=lambda item: math.inf if math.isnan(item[1]) else item[1])
+    worst, difference, _ = max(off, key=lambda entry: math.inf if math.isnan(entry[1]) else entry[1])
     return f"{text}; {len(off)} of {steps} steps are off, step {worst} the most, by {difference:.2e}"
 
 
@@ -271,13 +273,13 @@ class _Comparison:
         for name, check in _PARITY.items():
             off: list[tuple[int, float, str]] = []
             for index, (mine, reference) in enumerate(zip(steps, baseline, strict=True)):
-                expected, found = (_number(getattr(item, name)) for item in (reference, mine))
+                expected, actual = (_number(getattr(step, name)) for step in (reference, mine))
                 limit = self._bands.of_step(name, index)
-                difference = relative_difference(expected, found)
+                difference = relative_difference(expected, actual)
                 self._largest[name] = max(self._largest[name], difference)
                 if not difference <= limit:  # also where it is NaN
                     limited = self._bands.limited(name, index)
-                    off.append((mine.step, difference, f"{off_by(expected, found, limit)}{limited}"))
+                    off.append((mine.step, difference, f"{off_by(expected, actual, limit)}{limited}"))
             if off:
                 self.problems.append(Problem(check=check, text=_first_of(name, off, len(steps))))
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 
 
-def relative_difference(expected: float | None, found: float | None) -> float:
-    """``|found - expected| / |expected|``; infinite when only the expected value is zero, and where one is None."""
-    if expected is None or found is None:
+def relative_difference(expected: float | None, actual: float | None) -> float:
+    """``|actual - expected| / |expected|``; infinite when only the expected value is zero, and where one is None."""
+    if expected is None or actual is None:
         return math.inf
-    if expected == found:
+    if expected == actual:
         return 0.0
-    return abs(found - expected) / abs(expected) if expected else math.inf
+    return abs(actual - expected) / abs(expected) if expected else math.inf
 
 
-def off_by(expected: float, found: float, allowed: float) -> str:
+def off_by(expected: float, actual: float, allowed: float) -> str:
     """What a problem states of a number that is too far off."""
-    difference = relative_difference(expected, found)
-    return f"expected {expected:.8g}, found {found:.8g}: off by {difference:.2e} relative, allowed {allowed:.2g}"
+    difference = relative_difference(expected, actual)
+    return f"expected {expected:.8g}, found {actual:.8g}: off by {difference:.2e} relative, allowed {allowed:.2g}"
