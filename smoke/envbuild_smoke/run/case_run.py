@@ -72,7 +72,7 @@ class CaseRun:
         try:
             read = read_object(Reported, reported, "its report")
         except PlanError as error:
-            # Not a fault of the run: the driver and this runner are of one version.
+            # A report that is not of its type fails its case, and not the run.
             status, cause, read = "failed", Failure(kind="incomplete", message=str(error)), Reported()
         return CaseLine(
             case=self._case.id,

@@ -356,8 +356,7 @@ FINETUNED = {
 
 
 def finetuning_problems(finetune, found, baseline=None, **layout):
-    tuned = replace(BASE.training, finetune=finetune)
-    case = replace(BASE, layout=replace(BASE.layout, **layout), training=tuned)
+    case = replace(BASE, layout=replace(BASE.layout, **layout), training=replace(BASE.training, finetune=finetune))
     seen, expected = observed(case, MODEL, **found), baseline and observed(case, MODEL, **baseline)
     return [(problem.check, problem.text) for problem in observed_problems(case, MODEL, seen, expected)]
 

@@ -91,6 +91,11 @@ OBSERVED = {
 }
 
 
+def misreports(context: RankContext) -> None:
+    context.report_observed({**OBSERVED, "parameters": "all"})
+    train(context)
+
+
 def observes(context: RankContext) -> None:
     context.report_observed(OBSERVED)
     train(context)
