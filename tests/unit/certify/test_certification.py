@@ -221,7 +221,7 @@ def test_matrix_of_another_driver_is_refused_before_lock_and_image(
     assert run([*arguments, *(["--base", base] if base else [])]) == 8
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["what"] == f"matrix {matrix} has no cases for driver {driver}"
-    other = {"mcore": "certify-quick", "bridge": "bridge-recipes"}.get(driver, "nemo-recipes")
+    other = {"mcore": "certify-full", "bridge": "bridge-recipes"}.get(driver, "nemo-recipes")
     assert error["fix"] == f"Nothing was run. Choose another matrix: --matrix {other}."
 
 
