@@ -1,4 +1,4 @@
-"""``plan.json``: all that the smoke runner gets. Its schema lives with smoke."""
+"""``plan.json``: all that the smoke runner gets. Its types live with smoke."""
 
 from __future__ import annotations
 
