@@ -9,17 +9,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from envbuild_smoke import __version__
 
 if TYPE_CHECKING:
     from envbuild_smoke.environment.gpus import CannotRunError
     from envbuild_smoke.plan.models import Case, Device, Plan
+    from envbuild_smoke.results import Gpu
     from envbuild_smoke.run.options import Options
 
 # argparse exits with 2 too; 130 is 128 + SIGINT, as shells report it.
@@ -87,13 +89,13 @@ def _info(device: "Device") -> int:
     from envbuild_smoke.environment import gpus
     from envbuild_smoke.environment.inventory import describe
 
-    found: tuple[gpus.Gpu, ...] = ()
+    found: tuple[Gpu, ...] = ()
     if device == "cuda":
         try:
             found = gpus.installed()
         except gpus.CannotRunError as error:
             return _cannot_run(error)
-    print(json.dumps(describe(device, gpus=found), indent=2))
+    print(json.dumps(asdict(describe(device, gpus=found)), indent=2))
     return OK
 
 
@@ -221,7 +223,7 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
             f"the plan is for image {wanted}: name the file that this was started from with --image, as the plan's "
             "README.md does"
         )
-    chosen: tuple[gpus.Gpu, ...] = ()
+    chosen: tuple[Gpu, ...] = ()
     if plan.gpu is not None:
         # The sweep may need more GPUs than any case.
         ranks = plan.bandwidth.ranks if plan.bandwidth else 1
@@ -231,9 +233,9 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
         image = None if arguments.image is None else machine.image(arguments.image)
     except OSError as error:
         raise _RefusedError(f"--image {arguments.image} cannot be read: {error.strerror or error}") from error
-    if image is not None and wanted is not None and image["file_digest"] != wanted:
+    if image is not None and wanted is not None and image.file_digest != wanted:
         raise _RefusedError(
-            f"--image {arguments.image} is {image['file_digest']}, and the plan is for {wanted}: run it in that image, "
+            f"--image {arguments.image} is {image.file_digest}, and the plan is for {wanted}: run it in that image, "
             "or write a plan for this one (--plan-out of envbuild certify)"
         )
     return Options(gpus=chosen, isolation=arguments.isolation, resume=resume, image=image)
@@ -260,7 +262,7 @@ class _Progress:
     def __init__(self) -> None:
         self._broken = False
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Mapping[str, object]) -> None:
         if event["event"] == "resumed":
             cut = f"; an incomplete last line of {event['cut_bytes']} bytes was cut off"
             _print(f"resuming: {event['kept']} results are kept{cut if event['cut_bytes'] else ''}")

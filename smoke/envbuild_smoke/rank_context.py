@@ -67,19 +67,19 @@ class RankContext:
         self._report(weights_saved=True)
 
     def report_observed(self, observed: dict[str, Any]) -> None:
-        """Report what was really built (as in schemas/result.schema.json); one rank does this."""
+        """Report what was really built (as in results.py); one rank does this."""
         self._report(observed=observed)
 
     def report_reference(self, compared: dict[str, Any]) -> None:
-        """Report how a baseline compares with the reference (as in schemas/result.schema.json); its one rank does."""
+        """Report how a baseline compares with the reference (as in results.py); its one rank does."""
         self._report(reference=compared)
 
     def report_gradients(self, gradients: list[dict[str, Any]]) -> None:
-        """Report the gradients of the first step (as in schemas/result.schema.json); one rank does this."""
+        """Report the gradients of the first step (as in results.py); one rank does this."""
         self._report(gradients=gradients)
 
     def report_perturbed(self, runs: list[dict[str, Any]]) -> None:
-        """Report a baseline's trainings with moved weights (as in schemas/result.schema.json); its one rank does."""
+        """Report a baseline's trainings with moved weights (as in results.py); its one rank does."""
         self._report(perturbed=runs)
 
     def _report(self, **fields: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import tomlkit
 from faults.kinds import Fault
 
-from envbuild.catalog.matrix import Training
+from envbuild_smoke.plan.axes import Training, axes
 
 SHARED = Path(__file__).with_name("matrix.toml")
 
@@ -24,7 +24,7 @@ def matrix_of(faults: Iterable[Fault], shared: Path = SHARED, **settings: object
         models[fault.model] = kinds[fault.case.kind]
         row = {"model": fault.model, **fault.case.row}
         # What decides the mathematics, a baseline has too.
-        common = {"model", "precision", *Training.model_fields} - {"micro_batch_size"}
+        common = {"model", "precision", *(axis.name for axis in axes(Training))} - {"micro_batch_size"}
         baseline = {name: value for name, value in row.items() if name in common}
         rows += [item for item in (baseline, row) if item not in rows]
     return tomlkit.dumps({**document, "models": models, "cases": rows})

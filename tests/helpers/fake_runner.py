@@ -45,7 +45,7 @@ def run_line(
         "schema": SCHEMA, "type": "run", "plan_digest": f"sha256:{hashlib.sha256(plan_bytes).hexdigest()}",
         "nonce": plan["nonce"], "subject": subject, "smoke_version": "2", "smoke_digest": smoke_digest,
         "started_at": "2026-01-01T00:00:00Z", "environment": environment, "environment_findings": list(findings),
-        "machine": machine, "isolation": "live", "devices": [0, 1],
+        "machine": machine, "isolation": "live", "devices": [0, 1], "gpu_states": [],
         "image": {"file_digest": hashed, "file_bytes": 10, "fingerprint": inside} if hashed else None, **changes,
     }  # fmt: skip
 
@@ -54,11 +54,13 @@ def observed_of(case, model):
     """What a driver reports that built what the plan names."""
     return {
         "layer_spec": model["layer_spec"], "attention": "DotProductAttention",
-        "attention_backend": case["settings"]["attention_backend"], "normalization": model["normalization"],
+        "attention_backend": case["settings"]["attention_backend"], "router_gemm": "none",
+        "normalization": model["normalization"],
         "optimizer": "FP32Optimizer", "distributed_optimizer": case["settings"]["distributed_optimizer"],
-        "overlap_grad_reduce": case["settings"].get("overlap_grad_reduce", False), "gradient_buckets": 3,
-        "overlap_param_gather": case["settings"].get("overlap_param_gather", False),
-        "hidden_dropout": 0.0, "attention_dropout": 0.0, "parameters": 123456, "samples_digest": "sha256:samples",
+        "overlap_grad_reduce": case["settings"]["overlap_grad_reduce"], "gradient_buckets": 3,
+        "overlap_param_gather": case["settings"]["overlap_param_gather"],
+        "hidden_dropout": 0.0, "attention_dropout": 0.0, "parameters": 123456,
+        "trainable_parameters": 123456, "samples_digest": "sha256:samples",
         "params_dtype": {"fp32": "torch.float32"}.get(case["precision"], "torch.bfloat16"), "libraries": {},
     }  # fmt: skip
 
@@ -103,7 +105,7 @@ def case_line(plan, case, repeat=1, factor=1.0):
         "schema": SCHEMA, "type": "case", "case": case["id"], "repeat": repeat, "status": "completed", "steps": steps,
         "seconds": 1.5, "startup_seconds": 0.5, "started_seconds": 2.0, "devices": [*range(case["world_size"])],
         "fresh_processes": 0, "weights": weights if case["compare_weights"] else None,
-        "observed": observed_of(case, plan["models"][case["model"]]), "failure": None, "logs": [],
+        "observed": observed_of(case, plan["models"][case["model"]]), "failure": None, "logs": [], "restarted": None,
         "reference": reference_of(steps) if case["compare_reference"] else None, "gradients": gradients_of(),
         "perturbed": perturbed_of(steps, case["perturbed_runs"]) if case["perturbed_runs"] else None,
     }  # fmt: skip
@@ -113,7 +115,8 @@ def end_line(cases):
     """The last line, behind the lines of ``cases``."""
     completed = sum(line["status"] == "completed" for line in cases)
     finished = "2026-01-01T00:01:00Z"
-    return {"schema": SCHEMA, "type": "end", "cases": len(cases), "completed": completed, "finished_at": finished}
+    ends = {"cases": len(cases), "completed": completed, "finished_at": finished, "gpu_states": []}
+    return {"schema": SCHEMA, "type": "end", **ends}
 
 
 def bandwidth_line(sweep, **changes):

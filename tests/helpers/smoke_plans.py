@@ -18,7 +18,7 @@ def case_document(case_id: str, baseline: str | None = None, *, overlap: bool = 
         "driver": "mcore",
         "model": "gpt",
         "precision": "fp32",
-        "layout": {**sizes, "sequence": False},
+        "layout": {**sizes, "sequence": False, "expert_tensor": None},
         "world_size": sizes["data"] * sizes["tensor"] * sizes["pipeline"] * sizes["context"],
         "training": {
             "steps": 5,
@@ -31,6 +31,8 @@ def case_document(case_id: str, baseline: str | None = None, *, overlap: bool = 
             "loss_mask": "none",
             "calculate_per_token_loss": False,
             "seed": 1234,
+            "packed": False,
+            "finetune": "none",
         },
         "settings": {
             "overlap_p2p_comm": overlap,
@@ -41,10 +43,18 @@ def case_document(case_id: str, baseline: str | None = None, *, overlap: bool = 
             "overlap_param_gather": False,
             "bucket_size": None,
             "recompute": "none",
+            "parallel_output": True,
+            "num_distributed_optimizer_instances": 1,
+            "moe_token_dispatcher_type": None,
+            "moe_grouped_gemm": False,
+            "sequence_parallel_input_regather": False,
+            "fp8_recipe": None,
         },
         "resume_at": None,
+        "continue_in": None,
         "compare_weights": False,
         "compare_reference": False,
+        "perturbed_runs": 0,
         "time_limit_seconds": 120,
     }
 

@@ -22,10 +22,10 @@ from envbuild.certify.judge.judge import judge
 from envbuild.certify.judge.results import Results, read_results
 from envbuild.certify.models import CaseVerdict
 from envbuild.certify.run.plan import Environment, Subject, make_plan
-from envbuild.core.digests import sha256_bytes
 from envbuild.launch.launchers import Placement
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.sync.zipapp import smoke_bytes
+from envbuild_smoke.plan.reader import parse_plan
 
 BASELINE, INTERLEAVED = "gpt-fp32-baseline", "gpt-fp32-pp2-vp2"
 BATCHED, GATHERED = f"{INTERLEAVED}-bp2p", "gpt-fp32-tp2-gathered"
@@ -63,8 +63,9 @@ def run_cases(
     (folder / "smoke.pyz").write_bytes(smoke_bytes())
     command = [python, folder / "smoke.pyz", "run", "--plan", folder / "plan.json", "--out", folder / "out"]
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
-    results = read_results(folder / "out" / "results.jsonl", plan, sha256_bytes(content))
-    return {verdict.id: verdict for verdict in judge(cases, matrix, results, plan)}, results
+    planned = parse_plan(content)
+    results = read_results(folder / "out" / "results.jsonl", planned)
+    return {verdict.id: verdict for verdict in judge(cases, matrix, results, planned)}, results
 
 
 def test_certify_known_wrong_cases_fail_and_the_rest_is_certified(
@@ -96,7 +97,7 @@ def test_certify_versions_that_differ_from_the_lock_are_findings(
 ) -> None:
     wrong = {"expected_versions": {"megatron-core": "0.0.1", "torch": "0.0.1"}}
     _, results = run_cases(stack_python, tmp_path, selection, (BASELINE,), wrong)
-    found = {(finding.code, finding.package, finding.expected) for finding in results.environment_findings}
+    found = {(finding.code, finding.package, finding.expected) for finding in results.findings}
     assert {("version-mismatch", package, "0.0.1") for package in wrong["expected_versions"]} <= found
 
 

@@ -33,24 +33,25 @@ print(json.dumps(refusals))
 
 def options_of(row: ResolvedRow) -> dict[str, Any]:
     """A row in megatron-core's words."""
-    spec, model = row.spec, row.model
+    case, model = row.case, row.model
+    layout, settings = case.layout, case.settings
     options: dict[str, Any] = {
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_attention_heads,
         "num_query_groups": model.query_groups,
-        "normalization": model.normalization.value,
-        "tensor_model_parallel_size": spec.tensor,
-        "pipeline_model_parallel_size": spec.pipeline,
-        "virtual_pipeline_model_parallel_size": spec.virtual_pipeline if spec.virtual_pipeline > 1 else None,
-        "context_parallel_size": spec.context,
-        "expert_model_parallel_size": spec.expert,
-        "sequence_parallel": spec.sequence,
-        "overlap_p2p_comm": row.overlap_p2p_comm,
-        "batch_p2p_comm": not row.overlap_p2p_comm,
-        "attention_backend": row.attention_backend.value,
-        "bf16": spec.precision.value != "fp32",
-        "fp8": "hybrid" if spec.precision.value == "fp8" else None,
+        "normalization": model.normalization,
+        "tensor_model_parallel_size": layout.tensor,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "virtual_pipeline_model_parallel_size": layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        "context_parallel_size": layout.context,
+        "expert_model_parallel_size": layout.expert,
+        "sequence_parallel": layout.sequence,
+        "overlap_p2p_comm": settings.overlap_p2p_comm,
+        "batch_p2p_comm": not settings.overlap_p2p_comm,
+        "attention_backend": settings.attention_backend,
+        "bf16": case.precision != "fp32",
+        "fp8": "hybrid" if case.precision == "fp8" else None,
         "add_bias_linear": False,
     }
     if model.moe is not None:
@@ -59,7 +60,7 @@ def options_of(row: ResolvedRow) -> dict[str, Any]:
         mamba = model.mamba
         options |= {"is_hybrid_model": True, "mamba_state_dim": mamba.state_dim, "mamba_head_dim": mamba.head_dim}
         options["mamba_num_groups"] = mamba.num_groups
-    match spec.recompute.value:
+    match settings.recompute:
         case "selective":
             options["recompute_granularity"] = "selective"
         case "full":
@@ -75,7 +76,7 @@ def sample() -> list[ResolvedRow]:
     @given(row=rows())
     def collect(row: ResolvedRow) -> None:
         # megatron-core asks for Transformer Engine's version where experts train in fp8, and it is not here.
-        if row.model.moe is None or row.spec.precision.value != "fp8":
+        if row.model.moe is None or row.case.precision != "fp8":
             found.append(row)
 
     collect()

@@ -18,7 +18,7 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.lock.uv.program import uv_program
 from envbuild.sync.zipapp import smoke_bytes
 
-DATA = ("envs", "lockfiles", "containers", "smoke")
+DATA = ("envs", "lockfiles", "containers")
 
 
 def uv(*arguments: str | Path, **options: object) -> None:
@@ -75,6 +75,8 @@ def test_wheel_holds_exactly_the_package_and_its_data(tree: Path, built: Path) -
     content = wheel_content(wheel)
     expected = {f"envbuild/{name}" for name in files_of(tree / "build" / "envbuild")}
     expected |= {f"envbuild/_data/{kind}/{name}" for kind in DATA for name in files_of(tree / kind)}
+    expected |= {f"envbuild_smoke/{name}" for name in files_of(tree / "smoke" / "envbuild_smoke")}
+    expected |= {"envbuild/_data/smoke/__main__.py"}
     assert {name for name in content if ".dist-info/" not in name} == expected
     for name in ("envbuild/cli/main.py", "envbuild/_data/smoke/__main__.py", "envbuild/diagnose/signatures.json"):
         assert content[name]

@@ -14,16 +14,18 @@ from helpers.smoke_plans import read_results
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import Precision
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities
 from envbuild.certify.cases.expansion import expand
 from envbuild.certify.judge.reference import compare_reference
-from envbuild.certify.judge.results import CaseResult
 from envbuild.certify.run.plan import Environment, Subject, make_plan
 from envbuild.launch.launchers import Placement
+from envbuild_smoke.plan.json_reader import read_object
+from envbuild_smoke.plan.reader import parse_plan
+from envbuild_smoke.results import CaseLine
 
 BASELINE = "gpt-bf16-baseline"
+
 DIGEST = "sha256:" + "0" * 64
 
 
@@ -34,16 +36,16 @@ def test_healthy_baseline_passes(stack_python: Path, tmp_path: Path, isa: str | 
     capabilities = Capabilities(device=Device.CPU)
     matrix = Catalog.open(data_root()).matrix("certify-full")
     cases = tuple(
-        case
-        for case in expand(matrix, "certify-full", capabilities)
-        if case.is_baseline and case.precision is Precision.BF16
+        case for case in expand(matrix, "certify-full", capabilities) if case.is_baseline and case.precision == "bf16"
     )
     assert [case.id for case in cases] == [BASELINE]
     subject = Subject(
         name="x", stack="mcore", base="here", target="cpu", lock_digest=DIGEST, place=Placement.parse("venv")
     )
     plan = make_plan(subject, Environment(capabilities=capabilities, driver=Driver.MCORE), matrix, cases)
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    content = json.dumps(plan).encode()
+    (tmp_path / "plan.json").write_bytes(content)
+    planned = parse_plan(content)
     smoke = tmp_path / "smoke.pyz"
     zipapp.create_archive(data_root() / "smoke", smoke, filter=lambda path: "__pycache__" not in path.parts)
     own = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
@@ -52,8 +54,8 @@ def test_healthy_baseline_passes(stack_python: Path, tmp_path: Path, isa: str | 
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (row,) = [line for line in read_results(tmp_path / "out") if line["type"] == "case"]
-    result = CaseResult.model_validate({name: row[name] for name in row if name in CaseResult.model_fields})
-    verdict, problems = compare_reference(plan["cases"][0], plan["models"]["gpt"], result)
+    result = read_object(CaseLine, row, "case")
+    verdict, problems = compare_reference(planned.cases[0], planned.models["gpt"], result)
     assert not problems
     assert verdict is not None
     # What rounding does was measured, tensor by tensor: the widest bands of gradients are not the table's.

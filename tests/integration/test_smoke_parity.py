@@ -16,7 +16,9 @@ import pytest
 from helpers.smoke_plans import Document, case_document, plan_document, read_results
 
 from envbuild.certify.judge.reference import compare_reference
-from envbuild.certify.judge.results import CaseResult
+from envbuild_smoke.plan.json_reader import read_object
+from envbuild_smoke.plan.reader import parse_plan
+from envbuild_smoke.results import CaseLine
 
 SMOKE = Path(__file__).resolve().parents[2] / "smoke"
 BASELINE = "gpt-fp32-baseline"
@@ -169,9 +171,9 @@ def test_gradients_of_the_first_step_are_the_baselines(parity: Run, name: str) -
 @pytest.mark.parametrize("model", MODELS)
 def test_baseline_agrees_with_the_reference(parity: Run, model: str) -> None:
     baseline = parity.cases[f"{model}-fp32-baseline"]
-    result = CaseResult.model_validate({name: baseline[name] for name in CaseResult.model_fields})
-    planned, own = {"precision": "fp32", "compare_reference": True}, {"layer_spec": "local", "moe": None, "mamba": None}
-    verdict, problems = compare_reference(planned, own, result)
+    plan = parse_plan((parity.out.parent / "plan.json").read_bytes())
+    planned = plan.case(baseline["case"])
+    verdict, problems = compare_reference(planned, plan.models[model], read_object(CaseLine, baseline, "case"))
     assert verdict is not None
     assert (problems, verdict.not_compared) == ([], "")
     compared = {kind: {item["name"] for item in baseline["reference"][kind]} for kind in ("gradients", "weights")}

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 from packaging.specifiers import SpecifierSet
 from pydantic import Field, StringConstraints, model_validator
 
 from envbuild.catalog.fields import Name, PackageName, Specifier, TomlModel
-from envbuild.catalog.matrix import CaseSpec, LayoutSpec, Matrix, Training
+from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.model_spec import Experts, ModelSpec
+from envbuild_smoke.plan.axes import TABLE, CaseAxes, Layout, Training, axes
 
 # A value, or that a number is there and larger or smaller: ">1", "<1e-5".
 _PATTERN = r"^([<>]\d+(\.\d+)?(e-?\d+)?|[A-Za-z][A-Za-z0-9_-]*)$"
 Condition = bool | int | Annotated[str, StringConstraints(pattern=_PATTERN)]
-# Left out: names of a matrix, what changes no training, and tables, of which moe's fields count by themselves. The
-# layout that a case continues in is tried as one of its own (certify/cases/known_wrong.py).
-_OF_CASES = {*CaseSpec.model_fields, *Training.model_fields} - {"model", "continue_in", "compare_weights"}
+# Left out: tables, of which moe's fields count by themselves. The layout that a case continues in is tried as one of
+# its own (certify/cases/known_wrong.py).
+_OF_CASES = {*(axis.name for axis in TABLE), *(field.name for field in fields(Training))} - {"continue_in"}
 _OF_MODELS = {*ModelSpec.model_fields, *Experts.model_fields} - {"moe", "mamba"}
 FIELDS = tuple(sorted(_OF_CASES | _OF_MODELS))
 
@@ -103,18 +105,17 @@ def known_wrong(conflicts: Mapping[str, Conflict], versions: Mapping[str, str | 
     return {name: conflict for name, conflict in conflicts.items() if conflict.cases and conflict.is_about(versions)}
 
 
-def values_of(fields: Mapping[str, object], training: Training, model: ModelSpec) -> dict[str, object]:
-    """All values of a case that an entry can name; ``fields`` are those of its layout and settings."""
+def values_of(values: Mapping[str, object], training: Training, model: ModelSpec) -> dict[str, object]:
+    """All values of a case that an entry can name; ``values`` are those of its layout and settings."""
     experts = dict(model.moe) if model.moe is not None else {}
-    return {**dict(model), **experts, **dict(training), **fields}
+    return {**dict(model), **experts, **vars(training), **values}
 
 
 def baselines(matrix: Matrix) -> Iterator[dict[str, object]]:
     """The values of the baselines of a matrix, on whatever device."""
-    layout = dict(LayoutSpec())
     # Another micro batch size is a case's own.
-    shared = set(Training.model_fields) - {"micro_batch_size"}
-    for spec in (spec for row in matrix.cases for spec in row.specs() if spec.model in matrix.models):
-        own = {name: value for name in shared if (value := getattr(spec, name, None)) is not None}
-        training = matrix.training.model_copy(update=own)
-        yield values_of({**layout, "precision": spec.precision}, training, matrix.models[spec.model])
+    shared = {axis.name for axis in axes(Training) if axis.own_baseline}
+    for spec in (spec for row in matrix.cases for spec in row.specs() if spec["model"] in matrix.models):
+        own: dict[str, Any] = {name: value for name, value in spec.items() if name in shared}
+        layout = {**vars(Layout()), "precision": spec.get("precision", CaseAxes().precision)}
+        yield values_of(layout, replace(matrix.training, **own), matrix.models[str(spec["model"])])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from envbuild import __version__
 from envbuild.catalog.catalog import digest_without_summary
@@ -24,13 +23,12 @@ from envbuild.certify.certificate.statement import (
     make_certificate,
     subject_digests,
 )
-from envbuild.certify.judge.judge import judge, run_problems
-from envbuild.certify.models import CaseVerdict, NotVouched, NotVouchedCase, Problem
+from envbuild.certify.judge.judge import JUDGE_VERSION, judge, run_problems
+from envbuild.certify.models import CaseVerdict, EnvironmentFinding, NotVouched, NotVouchedCase, Problem
 from envbuild.certify.report.console import failure, show
 from envbuild.certify.report.files import ReportFiles, end_of, standing_reports, write_reports
 from envbuild.certify.report.model import Report, report_of
 from envbuild.certify.run.job import CertifyJob
-from envbuild.certify.run.plan import JUDGE_VERSION
 from envbuild.certify.run.run import FinishedRun, logs_of, remove_working_files
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CertificationFailedError, ConfigurationError, disk_full
@@ -39,6 +37,7 @@ from envbuild.image.output import OCI_DIR
 from envbuild.lock.known_wrong import packages_of
 from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.files import FolderFiles, blob_path
+from envbuild_smoke.plan.json_reader import as_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,27 +79,27 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
     results = run.results
     bandwidth = None
     # A sweep that failed has no figures; the problem gives the reason.
-    if results.bandwidth is not None and results.bandwidth["failure"] is None:
-        fields = {name: results.bandwidth[name] for name in ("ranks", "backend", "transports", "points", "all_gather")}
-        floor = (run.plan["bandwidth"] or {}).get("floor_gigabytes_per_second")
-        bandwidth = MeasuredBandwidth.model_validate({**fields, "floor_gigabytes_per_second": floor})
+    if results.bandwidth is not None and results.bandwidth.failure is None:
+        line = as_json(results.bandwidth)
+        measures = {name: line[name] for name in ("ranks", "backend", "transports", "points", "all_gather")}
+        floor = run.plan.bandwidth.floor_gigabytes_per_second if run.plan.bandwidth else None
+        bandwidth = MeasuredBandwidth.model_validate({**measures, "floor_gigabytes_per_second": floor})
     measured = Measured.model_validate(
         {
-            "smoke": SmokeRunner(version=results.smoke_version, digest=job.smoke_digest),
-            "environment": dict(results.environment),
-            "machine": results.machine,
-            "image": results.image,
+            "smoke": SmokeRunner(version=results.run.smoke_version, digest=job.smoke_digest),
+            "environment": as_json(results.run.environment),
+            "machine": as_json(results.run.machine),
+            "image": as_json(results.run.image) if results.run.image else None,
             "bandwidth": bandwidth,
-            "isolation": results.isolation,
-            "devices": results.devices,
-            "gpu_states_before": results.gpu_states_before,
-            "gpu_states_after": results.gpu_states_after,
-            "started_at": results.started_at,
-            "finished_at": results.finished_at,
+            "isolation": results.run.isolation,
+            "devices": results.run.devices,
+            "gpu_states_before": results.run.gpu_states,
+            "gpu_states_after": results.end.gpu_states,
+            "started_at": results.run.started_at,
+            "finished_at": results.end.finished_at,
         }
     )
-    nonce = str(run.plan["nonce"])
-    return Evidence(runtime=runtime, measured=measured, plan_digest=run.plan_digest, nonce=nonce)
+    return Evidence(runtime=runtime, measured=measured, plan_digest=run.plan.digest, nonce=run.plan.nonce)
 
 
 def judge_run(job: CertifyJob, run: FinishedRun, evidence: Evidence, context: Context) -> tuple[CaseVerdict, ...]:
@@ -172,7 +171,7 @@ def _outcome(case_id: str, verdicts: Sequence[CaseVerdict]) -> NotVouchedCase:
     return NotVouchedCase(id=case_id, result="failed" if problems else "passed", problem=(*problems, "")[0])
 
 
-def _facts(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict]) -> dict[str, Any]:
+def _facts(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict]) -> dict[str, object]:
     """What certificates and reports share."""
     subject = job.subject
     return {
@@ -212,7 +211,7 @@ def _failed_report(
             "what": error.what,
             "digests": subject_digests(job.subject.name, job.subject.as_json()),
             "problems": tuple(problems),
-            "findings": run.results.environment_findings,
+            "findings": [EnvironmentFinding(**vars(finding)) for finding in run.results.findings],
             "pairs": _pairs(job),
             "logs": logs_of(job, run.folder),
             "log": str(error.log),
@@ -243,7 +242,7 @@ def issue_certificate(
         "lock_is_current": job.lock_is_current,
         "matrix_digest": job.matrix_digest,
         "tolerance": {
-            precision.value: band.model_dump(mode="json", exclude_none=True)
+            precision: band.model_dump(mode="json", exclude_none=True)
             for precision, band in job.matrix.tolerance.items()
         },
         "issued_at": context.clock().strftime(MOMENT_FORMAT),

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from envbuild.catalog.context import Context
 from envbuild.certify.certificate.sign import Signer
@@ -18,8 +15,7 @@ from envbuild.certify.run.executors import RESULTS_DIR
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest, make_job, subject_of
 from envbuild.certify.run.plan import Subject, deciding
 from envbuild.certify.run.run import PLAN_FILE, RESULTS_FILE, FinishedRun, hold_folder, read_run
-from envbuild.core import jsonread
-from envbuild.core.digests import digest_of, is_digest, short
+from envbuild.core.digests import Json, digest_of, is_digest, short
 from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError, UsageError
 from envbuild.core.files import NotPlainFileError, machine_errors, read_plain, write_atomic
 from envbuild.launch.bwrap import manifest_of
@@ -27,6 +23,9 @@ from envbuild.launch.launchers import LAUNCHERS, Placement
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
 from envbuild.sync.zipapp import FILE_NAME
+from envbuild_smoke.plan.json_reader import PlanError
+from envbuild_smoke.plan.models import Plan
+from envbuild_smoke.plan.reader import parse_plan
 
 README, MANIFEST = "README.md", "manifest.json"
 # The runtime in certificates of runs that envbuild did not start.
@@ -34,7 +33,6 @@ BY_HAND = "by hand"
 # A plan of a thousand cases has some 700 kB.
 LARGEST_PLAN_BYTES = 64 << 20
 NONCES, NONCE_FILE = "nonces", "judged.json"
-_NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 def write_plan(request: CertifyRequest, folder: Path, store: LocalStore) -> CertifyJob:
@@ -87,18 +85,17 @@ def judge_folder(
             image, or were judged before as something else.
         CertificationFailedError: a case did not pass.
     """
-    data, plan = _read_plan(folder)
-    place = Placement(form=plan["subject"]["form"], launcher=plan["subject"]["launcher"])
-    _check_explicit(explicit, place, plan["repeats"])
+    plan, place = _read_plan(folder)
+    _check_explicit(explicit, place, plan.repeats)
     image = request.image if place.has_image else None
-    request = replace(request, place=place, repeats=plan["repeats"], image=image)
+    request = replace(request, place=place, repeats=plan.repeats, image=image)
     job = make_job(request, context.store, _subject(request, plan))
     _check_same(plan, job, folder)
     results = folder / RESULTS_DIR / RESULTS_FILE
     if not results.is_file() and (folder / RESULTS_FILE).is_file():
         # Someone may have copied back this one file, next to the plan.
         results = folder / RESULTS_FILE
-    run = read_run(folder, data, results, job.smoke_digest)
+    run = read_run(folder, plan, results, job.smoke_digest)
     with hold_folder(job, context.reporter):
         _check_nonce(run, context.store)
         evidence = evidence_of(job, run, BY_HAND)
@@ -130,47 +127,41 @@ def _refused(folder: Path, why: str, fix: str, reason: str) -> ResultsRefusedErr
     return ResultsRefusedError(f"the results in {folder} cannot be judged", why=why, fix=fix, reason=reason)
 
 
-def _read_plan(folder: Path) -> tuple[bytes, dict[str, Any]]:
-    """The plan of a folder: its bytes, and what is in them."""
+def _read_plan(folder: Path) -> tuple[Plan, Placement]:
+    """The plan of a folder, and where its cases train."""
     file = folder / PLAN_FILE
     fix = "Bring back the whole folder that --plan-out wrote, unchanged."
     try:
-        data = read_plain(file, LARGEST_PLAN_BYTES)
-        plan = jsonread.loads(data)
-        known = (
-            type(repeats := plan["repeats"]) is int  # True is not a number of repeats
-            and 1 <= repeats <= MOST_REPEATS
-            and _NONCE.fullmatch(plan["nonce"])
-            and plan["subject"]["form"] in LAUNCHERS.get(plan["subject"]["launcher"], ())
-            # Where the image is not on this machine its digests are taken from the plan into the certificate.
-            and all(is_digest(value) for name, value in plan["subject"].items() if name.endswith("_digest"))
-        )
+        plan = parse_plan(read_plain(file, LARGEST_PLAN_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         raise _refused(folder, f"There is no plan: {file} does not exist.", fix, "plan") from None
     except NotPlainFileError as error:
         raise _refused(folder, f"{error}.", fix, "plan") from error
     except OSError as error:
         raise _refused(folder, f"{file} cannot be read: {error.strerror}.", fix, "plan") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _refused(folder, f"{file} is not a plan: {error!r}", fix, "plan") from error
-    if not known:
-        why = f"{file} is not a plan: its repeats, its nonce or its subject is invalid."
+    except PlanError as error:
+        raise _refused(folder, f"{file} is not a plan: {error}", fix, "plan") from error
+    # Where the image is not on this machine its digests are taken from the plan into the certificate.
+    digests = [value for name, value in plan.subject.items() if name.endswith("_digest")]
+    form, launcher = plan.subject.get("form"), plan.subject.get("launcher", "")
+    forms = [known for known in LAUNCHERS.get(launcher, ()) if known == form]
+    if plan.repeats > MOST_REPEATS or not forms or not all(map(is_digest, digests)):
+        why = f"{file} is not a plan: its repeats or its subject is invalid."
         raise _refused(folder, why, fix, "plan")
-    return data, plan
+    return plan, Placement(form=forms[0], launcher=launcher)
 
 
-def _subject(request: CertifyRequest, plan: Mapping[str, Any]) -> Subject | None:
+def _subject(request: CertifyRequest, plan: Plan) -> Subject | None:
     """What the plan is about, where the image itself is not on this machine; its other fields are compared."""
     if request.image is not None or not request.place.has_image:
         return None
-    stated = plan["subject"]
-    digests = {name: stated.get(name) for name in ("oci_digest", "sqsh_digest")}
-    return replace(subject_of(request), **digests)
+    oci_digest, sqsh_digest = plan.subject.get("oci_digest"), plan.subject.get("sqsh_digest")
+    return replace(subject_of(request), oci_digest=oci_digest, sqsh_digest=sqsh_digest)
 
 
-def _check_same(plan: Mapping[str, Any], job: CertifyJob, folder: Path) -> None:
+def _check_same(plan: Plan, job: CertifyJob, folder: Path) -> None:
     """Refuse a plan that this envbuild would not make of the lock, the matrix and the image."""
-    if differences := _differences(deciding(plan), deciding(job.plan)):
+    if differences := _differences(deciding(json.loads(plan.content)), deciding(job.plan)):
         raise _refused(
             folder,
             "Its plan is not the one that this envbuild makes:\n" + "\n".join(differences[:8]),
@@ -179,7 +170,7 @@ def _check_same(plan: Mapping[str, Any], job: CertifyJob, folder: Path) -> None:
         )
 
 
-def _differences(theirs: Any, ours: Any, place: str = "") -> list[str]:
+def _differences(theirs: Json, ours: Json, place: str = "") -> list[str]:
     """Describe where two JSON values differ."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         names = [*ours, *(name for name in theirs if name not in ours)]
@@ -206,7 +197,7 @@ def _shown(value: object) -> str:
 
 def _check_nonce(run: FinishedRun, store: LocalStore) -> None:
     """Reject results whose plan nonce was already used for other results."""
-    nonce = str(run.plan["nonce"])
+    nonce = run.plan.nonce
     path = store.path_of(NONCES, _nonce_key(run))
     if not path.exists():
         return
@@ -223,7 +214,7 @@ def _check_nonce(run: FinishedRun, store: LocalStore) -> None:
     if before != _use(run):
         raise _refused(
             run.folder,
-            f"With the plan's nonce {nonce} other {'results' if before['plan'] == run.plan_digest else 'plans'} were "
+            f"With the plan's nonce {nonce} other {'results' if before['plan'] == run.plan.digest else 'plans'} were "
             f"certified before ({short(before['results'])} of plan {short(before['plan'])}).",
             "A plan is run and judged once: write a new one (--plan-out) and run that.",
             "nonce",
@@ -243,8 +234,8 @@ def _read_use(path: Path) -> dict[str, str]:
 
 
 def _use(run: FinishedRun) -> dict[str, str]:
-    return {"plan": run.plan_digest, "results": run.results_digest}
+    return {"plan": run.plan.digest, "results": run.results_digest}
 
 
 def _nonce_key(run: FinishedRun) -> str:
-    return digest_of({"nonce": str(run.plan["nonce"])})
+    return digest_of({"nonce": run.plan.nonce})

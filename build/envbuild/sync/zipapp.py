@@ -6,6 +6,7 @@ import io
 import zipfile
 from pathlib import Path
 
+import envbuild_smoke
 from envbuild.catalog.data import data_root
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import InternalError
@@ -17,20 +18,22 @@ FILE_NAME = "smoke.pyz"
 
 
 def smoke_bytes(source: Path | None = None) -> bytes:
-    """The zipapp of ``smoke/`` (or of another folder with a ``__main__.py``)."""
-    root = source or data_root() / "smoke"
+    """The zipapp of ``smoke/`` (or of another folder with a ``__main__.py`` and the package)."""
+    entry = (source or data_root() / "smoke") / "__main__.py"
+    if not entry.is_file():
+        raise InternalError("the smoke runner is incomplete", why=f"{entry} does not exist.")
+    # An installed envbuild has the package next to its own.
+    package = source / envbuild_smoke.__name__ if source else Path(envbuild_smoke.__file__).parent
     # The order of a folder's entries depends on the file system.
-    files = sorted(
-        path
-        for path in root.rglob("*")
+    files = {
+        path.relative_to(package.parent).as_posix(): path
+        for path in sorted(package.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts and path.suffix in (".py", ".json", ".jsonl")
-    )
-    if root / "__main__.py" not in files:
-        raise InternalError("the smoke runner is incomplete", why=f"{root / '__main__.py'} does not exist.")
+    }
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
-        for path in files:
-            info = zipfile.ZipInfo(path.relative_to(root).as_posix(), FIXED_TIME)
+        for name, path in {"__main__.py": entry, **files}.items():
+            info = zipfile.ZipInfo(name, FIXED_TIME)
             # The upper 16 bits are the Unix mode.
             info.external_attr = 0o644 << 16
             info.compress_type = zipfile.ZIP_STORED  # deflate's bytes differ between zlib versions

@@ -9,7 +9,7 @@ in `check_start()`, if it has that function.
 import importlib
 from types import ModuleType
 
-from envbuild_smoke.plan.models import Driver
+from envbuild_smoke.plan.axes import Driver
 
 # By name and not by import: the runner reads this table and must not load torch.
 MODULES: dict[Driver, str] = {

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from envbuild_smoke.plan.models import Case, Layout, Model
+from envbuild_smoke.plan.axes import TABLE, Layout
+from envbuild_smoke.plan.models import Case, Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +47,17 @@ def parallel_sizes(layout: Layout) -> dict[str, Any]:
 
 def refuse_unsupported(case: Case, model: Model) -> None:
     """Raise ValueError for a case of another kind than the drivers of recipes train."""
-    training, settings = case.training, case.settings
+    training = case.training
     finetunes = training.finetune != "none"
+    values = {**vars(case.layout), **vars(training), **vars(case.settings)}
+    others = [axis for axis in TABLE if case.driver not in axis.drivers and not axis.derived]
     wrong = {
         "model.recipe": model.recipe is None,
         "moe and mamba": model.moe is not None or model.mamba is not None,
-        "loss_mask, decoupled_lr": training.loss_mask != "none" or training.decoupled_lr is not None,
-        "finetune": finetunes and case.driver != "bridge",
+        **{axis.name: values[axis.name] != axis.default for axis in others},
         "packed": training.packed and not finetunes,
         # The mean over the tokens of packed samples is that over those of unpacked ones for the whole batch alone.
         "calculate_per_token_loss": training.calculate_per_token_loss != finetunes,
-        "num_distributed_optimizer_instances": settings.num_distributed_optimizer_instances > 1,
     }
     named = [name for name, is_wrong in wrong.items() if is_wrong]
     if named:

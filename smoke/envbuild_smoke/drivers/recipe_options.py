@@ -6,7 +6,8 @@ import torch
 
 from envbuild_smoke.drivers.mcore.model import fp8_options
 from envbuild_smoke.drivers.parts import parallel_sizes
-from envbuild_smoke.plan.models import Case, Settings
+from envbuild_smoke.plan.axes import Settings
+from envbuild_smoke.plan.models import Case
 from envbuild_smoke.rank_context import RankContext
 
 

@@ -6,7 +6,7 @@ from itertools import chain
 
 import torch
 
-from envbuild_smoke.plan.models import LossMask
+from envbuild_smoke.plan.axes import LossMask
 
 # Of a packed sample, each a multiple of this part of it; the rules of layouts have the number too.
 DOCUMENT_PARTS = 16

@@ -9,11 +9,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from envbuild_smoke.plan.models import WantedGpu
+from envbuild_smoke.results import Gpu
 
 Reason = Literal["too-few-gpus", "gpus-in-use", "wrong-gpu", "no-driver"]
 _FIELDS = ("index", "uuid", "name", "memory.total", "driver_version", "compute_cap")
@@ -45,18 +45,6 @@ class CannotRunError(Exception):
 
 class UnknownGpuError(Exception):
     """`--gpus` names an unknown GPU."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU as nvidia-smi prints it, in the order of `_FIELDS`."""
-
-    index: int
-    uuid: str
-    name: str
-    memory: str
-    driver: str
-    compute_capability: str
 
 
 def select(wanted: WantedGpu, count: int, requested: Sequence[str]) -> tuple[Gpu, ...]:

@@ -5,13 +5,14 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from envbuild_smoke.environment.foreign_modules import STARTUP_MODULES, new_files
-from envbuild_smoke.environment.inventory import MODULES
+from envbuild_smoke.environment.inventory import MODULES, ImportedModule
 from envbuild_smoke.environment.libraries import mapped
 from envbuild_smoke.error_line import error_line
 
@@ -19,7 +20,25 @@ from envbuild_smoke.error_line import error_line
 _CUDA_ERROR_NOT_INITIALIZED = 3
 
 
-def describe(modules: Sequence[str]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """What the fork server reports of what it imported; the defaults are those of one that could not.
+
+    `cuda_error` is why torch cannot use CUDA. `missing` are modules that cannot be imported, each with the reason.
+    `imported` and `started` are files by module, `started` those that Python runs as it starts.
+    """
+
+    cuda_devices: int = 0
+    cuda_error: str | None = None
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    modules: Mapping[str, ImportedModule] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    imported: Mapping[str, str] = field(default_factory=dict)
+    libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    started: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def describe(modules: Sequence[str]) -> Ready:
     """Return what the runner records; `modules` are imported as well, in a process of their own.
 
     Raises RuntimeError when an import has started CUDA in this process.
@@ -29,18 +48,16 @@ def describe(modules: Sequence[str]) -> dict[str, Any]:
         raise RuntimeError("CUDA was started while the libraries were imported; ranks cannot be forked from here")
     files = new_files()
     absent, more = missing(modules)
-    return {
-        "cuda_devices": cuda["devices"],
-        "cuda_error": cuda["error"],
-        "versions": {"cuda": cuda["cuda"], "nccl": cuda["nccl"]},
-        "modules": {name: _module(sys.modules[name]) for name in MODULES if name in sys.modules},
-        "missing": absent,
-        "imported": {**more, **files},
-        "libraries": mapped(),
-        "started": {
-            name: getattr(sys.modules[name], "__file__", None) for name in STARTUP_MODULES if name in sys.modules
-        },
-    }
+    return Ready(
+        cuda_devices=cuda["devices"],
+        cuda_error=cuda["error"],
+        versions={"cuda": cuda["cuda"], "nccl": cuda["nccl"]},
+        modules={name: _module(sys.modules[name]) for name in MODULES if name in sys.modules},
+        missing=absent,
+        imported={**more, **files},
+        libraries={name: tuple(paths) for name, paths in mapped().items()},
+        started={name: getattr(sys.modules[name], "__file__", None) for name in STARTUP_MODULES if name in sys.modules},
+    )
 
 
 def cuda_state() -> dict[str, Any]:
@@ -84,8 +101,8 @@ def _try_import(name: str) -> dict[str, Any]:
     return {"module": name, "error": None, "files": new_files()}
 
 
-def _module(module: Any) -> dict[str, str | None]:
-    return {"file": getattr(module, "__file__", None), "version": getattr(module, "__version__", None)}
+def _module(module: Any) -> ImportedModule:
+    return ImportedModule(file=getattr(module, "__file__", None), version=getattr(module, "__version__", None))
 
 
 def _cuda(torch: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def reachable(folders: Iterable[str]) -> dict[str, list[str]]:
     return {name: sorted(distinct(paths)) for name, paths in sorted(named.items())}
 
 
-def twice(*sources: Mapping[str, list[str]]) -> dict[str, list[str]]:
+def twice(*sources: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Return the libraries of which the sources together know more than one file."""
     names = {name for source in sources for name in source}
     together = {name: distinct(path for source in sources for path in source.get(name, [])) for name in sorted(names)}

@@ -1,14 +1,16 @@
 """Strict reading of JSON into frozen dataclasses: every key is named and typed, an unknown one is refused.
 
-Fields of a class may be scalars, `Literal`, `X | None`, `tuple[X, ...]`, `Mapping[str, X]` and other such classes. A
-`Rule` in `Annotated` narrows a scalar or a tuple. A field with a default may be absent.
+Fields of a class may be scalars, `Literal`, `X | None`, `tuple[X, ...]`, `Mapping[str, X]`, other such classes, and
+`object` for anything. A `Rule` in `Annotated` narrows a scalar, a tuple or a mapping. A field with a default may be
+absent, but for one with metadata: axes, and what the runner always writes.
 """
 
 import json
+import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -20,17 +22,31 @@ class PlanError(Exception):
     """The plan cannot be run as written: where, what was found, what is allowed."""
 
 
+_COMPARE: Mapping[str, Callable[[float, float], bool]] = {"ge": operator.ge, "gt": operator.gt, "le": operator.le}
+
+
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be; `text` completes "must be"."""
+    """What a value must be; `text` completes "must be". `bounds` are `ge`, `gt` and `le`, where it is a range."""
 
     text: str
     allows: Callable[[Any], bool]
+    bounds: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+
+def within(text: str, **bounds: float) -> Rule:
+    """Allow the numbers within `ge`, `gt` and `le`."""
+    return Rule(text, lambda value: all(_COMPARE[name](value, bound) for name, bound in bounds.items()), bounds)
 
 
 def at_least(least: int) -> Rule:
     """Allow whole numbers from `least` on."""
-    return Rule(f"a whole number, {least} or more", lambda value: value >= least)
+    return within(f"a whole number, {least} or more", ge=least)
+
+
+def up_to(most: int) -> Rule:
+    """Allow whole numbers from 1 to `most`."""
+    return within(f"a whole number, 1 or more and at most {most}", ge=1, le=most)
 
 
 def matching(pattern: str, text: str) -> Rule:
@@ -40,8 +56,8 @@ def matching(pattern: str, text: str) -> Rule:
 
 
 # A whole number in JSON can be finite and yet too large for a float.
-POSITIVE = Rule("a number above 0", lambda value: 0 < value <= sys.float_info.max)
-NOT_NEGATIVE = Rule("a number, 0 or more", lambda value: 0 <= value <= sys.float_info.max)
+POSITIVE = Rule("a number above 0", lambda value: 0 < value <= sys.float_info.max, {"gt": 0})
+NOT_NEGATIVE = Rule("a number, 0 or more", lambda value: 0 <= value <= sys.float_info.max, {"ge": 0})
 NOT_EMPTY = Rule("an array of 1 or more", lambda value: len(value) > 0)
 
 
@@ -56,6 +72,9 @@ def load_json(content: bytes) -> object:
     # json's decoder recurses once a level: a plan of 100,000 brackets ends it with this and not with a JSONDecodeError.
     except RecursionError as error:
         raise PlanError("not JSON that can be read: nested too deeply") from error
+    # Python refuses to read numbers of thousands of digits.
+    except ValueError as error:
+        raise PlanError(f"not JSON that can be read: {error}") from error
 
 
 # Written by hand: pydantic, jsonschema or msgspec would have to be in the environment under test, whose packages are
@@ -65,16 +84,23 @@ def read_object(kind: type[T], value: object, where: str, **given: object) -> T:
     document = _typed(value, dict, "an object", where)
     hints = get_type_hints(kind, include_extras=True)
     values = dict(given)
-    expected = [field for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
-    for field in expected:
-        if field.name in document:
-            values[field.name] = _read(hints[field.name], document[field.name], f"{where}.{field.name}")
-        elif field.default is MISSING:
-            raise PlanError(f"{where}.{field.name}: missing")
-    allowed = [field.name for field in expected]
+    expected = [each for each in fields(kind) if each.name not in given]  # type: ignore[arg-type]
+    for each in expected:
+        if each.name in document:
+            values[each.name] = _read(hints[each.name], document[each.name], f"{where}.{each.name}")
+        # A default with metadata is for rows of a matrix or for the runner: in a document the key was lost.
+        elif each.default is MISSING or each.metadata:
+            raise PlanError(f"{where}.{each.name}: missing")
+    allowed = [each.name for each in expected]
     if unknown := sorted(document.keys() - set(allowed)):
         raise PlanError(f"{where}: unknown key {names(unknown)}; allowed: {names(allowed)}")
     return kind(**values)
+
+
+def as_json(value: object) -> dict[str, object]:
+    """Return a dataclass as a JSON object."""
+    document: dict[str, object] = json.loads(json.dumps(asdict(value)))  # type: ignore[call-overload]
+    return document
 
 
 def _read(kind: Any, value: object, where: str, rule: Rule | None = None) -> Any:
@@ -95,11 +121,15 @@ def _read(kind: Any, value: object, where: str, rule: Rule | None = None) -> Any
         return tuple(_read(arguments[0], entry, f"{where}[{index}]") for index, entry in enumerate(entries))
     if origin is Mapping:
         document = _typed(value, dict, "an object", where)
+        if rule is not None and not rule.allows(document):
+            raise _refused(value, rule.text, where)
         return {key: _read(arguments[1], entry, f"{where}.{key}") for key, entry in document.items()}
     return _read_scalar(kind, value, where, rule)
 
 
 def _read_scalar(kind: Any, value: object, where: str, rule: Rule | None) -> Any:
+    if kind is object:
+        return value
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
             raise _refused(value, "one of " + names(get_args(kind)), where)

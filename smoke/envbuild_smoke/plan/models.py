@@ -4,32 +4,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from envbuild_smoke.plan.json_reader import NOT_EMPTY, NOT_NEGATIVE, POSITIVE, PlanError, at_least, matching
+from envbuild_smoke.plan.axes import CaseAxes, Driver, Layout, Positive, Settings, Training
+from envbuild_smoke.plan.json_reader import NOT_EMPTY, NOT_NEGATIVE, PlanError, at_least, matching
 
 Device = Literal["cpu", "cuda"]
-Driver = Literal["mcore", "nemo", "bridge"]
-Precision = Literal["fp32", "bf16", "fp8"]
 Kind = Literal["gpt", "mamba-hybrid"]
-# A module of nemo.collections.llm with a `pretrain_recipe`, or a function of megatron.bridge.recipes.
-Recipe = Literal[
-    "qwen25_7b",
-    "llama3_8b",
-    "llama32_1b_pretrain_1gpu_h100_bf16_config",
-    "qwen25_500m_pretrain_1gpu_h100_bf16_config",
-]
+# A function of megatron.bridge.recipes, or a module of nemo.collections.llm with a `pretrain_recipe`.
+BridgeRecipe = Literal["llama32_1b_pretrain_1gpu_h100_bf16_config", "qwen25_500m_pretrain_1gpu_h100_bf16_config"]
+Recipe = Literal["qwen25_7b", "llama3_8b", BridgeRecipe]
 # Random tokens, or `drivers/text.jsonl`.
 Dataset = Literal["mock", "text"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
 LayerSpec = Literal["local", "transformer-engine"]
-AttentionBackend = Literal["local", "auto", "flash", "fused", "unfused"]
-Recompute = Literal["none", "selective", "full"]
-LossMask = Literal["none", "uneven"]
-Finetune = Literal["none", "sft", "lora"]
+# What the router's auxiliary loss balances over: a micro batch or each sample. megatron-core's global_aux_loss is not
+# among them: the loss of a micro batch counts those before it on all data-parallel ranks, and is another one with other
+# ranks.
 LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss"]
-Dispatcher = Literal["allgather", "alltoall"]
-Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
 Size = Annotated[int, at_least(1)]
-Positive = Annotated[float, POSITIVE]
 NotNegative = Annotated[float, NOT_NEGATIVE]
 # A case id becomes the name of a directory; with 120, suffixes stay below a file name's 255 bytes.
 CaseId = Annotated[
@@ -104,105 +95,11 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How many ways each kind of parallelism splits the work; 1 means not at all.
-
-    `expert` shares the ranks of `data` and `context`, and takes none of its own. `expert_tensor` is how many ways an
-    expert is split, which takes the ranks of `tensor`; None is as many ways as `tensor`.
-    """
-
-    data: Size
-    tensor: Size
-    pipeline: Size
-    virtual_pipeline: Size
-    context: Size
-    expert: Size
-    sequence: bool
-    expert_tensor: Size | None = None
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.data * self.tensor * self.pipeline * self.context
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """How to train: what decides the mathematics, which is the same for a case and its baseline.
-
-    Batch sizes are in samples, `global_batch_size` over all ranks together.
-
-    Attributes:
-        weight_decay: of Adam, decoupled; biases and norms have none.
-        decoupled_lr: the learning rate of the embeddings and the output layer; None where it is `learning_rate`.
-        loss_mask: "uneven" leaves a prefix of each sample out of the loss, each of another length.
-        packed: each sample is several documents, of which attention sees one at a time.
-        calculate_per_token_loss: the loss is the mean over the tokens of the global batch; otherwise the mean over
-            its micro batches of the mean over their tokens.
-        finetune: a recipe's supervised fine-tuning of a Hugging Face model, of all weights or of LoRA's adapters alone.
-            Each sample is a prompt, which the loss leaves out, and its answer; `packed` puts two of them in a row.
-    """
-
-    steps: Size
-    micro_batch_size: Size
-    global_batch_size: Size
-    learning_rate: Positive
-    clip_grad_norm: Positive
-    weight_decay: NotNegative
-    decoupled_lr: Positive | None
-    loss_mask: LossMask
-    calculate_per_token_loss: bool
-    seed: Annotated[int, at_least(0)]
-    packed: bool = False
-    finetune: Finetune = "none"
-
-    @property
-    def rows(self) -> int:
-        """Number of rows of a global batch, in which fine-tuning may have packed its samples."""
-        in_pairs = self.packed and self.finetune != "none"
-        return self.global_batch_size // 2 if in_pairs else self.global_batch_size
-
-    def microbatches(self, layout: Layout) -> int:
-        """Return the number of micro batches each data-parallel rank runs in a step."""
-        return self.rows // (self.micro_batch_size * layout.data)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings of megatron-core; a baseline has the plain ones, a case may differ from it in them.
-
-    `bucket_size` is the most parameters of a gradient bucket; None is megatron-core's default, 40 million or more.
-    Without `parallel_output`, logits are gathered from the tensor-parallel ranks before the loss.
-    The state of the optimizer is there `num_distributed_optimizer_instances` times, each time sharded.
-    `moe_token_dispatcher_type` is None where it is the device's usual one; `fp8_recipe` likewise, and without fp8.
-    With `moe_grouped_gemm` the experts of a rank are one matrix product. `sequence_parallel_input_regather` is
-    Megatron-Bridge's, of LoRA's adapters.
-    """
-
-    overlap_p2p_comm: bool
-    batch_p2p_comm: bool
-    attention_backend: AttentionBackend
-    distributed_optimizer: bool
-    overlap_grad_reduce: bool
-    overlap_param_gather: bool
-    bucket_size: Size | None
-    recompute: Recompute
-    parallel_output: bool = True
-    num_distributed_optimizer_instances: Size = 1
-    moe_token_dispatcher_type: Dispatcher | None = None
-    moe_grouped_gemm: bool = False
-    sequence_parallel_input_regather: bool = False
-    fp8_recipe: Fp8Recipe | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(CaseAxes):
     """One training run.
 
     Attributes:
         baseline: None for a baseline, else the case whose initial weights are loaded.
-        resume_at: after this step weights and optimizer are saved, all is torn down, built anew and loaded.
-        continue_in: the layout that is built anew, of as many ranks; None for the same.
         compare_weights: the final weights are compared with the baseline's final weights.
         compare_reference: the case, of one rank, is compared with the reference (`envbuild_smoke.reference`).
         perturbed_runs: how often the case, of one rank, trains again with its weights moved, to measure what rounding
@@ -213,17 +110,14 @@ class Case:
     baseline: str | None
     driver: Driver
     model: str
-    precision: Precision
     layout: Layout
     world_size: Size
     training: Training
     settings: Settings
-    resume_at: Size | None
     compare_weights: bool
     compare_reference: bool
     time_limit_seconds: Positive
-    continue_in: Layout | None = None
-    perturbed_runs: Annotated[int, at_least(0)] = 0
+    perturbed_runs: Annotated[int, at_least(0)]
 
 
 @dataclass(frozen=True, kw_only=True)

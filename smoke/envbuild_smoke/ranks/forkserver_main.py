@@ -24,6 +24,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import asdict
 from typing import NoReturn
 
 from envbuild_smoke.environment import imported
@@ -53,7 +54,7 @@ def serve(program: RankProgram, plan: Plan, plan_descriptor: int, control: int) 
         traceback.print_exc()
         channel.send({"event": "unusable", "error": error_line(error)})
         return 1
-    channel.send({"event": "ready", **ready})
+    channel.send({"event": "ready", **asdict(ready)})
     # What is still in the buffers would be printed once more by every rank.
     sys.stdout.flush()
     sys.stderr.flush()

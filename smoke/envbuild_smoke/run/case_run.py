@@ -2,16 +2,29 @@
 
 import json
 import shutil
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from envbuild_smoke.environment.foreign_modules import ListedFiles
+from envbuild_smoke.plan.json_reader import PlanError, read_object
 from envbuild_smoke.plan.models import Case
 from envbuild_smoke.rank_context import metrics_path
+from envbuild_smoke.results import CaseLine, Failure, Gradient, Observed, Perturbed, ReferenceComparison, Status, Step
 from envbuild_smoke.run.failure import failure_of
 from envbuild_smoke.run.pool import Pool
-from envbuild_smoke.run.results import CaseResult, Emit, Failure, Status
+from envbuild_smoke.run.results import Emit
 from envbuild_smoke.run.task_run import RankTask, TaskRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """What the driver reports once, by its key in a result."""
+
+    observed: Observed | None = None
+    reference: ReferenceComparison | None = None
+    gradients: tuple[Gradient, ...] | None = None
+    perturbed: tuple[Perturbed, ...] | None = None
 
 
 class CaseRun:
@@ -28,8 +41,7 @@ class CaseRun:
         self._reports = metrics_path(task.out, task.case.id)
         self._emit = emit
         self._steps: list[dict[str, Any]] = []
-        # What the driver reports once, by its key in a result.
-        self._reported: dict[str, Any] = dict.fromkeys(("observed", "reference", "gradients", "perturbed"))
+        self._reported: dict[str, object] = dict.fromkeys(each.name for each in fields(Reported))
         self._read = 0
 
     def update(self, now: float) -> bool:
@@ -42,7 +54,7 @@ class CaseRun:
         """End its ranks now."""
         self.task_run.kill(now)
 
-    def result(self, started_seconds: float, device_ids: tuple[int, ...], listed: ListedFiles) -> CaseResult:
+    def result(self, started_seconds: float, device_ids: tuple[int, ...], listed: ListedFiles) -> CaseLine:
         """Return its result; `listed` are the files that its ranks may import."""
         status, cause = self._status()
         task = self.task_run.task
@@ -52,21 +64,27 @@ class CaseRun:
             # Steps are reported at their end.
             startup = first["monotonic_seconds"] - first["seconds"] - self.task_run.began
         shown = ("step", "loss", "grad_norm", "seconds")
-        # The mapped libraries of all ranks: what one of them opened late is not in the report of the driver.
-        observed = {**(self._reported["observed"] or {}), "libraries": self.task_run.libraries}
-        if foreign := listed.findings(self.task_run.imported):
-            observed["unlisted"] = foreign
-        return CaseResult(
+        reported = dict(self._reported)
+        if isinstance(reported["observed"], dict):
+            # Those of all ranks: what one of them opened or imported late is not in the report of the driver.
+            seen = {"libraries": self.task_run.libraries, "unlisted": listed.findings(self.task_run.imported)}
+            reported["observed"] = {**reported["observed"], **seen}
+        try:
+            read = read_object(Reported, reported, "its report")
+        except PlanError as error:
+            # A report that is not of its type fails its case, and not the run.
+            status, cause, read = "failed", Failure(kind="incomplete", message=str(error)), Reported()
+        return CaseLine(
             case=self._case.id,
             repeat=self._repeat,
             status=status,
-            steps=tuple({name: step[name] for name in shown} for step in self._steps),
+            steps=tuple(Step(**{name: step[name] for name in shown}) for step in self._steps),
             seconds=self.task_run.ended_at - self.task_run.began,
             startup_seconds=startup,
             started_seconds=started_seconds,
             devices=device_ids,
             fresh_processes=self.task_run.fresh,
-            **{**self._reported, "observed": observed if self._reported["observed"] or status == "completed" else None},
+            **vars(read),
             failure=cause,
             logs=tuple(task.log_name(rank) for rank, log in enumerate(task.logs) if log.exists()),
         )

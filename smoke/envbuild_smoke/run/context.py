@@ -5,8 +5,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from envbuild_smoke.environment.imported import Ready
+from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.options import Options
@@ -39,7 +40,7 @@ class RunContext:
     began: float = field(default_factory=time.monotonic)
     started_at: str = field(default_factory=now)
 
-    def wait_for_fork_server(self) -> dict[str, Any]:
+    def wait_for_fork_server(self) -> Ready:
         """Return what the fork server reports once it has imported everything; raises ForkServerError."""
         self.pool.start_server()
         limit = time.monotonic() + IMPORT_LIMIT_SECONDS
@@ -50,7 +51,7 @@ class RunContext:
             if event is None:
                 self.pool.wait(POLL_SECONDS)
             elif event["event"] == "ready":
-                return event
+                return read_object(Ready, {name: value for name, value in event.items() if name != "event"}, "ready")
             elif event["event"] == "unusable":
                 raise ForkServerError(f"the libraries cannot be imported: {event['error']}")
             else:

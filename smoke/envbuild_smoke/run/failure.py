@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from envbuild_smoke.rank_context import failure_record_path
+from envbuild_smoke.results import Failure, FailureKind
 from envbuild_smoke.run.forkserver import signal_name
 from envbuild_smoke.run.pool import FORKSERVER_LOG
-from envbuild_smoke.run.results import Failure, FailureKind
 from envbuild_smoke.run.task_run import RankEnd, TaskRun
 
 # A rank that dies without raising (a signal, os._exit) is seen only after its peers noticed their broken

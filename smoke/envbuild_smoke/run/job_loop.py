@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from envbuild_smoke.environment.foreign_modules import ListedFiles
+from envbuild_smoke.plan.json_reader import read_object
+from envbuild_smoke.results import CaseLine, Failure, Weights
 from envbuild_smoke.run.case_run import CaseRun
 from envbuild_smoke.run.context import POLL_SECONDS, RunContext, RunInterruptedError
 from envbuild_smoke.run.failure import failure_of, only_lost_its_server
@@ -12,7 +14,6 @@ from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.jobs import RunJob, compare_key
 from envbuild_smoke.run.pool import FORKSERVER_LOG
 from envbuild_smoke.run.result_log import ResultLog
-from envbuild_smoke.run.results import CaseResult, Failure
 from envbuild_smoke.run.scheduler import Scheduler, Start
 from envbuild_smoke.run.task_run import RankTask, TaskRun
 
@@ -63,7 +64,7 @@ class JobLoop:
             elif (failure := self._log.missing_baseline(job)) is not None:
                 self._scheduler.dropped(waiting.key)
                 case_id, repeat = job.run
-                self._log.finish(CaseResult(case=case_id, repeat=repeat, status="not-run", failure=failure))
+                self._log.finish(CaseLine(case=case_id, repeat=repeat, status="not-run", failure=failure))
 
     def _start(self, start: Start) -> None:
         job, pool = self._jobs[start.job.key], self._context.pool
@@ -94,7 +95,7 @@ class JobLoop:
             if job.kind == "compare":
                 self._log.compared(job.run, None, cause, self._restarted.get(start.job.key))
             else:
-                self._case_ended(job, CaseResult(case=job.case.id, repeat=job.repeat, status="failed", failure=cause))
+                self._case_ended(job, CaseLine(case=job.case.id, repeat=job.repeat, status="failed", failure=cause))
 
     def _restart(self, job: RunJob, reason: str) -> bool:
         """Let a job that failed through the fork server alone wait for a second start; False after that."""
@@ -135,10 +136,10 @@ class JobLoop:
             self._case_ended(job, run.result(started, self._context.device_ids(task.devices), self._listed))
         else:
             cause = failure_of(task, "the comparison of the weights")
-            weights = task.answers[0] if cause is None else None
+            weights = read_object(Weights, task.answers[0], "weights") if cause is None else None
             self._log.compared(job.run, weights, cause, self._restarted.get(job.job.key))
 
-    def _case_ended(self, job: RunJob, result: CaseResult) -> None:
+    def _case_ended(self, job: RunJob, result: CaseLine) -> None:
         result = replace(result, restarted=self._restarted.get(job.job.key))
         if job.rerun:
             self._log.ran_again(result)

@@ -1,12 +1,11 @@
 """How a plan is run: on which GPUs, in which processes."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from envbuild_smoke.environment.gpus import Gpu
 from envbuild_smoke.ranks.program import RankProgram
+from envbuild_smoke.results import Gpu, Image
 
 # In the output directory: what compilers of the libraries cache.
 CACHES = "caches"
@@ -25,7 +24,7 @@ class Options:
     gpus: tuple[Gpu, ...] = ()
     isolation: Isolation = "live"
     resume: bool = False
-    image: Mapping[str, Any] | None = None
+    image: Image | None = None
     program: RankProgram | None = None
 
     @property

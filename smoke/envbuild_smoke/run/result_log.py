@@ -3,12 +3,13 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
+from envbuild_smoke.plan.json_reader import PlanError, load_json, read_object
+from envbuild_smoke.results import CaseLine, Failure, Weights
 from envbuild_smoke.run.jobs import Key, RunJob
-from envbuild_smoke.run.results import CaseResult, Emit, Failure, ResultsWriter, result_from
+from envbuild_smoke.run.results import Emit, ResultsWriter, rounded
 from envbuild_smoke.run.task_run import repeat_folder
 
 TRAINED = "trained.json"
@@ -21,14 +22,14 @@ class ResultLog:
     compared. What it had by then is in its folder, so that an interrupted run compares it without training again.
     """
 
-    def __init__(self, out: Path, emit: Emit, writer: ResultsWriter, results: Mapping[Key, CaseResult]) -> None:
-        self.results: dict[Key, CaseResult] = dict(results)
-        self.trained: dict[Key, CaseResult] = {}
+    def __init__(self, out: Path, emit: Emit, writer: ResultsWriter, results: Mapping[Key, CaseLine]) -> None:
+        self.results: dict[Key, CaseLine] = dict(results)
+        self.trained: dict[Key, CaseLine] = {}
         self._out = out
         self._emit = emit
         self._writer = writer
         # Baselines that completed, and did not when they ran again for their checkpoint.
-        self._lost: dict[Key, CaseResult] = {}
+        self._lost: dict[Key, CaseLine] = {}
 
     def read_trained(self, run: Key) -> None:
         """Take over what an interrupted run left of a case that it had trained and not compared."""
@@ -37,15 +38,15 @@ class ResultLog:
         if result is not None and (result.case, result.repeat) == run and result.status == "completed":
             self.trained[run] = result
 
-    def keep_trained(self, result: CaseResult) -> None:
+    def keep_trained(self, result: CaseLine) -> None:
         """Keep a case that waits for the comparison of its weights."""
         run = result.case, result.repeat
-        _write_whole(self._trained_path(run), json.dumps(result.as_line(), allow_nan=False))
+        _write_whole(self._trained_path(run), json.dumps(asdict(rounded(result)), allow_nan=False))
         self.trained[run] = result
         self._emit({"event": "case-trained", "case": result.case, "repeat": result.repeat})
 
     def compared(
-        self, run: Key, weights: Mapping[str, Any] | None, failure: Failure | None, restarted: str | None = None
+        self, run: Key, weights: Weights | None, failure: Failure | None, restarted: str | None = None
     ) -> None:
         """Finish a trained case with its comparison, or with why that failed; with neither it stays as it is.
 
@@ -60,17 +61,17 @@ class ResultLog:
             failure = replace(failure, message=f"comparing the final weights: {failure.message}")
             result = replace(result, status="failed", failure=failure)
         elif weights is not None:
-            result = replace(result, weights=dict(weights))
+            result = replace(result, weights=weights)
         self.finish(result)
 
-    def finish(self, result: CaseResult) -> None:
+    def finish(self, result: CaseLine) -> None:
         """Write a result to disk, then report it."""
-        self._writer.write(result.as_line())
+        self._writer.write(rounded(result))
         self.results[result.case, result.repeat] = result
         end = {"status": result.status, "seconds": round(result.seconds, 3)}
         self._emit({"event": "case-finished", "case": result.case, "repeat": result.repeat, **end})
 
-    def ran_again(self, result: CaseResult) -> None:
+    def ran_again(self, result: CaseLine) -> None:
         """Note a baseline that ran for its checkpoint alone: its result of the first time stands."""
         if result.status != "completed":
             self._lost[result.case, result.repeat] = result
@@ -89,7 +90,7 @@ class ResultLog:
         own = self.trained.get(run) or self.results.get(run)
         return all(result is None or result.status == "completed" for result in (own, self._baseline(job)))
 
-    def _baseline(self, job: RunJob) -> CaseResult | None:
+    def _baseline(self, job: RunJob) -> CaseLine | None:
         run = (str(job.case.baseline), job.repeat)
         return self._lost.get(run) or self.results.get(run)
 
@@ -98,10 +99,10 @@ class ResultLog:
         return repeat_folder(self._out, repeat) / "cases" / case_id / TRAINED
 
 
-def _read_trained(path: Path) -> CaseResult | None:
+def _read_trained(path: Path) -> CaseLine | None:
     try:
-        return result_from(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_object(CaseLine, load_json(path.read_bytes()), "case")
+    except (OSError, PlanError):
         # A file that is absent or incomplete: the case trains again.
         return None
 

@@ -7,19 +7,19 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from envbuild_smoke.plan.json_reader import PlanError, read_object
 from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.rank_context import FINAL, INITIAL, checkpoint_path
+from envbuild_smoke.results import CaseLine, RunLine
 from envbuild_smoke.run.jobs import Key
-from envbuild_smoke.run.results import FILE_NAME, CaseResult, result_from
+from envbuild_smoke.run.results import FILE_NAME
 from envbuild_smoke.run.task_run import repeat_folder
 
 LOCK = ".lock"
 # Must be the same in both parts of a run: else the results would be of two environments.
 _SAME = ("smoke_digest", "image", "isolation", "environment_findings")
 _SAME_ENVIRONMENT = ("python", "versions", "files", "device")
-_RUN_KEYS = {"environment", "machine", *_SAME}
 # Ranks of a runner that was killed are gone a moment after it.
 _LOCK_SECONDS = 5.0
 
@@ -36,8 +36,8 @@ class PreviousRun:
     of an incomplete last line.
     """
 
-    run_line: dict[str, Any]
-    cases: dict[tuple[str, int], CaseResult]
+    run_line: RunLine
+    cases: dict[tuple[str, int], CaseLine]
     bandwidth: bool
     ended: bool
     whole_bytes: int
@@ -80,24 +80,28 @@ def read_previous(out: Path, plan: Plan) -> PreviousRun:
     except FileNotFoundError:
         raise ResumeError(f"{out} has no {FILE_NAME} to resume; run without --resume") from None
     whole, lines = _whole_lines(content)
-    if not lines or lines[0].get("type") != "run" or not _RUN_KEYS.issubset(lines[0]):
-        raise ResumeError(f"{path} does not begin with the line of a run; run again with another --out")
+    try:
+        run = read_object(RunLine, lines[0] if lines else None, "run")
+    except PlanError as error:
+        raise ResumeError(
+            f"{path} does not begin with the line of a run ({error}); run again with another --out"
+        ) from None
     for name, here in (("plan_digest", plan.digest), ("nonce", plan.nonce)):
-        if lines[0].get(name) != here:
+        if getattr(run, name) != here:
             raise ResumeError(
-                f"{path} belongs to another plan: its {name} is {lines[0].get(name)}, this plan's is {here}; "
+                f"{path} belongs to another plan: its {name} is {getattr(run, name)}, this plan's is {here}; "
                 "use the plan it was started with, or another --out"
             )
     ended = lines[-1].get("type") == "end"
     before_end = whole - len(content[:whole].splitlines(keepends=True)[-1]) if ended else whole
     try:
-        results = [result_from(line) for line in lines if line.get("type") == "case"]
-    except (KeyError, TypeError) as error:
+        results = [read_object(CaseLine, line, "case") for line in lines if line.get("type") == "case"]
+    except PlanError as error:
         raise ResumeError(
             f"{path} is damaged: the line of a case cannot be read ({error}); run again with another --out"
         ) from None
     return PreviousRun(
-        run_line=lines[0],
+        run_line=run,
         cases={(result.case, result.repeat): result for result in results},
         bandwidth=any(line.get("type") == "bandwidth" for line in lines),
         ended=ended,
@@ -106,11 +110,11 @@ def read_previous(out: Path, plan: Plan) -> PreviousRun:
     )
 
 
-def check_same_environment(previous: PreviousRun, run_line: dict[str, Any]) -> None:
+def check_same_environment(previous: PreviousRun, run_line: RunLine) -> None:
     """Raise ResumeError unless runner, environment and machine are those of the previous run."""
-    different = [name for name in _SAME if previous.run_line.get(name) != run_line[name]]
-    then, here = previous.run_line["environment"], run_line["environment"]
-    different += [f"environment.{name}" for name in _SAME_ENVIRONMENT if then.get(name) != here[name]]
+    different = [name for name in _SAME if getattr(previous.run_line, name) != getattr(run_line, name)]
+    then, here = previous.run_line.environment, run_line.environment
+    different += [f"environment.{name}" for name in _SAME_ENVIRONMENT if getattr(then, name) != getattr(here, name)]
     if _gpus(previous.run_line) != _gpus(run_line):
         different.append("machine.gpus")
     if different:
@@ -120,15 +124,15 @@ def check_same_environment(previous: PreviousRun, run_line: dict[str, Any]) -> N
         )
 
 
-def _gpus(line: dict[str, Any]) -> list[tuple[Any, ...]]:
+def _gpus(line: RunLine) -> set[tuple[str, str, str]]:
     # Not by UUID: a run may go on on another node of the same kind.
-    names = ("name", "driver", "compute_capability")
-    return sorted({tuple(gpu[name] for name in names) for gpu in line["machine"]["gpus"]})
+    return {(gpu.name, gpu.driver, gpu.compute_capability) for gpu in line.machine.gpus}
 
 
-def _whole_lines(content: bytes) -> tuple[int, list[dict[str, Any]]]:
+def _whole_lines(content: bytes) -> tuple[int, list[dict[str, object]]]:
     """Return how many bytes are whole lines, and the lines."""
-    length, lines = 0, []
+    lines: list[dict[str, object]] = []
+    length = 0
     for line in content.splitlines(keepends=True):
         if not line.endswith(b"\n"):
             break
@@ -144,7 +148,7 @@ def _whole_lines(content: bytes) -> tuple[int, list[dict[str, Any]]]:
 
 
 def checkpoints_missing(
-    plan: Plan, cases: Iterable[Case], out: Path, results: Mapping[Key, CaseResult], trained: Collection[Key]
+    plan: Plan, cases: Iterable[Case], out: Path, results: Mapping[Key, CaseLine], trained: Collection[Key]
 ) -> frozenset[Key]:
     """Return the baselines that completed, whose checkpoints are needed and no longer there."""
     missing = set()

@@ -1,51 +1,51 @@
 """The first line of the results: what ran, where, and the differences from the lock."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from envbuild_smoke import __version__
 from envbuild_smoke.environment import gpus, machine
 from envbuild_smoke.environment.findings import all_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
-from envbuild_smoke.environment.installed import Finding, finding
+from envbuild_smoke.environment.imported import Ready
+from envbuild_smoke.environment.installed import Finding as FoundDifference
+from envbuild_smoke.environment.installed import finding
 from envbuild_smoke.environment.inventory import describe
+from envbuild_smoke.plan.json_reader import read_object
+from envbuild_smoke.results import Finding, RunLine
 from envbuild_smoke.run.context import RunContext
 from envbuild_smoke.run.forkserver import rank_variables, zipapp_path
-from envbuild_smoke.run.results import SCHEMA
 
 
 def run_line(
     context: RunContext,
     devices: Sequence[int],
-    ready: Mapping[str, Any],
-    files: Sequence[Finding],
+    ready: Ready,
+    files: Sequence[FoundDifference],
     listed: ListedFiles,
     unusable: str | None,
-) -> dict[str, Any]:
-    """Return the line; `ready` is what the fork server reported, empty when it could not import the libraries."""
+) -> RunLine:
+    """Return the line; `ready` is what the fork server reported, bare when it could not import the libraries."""
     plan, options = context.plan, context.options
     findings = all_findings(plan, ready, files, listed, options.image)
     if unusable is not None:
         findings.append(finding("unusable", None, None, unusable))
     variables = {**rank_variables(plan.device), **options.variables}
-    return {
-        "schema": SCHEMA,
-        "type": "run",
-        "plan_digest": plan.digest,
-        "nonce": plan.nonce,
-        "subject": dict(plan.subject),
-        "smoke_version": __version__,
-        "smoke_digest": smoke_digest(),
-        "started_at": context.started_at,
-        "environment": describe(plan.device, ready.get("modules", {}), options.gpus),
-        "environment_findings": findings,
-        "machine": machine.describe(options.gpus, variables, ready.get("versions", {})),
-        "image": None if options.image is None else dict(options.image),
-        "isolation": options.isolation,
-        "devices": list(context.device_ids(devices)),
-        "gpu_states": gpus.states(options.gpus),
-    }
+    return RunLine(
+        plan_digest=plan.digest,
+        nonce=plan.nonce,
+        subject=plan.subject,
+        smoke_version=__version__,
+        smoke_digest=smoke_digest(),
+        started_at=context.started_at,
+        environment=describe(plan.device, ready.modules, options.gpus),
+        environment_findings=tuple(read_object(Finding, each, "finding") for each in findings),
+        machine=machine.describe(options.gpus, variables, ready.versions),
+        image=options.image,
+        isolation=options.isolation,
+        devices=context.device_ids(devices),
+        gpu_states=tuple(gpus.states(options.gpus)),
+    )
 
 
 def smoke_digest() -> str | None:

@@ -2,17 +2,19 @@
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from envbuild_smoke.drivers import MODULES as DRIVERS
 from envbuild_smoke.environment import gpus
 from envbuild_smoke.environment.findings import file_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
+from envbuild_smoke.environment.imported import Ready
 from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.rank_context import FINAL, checkpoint_path
 from envbuild_smoke.ranks.program import RankProgram
+from envbuild_smoke.results import CaseLine, EndLine, Gpu, ResumedLine
 from envbuild_smoke.run import resume
 from envbuild_smoke.run.context import RunContext
 from envbuild_smoke.run.forkserver import ForkServerError
@@ -21,7 +23,7 @@ from envbuild_smoke.run.jobs import RunJob, make_jobs
 from envbuild_smoke.run.options import Options, cache_variables
 from envbuild_smoke.run.pool import Pool
 from envbuild_smoke.run.result_log import ResultLog
-from envbuild_smoke.run.results import SCHEMA, CaseResult, Emit, ResultsWriter, now
+from envbuild_smoke.run.results import Emit, ResultsWriter, now
 from envbuild_smoke.run.run_header import run_line
 from envbuild_smoke.run.sweep import measure_bandwidth
 from envbuild_smoke.run.task_run import repeat_folder
@@ -33,7 +35,7 @@ class UnusableEnvironmentError(Exception):
 
 def run_plan(
     plan: Plan, cases: tuple[Case, ...], out: Path, *, emit: Emit, stop: threading.Event, options: Options
-) -> list[CaseResult]:
+) -> list[CaseLine]:
     """Run `cases` of `plan` into the directory `out`, which must not have results yet unless they are resumed.
 
     `emit` gets the progress events. Setting `stop` kills what runs and raises RunInterruptedError; the results of
@@ -57,7 +59,7 @@ def run_plan(
         os.close(lock)
 
 
-def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.PreviousRun | None) -> list[CaseResult]:
+def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.PreviousRun | None) -> list[CaseLine]:
     """Run the cases and write the results file."""
     plan = context.plan
     results = {} if previous is None else previous.cases
@@ -81,22 +83,20 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
         if previous is None:
             writer.write(line)
         else:
-            cut = {"cut_bytes": previous.cut_bytes}
-            writer.write({"schema": SCHEMA, "type": "resumed", "at": now(), **cut})
-            context.emit({"event": "resumed", "kept": len(log.results), **cut})
+            writer.write(ResumedLine(at=now(), cut_bytes=previous.cut_bytes))
+            context.emit({"event": "resumed", "kept": len(log.results), "cut_bytes": previous.cut_bytes})
         if unusable is None:
             JobLoop(context, _jobs(context, cases, log, previous), devices, log, listed).run()
             # After the cases: a sweep at the same time would slow them down, and be slowed down.
             if plan.bandwidth is not None and (previous is None or not previous.bandwidth):
                 sweep = measure_bandwidth(context, plan.bandwidth, devices)
-                writer.write({"schema": SCHEMA, "type": "bandwidth", **sweep})
-                context.emit({"event": "bandwidth", **sweep})
+                writer.write(sweep)
+                context.emit({"event": "bandwidth", **asdict(sweep)})
         completed = sum(result.status == "completed" for result in log.results.values())
         # What is in use after the run is what others have, or what was left: not the memory of ranks that wait.
         context.pool.close()
-        states = gpus.states(context.options.gpus)
-        end = {"cases": len(log.results), "completed": completed, "finished_at": now(), "gpu_states": states}
-        writer.write({"schema": SCHEMA, "type": "end", **end})
+        states = tuple(gpus.states(context.options.gpus))
+        writer.write(EndLine(cases=len(log.results), completed=completed, finished_at=now(), gpu_states=states))
     finally:
         writer.close()
     if unusable is not None:
@@ -104,25 +104,25 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
     return [log.results[run] for run in wanted]
 
 
-def _start(context: RunContext) -> tuple[dict[str, Any], str | None]:
+def _start(context: RunContext) -> tuple[Ready, str | None]:
     """Return what the fork server reports, and why the environment cannot run the plan, if it cannot."""
     try:
         ready = context.wait_for_fork_server()
     except ForkServerError as error:
-        return {}, str(error)
+        return Ready(), str(error)
     return ready, None if context.plan.device == "cpu" else unseen_gpus(context.options.gpus, ready)
 
 
-def unseen_gpus(chosen: Sequence[gpus.Gpu], ready: Mapping[str, Any]) -> str | None:
+def unseen_gpus(chosen: Sequence[Gpu], ready: Ready) -> str | None:
     """Return why the run cannot be where torch sees fewer GPUs than nvidia-smi lists."""
-    seen = ready["cuda_devices"]
+    seen = ready.cuda_devices
     if seen >= len(chosen):
         return None
-    drivers, cuda = ", ".join(sorted({gpu.driver for gpu in chosen})), ready["versions"]["cuda"]
+    drivers, cuda = ", ".join(sorted({gpu.driver for gpu in chosen})), ready.versions["cuda"]
     return (
         f"nvidia-smi lists {len(chosen)} GPUs for this run; torch sees {seen}. Driver {drivers} may be too old for "
         f"torch's CUDA {cuda} (update it, or take a base with an older CUDA), or torch's build is not for these GPUs"
-        + (f": {ready['cuda_error']}" if ready["cuda_error"] else "")
+        + (f": {ready.cuda_error}" if ready.cuda_error else "")
     )
 
 

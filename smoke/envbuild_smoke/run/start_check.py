@@ -9,7 +9,8 @@ from typing import Any
 from envbuild_smoke import drivers
 from envbuild_smoke.environment import imported
 from envbuild_smoke.error_line import error_line
-from envbuild_smoke.plan.models import Device, Driver
+from envbuild_smoke.plan.axes import Driver
+from envbuild_smoke.plan.models import Device
 from envbuild_smoke.run.forkserver import rank_variables
 
 

@@ -3,15 +3,15 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
 
+from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.models import BandwidthSweep
 from envbuild_smoke.ranks.rank_main import BANDWIDTH, sweep_case
+from envbuild_smoke.results import BandwidthLine, Failure
 from envbuild_smoke.run.context import POLL_SECONDS, RunContext, RunInterruptedError
 from envbuild_smoke.run.failure import failure_of
 from envbuild_smoke.run.forkserver import ForkServerError
-from envbuild_smoke.run.results import Failure
 from envbuild_smoke.run.task_run import RankTask, TaskRun
 
 # Far more than the sweep takes: 25 times a size, and 4 GiB take a few seconds even over sockets (2 to 3 GB/s on four
@@ -19,8 +19,8 @@ from envbuild_smoke.run.task_run import RankTask, TaskRun
 LIMIT_SECONDS = 300.0
 
 
-def measure_bandwidth(context: RunContext, wanted: BandwidthSweep, devices: Sequence[int]) -> dict[str, Any]:
-    """Run the sweep and return the fields of its line in the results."""
+def measure_bandwidth(context: RunContext, wanted: BandwidthSweep, devices: Sequence[int]) -> BandwidthLine:
+    """Run the sweep and return its line in the results."""
     # New processes: NCCL logs how its ranks are connected only as it starts.
     task = RankTask(
         kind=BANDWIDTH,
@@ -32,7 +32,7 @@ def measure_bandwidth(context: RunContext, wanted: BandwidthSweep, devices: Sequ
         sizes=wanted.sizes_bytes,
         fresh=True,
     )
-    answer: dict[str, Any] = {"backend": None, "transports": None, "points": [], "all_gather": []}
+    bare = BandwidthLine(ranks=wanted.ranks)
     failure: Failure | None = Failure(kind="exit", message="the fork server cannot start")
     with suppress(ForkServerError):
         context.wait_for_fork_server()
@@ -44,5 +44,5 @@ def measure_bandwidth(context: RunContext, wanted: BandwidthSweep, devices: Sequ
             context.pool.wait(POLL_SECONDS)
         failure = failure_of(run, "the sweep")
         if failure is None:
-            answer = {name: run.answers[0][name] for name in answer}
-    return {"ranks": wanted.ranks, **answer, "failure": None if failure is None else asdict(failure)}
+            return read_object(BandwidthLine, {**asdict(bare), **run.answers[0], "failure": None}, "bandwidth")
+    return replace(bare, failure=failure)

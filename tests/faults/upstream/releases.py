@@ -26,9 +26,9 @@ from envbuild.certify.judge.results import read_results
 from envbuild.certify.models import Problem
 from envbuild.certify.run.plan import Environment as Planned
 from envbuild.certify.run.plan import Subject, make_plan
-from envbuild.core.digests import sha256_bytes
 from envbuild.launch.launchers import Placement
 from envbuild.lock.uv.program import uv_program
+from envbuild_smoke.plan.reader import parse_plan
 
 CPU = Capabilities(device=Device.CPU)
 HERE = Placement.parse("venv")
@@ -105,12 +105,13 @@ def certify(environment: Environment, bug: Bug, scratch: Path) -> Verdict:
     done = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(data_root() / "smoke")}, capture_output=True)
     seconds = time.monotonic() - began
     assert done.returncode == 0, done.stderr.decode()
-    results = read_results(scratch / "out" / "results.jsonl", plan, sha256_bytes(content))
-    verdicts = {verdict.id: verdict for verdict in judge(cases, matrix, results, plan)}
+    planned_cases = parse_plan(content)
+    results = read_results(scratch / "out" / "results.jsonl", planned_cases)
+    verdicts = {verdict.id: verdict for verdict in judge(cases, matrix, results, planned_cases)}
     own = verdicts.pop(bug.case)
     others = [problem for verdict in verdicts.values() for problem in verdict.problems]
     shutil.rmtree(scratch)
-    return Verdict(case=own.problems, others=(*others, *run_problems(plan, results)), seconds=seconds)
+    return Verdict(case=own.problems, others=(*others, *run_problems(planned_cases, results)), seconds=seconds)
 
 
 def described(verdict: Verdict) -> dict[str, object]:

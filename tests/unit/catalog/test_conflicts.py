@@ -155,5 +155,5 @@ def test_baselines_have_the_values_of_their_training_and_model():
     found = list(baselines(CATALOG.matrix("known-wrong")))
     assert {values["tensor"] for values in found} == {1}
     assert {values["micro_batch_size"] for values in found} == {2}
-    assert {values["loss_mask"].value for values in found} == {"none", "uneven"}
+    assert {values["loss_mask"] for values in found} == {"none", "uneven"}
     assert {values.get("aux_loss_coeff") for values in found} == {None, 0.0, 1e-2}

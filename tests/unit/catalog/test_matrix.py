@@ -7,22 +7,25 @@ from pydantic import ValidationError
 
 from envbuild.catalog import toml
 from envbuild.catalog.data import data_root
-from envbuild.catalog.matrix import Band, CaseSpec, Matrix, MatrixRow, Precision
+from envbuild.catalog.matrix import Band, Matrix, MatrixRow
 from envbuild.core.errors import ConfigurationError
+from envbuild_smoke.plan.axes import TABLE
 
 QUICK = (data_root() / "envs/matrices/certify-quick.toml").read_text()
 DEFAULT = {"loss_relative": 1e-3, "grad_norm_relative": 1e-2, "weights_relative": 1e-2}
 
 
 def test_row_with_lists_is_a_case_for_each_combination():
-    row = MatrixRow(model="gpt", tensor=(1, 2), precision=(Precision.FP32, Precision.BF16), compare_weights=True)
-    found = [(spec.precision.value, spec.tensor, spec.compare_weights) for spec in row.specs()]
+    row = MatrixRow(model="gpt", tensor=(1, 2), precision=("fp32", "bf16"), compare_weights=True)
+    found = [(spec["precision"], spec["tensor"], spec["compare_weights"]) for spec in row.specs()]
     assert found == [("fp32", 1, True), ("bf16", 1, True), ("fp32", 2, True), ("bf16", 2, True)]
 
 
-def test_rows_have_all_axes_of_cases():
-    assert set(MatrixRow.model_fields) - set(CaseSpec.model_fields) == {"devices", "where_possible"}
-    assert set(CaseSpec.model_fields) <= set(MatrixRow.model_fields)
+def test_row_has_each_axis_of_the_table_once():
+    own = {"model", "recipe", "compare_weights", "devices", "where_possible"}
+    names = [axis.name for axis in TABLE]
+    assert len(set(names)) == len(names)
+    assert set(MatrixRow.model_fields) == {*names, *own}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from helpers.fake_runner import results_of, write
+from helpers.fake_runner import observed_of, results_of, write
 from helpers.matrices import six_layouts
 
 from envbuild.catalog.fields import Device
@@ -17,6 +17,11 @@ from envbuild.certify.cases.expansion import expand
 from envbuild.certify.judge.results import Results, read_results
 from envbuild.certify.run.plan import Environment, Subject, make_plan
 from envbuild.core.digests import sha256_bytes
+from envbuild_smoke.plan.json_reader import read_object
+from envbuild_smoke.plan.models import Case as PlannedCase
+from envbuild_smoke.plan.models import Model, Plan
+from envbuild_smoke.plan.reader import parse_plan
+from envbuild_smoke.results import Observed
 
 MATRIX = six_layouts()
 CPU = Capabilities(device=Device.CPU)
@@ -48,6 +53,17 @@ def bytes_of(plan: dict[str, Any]) -> bytes:
     return json.dumps(plan).encode()
 
 
+def typed(plan: dict[str, Any]) -> Plan:
+    """The plan as it is read."""
+    return parse_plan(bytes_of(plan))
+
+
+def observed(case: PlannedCase, model: Model, **changes: Any) -> Observed:
+    """What a driver reports that built a case; ``changes`` are its keys."""
+    reported = {**observed_of(dataclasses.asdict(case), dataclasses.asdict(model)), **changes}
+    return read_object(Observed, reported, "observed")
+
+
 def lines_of(plan: dict[str, Any], **faults: Any) -> list[dict[str, Any]]:
     return results_of(bytes_of(plan), **faults)
 
@@ -60,4 +76,4 @@ def line(lines: list[dict[str, Any]], case: str, repeat: int = 1) -> dict[str, A
 def read(path: Path, plan: dict[str, Any], lines: list[dict[str, Any]], **options: Any) -> Results:
     """The lines, written and read."""
     write(path, lines)
-    return read_results(path, plan, sha256_bytes(bytes_of(plan)), **options)
+    return read_results(path, typed(plan), **options)

@@ -2,9 +2,9 @@
 
 import pytest
 from helpers.notes import Notes
-from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read
+from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, typed
 
-from envbuild.catalog.matrix import Band, Precision
+from envbuild.catalog.matrix import Band
 from envbuild.certify.judge.bands import FACTOR, FLOOR, Bands, spread_of
 from envbuild.certify.judge.judge import judge
 from envbuild.certify.models import Spread
@@ -35,7 +35,7 @@ def verdict(tmp_path, lines):
     def judged(case=TP2):
         plan = {**plan_of(), "nonce": lines[0]["nonce"]}
         lines[0] |= {"plan_digest": lines_of(plan)[0]["plan_digest"]}
-        found = judge(CASES, MATRIX, read(tmp_path / "results.jsonl", plan, lines), plan)
+        found = judge(CASES, MATRIX, read(tmp_path / "results.jsonl", plan, lines), typed(plan))
         return next(item for item in found if item.id == case)
 
     return judged
@@ -50,8 +50,8 @@ def checks(verdict):
 )
 def test_band_of_a_spread(spread, band):
     bands = Bands(Spread(runs=4, loss=(0.0, spread), grad_norm=(0.0, 0.0), weights=None), LIMIT)
-    assert bands.at("loss", 1) == pytest.approx(band)
-    assert bands.at("loss", 0) == FLOOR
+    assert bands.of_step("loss", 1) == pytest.approx(band)
+    assert bands.of_step("loss", 0) == FLOOR
     assert bands.weights == LIMIT.weights_relative
 
 
@@ -61,7 +61,7 @@ def test_spread_of_a_step_is_the_largest_up_to_it(lines, tmp_path):
     runs[0]["steps"][1]["loss"] *= 1 + 1e-4
     plan = {**plan_of(), "nonce": lines[0]["nonce"]}
     lines[0] |= {"plan_digest": lines_of(plan)[0]["plan_digest"]}
-    spread = spread_of(read(tmp_path / "results.jsonl", plan, lines).of(BASELINE), 4)
+    spread = spread_of(read(tmp_path / "results.jsonl", plan, lines).case(BASELINE), 4)
     assert spread.loss == pytest.approx((1e-6, *[1e-4] * 4), rel=0.02)
     assert spread.grad_norm == pytest.approx((1e-6,) * 5, rel=0.02)
     assert (spread.runs, spread.weights) == (4, 1e-6)
@@ -109,7 +109,7 @@ def test_steps_that_are_off_are_one_problem(verdict, lines):
 
 
 def test_band_at_the_limit_of_the_matrix_is_named(lines, verdict):
-    case, limit = line(lines, TP2), MATRIX.tolerance[Precision.FP32].loss_relative
+    case, limit = line(lines, TP2), MATRIX.tolerance["fp32"].loss_relative
     for step in line(lines, BASELINE)["perturbed"][0]["steps"]:
         step["loss"] *= 1.5
     case["steps"][0]["loss"] *= 1 + 2 * limit

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers.matrices import six_layouts
 from helpers.rows import CAPABILITIES
 
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import Matrix, MatrixRow
-from envbuild.catalog.model_spec import LayerSpec, Recipe
-from envbuild.certify.cases.case import Capabilities, Case, Layout, same_arithmetic
+from envbuild.certify.cases.case import Capabilities, Case, same_arithmetic
 from envbuild.certify.cases.expansion import expand, expansion
 from envbuild.core.errors import ConfigurationError
+from envbuild_smoke.plan.axes import Layout
 
 SIX = six_layouts()
 CPU, A100, H200, _ = CAPABILITIES
@@ -29,7 +31,7 @@ def case(capabilities: Capabilities = CPU, /, **row: object) -> Case:
     tolerance = dict.fromkeys(("fp32", "bf16", "fp8"), SIX.tolerance["fp32"])  # type: ignore[index]
     model = SIX.models["gpt"]
     if capabilities.device is Device.CUDA:
-        model = model.model_copy(update={"layer_spec": LayerSpec.TRANSFORMER_ENGINE})
+        model = model.model_copy(update={"layer_spec": "transformer-engine"})
     rows = [row] if plain in ({}, {"global_batch_size": 16}) else [plain, row]
     made = matrix(*rows, tolerance=tolerance, models={"gpt": model})
     return expand(made, "m", capabilities)[-1]
@@ -103,11 +105,11 @@ def test_id_of_layouts_and_attention_on_gpus():
 
 def test_packed_fine_tuning_is_compared_with_the_unpacked_one():
     own = {"finetune": "sft", "calculate_per_token_loss": True, "precision": "bf16"}
-    recipe = {"recipe": "qwen25_500m_pretrain_1gpu_h100_bf16_config", "layer_spec": LayerSpec.TRANSFORMER_ENGINE}
-    model = SIX.models["gpt"].model_copy(update=recipe | {"recipe": Recipe.BRIDGE_QWEN25_500M})
+    recipe = {"recipe": "qwen25_500m_pretrain_1gpu_h100_bf16_config", "layer_spec": "transformer-engine"}
+    model = SIX.models["gpt"].model_copy(update=recipe | {"recipe": "qwen25_500m_pretrain_1gpu_h100_bf16_config"})
     rows = [own, own | {"packed": True, "data": [1, 2], "micro_batch_size": 1}, own | {"finetune": "lora"}]
     tolerance = dict.fromkeys(("fp32", "bf16"), SIX.tolerance["fp32"])  # type: ignore[index]
-    training = SIX.training.model_copy(update={"micro_batch_size": 1, "global_batch_size": 8})
+    training = replace(SIX.training, micro_batch_size=1, global_batch_size=8)
     made = matrix(*rows, tolerance=tolerance, models={"gpt": model}, training=training)
     cases = {item.id: item for item in expand(made.model_copy(update={"cases": made.cases[1:]}), "m", H200)}
     sft = "gpt-bf16-baseline-ptl-sft"
@@ -165,7 +167,7 @@ def test_row_for_where_it_is_possible_is_refused_when_its_shape_is_wrong():
 
 
 def test_missing_device_and_packages_are_named():
-    engine = SIX.models["gpt"].model_copy(update={"layer_spec": LayerSpec.TRANSFORMER_ENGINE})
+    engine = SIX.models["gpt"].model_copy(update={"layer_spec": "transformer-engine"})
     with pytest.raises(ConfigurationError) as caught:
         expansion(matrix({"tensor": 2}, models={"gpt": engine}), "m", CPU)
     assert caught.value.why.splitlines()[0] == (

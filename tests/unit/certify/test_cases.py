@@ -1,7 +1,9 @@
 """A matrix becomes cases; impossible layouts are refused with the rule and the values that it allows."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from helpers.matrices import six_layouts
@@ -12,13 +14,14 @@ from pydantic import ValidationError
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import Matrix, MatrixRow, Precision, Training
+from envbuild.catalog.matrix import Matrix, MatrixRow
 from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.stack import Driver
-from envbuild.certify.cases.case import Capabilities, Case, Layout, ResolvedRow
+from envbuild.certify.cases.case import Capabilities, Case, ResolvedRow
 from envbuild.certify.cases.expansion import expand
 from envbuild.certify.run.plan import Environment, Subject, make_plan
 from envbuild.core.errors import ConfigurationError
+from envbuild_smoke.plan.axes import Layout, Precision, Training
 from envbuild_smoke.plan.reader import parse_plan
 
 QUICK = six_layouts()
@@ -40,7 +43,7 @@ def spec(**axes: object) -> MatrixRow:
 def case_of(row: MatrixRow, of: Matrix = QUICK) -> Case:
     (only,) = row.specs()
     models = {**of.models, row.model: of.models.get(row.model, GPT)}  # type: ignore[dict-item]
-    return ResolvedRow.of(only, of.model_copy(update={"models": models}), CPU).case
+    return ResolvedRow.from_matrix(only, of.model_copy(update={"models": models}), CPU).case
 
 
 def gpt(**changes: int) -> ModelSpec:
@@ -48,7 +51,7 @@ def gpt(**changes: int) -> ModelSpec:
 
 
 def training(**changes: int) -> Training:
-    return QUICK.training.model_copy(update=changes)
+    return replace(QUICK.training, **changes)
 
 
 def refused(wrong: Matrix) -> str:
@@ -129,7 +132,7 @@ LONG = "x" * 106
         QUICK.model_copy(
             update={
                 "time_limit_seconds": 604_800,
-                "training": QUICK.training.model_copy(update=LARGEST),
+                "training": replace(QUICK.training, **LARGEST),
                 "models": {LONG: gpt(hidden_size=65536, sequence_length=131072, num_layers=16)},
                 "cases": tuple(MatrixRow(model=LONG, data=data) for data in (1, 2)),
             }
@@ -158,11 +161,12 @@ def test_smoke_reads_every_plan(drawn, device):
     ],
 )
 def test_number_out_of_bounds_is_refused(part, name, value):
-    old = {"training": QUICK.training, "gpt": GPT, "case": BASELINE, "matrix": QUICK}[part]
-    kept = old.model_dump(exclude_unset=True)
-    type(old).model_validate(kept)
+    whole = QUICK.model_dump(exclude_unset=True)
+    table = {"training": whole["training"], "gpt": whole["models"]["gpt"], "case": whole["cases"][0], "matrix": whole}
+    Matrix.model_validate(whole)
+    table[part][name] = value
     with pytest.raises(ValidationError, match=name):
-        type(old).model_validate(kept | {name: value})
+        Matrix.model_validate(whole)
 
 
 def test_id_has_a_word_for_batched_sends_of_interleaved_stages():
@@ -195,7 +199,7 @@ words = st.sampled_from(["gpt", "fp32", "bf16", "baseline", "tp2", "dp2", "pp2"]
 rows = st.builds(
     MatrixRow,
     model=st.lists(words, min_size=1, max_size=4).map("-".join),
-    precision=st.sampled_from(Precision),
+    precision=st.sampled_from(get_args(Precision)),
     **dict.fromkeys(("data", "tensor", "pipeline", "virtual_pipeline"), st.integers(1, 3)),
 )
 

@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 from helpers.notes import Notes
-from unit.certify.plans import CASES
+from unit.certify.plans import CASES, lines_of, plan_of
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.certify.cases.selection import WantedCases, chosen_cases
-from envbuild.certify.judge.results import CaseResult, Results
+from envbuild.certify.judge.results import Results
 from envbuild.certify.models import CaseVerdict, Numbers, Problem, Step
 from envbuild.certify.report.console import failure, show
 from envbuild.certify.run.watcher import Watcher
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
+from envbuild_smoke.plan.json_reader import read_object
+from envbuild_smoke.results import CaseLine, EndLine, RunLine
 
 CATALOG = Catalog.open(Path("/nonexistent"))
 SELECTION = select(CATALOG, "mcore", "cpu", "debian12", HostDistribution(distribution="debian", release="12"))
@@ -164,15 +166,21 @@ SLOW = Problem(check="bandwidth", text="all_reduce of 2 ranks reaches 1 GB/s, th
 
 
 def results(*cases):
+    """Those of a plan, with the lines of these cases."""
+    run, *_, end = lines_of(plan_of())
     return Results(
-        environment={},
-        environment_findings=(),
-        smoke_version="1",
-        started_at="t",
-        finished_at="t",
+        run=read_object(RunLine, run, "run"),
+        end=read_object(EndLine, end, "end"),
         cases={(case.case, case.repeat): case for case in cases},
-        machine={},
+        findings=(),
     )
+
+
+def failed_line(log):
+    """The line of a case whose rank 1 failed, with its log."""
+    failure = {"kind": "exception", "rank": 1, "exit_status": 1, "message": "boom", "log": log}
+    template = lines_of(plan_of())[1]
+    return read_object(CaseLine, {**template, "case": FAILED.id, "status": "failed", "failure": failure}, "case")
 
 
 @pytest.mark.parametrize(
@@ -205,8 +213,7 @@ def test_failure_shows_the_log_of_the_rank_that_failed(tmp_path):
     log = tmp_path / "results" / "logs" / "rank1.log"
     log.parent.mkdir(parents=True)
     log.write_text("RuntimeError: boom")
-    named = {"kind": "exception", "rank": 1, "message": "boom", "log": "logs/rank1.log"}
-    failed = CaseResult(case=FAILED.id, status="failed", steps=(), seconds=1.0, failure=named)
+    failed = failed_line("logs/rank1.log")
     assert failure((FAILED,), (), results(failed), tmp_path).log == log
 
 
@@ -218,8 +225,7 @@ def test_log_that_is_not_among_those_of_the_run_is_not_shown(tmp_path, named):
     outside.write_text("secret")
     (tmp_path / "run/results/link.log").symlink_to(outside)
     log = str(outside) if named == "/absolute" else named
-    named = {"kind": "exception", "rank": 1, "message": "boom", "log": log}
-    failed = CaseResult(case=FAILED.id, status="failed", steps=(), seconds=1.0, failure=named)
+    failed = failed_line(log)
     assert failure((FAILED,), (), results(failed), tmp_path / "run").log is None
     (tmp_path / "run/smoke.log").touch()
     assert failure((FAILED,), (), results(failed), tmp_path / "run").log == tmp_path / "run/smoke.log"

@@ -38,7 +38,7 @@ def test_pair_is_covered_by_the_cases_that_use_both():
     [
         (("virtual_pipeline", "mamba"), "virtual_pipeline > 1 needs a model of kind gpt"),
         (("expert", "mamba"), "a model of kind mamba-hybrid has no moe here"),
-        (("recompute_full", "fp8"), "layer_spec transformer-engine needs device cuda"),
+        (("fp8", "recompute_full"), "layer_spec transformer-engine needs device cuda"),
         (("recompute_selective", "recompute_full"), "a case has one or the other"),
         (("aux_loss", "seq_aux_loss"), "a case has one or the other"),
         (("packed", "seq_aux_loss"), "packed needs another router_load_balancing_type than seq_aux_loss"),

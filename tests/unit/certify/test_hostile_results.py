@@ -9,13 +9,14 @@ import pytest
 from helpers.certificates import SHA, statement
 from helpers.fake_runner import write
 from helpers.reports import failed
-from unit.certify.plans import BASELINE, MATRIX, TP2, bytes_of, line, lines_of, plan_of, with_case
+from unit.certify.plans import BASELINE, MATRIX, TP2, line, lines_of, plan_of, typed, with_case
 
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.sign import write_certificate
 from envbuild.certify.issue import evidence_of
 from envbuild.certify.judge.judge import judge, run_problems
 from envbuild.certify.judge.results import read_results
+from envbuild.certify.models import EnvironmentFinding
 from envbuild.certify.report.console import failure, show
 from envbuild.certify.report.describe import lines as lines_about
 from envbuild.certify.report.junit import junit_xml
@@ -23,14 +24,14 @@ from envbuild.certify.report.model import report_of
 from envbuild.certify.report.page import page_html
 from envbuild.certify.run.run import FinishedRun
 from envbuild.cli.main import run
-from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import ResultsRefusedError
 from envbuild.core.progress import SilentReporter
 
 CASES = tuple(case for case in with_case(TP2, compare_weights=True) if case.id in (BASELINE, TP2))
 SWEEP = {"ranks": 2, "sizes_bytes": [8], "floor_gigabytes_per_second": 1.0}
 PLAN = plan_of(cases=CASES, bandwidth=SWEEP)
-DIGEST = sha256_bytes(bytes_of(PLAN))
+TYPED = typed(PLAN)
+DIGEST = TYPED.digest
 FINDING = {"code": "shadowed", "package": "torch", "expected": "a", "found": "b"}
 FAILURE = {"rank": 1, "exit_status": 1, "kind": "exception", "message": "boom", "log": "x/y.log"}
 # In the words of JSON, since Python's json would not write all of them.
@@ -76,15 +77,15 @@ def with_raw(lines, number, path, raw):
 
 def report_from(path, folder):
     """All that is made of a results file: the report, and the certificate where everything passed."""
-    results = read_results(path, PLAN, DIGEST)
-    verdicts, problems = judge(CASES, MATRIX, results, PLAN), run_problems(PLAN, results)
+    results = read_results(path, TYPED)
+    verdicts, problems = judge(CASES, MATRIX, results, TYPED), run_problems(TYPED, results)
     show(verdicts, problems, SilentReporter())
-    run = FinishedRun(folder=folder, plan=PLAN, plan_digest=DIGEST, results=results, results_digest=DIGEST)
+    run = FinishedRun(folder=folder, plan=TYPED, results=results, results_digest=DIGEST)
     measured = evidence_of(SimpleNamespace(smoke_digest=SHA["smoke"]), run, "loop").measured
     if problems or not all(verdict.passed for verdict in verdicts):
         error = failure(verdicts, problems, results, folder)
         json.dumps(error.as_json(), allow_nan=False)
-        findings = results.environment_findings
+        findings = [EnvironmentFinding(**vars(finding)) for finding in results.findings]
         return failed(what=error.what, cases=verdicts, problems=problems, findings=findings, measured=measured)
     made = statement(measured=measured, cases=verdicts)
     write_certificate(folder / "certificate", made, None)
@@ -122,8 +123,8 @@ def test_what_is_written_is_read_with_odd_bytes_written_out(tmp_path):
     """A variable or a path may hold bytes that are no text; Python has them as lone surrogates."""
     written = lines_of(PLAN, variables={"NCCL_X": "a\udcffb"})
     write(tmp_path / "results.jsonl", written)
-    found = read_results(tmp_path / "results.jsonl", PLAN, DIGEST)
-    assert found.machine["variables"] == {"NCCL_X": "a\\udcffb"}
+    found = read_results(tmp_path / "results.jsonl", TYPED)
+    assert found.run.machine.variables == {"NCCL_X": "a\\udcffb"}
 
 
 # ---- what a person sees

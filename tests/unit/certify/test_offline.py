@@ -156,18 +156,20 @@ def test_repeats_and_place_are_the_plans(world, tmp_path):
         (("subject", "lock_digest"), OTHER, f'subject.lock_digest: "{OTHER}" in the folder, "sha256:'),
         (("subject", "sqsh_digest"), OTHER, f'subject.sqsh_digest: "{OTHER}" in the folder, "sha256:'),
         (("subject", "oci_digest"), OTHER, f'subject.oci_digest: "{OTHER}" in the folder, "sha256:'),
-        (("subject", "sqsh_digest"), "sha256:x", "its repeats, its nonce or its subject is invalid"),
-        (("nonce",), "x", "its repeats, its nonce or its subject is invalid"),
+        (("subject", "sqsh_digest"), "sha256:x", "its repeats or its subject is invalid"),
+        (("subject", "launcher"), "moon", "its repeats or its subject is invalid"),
+        (("subject", "form"), "none", "its repeats or its subject is invalid"),
+        (("nonce",), "x", 'plan.nonce: found "x"'),
         (("nonce",), ["ab" * 16], "is not a plan"),
-        (("repeats",), 0, "its repeats, its nonce or its subject is invalid"),
-        (("repeats",), 10**9, "its repeats, its nonce or its subject is invalid"),
-        (("repeats",), True, "its repeats, its nonce or its subject is invalid"),
+        (("repeats",), 0, "plan.repeats: found 0"),
+        (("repeats",), 10**9, "its repeats or its subject is invalid"),
+        (("repeats",), True, "plan.repeats: found true"),
         (("subject", "target"), "h200", 'subject.target: "h200" in the folder, "cpu" here'),
         (("cases", 1, "training", "steps"), 1, "cases[1].training.steps: 1 in the folder, 5 here"),
-        (("cases", 1, "settings", "batch_p2p_comm"), 1, "cases[1].settings.batch_p2p_comm: 1 in the folder, true here"),
+        (("cases", 1, "settings", "batch_p2p_comm"), False, "batch_p2p_comm: false in the folder, true here"),
         (("expected_versions",), {}, "expected_versions."),
-        (("device",), "cuda", 'device: "cuda" in the folder, "cpu" here'),
-        (("approved",), True, "approved: true in the folder, null here"),
+        (("device",), "cuda", "plan.gpu: found null with device 'cuda'"),
+        (("approved",), True, "plan: unknown key 'approved'"),
     ],
 )
 def test_plan_that_was_changed_is_refused(shared_world, brought, place, value, message):
@@ -189,7 +191,7 @@ def test_plan_that_has_a_key_twice_is_refused(shared_world, brought):
     text = (brought / "plan.json").read_text()
     (brought / "plan.json").write_text(text.replace('"repeats": 1', '"repeats": 3, "repeats": 1', 1))
     reason, why = refused(shared_world, brought)
-    assert (reason, "a key twice" in why) == ("plan", True)
+    assert (reason, "occurs twice" in why) == ("plan", True)
 
 
 def test_plan_with_another_nonce_than_its_results_is_refused(shared_world, brought):
@@ -205,18 +207,7 @@ def test_plan_of_other_cases_is_refused(shared_world, brought):
     assert "cases: " in why
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        None,
-        "",
-        "{",
-        "[]",
-        "{}",
-        '{"subject": {"form": "moon", "launcher": "bwrap"}, "repeats": 1, "nonce": "n"}',
-        "[" * 99999,
-    ],
-)
+@pytest.mark.parametrize("data", [None, "", "{", "[]", "{}", "[" * 99999])
 def test_folder_without_a_plan_is_refused(shared_world, brought, data):
     (brought / "plan.json").unlink()
     if data is not None:
@@ -227,8 +218,8 @@ def test_folder_without_a_plan_is_refused(shared_world, brought, data):
 @pytest.mark.parametrize(
     ("spoil", "cause"),
     [
-        (lambda plan: plan.pop("cases"), "cases: null in the folder"),
-        (lambda plan: plan["cases"].append(7), "cases: 3 in the folder, 2 here"),
+        (lambda plan: plan.pop("cases"), "plan.cases: missing"),
+        (lambda plan: plan["cases"].append(7), "found 7; must be an object"),
     ],
 )
 def test_plan_whose_cases_are_none_is_refused(shared_world, brought, spoil, cause):

@@ -2,17 +2,16 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import jsonschema
 import pytest
 from unit.certify.plans import CASES, CPU, MATRIX, SUBJECT
 
 from envbuild.catalog.catalog import Catalog
-from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import BandwidthSweep, MatrixRow, Precision
+from envbuild.catalog.matrix import BandwidthSweep, MatrixRow
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities
 from envbuild.certify.cases.expansion import expand
@@ -21,6 +20,7 @@ from envbuild.certify.run.plan import Environment, Subject, certification_key, m
 from envbuild.core.digests import sha256_bytes
 from envbuild.launch.launchers import Placement
 from envbuild_smoke import drivers
+from envbuild_smoke.plan import axes
 from envbuild_smoke.plan.reader import parse_plan
 
 H200 = Capabilities(device=Device.CUDA, sm=("90",))
@@ -38,12 +38,6 @@ def with_sweep(**changes: object):
     return MATRIX.model_copy(update={"bandwidth": sweep})
 
 
-def test_plan_fits_smokes_schema():
-    schema = json.loads((data_root() / "smoke/envbuild_smoke/schemas/plan.schema.json").read_text())
-    validator = jsonschema.Draft202012Validator(schema)
-    assert [error.message for error in validator.iter_errors(json.loads(json.dumps(plan())))] == []
-
-
 def test_plan_lists_the_packages_of_the_base():
     brought = plan(versions={"megatron-core": "0.16.1"}, provided=("torch",))
     assert parse_plan(json.dumps(brought).encode()).provided_packages == ("torch",)
@@ -51,9 +45,7 @@ def test_plan_lists_the_packages_of_the_base():
 
 
 def test_drivers_are_those_that_smoke_has():
-    schema = json.loads((data_root() / "smoke/envbuild_smoke/schemas/plan.schema.json").read_text())
-    names = [driver.value for driver in Driver]
-    assert names == schema["$defs"]["case"]["properties"]["driver"]["enum"] == list(drivers.MODULES)
+    assert [driver.value for driver in Driver] == list(get_args(axes.Driver)) == list(drivers.MODULES)
 
 
 def test_plan_of_a_case():
@@ -75,7 +67,7 @@ def test_plan_of_a_case():
             "expert_tensor": None,
         },
         "world_size": 2,
-        "training": MATRIX.training.model_dump(mode="json"),
+        "training": vars(MATRIX.training),
         "settings": {
             "overlap_p2p_comm": True,
             "batch_p2p_comm": False,
@@ -172,7 +164,7 @@ def matrix(**changes: object):
         {"modules": ()},
         {"smoke": "sha256:other"},
         {"matrix": matrix(time_limit_seconds=1)},
-        {"cases": expand(matrix(training=MATRIX.training.model_copy(update={"seed": 1})), "m", CPU)},
+        {"cases": expand(matrix(training=replace(MATRIX.training, seed=1)), "m", CPU)},
         {"matrix": matrix(models={"gpt": MATRIX.models["gpt"].model_copy(update={"num_layers": 8})})},
     ],
     ids=lambda changes: next(iter(changes)),
@@ -183,8 +175,8 @@ def test_key_changes_with_each_input(changes):
 
 @pytest.mark.parametrize("name", ["loss_relative", "grad_norm_relative", "weights_relative"])
 def test_key_changes_with_the_tolerance(name):
-    changed = MATRIX.tolerance[Precision.FP32].model_copy(update={name: 2e-3})
-    assert key(matrix=matrix(tolerance={Precision.FP32: changed})) != key()
+    changed = MATRIX.tolerance["fp32"].model_copy(update={name: 2e-3})
+    assert key(matrix=matrix(tolerance={"fp32": changed})) != key()
 
 
 def test_planned_case_has_all_settings_of_its_row():
@@ -205,7 +197,7 @@ def test_planned_case_has_all_settings_of_its_row():
     (_, case) = plan(matrix=wider, cases=expand(wider, "m", CPU))["cases"]
     assert case["id"] == "gpt-fp32-dp2-gb4-mb1-do-rc-full-resume2"
     assert case["baseline"] == "gpt-fp32-baseline-gb4"
-    assert case["training"] == MATRIX.training.model_dump(mode="json") | {"micro_batch_size": 1, "global_batch_size": 4}
+    assert case["training"] == vars(MATRIX.training) | {"micro_batch_size": 1, "global_batch_size": 4}
     assert (case["settings"]["distributed_optimizer"], case["settings"]["recompute"]) == (True, "full")
     assert (case["resume_at"], case["compare_weights"]) == (2, True)
 

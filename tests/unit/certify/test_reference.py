@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from unit.certify.plans import BASELINE, CASES, MATRIX, line, lines_of, plan_of, read
+from unit.certify.plans import BASELINE, CASES, MATRIX, line, lines_of, plan_of, read, typed
 
 from envbuild.certify.judge import reference
 from envbuild.certify.judge.judge import judge
 from envbuild.certify.judge.reference import band_of
-from envbuild.certify.judge.results import ReferenceComparison
 from envbuild.certify.models import CaseVerdict
+from envbuild_smoke.plan.json_reader import read_object
+from envbuild_smoke.plan.models import Mamba, Moe
+from envbuild_smoke.results import ReferenceComparison
 
 FIRST, SECOND = "decoder.layers.0.input_layernorm", "decoder.layers.0"
-GPT = {"layer_spec": "local", "moe": None, "mamba": None}
+GPT = typed(plan_of()).models["gpt"]
+EXPERTS = Moe(num_experts=4, router_topk=2)
 
 
 def tensors(*differences: float | None) -> list[dict[str, Any]]:
@@ -33,7 +37,7 @@ def judged(tmp_path):
         found = line(lines, BASELINE)
         found["reference"] = None if changes is None else {**found["reference"], **changes}
         results = read(tmp_path / "results.jsonl", plan, lines)
-        return next(item for item in judge(CASES, MATRIX, results, plan) if item.id == BASELINE)
+        return next(item for item in judge(CASES, MATRIX, results, typed(plan)) if item.id == BASELINE)
 
     return verdict
 
@@ -43,7 +47,7 @@ def test_baseline_that_agrees_passes_with_its_numbers_and_bands(judged):
     assert (found.passed, found.reference.not_compared, found.reference.tensors) == (True, "", 4)
     assert found.reference.largest_relative_difference.activations == 9e-6
     assert found.reference.largest_relative_difference.loss == 0
-    assert found.reference.tolerance == band_of({"precision": "fp32"}, GPT, {})
+    assert found.reference.tolerance == band_of("fp32", GPT)
 
 
 @pytest.mark.parametrize(
@@ -117,29 +121,34 @@ def test_what_the_reference_cannot_read_fails(judged):
     ],
 )
 def test_only_losses_that_are_not_defined_are_left_out(mask, per_token, moe, fails):
-    case = {"training": {"loss_mask": mask, "calculate_per_token_loss": per_token}}
-    assert bool(reference._not_compared(case, {"moe": moe}, "why")) is fails
+    case = typed(plan_of()).case(BASELINE)
+    case = replace(case, training=replace(case.training, loss_mask=mask, calculate_per_token_loss=per_token))
+    model = replace(GPT, moe=moe and replace(EXPERTS, **moe))
+    assert bool(reference._not_compared(case, model, "why")) is fails
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "activations", "gradients", "weights"])
 def test_bands_widen_with_the_rounding_of_the_arithmetic(name):
-    local, engine = GPT, {**GPT, "layer_spec": "transformer-engine"}
+    local, engine = GPT, replace(GPT, layer_spec="transformer-engine")
     bands = [
-        band_of({"precision": "fp32"}, local, {}),
+        band_of("fp32", local),
         # Transformer Engine multiplies in TF32.
-        band_of({"precision": "fp32"}, engine, {}),
-        band_of({"precision": "bf16"}, local, {}),
-        band_of({"precision": "fp8"}, engine, {}),
+        band_of("fp32", engine),
+        band_of("bf16", local),
+        band_of("fp8", engine),
     ]
     values = [getattr(band, name) for band in bands]
     assert values == sorted(set(values))
     # Triton's kernels multiply in TF32 too.
-    assert band_of({"precision": "fp32"}, {**GPT, "mamba": {"num_groups": 4}}, {}) == bands[1]
-    experts = {**GPT, "moe": {"num_experts": 4, "router_topk": 2}}
-    assert band_of({"precision": "fp32"}, experts, {"router_gemm": "torch"}) == bands[0]
+    assert (
+        band_of("fp32", replace(GPT, mamba=Mamba(hybrid_override_pattern="M", state_dim=8, head_dim=8, num_groups=4)))
+        == bands[1]
+    )
+    experts = replace(GPT, moe=EXPERTS)
+    assert band_of("fp32", experts, "torch") == bands[0]
     # megatron-core takes Transformer Engine's product for a router, where there is one, under either spec.
-    assert getattr(band_of({"precision": "fp32"}, experts, {"router_gemm": "transformer-engine"}), name) >= values[1]
-    assert getattr(band_of({"precision": "bf16"}, experts, {}), name) >= values[2]
+    assert getattr(band_of("fp32", experts, "transformer-engine"), name) >= values[1]
+    assert getattr(band_of("bf16", experts), name) >= values[2]
 
 
 def comparison(**changes: Any) -> ReferenceComparison:
@@ -148,11 +157,11 @@ def comparison(**changes: Any) -> ReferenceComparison:
     step = {"loss": 6.0, "grad_norm": 1.0}
     moved = [[{"loss": 6.0006, "grad_norm": 1.001}], [{"loss": 6.0, "grad_norm": 1.002}]]
     whole = {"reason": None, "samples": None, "steps": [step], "perturbed": moved, "seconds": 1.0}
-    return ReferenceComparison.model_validate({**whole, **dict.fromkeys(reference._KINDS, both), **changes})
+    return read_object(ReferenceComparison, {**whole, **dict.fromkeys(reference._KINDS, both), **changes}, "reference")
 
 
 def test_bands_of_bf16_are_what_moved_weights_do_within_limits():
-    limits = band_of({"precision": "bf16"}, GPT, {})
+    limits = band_of("bf16", GPT)
 
     def allowed(kind: str, *spreads: float | None) -> list[float]:
         tensors = [{"name": FIRST, "relative_difference": 1.0, "spread": spread} for spread in spreads]

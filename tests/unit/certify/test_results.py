@@ -4,14 +4,12 @@ import json
 import os
 from dataclasses import replace
 
-import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from unit.certify.plans import BASELINE, SUBJECT, TP2, bytes_of, line, lines_of, plan_of, read
+from unit.certify.plans import BASELINE, SUBJECT, TP2, bytes_of, line, lines_of, plan_of, read, typed, with_case
 
-from envbuild.catalog.data import data_root
-from envbuild.certify.judge.results import SCHEMA_FILE, read_results
+from envbuild.certify.judge.results import read_results
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import ResultsRefusedError
 from envbuild.launch.launchers import Placement
@@ -19,6 +17,7 @@ from envbuild.launch.launchers import Placement
 PLAN = plan_of()
 DIGEST = sha256_bytes(bytes_of(PLAN))
 HEALTHY = lines_of(PLAN)
+PLAN_WITH_WEIGHTS = plan_of(cases=with_case(TP2, compare_weights=True))
 TEXT = "".join(json.dumps(item) + "\n" for item in HEALTHY)
 OTHER = sha256_bytes(b"other")
 
@@ -28,12 +27,12 @@ def path(tmp_path):
     return tmp_path / "results.jsonl"
 
 
-def refused(path, data, plan=PLAN, digest=DIGEST, **options):
+def refused(path, data, plan=PLAN, **options):
     """Why, and the reason."""
     if data is not None:
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
     with pytest.raises(ResultsRefusedError, match="cannot be judged") as caught:
-        read_results(path, plan, digest, **options)
+        read_results(path, typed(plan), **options)
     assert (caught.value.exit_code, caught.value.log) == (13, path)
     assert caught.value.fix
     return caught.value.reason, caught.value.why
@@ -43,23 +42,17 @@ def text_of(lines):
     return "".join(json.dumps(item) + "\n" for item in lines)
 
 
-def test_fake_runner_writes_lines_of_the_schema():
-    validator = jsonschema.Draft202012Validator(json.loads((data_root() / SCHEMA_FILE).read_text()))
-    lines = lines_of(plan_of(bandwidth={"ranks": 2, "sizes_bytes": [8], "floor_gigabytes_per_second": None}))
-    assert [error.message for item in lines for error in validator.iter_errors(item)] == []
-
-
 def test_results_are_read_with_everything_in_them(path):
     lines = lines_of(PLAN, variables={"NCCL_DEBUG": "INFO"})
     line(lines, TP2)["steps"][0]["loss"] = None
     lines.insert(3, {"schema": lines[0]["schema"], "type": "resumed", "at": "2026-01-01T00:00:30Z", "cut_bytes": 0})
     found = read(path, PLAN, lines)
-    assert found.of(TP2).steps[0].loss is None
-    assert found.of(TP2).steps[1].loss == 6.25
-    assert found.of(BASELINE).devices == (0,)
-    assert found.of(BASELINE, 2) is None
-    assert found.machine["variables"] == {"NCCL_DEBUG": "INFO"}
-    assert found.image["file_digest"] == SUBJECT.sqsh_digest
+    assert found.case(TP2).steps[0].loss is None
+    assert found.case(TP2).steps[1].loss == 6.25
+    assert found.case(BASELINE).devices == (0,)
+    assert found.case(BASELINE, 2) is None
+    assert found.run.machine.variables == {"NCCL_DEBUG": "INFO"}
+    assert found.run.image.file_digest == SUBJECT.sqsh_digest
 
 
 # ---- of another plan, image or runner
@@ -84,12 +77,11 @@ def test_results_of_another_plan_are_refused(path, key):
 )
 def test_results_of_another_image_are_refused(path, place, digests, named):
     plan = plan_of(subject=replace(SUBJECT, place=Placement.parse(place), **digests))
-    digest = sha256_bytes(bytes_of(plan))
-    assert read(path, plan, lines_of(plan)).image["file_digest"] == named
+    assert read(path, plan, lines_of(plan)).run.image.file_digest == named
     for hashed in (None, sha256_bytes(b"yesterday's")):
         lines = lines_of(plan)
         lines[0]["image"] = hashed and {**lines[0]["image"], "file_digest": hashed}
-        reason, why = refused(path, text_of(lines), plan, digest)
+        reason, why = refused(path, text_of(lines), plan)
         assert reason == "image"
         assert named in why
         assert (hashed or "--image FILE") in why
@@ -98,8 +90,8 @@ def test_results_of_another_image_are_refused(path, place, digests, named):
 @pytest.mark.parametrize("place", ["venv", "here"])
 def test_results_about_a_lock_are_of_no_image(path, place):
     plan = plan_of(subject=replace(SUBJECT, place=Placement.parse(place), oci_digest=None, sqsh_digest=None))
-    assert read(path, plan, lines_of(plan)).image is None
-    reason, why = refused(path, text_of(lines_of(plan, image=OTHER)), plan, sha256_bytes(bytes_of(plan)))
+    assert read(path, plan, lines_of(plan)).run.image is None
+    reason, why = refused(path, text_of(lines_of(plan, image=OTHER)), plan)
     assert (reason, why) == ("image", f"The plan is about a lock, and it ran in image {OTHER}.")
 
 
@@ -119,7 +111,7 @@ def test_results_of_an_image_that_is_of_another_lock_or_of_none_are_refused(path
 
 def test_results_of_another_runner_are_refused(path):
     lines = lines_of(PLAN, smoke_digest=OTHER)
-    assert read(path, PLAN, lines, smoke_digest=OTHER).of(TP2)
+    assert read(path, PLAN, lines, smoke_digest=OTHER).case(TP2)
     assert refused(path, None, smoke_digest=DIGEST)[0] == "smoke"
     assert refused(path, TEXT, smoke_digest=DIGEST)[1].endswith("it ran with one from its sources.")
 
@@ -139,7 +131,7 @@ def test_any_truncation_is_refused(tmp_path, length):
     path = tmp_path / "cut.jsonl"
     path.write_text(TEXT[:length])
     with pytest.raises(ResultsRefusedError) as caught:
-        read_results(path, PLAN, DIGEST)
+        read_results(path, typed(PLAN))
     assert caught.value.reason in ("truncated", "missing")
 
 
@@ -182,19 +174,19 @@ def test_lines_out_of_their_places_are_refused(path, lines):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"schema": "envbuild.results/2"', '"schema": "envbuild.results/1"', "has schema 'envbuild.results/1'"),
+        ('"schema": "envbuild.results/2"', '"schema": "envbuild.results/1"', 'run.schema: found "envbuild.results/1"'),
         ('"type": "run"', '"type": "ran"', "has an unknown type: 'ran'"),
         ('"type": "run", ', "", "has an unknown type: 'None'"),
-        ('"nonce"', '"once"', "Line 1 (run): "),
-        ('"steps"', '"step"', "Line 2 (case): "),
-        ('"seconds": 1.5', '"seconds": null', "Line 2 (case): seconds: "),
-        ('"loss": 6.375', '"loss": "x"', "Line 2 (case): steps.0.loss: "),
+        ('"nonce"', '"once"', "Line 1: run"),
+        ('"steps"', '"step"', "Line 2: case"),
+        ('"seconds": 1.5', '"seconds": null', "Line 2: case.seconds: "),
+        ('"loss": 6.375', '"loss": "x"', "Line 2: case.steps[0].loss: "),
         ('"loss": 6.375', '"loss": NaN', "JSON has no NaN"),
         ('"loss": 6.375', '"loss": -Infinity', "JSON has no -Infinity"),
-        ('"repeat": 1', '"repeat": 0', "Line 2 (case): repeat: "),
+        ('"repeat": 1', '"repeat": 0', "Line 2: case.repeat: "),
         ('"repeat": 1', '"repeat": 1, "repeat": 1', "has a key twice"),
-        ('"status": "completed"', '"status": "Completed"', "Line 2 (case): "),
-        ('"isolation": "live"', '"isolation": "live", "approved": true', "Line 1 (run): it: "),
+        ('"status": "completed"', '"status": "Completed"', "Line 2: case"),
+        ('"isolation": "live"', '"isolation": "live", "approved": true', "Line 1: run: unknown key 'approved'"),
     ],
 )
 def test_malformed_results_are_refused(path, old, new, message):
@@ -217,7 +209,27 @@ def test_observed_values_of_another_type_are_refused(path, name, value):
     lines = lines_of(PLAN)
     line(lines, TP2)["observed"][name] = value
     reason, why = refused(path, text_of(lines))
-    assert (reason, f"observed.{name}" in why or "observed: " in why) == ("schema", True)
+    assert (reason, f"case.observed.{name}" in why) == ("schema", True)
+
+
+@pytest.mark.parametrize("place", [(), ("observed",), ("steps", 0), ("weights",), ("gradients", 0), ("reference",)])
+def test_line_that_lost_a_key_is_refused(path, place):
+    """With a default in the place of a key, a check that needs it would pass."""
+    optional = {"perturbed"} if place == ("reference",) else set()
+    for key in set(part_of(lines_of(PLAN_WITH_WEIGHTS), place)) - optional:
+        lines = lines_of(PLAN_WITH_WEIGHTS)
+        del part_of(lines, place)[key]
+        reason, why = refused(path, text_of(lines), PLAN_WITH_WEIGHTS)
+        assert reason == "schema"
+        assert key in why or key == "type"
+
+
+def part_of(lines, place):
+    """A part of the first case's line; final weights are those of the second."""
+    part = line(lines, TP2 if place == ("weights",) else BASELINE)
+    for key in place:
+        part = part[key]
+    return part
 
 
 def test_gradient_with_another_number_of_projections_is_refused(path):
@@ -246,7 +258,7 @@ def test_results_that_are_no_plain_file_are_refused_at_once(tmp_path):
     (tmp_path / "zero").symlink_to("/dev/zero")
     for name, message in (("pipe", "a pipe"), ("zero", "a device")):
         with pytest.raises(ResultsRefusedError) as caught:
-            read_results(tmp_path / name, PLAN, DIGEST)
+            read_results(tmp_path / name, typed(PLAN))
         assert caught.value.reason == "schema"
         assert message in caught.value.why
 

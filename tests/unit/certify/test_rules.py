@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers.rows import CAPABILITIES, EXPERTS, MAMBA, TRAINING, rows
+from helpers.rows import CAPABILITIES, EXPERTS, MAMBA, TRAINING, rows, values_of
 from hypothesis import HealthCheck, given, settings
 
-from envbuild.catalog.matrix import CaseSpec, RecipeAs
 from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
@@ -35,16 +34,18 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def row(kind: str, capabilities: Capabilities = CPU, **changes: Any) -> ResolvedRow:
-    """A row that breaks no rule, with changes: fields of CaseSpec, of ModelSpec, or of a table of it."""
+    """A row that breaks no rule, with changes: axes, of ModelSpec, or of a table of it."""
     model = MODEL | KINDS[kind]
     for name, (table, usual) in TABLES.items():
         if name in model:
             own = {field: changes.pop(field) for field in list(changes) if field in table.model_fields}
             model[name] = table.model_validate(usual | own)
     model |= {field: changes.pop(field) for field in list(changes) if field in ModelSpec.model_fields}
-    spec = CaseSpec.model_validate({"model": "m"} | changes)
     return ResolvedRow(
-        spec=spec, model=ModelSpec.model_validate(model), matrix_training=TRAINING, capabilities=capabilities
+        values=values_of(**changes),
+        model=ModelSpec.model_validate(model),
+        matrix_training=TRAINING,
+        capabilities=capabilities,
     )
 
 
@@ -334,17 +335,18 @@ def test_package_that_the_environment_must_have(kind, changes, package):
 
 @pytest.mark.parametrize(
     ("recipe", "cures"),
-    [(None, (True, True)), (RecipeAs.CURED, (True, True)), (RecipeAs.PLAIN, (False, False))],
+    [(None, (True, True)), ("cured", (True, True)), ("plain", (False, False))],
 )
 def test_plain_recipe_is_without_the_flags_that_cure_it(recipe, cures):
     layout = {"pipeline": 2, "virtual_pipeline": 2, "tensor": 2, "sequence": True}
-    spec = CaseSpec(model="m", finetune="lora", **layout, **({"recipe": recipe} if recipe else {}))
-    made = replace(row("te", H200, **FINETUNED), spec=spec)
-    assert (made.overlap_p2p_comm, made.sequence_parallel_input_regather) == cures
+    values = values_of(finetune="lora", **layout, **({"recipe": recipe} if recipe else {}))
+    made = replace(row("te", H200, **FINETUNED), values=values)
+    settings = made.case.settings
+    assert (settings.overlap_p2p_comm, settings.sequence_parallel_input_regather) == cures
     assert not any("recipe" in text for text in broken_rules(made))
 
 
 def test_plain_recipe_needs_a_recipe():
     made = row("gpt")
-    (text,) = broken_rules(replace(made, spec=made.spec.model_copy(update={"recipe": RecipeAs.PLAIN})))
+    (text,) = broken_rules(replace(made, values=values_of(recipe="plain")))
     assert text == 'recipe = "plain" needs a model with a recipe'

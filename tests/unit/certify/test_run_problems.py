@@ -2,10 +2,10 @@
 
 import pytest
 from helpers.fake_runner import bandwidth_line
-from unit.certify.plans import TP2, line, lines_of, plan_of, read
+from unit.certify.plans import TP2, line, lines_of, plan_of, read, typed
 
 from envbuild.certify.judge.judge import run_problems
-from envbuild.certify.models import EnvironmentFinding
+from envbuild_smoke.results import Finding
 
 SWEEP = {"ranks": 2, "sizes_bytes": [1 << 20, 1 << 30], "floor_gigabytes_per_second": 250.0}
 
@@ -20,7 +20,7 @@ def problems(tmp_path):
         if bandwidth is not None:
             lines.insert(-1, bandwidth_line(SWEEP, **bandwidth))
         results = read(tmp_path / "results.jsonl", plan, lines)
-        return [(problem.check, problem.text) for problem in run_problems(plan, results)]
+        return [(problem.check, problem.text) for problem in run_problems(typed(plan), results)]
 
     return found
 
@@ -83,7 +83,7 @@ def test_errors_of_a_gpus_memory_are_a_problem(tmp_path, before, after, found):
             {"index": "0", "uncorrected_ecc_errors": "0"},
             {"index": "1", "uncorrected_ecc_errors": errors},
         ]
-    problems = run_problems(plan, read(tmp_path / "results.jsonl", plan, lines))
+    problems = run_problems(typed(plan), read(tmp_path / "results.jsonl", plan, lines))
     text = f"GPU 1 had {found} uncorrectable ECC errors while the cases ran"
     assert [(problem.check, problem.text) for problem in problems] == ([("hardware", text)] if found else [])
 
@@ -104,7 +104,7 @@ def on_gpus(tmp_path):
         lines[0]["machine"]["topology"] = "\n".join([f"\t{head}\tCPU Affinity", *rows, "", "Legend:"])
         line(lines, TP2).update(case or {})
         results = read(tmp_path / "results.jsonl", plan, lines)
-        return [(problem.check, problem.text) for problem in run_problems(plan, results)]
+        return [(problem.check, problem.text) for problem in run_problems(typed(plan), results)]
 
     return found
 
@@ -167,11 +167,11 @@ def test_versions_on_record_count_where_the_runner_found_nothing(tmp_path, versi
     lines = lines_of(plan)
     lines[0]["environment"]["versions"] = {} if version is None else {"megatron-core": version}
     results = read(tmp_path / "results.jsonl", plan, lines)
-    assert [(item.check, item.text) for item in run_problems(plan, results)] == [("environment", message)]
+    assert [(item.check, item.text) for item in run_problems(typed(plan), results)] == [("environment", message)]
     finding = {"code": message.split(":")[0], "package": "megatron-core", "expected": "0.16.1", "found": version}
     lines[0]["environment_findings"] = [finding]
     results = read(tmp_path / "results.jsonl", plan, lines)
-    assert len(run_problems(plan, results)) == 1
+    assert len(run_problems(typed(plan), results)) == 1
 
 
 def test_module_outside_the_lock_is_a_problem_of_the_run(tmp_path):
@@ -182,6 +182,6 @@ def test_module_outside_the_lock_is_a_problem_of_the_run(tmp_path):
         if item["type"] == "case":
             item["observed"]["unlisted"] = [stranger]
     results = read(tmp_path / "results.jsonl", plan, lines)
-    assert results.environment_findings == (EnvironmentFinding(**stranger),)
+    assert results.findings == (Finding(**stranger),)
     message = "imported-unlisted: apex: expected none, found /x/apex.py"
-    assert [(item.check, item.text) for item in run_problems(plan, results)] == [("environment", message)]
+    assert [(item.check, item.text) for item in run_problems(typed(plan), results)] == [("environment", message)]

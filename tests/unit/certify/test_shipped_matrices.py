@@ -117,8 +117,8 @@ def test_full_on_the_cpu_has_every_layout_that_there_is_without_transformer_engi
 def test_full_on_gpus_has_layouts_of_two_four_and_eight():
     cases = cases_of("certify-full", H200).values()
     assert {case.world_size for case in cases} == {1, 2, 4, 8}
-    assert {case.precision.value for case in cases} == {"fp32", "bf16", "fp8"}
-    assert {case.settings.attention_backend.value for case in cases} == {"local", "auto", "flash", "fused", "unfused"}
+    assert {case.precision for case in cases} == {"fp32", "bf16", "fp8"}
+    assert {case.settings.attention_backend for case in cases} == {"local", "auto", "flash", "fused", "unfused"}
 
 
 def test_full_leaves_out_what_the_target_or_the_lock_cannot_do():

@@ -237,3 +237,18 @@ def test_every_base_of_a_stack_is_locked_or_listed_as_not_locked():
         path: sum(phase.packages for phase in read_lock(ROOT / "lockfiles" / path).lock.phases.values())
         for path in locked
     }
+
+
+# One reader each: JSON that is read becomes frozen types there. Frameworks' own options and states are dictionaries.
+@pytest.mark.parametrize(
+    ("folder", "free"),
+    [
+        ("build/envbuild/certify", ("certificate/",)),
+        ("smoke/envbuild_smoke", ("drivers/", "environment/", "ranks/", "reference/", "run/", "rank_context.py")),
+    ],
+)
+def test_no_dictionary_of_anything_is_passed_on(folder, free):
+    untyped = re.compile(r"\b(Mapping|[dD]ict)\[str, \"?Any\b")
+    names = [name for name in PRESENT if name.startswith(f"{folder}/") and name.endswith(".py")]
+    kept = [name for name in names if not name.removeprefix(f"{folder}/").startswith(free)]
+    assert [name for name in kept if untyped.search((ROOT / name).read_text())] == []

@@ -81,8 +81,23 @@ def meets(context: RankContext) -> None:
     train(context)
 
 
+OBSERVED = {
+    **dict.fromkeys(("layer_spec", "attention_backend"), "local"),
+    **dict.fromkeys(("attention", "router_gemm", "normalization", "optimizer", "params_dtype", "samples_digest"), "x"),
+    **dict.fromkeys(("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"), False),
+    **dict.fromkeys(("gradient_buckets", "parameters", "trainable_parameters"), 1),
+    **dict.fromkeys(("hidden_dropout", "attention_dropout"), 0.0),
+    "libraries": {},
+}
+
+
+def misreports(context: RankContext) -> None:
+    context.report_observed({**OBSERVED, "parameters": "all"})
+    train(context)
+
+
 def observes(context: RankContext) -> None:
-    context.report_observed({"layer_spec": "local"})
+    context.report_observed(OBSERVED)
     train(context)
 
 
@@ -327,5 +342,6 @@ def lazily(context: RankContext) -> None:
     """What a library does that takes an optimizer where it finds one."""
     import fake_apex
 
+    context.report_observed(OBSERVED)
     assert fake_apex.FusedAdam
     train(context)

@@ -20,7 +20,9 @@ from unit.smoke.conftest import without_packages
 from unit.smoke.test_installed import install
 
 from envbuild_smoke.environment import bytecode, debian, findings, foreign_modules, installed
+from envbuild_smoke.environment.imported import Ready
 from envbuild_smoke.plan.reader import parse_plan
+from envbuild_smoke.results import Image
 
 SOURCE = "def scale():\n    return 1.0\n"
 CHANGED = "def scale():\n    return 2.0\n"
@@ -163,8 +165,8 @@ def test_startup_code_and_bytecode_are_checked_in_an_image(dpkg, source, monkeyp
     plan = parse_plan(json.dumps(plan_document(case_document("train-baseline")) | expected).encode())
     assert "bytecode-differs" in {finding["code"] for finding in findings.file_findings(plan)}
     dpkg.write_text("import os\n")
-    image = {"file_digest": "sha256:0", "file_bytes": 1, "fingerprint": None}
-    ready = {"started": {"sitecustomize": str(dpkg)}}
+    image = Image(file_digest="sha256:0", file_bytes=1, fingerprint=None)
+    ready = Ready(started={"sitecustomize": str(dpkg)})
     result = findings.all_findings(plan, ready, [], foreign_modules.ListedFiles(()), image)
     assert "startup-code" in {finding["code"] for finding in result}
 
@@ -179,5 +181,5 @@ def test_startup_code_and_bytecode_are_checked_in_an_image(dpkg, source, monkeyp
     ],
 )
 def test_python_other_than_the_images_is_found(fingerprint, found):
-    result = findings._other_python({"fingerprint": fingerprint})
+    result = findings._other_python(Image(file_digest="", file_bytes=0, fingerprint=fingerprint))
     assert [(finding["code"], finding["expected"]) for finding in result] == found

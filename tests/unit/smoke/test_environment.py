@@ -8,9 +8,13 @@ import pytest
 from unit.smoke.conftest import without_packages
 
 from envbuild_smoke.environment import findings, inventory
+from envbuild_smoke.environment.inventory import ImportedModule
 
 LOCKED = {"torch": "2.13.0+cpu", "megatron-core": "0.16.1"}
-IMPORTED = {"torch": {"file": "/t", "version": "2.13.0+cpu"}, "megatron.core": {"file": "/m", "version": "0.16.1"}}
+IMPORTED = {
+    "torch": ImportedModule(file="/t", version="2.13.0+cpu"),
+    "megatron.core": ImportedModule(file="/m", version="0.16.1"),
+}
 
 
 def codes(found: list[dict[str, str | None]]) -> list[tuple[str | None, str | None, str | None]]:
@@ -18,8 +22,8 @@ def codes(found: list[dict[str, str | None]]) -> list[tuple[str | None, str | No
 
 
 CORE = {"megatron-core": ["0.16.1"]}
-OTHER = {"torch": {"file": "/host/torch/__init__.py", "version": "2.11.0+cu130"}}
-WITHOUT_LOCAL = {"torch": {"file": "/t", "version": "2.13.0"}}
+OTHER = {"torch": ImportedModule(file="/host/torch/__init__.py", version="2.11.0+cu130")}
+WITHOUT_LOCAL = {"torch": ImportedModule(file="/t", version="2.13.0")}
 
 
 @pytest.mark.parametrize(
@@ -58,8 +62,9 @@ def test_distributions_see_both_copies_on_the_path(tmp_path: Path, monkeypatch: 
 
 def test_imported_files_and_redirects_are_described() -> None:
     with without_packages():
-        described = inventory.describe("cpu", {"torch": {"file": "/really/imported.py", "version": "1"}})
-        assert inventory.describe("cuda")["cuda_redirects"] == []
-    assert described["files"]["torch"] == "/really/imported.py"
-    assert described["gpus"] == []
-    assert described["cuda_redirects"]
+        torch = ImportedModule(file="/really/imported.py", version="1")
+        described = inventory.describe("cpu", {"torch": torch})
+        assert inventory.describe("cuda").cuda_redirects == ()
+    assert described.files["torch"] == "/really/imported.py"
+    assert described.gpus == ()
+    assert described.cuda_redirects

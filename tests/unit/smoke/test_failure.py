@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from envbuild_smoke.error_line import error_line
+from envbuild_smoke.results import Failure
 from envbuild_smoke.run.failure import earliest, with_reason_of_nccl
-from envbuild_smoke.run.results import Failure
 from envbuild_smoke.run.task_run import RankEnd
 
 

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from envbuild_smoke.environment import gpus
-from envbuild_smoke.environment.imported import describe
+from envbuild_smoke.environment.imported import Ready, describe
 from envbuild_smoke.plan.models import WantedGpu
+from envbuild_smoke.results import Gpu
 from envbuild_smoke.run.runner import unseen_gpus
 
 H200 = [f"{n}, GPU-{n}{n}{n}{n}-abcd, NVIDIA H200, 143771 MiB, 570.86.10, 9.0" for n in range(4)]
@@ -48,14 +49,14 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
     return answer
 
 
-def indices(chosen: tuple[gpus.Gpu, ...]) -> list[int]:
+def indices(chosen: tuple[Gpu, ...]) -> list[int]:
     return [gpu.index for gpu in chosen]
 
 
 def test_all_gpus_are_used_unless_some_are_named(nvidia_smi: Answer) -> None:
     chosen = gpus.select(HOPPER, 2, ())
     assert indices(chosen) == [0, 1, 2, 3]
-    assert chosen[1] == gpus.Gpu(1, "GPU-1111-abcd", "NVIDIA H200", "143771 MiB", "570.86.10", "9.0")
+    assert chosen[1] == Gpu(1, "GPU-1111-abcd", "NVIDIA H200", "143771 MiB", "570.86.10", "9.0")
     assert gpus.topology() == "GPU0 GPU1"
 
 
@@ -170,9 +171,9 @@ def test_no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices:
 
 
 def test_gpus_that_torch_does_not_see_are_explained_with_driver_and_cuda() -> None:
-    chosen = [gpus.Gpu(index, f"GPU-{index}", "NVIDIA H200", "143771 MiB", "470.1", "9.0") for index in range(2)]
-    assert unseen_gpus(chosen, {"cuda_devices": 2, "versions": {"cuda": "13.0"}}) is None
-    text = unseen_gpus(chosen, {"cuda_devices": 0, "cuda_error": "too old", "versions": {"cuda": "13.0"}})
+    chosen = [Gpu(index, f"GPU-{index}", "NVIDIA H200", "143771 MiB", "470.1", "9.0") for index in range(2)]
+    assert unseen_gpus(chosen, Ready(cuda_devices=2, versions={"cuda": "13.0"})) is None
+    text = unseen_gpus(chosen, Ready(cuda_error="too old", versions={"cuda": "13.0"}))
     assert text is not None
     assert text.startswith("nvidia-smi lists 2 GPUs for this run; torch sees 0. Driver 470.1 may be too old for ")
     assert "torch's CUDA 13.0" in text
@@ -192,5 +193,5 @@ def test_gpus_that_nvml_counts_and_torch_cannot_use_are_none(monkeypatch: pytest
     torch = SimpleNamespace(cuda=cuda, version=SimpleNamespace(cuda="13.0"))
     monkeypatch.setitem(sys.modules, "torch", torch)
     found = describe([])
-    assert (found["cuda_devices"], found["versions"]["nccl"]) == (0 if too_old else 4, "2.28.9")
-    assert ("too old (found version 12040)" in (found["cuda_error"] or "")) is too_old
+    assert (found.cuda_devices, found.versions["nccl"]) == (0 if too_old else 4, "2.28.9")
+    assert ("too old (found version 12040)" in (found.cuda_error or "")) is too_old

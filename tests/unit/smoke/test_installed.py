@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from envbuild_smoke.environment import installed, libraries, machine
+from envbuild_smoke.results import Image
 
 Files = dict[str, bytes]
 TORCH: Files = {
@@ -232,9 +233,9 @@ def test_image_is_hashed_and_its_fingerprint_read(tmp_path: Path, monkeypatch: p
     image.write_bytes(b"squashed" * 300_000)
     monkeypatch.setattr(machine, "FINGERPRINT", tmp_path / "fingerprint.json")
     expected = {"file_digest": f"sha256:{hashlib.sha256(image.read_bytes()).hexdigest()}", "file_bytes": 2_400_000}
-    assert machine.image(image) == {**expected, "fingerprint": None}
+    assert machine.image(image) == Image(**expected, fingerprint=None)
     machine.FINGERPRINT.write_text('{"schema": "envbuild.fingerprint/1"}')
-    assert machine.image(image)["fingerprint"] == {"schema": "envbuild.fingerprint/1"}
+    assert machine.image(image).fingerprint == {"schema": "envbuild.fingerprint/1"}
 
 
 def test_machine_names_what_changes_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,10 +244,10 @@ def test_machine_names_what_changes_nccl(monkeypatch: pytest.MonkeyPatch) -> Non
     for name, value in (("LD_PRELOAD", "/x/libfast.so"), ("LD_LIBRARY_PATH", "/x/lib"), ("PYTHONPATH", "/x/apex")):
         monkeypatch.setenv(name, value)
     described = machine.describe((), {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, {"cuda": "13.0", "nccl": None})
-    assert described["variables"]["NCCL_P2P_DISABLE"] == "1"
-    assert described["variables"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert "SECRET_TOKEN" not in described["variables"]
+    assert described.variables["NCCL_P2P_DISABLE"] == "1"
+    assert described.variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert "SECRET_TOKEN" not in described.variables
     loaded = {"LD_PRELOAD": "/x/libfast.so", "LD_LIBRARY_PATH": "/x/lib", "PYTHONPATH": "/x/apex"}
-    assert {name: described["variables"].get(name) for name in loaded} == loaded
-    assert described["memory_bytes"] > 1 << 28
-    assert (described["cuda"], described["gpus"], described["topology"]) == ("13.0", [], None)
+    assert {name: described.variables.get(name) for name in loaded} == loaded
+    assert described.memory_bytes > 1 << 28
+    assert (described.cuda, described.gpus, described.topology) == ("13.0", (), None)

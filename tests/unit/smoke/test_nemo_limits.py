@@ -71,7 +71,7 @@ def test_case_that_continues_in_another_layout_has_it_in_its_second_part_alone()
     [
         ({"recipe": None}, "", {}, "model.recipe"),
         ({"moe": {"num_experts": 4, "router_topk": 2}}, "", {}, "moe and mamba"),
-        ({}, "training", {"loss_mask": "uneven"}, "loss_mask, decoupled_lr"),
+        ({}, "training", {"loss_mask": "uneven"}, "loss_mask"),
         ({}, "training", {"packed": True}, "packed"),
         ({}, "training", {"calculate_per_token_loss": True}, "calculate_per_token_loss"),
         ({}, "training", {"calculate_per_token_loss": True, "finetune": "sft"}, "finetune"),

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,13 @@ from unit.smoke.conftest import (
 from unit.smoke.processes import assert_gone
 
 from envbuild_smoke.plan.reader import read_plan
+from envbuild_smoke.results import Finding, Gpu, Image
 from envbuild_smoke.run import resume, runner
 from envbuild_smoke.run.context import RunInterruptedError
 from envbuild_smoke.run.options import Options
 
 Smoke = Callable[..., Command]
+H200 = Gpu(0, "GPU-0", "NVIDIA H200", "143771 MiB", "570", "9.0")
 COMPARED = [
     case_document("saves-baseline"),
     {**case_document("final-b", "saves-baseline"), "compare_weights": True},
@@ -179,23 +182,23 @@ def test_run_of_something_else_is_not_resumed_and_left(smoke: Smoke, waiting: Pa
     ("path", "value"),
     [
         ("smoke_digest", "sha256:0"),
-        ("image", {"file_digest": "sha256:0"}),
+        ("image", Image(file_digest="sha256:0", file_bytes=0, fingerprint=None)),
         ("isolation", "process"),
-        ("environment_findings", [{"code": "startup-code"}]),
+        ("environment_findings", (Finding(code="startup-code", package=None, expected=None, found=None),)),
         ("environment.python", "3.0"),
         ("environment.files", {}),
         ("environment.device", "cuda"),
-        ("machine.gpus", [{"name": "NVIDIA H200", "driver": "570", "compute_capability": "9.0"}]),
+        ("machine.gpus", (H200,)),
     ],
 )
 def test_run_in_another_environment_is_not_resumed(ended: Path, path: str, value: object) -> None:
     previous = resume.read_previous(ended / "out", read_plan(ended / "plan.json"))
-    line = json.loads(json.dumps(previous.run_line))
+    line = previous.run_line
     resume.check_same_environment(previous, line)
     parent, _, last = path.rpartition(".")
-    (line[parent] if parent else line)[last] = value
+    changed = replace(getattr(line, parent) if parent else line, **{last: value})
     with pytest.raises(resume.ResumeError, match=f": {path} differ"):
-        resume.check_same_environment(previous, line)
+        resume.check_same_environment(previous, replace(line, **{parent: changed}) if parent else changed)
 
 
 def test_resume_of_nothing_just_starts(smoke: Smoke, tmp_path: Path) -> None:

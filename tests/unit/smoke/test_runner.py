@@ -153,6 +153,13 @@ def test_observed_settings_and_lazy_imports_are_in_the_result(one_by_one: Done) 
     assert ("imported-unlisted", "fake_apex") in [(item["code"], item["package"]) for item in unlisted]
 
 
+def test_report_that_is_not_of_its_type_fails_its_case(run_fake: RunFake) -> None:
+    done = run_fake(BASELINE, two_ranks("misreports-a"), two_ranks("train-b"))
+    assert [line["status"] for line in done.cases.values()] == ["completed", "failed", "completed"]
+    message = done.cases["misreports-a"]["failure"]["message"]
+    assert message == 'its report.observed.parameters: found "all"; must be a whole number, 0 or more'
+
+
 def test_environment_findings_are_in_the_first_line(one_by_one: Done) -> None:
     codes = finding_codes(one_by_one.lines[0])
     assert codes["package-missing"] == {"no-such-package"}

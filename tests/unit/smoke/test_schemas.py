@@ -1,36 +1,18 @@
-"""Schemas and code agree: the same plans are refused, and every line written is valid."""
+"""Plans are refused that lack a key or have another one, and every line written is of its declared type."""
 
 from __future__ import annotations
 
-import copy
 import json
-from pathlib import Path
 from typing import get_args
 
-import jsonschema
 import pytest
 from helpers.smoke_plans import Document
 from unit.smoke.conftest import Done
 
 from envbuild_smoke.plan import models
+from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.reader import parse_plan
-from envbuild_smoke.run import results
-
-SCHEMAS = Path(models.__file__).parents[1] / "schemas"
-
-
-def validator(name: str) -> jsonschema.Draft202012Validator:
-    schema = json.loads((SCHEMAS / name).read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
-
-
-def test_schema_names_are_those_in_the_code() -> None:
-    assert (
-        json.loads((SCHEMAS / "plan.schema.json").read_text())["$id"]
-        == get_args(models.Plan.__annotations__["schema"])[0]
-    )
-    assert json.loads((SCHEMAS / "result.schema.json").read_text())["$id"] == results.SCHEMA
+from envbuild_smoke.results import KINDS, Status
 
 
 def everything(document: Document) -> Document:
@@ -43,42 +25,32 @@ def everything(document: Document) -> Document:
     return document
 
 
-def test_plan_schema_accepts_what_the_code_accepts(document: Document) -> None:
-    for accepted in (document, everything(copy.deepcopy(document))):
-        validator("plan.schema.json").validate(accepted)
-        assert len(parse_plan(json.dumps(accepted).encode()).cases) == 2
-
-
 def objects_in(value: object) -> list[Document]:
     if isinstance(value, dict):
         return [value, *[found for entry in value.values() for found in objects_in(entry)]]
     return [found for entry in value for found in objects_in(entry)] if isinstance(value, list) else []
 
 
-def test_plan_schema_and_code_refuse_the_same_documents(document: Document) -> None:
-    """Without a key or with another one, both refuse the plan; the code refuses each value of a kind that is wrong."""
+def test_plan_is_refused_without_a_key_with_another_and_with_a_value_of_another_kind(document: Document) -> None:
     everything(document)
-    check = validator("plan.schema.json")
-    free = (id(document["subject"]), id(document["expected_versions"]), id(document["models"]))
-    tried = 0
-    for found in objects_in(document):
-        if id(found) in free:
+    free = (document["subject"], document["expected_versions"], document["models"])
+    for part in objects_in(document):
+        if any(part is each for each in free):
             continue
-        before = dict(found)
-        for changed in [{**before, "surplus": 1}, *({k: v for k, v in before.items() if k != key} for key in before)]:
-            found.clear()
-            found.update(changed)
-            assert not check.is_valid(document), changed.keys() ^ before.keys()
+        before = dict(part)
+        lost = [{name: value for name, value in before.items() if name != key} for key in before]
+        for changed in ({**before, "surplus": 1}, *lost):
+            part.clear()
+            part.update(changed)
             assert_refused(document)
-            tried += 1
         for key, value in before.items():
             for wrong in ([{}], -1, "no such" if isinstance(value, str) else "1"):
-                found.clear()
-                found.update({**before, key: wrong})
+                part.clear()
+                part.update({**before, key: wrong})
                 assert_refused(document)
-        found.clear()
-        found.update(before)
-    assert tried > 40
+        part.clear()
+        part.update(before)
+    assert len(parse_plan(json.dumps(document).encode()).cases) == 2
 
 
 def assert_refused(document: Document) -> None:
@@ -86,15 +58,10 @@ def assert_refused(document: Document) -> None:
         parse_plan(json.dumps(document).encode())
 
 
-def test_every_line_written_follows_the_schema(one_by_one: Done, at_once: Done) -> None:
+def test_every_line_written_is_of_its_type(one_by_one: Done, at_once: Done) -> None:
     lines = [*one_by_one.lines, *at_once.lines]
-    check = validator("result.schema.json")
     for line in lines:
-        check.validate(line)
+        read_object(KINDS[line["type"]], line, line["type"])
     assert {line["type"] for line in lines} == {"run", "case", "bandwidth", "end"}
     statuses = {line["status"] for line in lines if line["type"] == "case"}
-    assert statuses == {"completed", "failed", "timed-out", "not-run"}
-    # The schema is not one that takes anything.
-    for line in {line["type"]: line for line in lines}.values():
-        assert not check.is_valid({**line, "surplus": 1})
-        assert not check.is_valid({key: value for key, value in line.items() if key != "schema"})
+    assert statuses == set(get_args(Status))

@@ -49,11 +49,10 @@ def test_bytes_change_with_a_source(copy):
     assert smoke_bytes(one) != before
 
 
-def test_holds_all_sources_and_schemas():
+def test_holds_all_sources():
     root = data_root() / "smoke"
     expected = {str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".py", ".json", ".jsonl")}
     assert set(zipfile.ZipFile(BytesIO(smoke_bytes())).namelist()) == expected
-    assert any(name.endswith(".schema.json") for name in expected)
 
 
 def test_folder_without_main_is_refused(tmp_path):

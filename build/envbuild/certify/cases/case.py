@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import (
-    AttentionBackend,
-    CaseSpec,
-    Dispatcher,
-    Finetune,
-    Fp8Recipe,
-    LayoutSpec,
-    Matrix,
-    Precision,
-    RecipeAs,
-    Recompute,
-    Training,
-)
-from envbuild.catalog.model_spec import LayerSpec, ModelSpec
+from envbuild.catalog.matrix import Matrix, RecipeAs
+from envbuild.catalog.model_spec import ModelSpec
+from envbuild_smoke.plan.axes import TABLE, CaseAxes, Layout, Settings, Training, axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,73 +38,7 @@ class Capabilities:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Parallel sizes: how many processes share what. Expert parallelism has the ranks of data x context."""
-
-    data: int = 1
-    tensor: int = 1
-    sequence: bool = False
-    pipeline: int = 1
-    virtual_pipeline: int = 1
-    context: int = 1
-    expert: int = 1
-    expert_tensor: int | None = None
-
-    @classmethod
-    def of(cls, spec: LayoutSpec) -> Layout:
-        return cls(**{name: getattr(spec, name) for name in cls.__dataclass_fields__})
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self.data * self.tensor * self.pipeline * self.context
-
-    @property
-    def label(self) -> str:
-        """The layout in the field's short words: ``tp2-pp2``; ``baseline`` for one process."""
-        sizes = (
-            ("dp", self.data),
-            ("tp", self.tensor),
-            ("sp", int(self.sequence)),
-            ("pp", self.pipeline),
-            ("vp", self.virtual_pipeline),
-            ("cp", self.context),
-            ("ep", self.expert),
-        )
-        # True as a number is 1: a size counts from 2 on, and sp, which is on or off, from 1 on.
-        words = [word if word == "sp" else f"{word}{size}" for word, size in sizes if size > (word != "sp")]
-        # As many as tensor without it: also 1 is another layout.
-        words += [f"etp{self.expert_tensor}"] if self.expert_tensor is not None else []
-        return "-".join(words) or "baseline"
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The names of the axes that split something."""
-        split = [name for name, size in vars(self).items() if name != "expert_tensor" and size > (name != "sequence")]
-        return (*split, *(("expert_tensor",) if self.expert_tensor is not None else ()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings of megatron-core that change how a case computes, and not what."""
-
-    overlap_p2p_comm: bool
-    attention_backend: AttentionBackend
-    distributed_optimizer: bool
-    overlap_grad_reduce: bool
-    overlap_param_gather: bool
-    bucket_size: int | None
-    recompute: Recompute
-    parallel_output: bool
-    num_distributed_optimizer_instances: int
-    moe_token_dispatcher_type: Dispatcher | None
-    moe_grouped_gemm: bool
-    sequence_parallel_input_regather: bool
-    fp8_recipe: Fp8Recipe | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(CaseAxes):
     """One certification run. Its ID is made from its fields: ``gpt-fp32-tp2-pp2-do``.
 
     Attributes:
@@ -123,12 +47,9 @@ class Case:
     """
 
     model: str
-    precision: Precision
     layout: Layout
     training: Training
     settings: Settings
-    resume_at: int | None
-    continue_in: Layout | None
     compare_weights: bool
     words: tuple[tuple[str, str], ...] = ()
     separate: str = ""
@@ -137,7 +58,7 @@ class Case:
     def id(self) -> str:
         # Only baselines have "baseline" in their ID, and no other case of one process.
         layout = () if self.layout.world_size == 1 and self.words else (self.layout.label,)
-        words = (self.model, self.precision.value, *layout, self.separate, *(word for _, word in self.words))
+        words = (self.model, self.precision, *layout, self.separate, *(word for _, word in self.words))
         return "-".join(filter(None, words))
 
     @property
@@ -147,7 +68,7 @@ class Case:
     @property
     def baseline_id(self) -> str:
         """The case whose weights and numbers this one must reproduce."""
-        return "-".join(filter(None, (self.model, self.precision.value, "baseline", self.separate)))
+        return "-".join(filter(None, (self.model, self.precision, "baseline", self.separate)))
 
     @property
     def compared_with(self) -> str | None:
@@ -162,7 +83,7 @@ class Case:
     @property
     def micro_batches(self) -> int:
         """How many micro batches each data-parallel rank trains in a step."""
-        return self.training.rows // (self.training.micro_batch_size * self.layout.data)
+        return self.training.microbatches(self.layout)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -179,138 +100,104 @@ def same_arithmetic(case: Case) -> bool:
     # Measured: equal digit for digit on two H200 in bf16 (megatron-core 0.16.1). With four micro batches a rank the
     # seventh digit differs (NeMo 2.7.3).
     plain = case.layout == Layout(data=2) and not case.words
-    return plain and case.micro_batches == 1 and case.precision is not Precision.FP8
+    return plain and case.micro_batches == 1 and case.precision != "fp8"
 
 
-# What a row may have in the place of the matrix's training.
-_OWN_TRAINING = tuple(name for name in Training.model_fields if name in CaseSpec.model_fields)
+# The flags that cure what a framework's recipe is known to train wrongly.
+_CURES = ("overlap_p2p_comm", "sequence_parallel_input_regather")
+_USUAL = {axis.name: axis.default for axis in TABLE}
+_OF_TRAINING = tuple(axis.name for axis in axes(Training))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRow:
-    """All that decides a case: its row of the matrix, and what it runs on."""
+    """All that decides a case: its row of the matrix, and what it runs on.
 
-    spec: CaseSpec
+    Attributes:
+        values: those that the row names, by axis.
+    """
+
+    values: Mapping[str, object]
     model: ModelSpec
     matrix_training: Training
     capabilities: Capabilities
 
     @classmethod
-    def of(cls, spec: CaseSpec, matrix: Matrix, capabilities: Capabilities) -> ResolvedRow:
-        model = matrix.models[spec.model]
-        return cls(spec=spec, model=model, matrix_training=matrix.training, capabilities=capabilities)
-
-    @cached_property
-    def training(self) -> Training:
-        """How it trains: as the matrix, but for what the row has in its place."""
-        own = {name: value for name in _OWN_TRAINING if (value := getattr(self.spec, name)) is not None}
-        return self.matrix_training.model_copy(update=own)
+    def from_matrix(cls, values: Mapping[str, object], matrix: Matrix, capabilities: Capabilities) -> ResolvedRow:
+        """A row of a matrix."""
+        model = matrix.models[str(values["model"])]
+        return cls(values=values, model=model, matrix_training=matrix.training, capabilities=capabilities)
 
     @property
-    def overlap_p2p_comm(self) -> bool:
-        # Interleaved stages overlap by default: with two stages megatron-core's own default trains wrongly
-        # (envs/conflicts/interleaved-batched-p2p.toml).
-        stated = self.spec.overlap_p2p_comm
-        return self.spec.virtual_pipeline > 1 and self._cured if stated is None else stated
-
-    @property
-    def sequence_parallel_input_regather(self) -> bool:
-        # Without it a gradient of LoRA is lost (envs/conflicts/lora-gathered-norm.toml).
-        stated = self.spec.sequence_parallel_input_regather
-        return self.gathers_for_lora and self._cured if stated is None else stated
-
-    @property
-    def _cured(self) -> bool:
-        return self.spec.recipe is not RecipeAs.PLAIN
+    def is_plain_recipe(self) -> bool:
+        """Whether it trains the framework's recipe without the flags that cure it."""
+        return self.values.get("recipe") is RecipeAs.PLAIN
 
     @property
     def gathers_for_lora(self) -> bool:
         """Whether LoRA's adapters need the input that sequence parallel has split."""
-        return self.spec.sequence and self.training.finetune is Finetune.LORA
+        return self.values.get("sequence") is True and self._training.finetune == "lora"
 
-    @property
-    def usual_attention(self) -> AttentionBackend:
-        """The attention of the model's baselines."""
-        local = self.model.layer_spec is LayerSpec.LOCAL
-        return AttentionBackend.LOCAL if local else AttentionBackend.AUTO
+    @cached_property
+    def usual(self) -> Mapping[str, object]:
+        """What its baseline has, or any case of its layout: a row that has it has no word for it in its ID."""
+        local = self.model.layer_spec == "local"
+        return {
+            **_USUAL,
+            **vars(self.matrix_training),
+            # Interleaved stages overlap: with two of them megatron-core's own default trains wrongly
+            # (envs/conflicts/interleaved-batched-p2p.toml).
+            "overlap_p2p_comm": self._layout.virtual_pipeline > 1,
+            "attention_backend": "local" if local else "auto",
+            # Without it a gradient of LoRA is lost (envs/conflicts/lora-gathered-norm.toml).
+            "sequence_parallel_input_regather": self.gathers_for_lora,
+        }
 
-    @property
-    def attention_backend(self) -> AttentionBackend:
-        return self.spec.attention_backend or self.usual_attention
+    @cached_property
+    def _layout(self) -> Layout:
+        return _filled(Layout, self.values)
+
+    @cached_property
+    def _training(self) -> Training:
+        """How it trains: as the matrix, but for what the row has in its place."""
+        own = {name: value for name, value in self.values.items() if name in _OF_TRAINING}
+        return _filled(Training, {**vars(self.matrix_training), **own})
 
     @cached_property
     def case(self) -> Case:
         """The case that it is."""
-        spec = self.spec
-        settings = {name: getattr(spec, name) for name in Settings.__dataclass_fields__}
-        settings |= {
-            "overlap_p2p_comm": self.overlap_p2p_comm,
-            "attention_backend": self.attention_backend,
-            "sequence_parallel_input_regather": self.sequence_parallel_input_regather,
-        }
+        values = {**self.usual, **(dict.fromkeys(_CURES, False) if self.is_plain_recipe else {}), **self.values}
+        values["batch_p2p_comm"] = not values["overlap_p2p_comm"]
         case = Case(
-            model=spec.model,
-            precision=spec.precision,
-            layout=Layout.of(spec),
-            training=self.training,
-            settings=Settings(**settings),
-            resume_at=spec.resume_at,
-            continue_in=Layout.of(spec.continue_in) if spec.continue_in else None,
+            model=str(values["model"]),
+            layout=self._layout,
+            training=self._training,
+            settings=_filled(Settings, values),
             compare_weights=False,
-            words=tuple(self._words()),
-            separate="-".join(self._separate()),
+            words=tuple(self._differing(values, own_baseline=False)),
+            separate="-".join(word for _, word in self._differing(values, own_baseline=True)),
+            **vars(_filled(CaseAxes, values)),
         )
         # A baseline's weights would be compared with themselves.
-        return case if case.is_baseline else dataclasses.replace(case, compare_weights=spec.compare_weights)
+        compared = self.values.get("compare_weights") is True and not case.is_baseline
+        return dataclasses.replace(case, compare_weights=compared)
 
-    def _separate(self) -> list[str]:
-        """The words for what decides the mathematics and is not the matrix's."""
-        own, usual = self.training, self.matrix_training
-        words = {
-            "global_batch_size": f"gb{own.global_batch_size}",
-            "clip_grad_norm": f"clip{own.clip_grad_norm:g}",
-            "weight_decay": f"wd{own.weight_decay:g}",
-            "decoupled_lr": f"dlr{own.decoupled_lr:g}" if own.decoupled_lr else "",
-            "loss_mask": f"mask-{own.loss_mask.value}",
-            "calculate_per_token_loss": "ptl" if own.calculate_per_token_loss else "mbl",
-            "packed": "packed" if own.packed else "whole",
-            "finetune": own.finetune.value if own.finetune is not Finetune.NONE else "pretrain",
-        }
-        # Packing must change nothing: the baseline of packed fine-tuning has the same samples unpacked.
-        if own.packs_pairs:
-            del words["packed"]
-        found = [word for name, word in words.items() if getattr(own, name) != getattr(usual, name)]
-        return [*found, *([self.spec.fp8_recipe.value] if self.spec.fp8_recipe else [])]
+    def _differing(self, values: Mapping[str, object], *, own_baseline: bool) -> Iterator[tuple[str, str]]:
+        """The axes in which it is not as usual, with their words."""
+        for axis in (*axes(Training), *axes(Settings), *axes(CaseAxes)):
+            # Packing must change nothing: the baseline of packed fine-tuning has the same samples unpacked.
+            packs_pairs = axis.name == "packed" and self._training.packs_pairs
+            if (axis.own_baseline and not packs_pairs) is not own_baseline:
+                continue
+            value = values[axis.name]
+            word = axis.word_for(value)
+            if word and (packs_pairs or value != self.usual[axis.name]):
+                yield axis.name, word
 
-    def _words(self) -> list[tuple[str, str]]:
-        spec, micro_batch_size = self.spec, self.training.micro_batch_size
-        instances = spec.num_distributed_optimizer_instances
-        dispatcher, continued = spec.moe_token_dispatcher_type, spec.continue_in
-        possible = [
-            (micro_batch_size != self.matrix_training.micro_batch_size, "micro_batch_size", f"mb{micro_batch_size}"),
-            (self.training.packs_pairs, "packed", "packed"),
-            (spec.distributed_optimizer, "distributed_optimizer", "do"),
-            (instances > 1, "num_distributed_optimizer_instances", f"oi{instances}"),
-            (spec.overlap_grad_reduce, "overlap_grad_reduce", "ogr"),
-            (spec.overlap_param_gather, "overlap_param_gather", "opg"),
-            (spec.bucket_size is not None, "bucket_size", f"bk{spec.bucket_size}"),
-            # Without interleaved stages it is off in every case (rules.py).
-            (spec.virtual_pipeline > 1 and not self.overlap_p2p_comm, "overlap_p2p_comm", "bp2p"),
-            (spec.recompute is not Recompute.NONE, "recompute", f"rc-{spec.recompute.value}"),
-            (
-                self.attention_backend is not self.usual_attention,
-                "attention_backend",
-                f"attn-{self.attention_backend.value}",
-            ),
-            (not spec.parallel_output, "parallel_output", "gathered"),
-            (dispatcher is not None, "moe_token_dispatcher_type", dispatcher.value if dispatcher else ""),
-            (spec.moe_grouped_gemm, "moe_grouped_gemm", "grouped"),
-            (
-                self.gathers_for_lora and not self.sequence_parallel_input_regather,
-                "sequence_parallel_input_regather",
-                "gathered-norm",
-            ),
-            (spec.resume_at is not None, "resume_at", f"resume{spec.resume_at}"),
-            (continued is not None, "continue_in", f"in-{Layout.of(continued).label}" if continued else ""),
-        ]
-        return [(axis, word) for differs, axis, word in possible if differs]
+
+_T = TypeVar("_T")
+
+
+def _filled(kind: type[_T], values: Mapping[str, object]) -> _T:
+    """A part of a case, with those of the values that are its own."""
+    return kind(**{each.name: values[each.name] for each in dataclasses.fields(kind) if each.name in values})  # type: ignore[arg-type]

@@ -6,55 +6,18 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
-from envbuild.catalog.matrix import CaseSpec, LayoutSpec, LossMask, Matrix, Precision, Training
-from envbuild.catalog.model_spec import Experts, LayerSpec, LoadBalancing, MambaLayers, ModelSpec, Normalization
+from envbuild.catalog.matrix import Matrix, MatrixRow
+from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, Case, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
+from envbuild_smoke.plan.axes import TABLE, Layout, Training
 
 # The least that a row needs to use an axis.
-_ROWS: Mapping[str, Mapping[str, Any]] = {
-    "data": {"data": 2},
-    "tensor": {"tensor": 2},
-    "sequence": {"tensor": 2, "sequence": True},
-    "pipeline": {"pipeline": 2},
-    "virtual_pipeline": {"pipeline": 2, "virtual_pipeline": 2},
-    "context": {"context": 2},
-    "expert": {"data": 2, "expert": 2},
-    "expert_tensor": {"tensor": 2, "sequence": True, "expert_tensor": 1},
-    "distributed_optimizer": {"data": 2, "distributed_optimizer": True},
-    "overlap_grad_reduce": {"data": 2, "overlap_grad_reduce": True},
-    "overlap_param_gather": {
-        "data": 2,
-        "distributed_optimizer": True,
-        "overlap_grad_reduce": True,
-        "overlap_param_gather": True,
-    },
-    "bucket_size": {"data": 2, "overlap_grad_reduce": True, "bucket_size": 1000},
-    "num_distributed_optimizer_instances": {
-        "data": 2,
-        "distributed_optimizer": True,
-        "num_distributed_optimizer_instances": 2,
-    },
-    "recompute_selective": {"recompute": "selective"},
-    "recompute_full": {"recompute": "full"},
-    "parallel_output": {"tensor": 2, "parallel_output": False},
-    "moe_token_dispatcher_type": {"data": 2, "expert": 2, "moe_token_dispatcher_type": "alltoall"},
-    "moe_grouped_gemm": {"moe_grouped_gemm": True},
-    "resume_at": {"resume_at": 1},
-    "continue_in": {"resume_at": 1, "continue_in": {}},
-    "weight_decay": {"weight_decay": 0.1},
-    "decoupled_lr": {"decoupled_lr": 1e-4},
-    "loss_mask": {"loss_mask": "uneven"},
-    "calculate_per_token_loss": {"calculate_per_token_loss": True},
-    "packed": {"packed": True},
-    "bf16": {"precision": "bf16"},
-    "fp8": {"precision": "fp8"},
-    "fp8_recipe": {"precision": "fp8", "fp8_recipe": "tensorwise"},
-}
+_ROWS: Mapping[str, Mapping[str, object]] = {name: least for axis in TABLE for name, least in axis.grid.items()}
 # What a model has; a matrix without such a model has no case for it.
-_ROUTER_LOSSES = {LoadBalancing.AUX_LOSS.value, LoadBalancing.SEQ_AUX_LOSS.value, "z_loss"}
+_ROUTER_LOSSES = {"aux_loss", "seq_aux_loss", "z_loss"}
 _MODELS = (
     "norm_epsilon",
     "num_query_groups",
@@ -93,21 +56,10 @@ class Pair:
 
 def axes_of(case: Case, model: ModelSpec) -> frozenset[str]:
     """The axes of the grid that a case uses, its baseline's included."""
-    training = case.training
-    own = {
-        *case.axes,
-        "weight_decay" if training.weight_decay else "",
-        "decoupled_lr" if training.decoupled_lr else "",
-        "loss_mask" if training.loss_mask is not LossMask.NONE else "",
-        "calculate_per_token_loss" if training.calculate_per_token_loss else "",
-        "packed" if training.packed else "",
-        "fp8_recipe" if case.settings.fp8_recipe else "",
-        case.precision.value if case.precision is not Precision.FP32 else "",
-        f"recompute_{case.settings.recompute.value}",
-        *_features(model),
-    }
-    # Values that are no axis go here: recompute_none, and the empty word.
-    return frozenset(own & set(AXES))
+    values = {**vars(case), **vars(case.layout), **vars(case.training), **vars(case.settings)}
+    own = {name for axis in TABLE for name in axis.grid_names(values[axis.name])}
+    # "none" is no axis of a router's losses.
+    return frozenset({*own, *_features(model)} & set(AXES))
 
 
 def _features(model: ModelSpec) -> Iterator[str]:
@@ -119,13 +71,12 @@ def _features(model: ModelSpec) -> Iterator[str]:
         yield "qkv_bias"
     if model.moe is not None:
         yield "moe"
-        # The value "none" is no axis.
-        yield model.moe.router_load_balancing_type.value
+        yield model.moe.router_load_balancing_type
         if model.moe.z_loss_coeff:
             yield "z_loss"
     if model.mamba is not None:
         yield "mamba"
-    if model.layer_spec is LayerSpec.TRANSFORMER_ENGINE:
+    if model.layer_spec == "transformer-engine":
         yield "transformer-engine"
 
 
@@ -137,8 +88,8 @@ def coverage(matrix: Matrix, cases: Sequence[Case], capabilities: Capabilities) 
     used = {case.id: axes_of(case, matrix.models[case.model]) for case in cases if not case.is_baseline}
     pairs = []
     for pair in itertools.combinations(AXES, 2):
-        found = tuple(name for name, axes in used.items() if axes.issuperset(pair))
-        pairs.append(Pair(axes=pair, cases=found, why="" if found else _forbidden(pair, capabilities)))
+        covering = tuple(name for name, axes in used.items() if axes.issuperset(pair))
+        pairs.append(Pair(axes=pair, cases=covering, why="" if covering else _forbidden(pair, capabilities)))
     return tuple(pairs)
 
 
@@ -152,8 +103,8 @@ def _forbidden(pair: tuple[str, str], capabilities: Capabilities) -> str:
             return "a case has one or the other"
     model = _model(pair)
     reasons: list[list[str]] = []
-    for spec in _least_rows(pair, model):
-        row = ResolvedRow(spec=spec, model=model, matrix_training=_TRAINING, capabilities=capabilities)
+    for values in _least_rows(pair, model):
+        row = ResolvedRow(values=values, model=model, matrix_training=_TRAINING, capabilities=capabilities)
         reasons.append([*broken_rules(row), *missing_capabilities(row)])
     fewest: list[str] = min(reasons, key=len)
     return "; ".join(fewest)
@@ -164,7 +115,7 @@ def _model(pair: tuple[str, str]) -> ModelSpec:
     axes = set(pair)
     mamba = MambaLayers(hybrid_override_pattern="M*M-M*M-", state_dim=16, head_dim=16, num_groups=4)
     losses = {
-        "router_load_balancing_type": next(iter(axes & set(LoadBalancing)), LoadBalancing.NONE),
+        "router_load_balancing_type": next(iter(axes & {"aux_loss", "seq_aux_loss"}), "none"),
         "z_loss_coeff": 1e-3 if "z_loss" in axes else 0.0,
     }
     has_experts = axes & {"moe", *_ROUTER_LOSSES, *_OF_EXPERTS}
@@ -178,36 +129,38 @@ def _model(pair: tuple[str, str]) -> ModelSpec:
         sequence_length=64,
         vocabulary_size=512,
         # Layers of megatron-core's own take sequence parallel with RMSNorm alone (rules.py).
-        normalization=Normalization.RMS,
-        layer_spec=LayerSpec.TRANSFORMER_ENGINE if engine else LayerSpec.LOCAL,
+        normalization="RMSNorm",
+        layer_spec="transformer-engine" if engine else "local",
         moe=Experts(num_experts=4, router_topk=2, **losses) if has_experts else None,  # type: ignore[arg-type]
         mamba=mamba if "mamba" in axes else None,
     )
 
 
-def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[CaseSpec]:
+def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[Mapping[str, object]]:
     """Rows that use both axes and hardly more than they need."""
-    values: dict[str, Any] = {"model": "m"}
+    values: dict[str, object] = {"model": "m"}
     for axis in pair:
         for name, value in _ROWS.get(axis, {}).items():
+            before = values.get(name)
             # Where both axes want a size, the larger one serves both.
-            values[name] = max(values[name], value) if isinstance(values.get(name), int) else value
+            values[name] = max(before, value) if isinstance(before, int) and isinstance(value, int) else value
     # Optimizers are sharded over data-parallel ranks, Transformer Engine splits contexts in 16 bits alone, and experts
     # take tensor parallel with sequence parallel alone.
     data = {values.get("data", 1), 2} if "continue_in" in pair else {values.get("data", 1)}
-    engine = model.layer_spec is LayerSpec.TRANSFORMER_ENGINE
+    engine = model.layer_spec == "transformer-engine"
     precisions = {values.get("precision", "fp32"), *(("bf16",) if engine and values.get("precision") != "fp8" else ())}
-    sequences = {values.get("sequence", False), *((True,) if values.get("tensor", 1) > 1 else ())}
+    sequences = {values.get("sequence", False), *((True,) if values.get("tensor", 1) != 1 else ())}
     for choice in itertools.product(data, precisions, sequences):
         own = dict(zip(("data", "precision", "sequence"), choice, strict=True))
-        row = CaseSpec.model_validate({**values, **own})
+        row = MatrixRow.model_validate({**values, **own})
+        spec = next(row.specs())
         if row.continue_in is None:
-            yield row
+            yield spec
             continue
         processes = row.data * row.tensor * row.pipeline * row.context
         # Another layout of as many processes, as rules.py wants it.
-        for name in ("data", "pipeline"):
-            yield row.model_copy(update={"continue_in": LayoutSpec.model_validate({name: processes})})
+        yield {**spec, "continue_in": Layout(data=processes)}
+        yield {**spec, "continue_in": Layout(pipeline=processes)}
 
 
 def lines_of(pairs: Sequence[Pair]) -> list[str]:

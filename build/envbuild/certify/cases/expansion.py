@@ -44,7 +44,7 @@ def expansion(matrix: Matrix, name: str, capabilities: Capabilities) -> Expansio
     if capabilities.device not in matrix.devices:
         raise ConfigurationError(
             f"matrix {name} is not for device {capabilities.device.value}",
-            why=f"It names the devices: {', '.join(item.value for item in matrix.devices)}.",
+            why=f"It names the devices: {', '.join(device.value for device in matrix.devices)}.",
             fix="Choose another matrix with --matrix (`envbuild list matrices`).",
         )
     reading = _Reading(matrix, capabilities)
@@ -69,8 +69,9 @@ def expansion(matrix: Matrix, name: str, capabilities: Capabilities) -> Expansio
 
 def _values(case: Case) -> dict[str, object]:
     """The fields of a case, and those of its settings by themselves."""
-    own = {name: value for name, value in vars(case).items() if name != "settings"}
-    return {**own, **vars(case.settings)}
+    values = {**vars(case), **vars(case.settings)}
+    # The one follows from overlap_p2p_comm.
+    return {name: value for name, value in values.items() if name not in ("settings", "batch_p2p_comm")}
 
 
 class _Reading:
@@ -88,18 +89,18 @@ class _Reading:
         self._by_id: dict[str, Case] = {}
         for position, written in enumerate(matrix.cases):
             for spec in written.specs():
-                if spec.model not in matrix.models:
+                if spec["model"] not in matrix.models:
                     known = ", ".join(matrix.models)
-                    self.problems.append(f"cases[{position}]: no model {spec.model!r} is defined; defined: {known}")
+                    self.problems.append(f"cases[{position}]: no model {spec['model']!r} is defined; defined: {known}")
                     continue
-                row = ResolvedRow.of(spec, matrix, capabilities)
+                row = ResolvedRow.from_matrix(spec, matrix, capabilities)
                 if written.devices is not None and capabilities.device not in written.devices:
                     devices = " or ".join(device.value for device in written.devices)
                     self.left_out.append(LeftOut(id=row.case.id, why=f"it is for device {devices}"))
                 else:
-                    self._take(position, row, where_possible=written.where_possible)
+                    self._add(position, row, where_possible=written.where_possible)
 
-    def _take(self, position: int, row: ResolvedRow, *, where_possible: bool) -> None:
+    def _add(self, position: int, row: ResolvedRow, *, where_possible: bool) -> None:
         missing = missing_capabilities(row)
         # A broken rule is no reason to leave a row out: no environment can train it.
         if where_possible and missing:
@@ -112,18 +113,18 @@ class _Reading:
         self._by_id.setdefault(row.case.id, row.case)
 
     def _problems(self, row: ResolvedRow) -> list[str]:
-        case, found = row.case, []
+        case, problems = row.case, []
         if len(case.id) > CASE_ID_LENGTH:
             text = f"{case.id} has {len(case.id)} characters; an ID has at most {CASE_ID_LENGTH}"
-            found.append(f"{text}: shorten the model's name")
+            problems.append(f"{text}: shorten the model's name")
         if other := self._by_id.get(case.id):
             differing = [name for name, value in _values(case).items() if value != _values(other)[name]]
             names = ", ".join(differing)
-            found.append(
+            problems.append(
                 f"{case.id} is the ID of another case too, which differs in {names}; IDs must differ"
                 if differing
                 else f"{case.id} is listed twice"
             )
         if case.precision not in self._matrix.tolerance:
-            found.append(f"there is no [tolerance.{case.precision.value}]")
-        return found
+            problems.append(f"there is no [tolerance.{case.precision}]")
+        return problems

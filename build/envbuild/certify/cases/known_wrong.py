@@ -15,14 +15,15 @@ def affected_cases(
 ) -> dict[str, tuple[str, ...]]:
     """The entries that are about each case or its baseline, by the case's ID; without cases that none is about."""
     cases = tuple(cases)
-    affected = {
+    entries_by_case = {
         case.id: tuple(name for name, entry in entries.items() if _affects(entry, case, matrix)) for case in cases
     }
     # What is compared with wrong numbers shows nothing.
-    affected = {
-        case.id: tuple(dict.fromkeys((*affected[case.id], *affected.get(case.baseline_id, ())))) for case in cases
+    entries_by_case = {
+        case.id: tuple(dict.fromkeys((*entries_by_case[case.id], *entries_by_case.get(case.baseline_id, ()))))
+        for case in cases
     }
-    return {name: names for name, names in affected.items() if names}
+    return {name: names for name, names in entries_by_case.items() if names}
 
 
 def _affects(entry: Conflict, case: Case, matrix: Matrix) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.matrix import Matrix
-from envbuild.catalog.model_spec import Recipe
+from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.stack import Driver, shipped_matrix
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.expansion import LeftOut, expand
@@ -99,7 +99,7 @@ def without_known_wrong(
     Raises:
         CertificationCannotRunError: ``only`` names one of them, or no other is left that is compared with a baseline.
     """
-    wrong = {item.id: item.why for item in left_out}
+    wrong = {case.id: case.why for case in left_out}
     kept = tuple(case for case in cases if case.id not in wrong)
     named = [name for name in only if name in wrong]
     if not named and not all(case.is_baseline for case in kept):
@@ -148,11 +148,11 @@ def driver_of(selection: Selection, matrix_name: str, lock: Lock | None = None) 
 
 def _trains(driver: Driver, matrix: Matrix) -> bool:
     """Whether a driver trains every model of a matrix."""
-    return {_driver_of(model.recipe) for model in matrix.models.values()} == {driver}
+    return {_driver_of(model) for model in matrix.models.values()} == {driver}
 
 
-def _driver_of(recipe: Recipe | None) -> Driver:
-    """The driver that trains models with a recipe, or without one."""
-    if recipe is None:
+def _driver_of(model: ModelSpec) -> Driver:
+    """The driver that trains a model."""
+    if model.recipe is None:
         return Driver.MCORE
-    return Driver.BRIDGE if recipe.is_of_bridge else Driver.NEMO
+    return Driver.BRIDGE if model.is_of_bridge else Driver.NEMO

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from envbuild.catalog.matrix import Band
 from envbuild.certify.judge.numbers import relative_difference
-from envbuild.certify.judge.results import CaseResult, Gradient
-from envbuild.certify.models import Numbers, Problem, Spread, Step
+from envbuild.certify.models import Numbers, Problem, Spread
+from envbuild_smoke.results import CaseLine, Gradient
 
 # Of two gradients of a tensor, the expected one first: how far they are apart.
 Measure = Callable[[Gradient, Gradient], float]
@@ -29,7 +29,7 @@ FACTOR = 3.0
 FLOOR = 16 * 2.0**-23
 
 
-def spread_of(baseline: CaseResult, runs_asked: int) -> Spread | None:
+def spread_of(baseline: CaseLine, runs_asked: int) -> Spread | None:
     """What moved weights did to a baseline in so many runs; None where it was not measured."""
     runs = baseline.perturbed or ()
     if not runs or len(runs) != runs_asked or any(len(run.steps) != len(baseline.steps) for run in runs):
@@ -42,7 +42,7 @@ def spread_of(baseline: CaseResult, runs_asked: int) -> Spread | None:
     )
 
 
-def _by_step(runs: Sequence[Sequence[Step]], steps: Sequence[Step], name: str) -> tuple[float, ...]:
+def _by_step(runs: Sequence[Sequence[object]], steps: Sequence[object], name: str) -> tuple[float, ...]:
     """The largest relative difference up to each step: one step may move little by chance."""
     each = (
         max(relative_difference(getattr(step, name), getattr(run[index], name)) for run in runs)
@@ -52,8 +52,8 @@ def _by_step(runs: Sequence[Sequence[Step]], steps: Sequence[Step], name: str) -
 
 
 def _largest(values: Iterable[float | None]) -> float | None:
-    found = [math.inf if value is None else value for value in values]
-    return max(found) if math.isfinite(max(found)) else None
+    largest = max(math.inf if value is None else value for value in values)
+    return largest if math.isfinite(largest) else None
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Bands:
     spread: Spread
     limit: Band
 
-    def at(self, name: str, index: int) -> float:
+    def of_step(self, name: str, index: int) -> float:
         """That of the loss or the grad_norm of the step with this index."""
         spread: tuple[float, ...] = getattr(self.spread, name)
         return self._band(spread[index], getattr(self.limit, f"{name}_relative"))
@@ -80,7 +80,7 @@ class Bands:
 
     def widest(self) -> Numbers:
         """Those of the last step, and of the weights."""
-        return Numbers(loss=self.at("loss", -1), grad_norm=self.at("grad_norm", -1), weights=self.weights)
+        return Numbers(loss=self.of_step("loss", -1), grad_norm=self.of_step("grad_norm", -1), weights=self.weights)
 
     def limited(self, name: str, index: int = -1) -> str:
         """What to say of a band that is the matrix's limit, where moved weights ask for a wider one; else nothing."""
@@ -101,14 +101,14 @@ class GradientDifference:
 
     name: str
     what: str
-    found: float
+    measured: float
     allowed: float
 
     @property
     def of_band(self) -> float:
         if math.isinf(self.allowed):
             return 0.0
-        return self.found / self.allowed if math.isfinite(self.found) else math.inf
+        return self.measured / self.allowed if math.isfinite(self.measured) else math.inf
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class GradientBands:
     directions: Mapping[str, float]
 
     @classmethod
-    def of(cls, baseline: CaseResult) -> GradientBands:
+    def measured(cls, baseline: CaseLine) -> GradientBands:
         """Those of the cases of a baseline; empty where they were not measured."""
         if not (baseline.gradients and baseline.perturbed):
             return cls({}, {})
@@ -136,7 +136,7 @@ class GradientBands:
 
 
 def compare_gradients(
-    result: CaseResult, baseline: CaseResult, bands: GradientBands
+    result: CaseLine, baseline: CaseLine, bands: GradientBands
 ) -> tuple[GradientDifference | None, list[Problem]]:
     """The tensor whose gradient of the first step is farthest out in its band, and the problem if it is outside."""
     own = {gradient.name: gradient for gradient in result.gradients or ()}
@@ -148,26 +148,26 @@ def compare_gradients(
         text = f"its gradients of the first step are not those of its baseline's tensors: {shown}"
         return None, [Problem(check="parity-gradients", text=text)]
     kinds = (("norm", _norm_difference, bands.norms), ("direction", _distance, bands.directions))
-    found = [
+    differences = [
         GradientDifference(name, what, measure(expected[name], own[name]), allowed[name])
         for name in expected
         for what, measure, allowed in kinds
     ]
     # Not >, which is false for a NaN.
-    off = [item for item in found if not item.found <= item.allowed]
-    worst = max(found, key=lambda item: item.of_band)
+    off = [each for each in differences if not each.measured <= each.allowed]
+    worst = max(differences, key=lambda each: each.of_band)
     if not off:
         return worst, []
     text = (
-        f"the gradient of {worst.name} in the first step has another {worst.what}: off by {worst.found:.2e} "
+        f"the gradient of {worst.name} in the first step has another {worst.what}: off by {worst.measured:.2e} "
         f"relative, {worst.of_band:.2g} times the {worst.allowed:.2e} that is allowed"
     )
-    if more := len({item.name for item in off} - {worst.name}):
+    if more := len({each.name for each in off} - {worst.name}):
         text += f"; it is the worst of {more + 1} that are off, of {len(expected)}"
     return worst, [Problem(check="parity-gradients", text=text)]
 
 
-def _gradient_bands(baseline: CaseResult, measure: Measure) -> Mapping[str, float]:
+def _gradient_bands(baseline: CaseLine, measure: Measure) -> Mapping[str, float]:
     """By tensor: from its own spread, and at least from that of half of the tensors.
 
     Of four moves all may leave a norm where it was by chance. Some gradients are zero but for rounding, and theirs is
@@ -184,12 +184,12 @@ def _gradient_bands(baseline: CaseResult, measure: Measure) -> Mapping[str, floa
     return {name: max(FACTOR * max(spread, usual), FLOOR) for name, spread in spreads.items()}
 
 
-def _norm_difference(expected: Gradient, found: Gradient) -> float:
-    return relative_difference(expected.norm, found.norm)
+def _norm_difference(expected: Gradient, actual: Gradient) -> float:
+    return relative_difference(expected.norm, actual.norm)
 
 
-def _distance(expected: Gradient, found: Gradient) -> float:
+def _distance(expected: Gradient, actual: Gradient) -> float:
     """About the norm of the difference, relative to the norm: see smoke's drivers/mcore/gradients.py."""
     # Projections on random signs are about as far apart as what is projected (Achlioptas, 2003).
-    distance = math.dist(expected.projections, found.projections) / math.sqrt(len(expected.projections))
+    distance = math.dist(expected.projections, actual.projections) / math.sqrt(len(expected.projections))
     return 0.0 if distance == 0 else distance / expected.norm if expected.norm else math.inf

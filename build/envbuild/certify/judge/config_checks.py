@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from packaging.utils import canonicalize_name
 
-from envbuild.catalog.fields import Device
 from envbuild.certify.judge.bands import FACTOR, FLOOR
 from envbuild.certify.judge.results import Results
-from envbuild.certify.models import EnvironmentFinding, Problem
+from envbuild.certify.models import Problem
+from envbuild_smoke.plan.models import BandwidthSweep, Case, Model, Plan
+from envbuild_smoke.results import BandwidthLine, Finding, HuggingFace, Machine, Observed, Point
 
 # What parameters are kept in, by the precision of a case.
 # Under fp8 parameters stay in bf16: Transformer Engine casts them for each product.
@@ -32,120 +31,102 @@ NCCL = "nccl"
 _WITH_NVLINK = re.compile(r"SXM|HBM3$|NVIDIA G?[BH][23]00$")
 
 
-def observed_problems(
-    case: Mapping[str, Any],
-    model: Mapping[str, Any],
-    observed: Mapping[str, Any] | None,
-    baseline: Mapping[str, Any] | None,
-) -> list[Problem]:
+def observed_problems(case: Case, model: Model, observed: Observed | None, baseline: Observed | None) -> list[Problem]:
     """Where what was built is not what the plan asked for, or what its baseline was.
 
     Args:
-        case: as it stands in the plan, with the ``model`` that it names.
+        case: of the plan, with the ``model`` that it names.
         observed: what the driver read from the objects; ``baseline``: the same of the case's baseline, if it has one.
     """
-    if not observed:
+    if observed is None:
         return [Problem(check="observed", text="the driver reported nothing of what it built")]
-    settings = case["settings"]
+    settings = case.settings
     wanted: dict[str, object] = {
-        "layer_spec": model.get("layer_spec", "local"),
-        "normalization": model.get("normalization", "LayerNorm"),
-        "attention_backend": settings.get("attention_backend", "local"),
-        "distributed_optimizer": settings.get("distributed_optimizer", False),
-        "overlap_grad_reduce": settings.get("overlap_grad_reduce", False),
-        "overlap_param_gather": settings.get("overlap_param_gather", False),
+        "layer_spec": model.layer_spec,
+        "normalization": model.normalization,
+        "attention_backend": settings.attention_backend,
+        "distributed_optimizer": settings.distributed_optimizer,
+        "overlap_grad_reduce": settings.overlap_grad_reduce,
+        "overlap_param_gather": settings.overlap_param_gather,
         # Each layout would drop other units: their random streams differ by rank.
         "hidden_dropout": 0,
         "attention_dropout": 0,
-        "params_dtype": PARAMETERS.get(case["precision"]),
+        "params_dtype": PARAMETERS[case.precision],
     }
-    found = {**observed, "params_dtype": _main_type(str(observed.get("params_dtype")), case["precision"])}
-    if wanted["attention_backend"] == "auto":
-        chosen = CHOSEN_OF_FP32 if case["precision"] == "fp32" else CHOSEN
-        backend = found.get("attention_backend")
+    built: dict[str, object] = {name: getattr(observed, name) for name in wanted}
+    built["params_dtype"] = _main_type(observed.params_dtype, case.precision)
+    if settings.attention_backend == "auto":
+        chosen = CHOSEN_OF_FP32 if case.precision == "fp32" else CHOSEN
+        backend = observed.attention_backend
         wanted["attention_backend"] = backend if backend in chosen else " or ".join(chosen)
     texts = [
-        f"{name}: the plan asks for {value}, and what was built has {found.get(name)}"
+        f"{name}: the plan asks for {value}, and what was built has {built[name]}"
         for name, value in wanted.items()
-        if not _same(found.get(name), value)
+        if built[name] != value
     ]
     for name, words in (("parameters", "parameters"), ("samples_digest", "samples that it was trained with")):
-        if observed.get(name) is None:
-            texts.append(f"the driver reported nothing of its {words}")
-        elif baseline is not None and observed[name] != baseline.get(name):
-            texts.append(f"its {words} differ from its baseline's: {observed[name]}, not {baseline.get(name)}")
+        own, expected = getattr(observed, name), getattr(baseline, name, None)
+        if baseline is not None and own != expected:
+            texts.append(f"its {words} differ from its baseline's: {own}, not {expected}")
     # A bucket size that fits the whole model is one bucket, and overlaps with nothing.
-    if settings.get("bucket_size") is not None and observed.get("gradient_buckets", 0) < LEAST_BUCKETS:
-        texts.append(
-            f"its gradients are in {observed.get('gradient_buckets')} bucket, and bucket_size asks for several"
-        )
+    if settings.bucket_size is not None and observed.gradient_buckets < LEAST_BUCKETS:
+        texts.append(f"its gradients are in {observed.gradient_buckets} bucket, and bucket_size asks for several")
     texts += _attention(case, observed, baseline)
-    finetune = case.get("training", {}).get("finetune", "none")
-    if finetune != "none":
-        texts += _trainable(finetune, observed, baseline)
     problems = [Problem(check="observed", text=text) for text in texts]
-    if finetune != "none":
-        problems += [Problem(check="hugging-face", text=text) for text in _hugging_face(case, observed)]
-    return [*problems, *_twice(observed.get("libraries") or {})]
+    if case.training.finetune != "none":
+        problems += [Problem(check="observed", text=text) for text in _trainable(case, observed, baseline)]
+        problems += [Problem(check="hugging-face", text=text) for text in _hugging_face(case, observed.hugging_face)]
+    return [*problems, *_twice(observed.libraries)]
 
 
-def _trainable(finetune: str, observed: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> list[str]:
+def _trainable(case: Case, observed: Observed, baseline: Observed | None) -> list[str]:
     """Where other parameters are trained than all of them, or with LoRA than the adapters alone."""
-    trained, every = observed.get("trainable_parameters"), observed.get("parameters")
-    right = trained == every if finetune == "sft" else bool(trained and every and trained < every)
-    if not right:
+    finetune, trained, every = case.training.finetune, observed.trainable_parameters, observed.parameters
+    if not (trained == every if finetune == "sft" else 0 < trained < every):
         return [f"{finetune} trains {trained} of {every} parameters"]
-    if baseline is not None and trained != baseline.get("trainable_parameters"):
-        return [f"it trains {trained} parameters, and its baseline {baseline.get('trainable_parameters')}"]
+    if baseline is not None and trained != baseline.trainable_parameters:
+        return [f"it trains {trained} parameters, and its baseline {baseline.trainable_parameters}"]
     return []
 
 
-def _hugging_face(case: Mapping[str, Any], observed: Mapping[str, Any]) -> list[str]:
+def _hugging_face(case: Case, model: HuggingFace | None) -> list[str]:
     """Where the model that was imported does not compute what Hugging Face's does, or is exported as another."""
-    found = observed.get("hugging_face")
-    if not isinstance(found, Mapping) or not found.get("tensors"):
+    if model is None or not model.tensors:
         return ["the driver reported nothing of the Hugging Face model that it imported"]
     texts = []
-    if differing := found.get("differing"):
-        names = f"{', '.join(differing[:3])}{' ...' if len(differing) > 3 else ''}"
+    if model.differing:
+        names = f"{', '.join(model.differing[:3])}{' ...' if len(model.differing) > 3 else ''}"
         texts.append(
-            f"of {found['tensors']} tensors that were exported {len(differing)} are not those imported: {names}"
+            f"of {model.tensors} tensors that were exported {len(model.differing)} are not those imported: {names}"
         )
-    layout, logits, spread = case["layout"], found.get("logits"), found.get("spread")
     # Elsewhere a rank has but a part of the logits; what the layout trains is compared with the baseline.
-    if layout["pipeline"] > 1 or layout["context"] > 1:
+    if case.layout.pipeline > 1 or case.layout.context > 1:
         return texts
-    if logits is None or spread is None:
+    if model.logits is None or model.spread is None:
         return [*texts, "its logits were not compared with those of Hugging Face"]
-    allowed = max(FACTOR * spread, FLOOR)
-    if not logits <= allowed:  # also where it is NaN
-        texts.append(f"its logits are off by {logits:.2e} relative from Hugging Face's, allowed {allowed:.2g}")
+    allowed = max(FACTOR * model.spread, FLOOR)
+    if not model.logits <= allowed:  # also where it is NaN
+        texts.append(f"its logits are off by {model.logits:.2e} relative from Hugging Face's, allowed {allowed:.2g}")
     # A spread as wide as this is no measure of rounding.
-    if not spread <= LARGEST_SPREAD:
-        texts.append(f"Hugging Face's own logits are off by {spread:.2e} relative from those in float64")
+    if not model.spread <= LARGEST_SPREAD:
+        texts.append(f"Hugging Face's own logits are off by {model.spread:.2e} relative from those in float64")
     return texts
 
 
-def _attention(case: Mapping[str, Any], observed: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> list[str]:
+def _attention(case: Case, observed: Observed, baseline: Observed | None) -> list[str]:
     """Where a case computes attention with another class than its baseline, and neither was asked for it."""
-    if baseline is None or case["layout"]["context"] > 1:
+    if baseline is None or case.layout.context > 1:
         return []  # split over ranks it is another class
-    name = "attention_backend"
-    if observed.get(name) != baseline.get(name) or observed.get("attention") == baseline.get("attention"):
+    if observed.attention_backend != baseline.attention_backend or observed.attention == baseline.attention:
         return []
-    return [f"its attention is {observed.get('attention')}, its baseline's is {baseline.get('attention')}"]
+    return [f"its attention is {observed.attention}, its baseline's is {baseline.attention}"]
 
 
-def _main_type(found: str, precision: str) -> str:
+def _main_type(kept: str, precision: str) -> str:
     """What parameters are kept in; a few of a model in bf16 stay in float32, as Mamba's decay does."""
-    types = {name.removeprefix("torch.") for name in found.split(",")}
+    types = {name.removeprefix("torch.") for name in kept.split(",")}
     few = {"float32"} if precision != "fp32" and len(types) > 1 else set()
     return ",".join(sorted(types - few))
-
-
-def _same(found: object, wanted: object) -> bool:
-    """Equal in value and in kind: 0 does not equal False."""
-    return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
 
 
 def _twice(libraries: Mapping[str, Iterable[str]]) -> list[Problem]:
@@ -157,10 +138,10 @@ def _twice(libraries: Mapping[str, Iterable[str]]) -> list[Problem]:
     ]
 
 
-def environment_problems(plan: Mapping[str, Any], results: Results) -> list[Problem]:
+def environment_problems(plan: Plan, results: Results) -> list[Problem]:
     """Where the environment differs from the lock: what the runner found, and the versions that it recorded."""
     # They fail a run in which every case agrees: what trained is not what was locked.
-    findings = [*results.environment_findings, *_other_versions(plan, results)]
+    findings = [*results.findings, *_other_versions(plan, results)]
     texts = [
         f"{finding.code}: {finding.package or 'the environment'}: expected {finding.expected or 'none'}, "
         f"found {finding.found or 'none'}"
@@ -169,64 +150,63 @@ def environment_problems(plan: Mapping[str, Any], results: Results) -> list[Prob
     return [Problem(check="environment", text=text) for text in dict.fromkeys(texts)]
 
 
-def _other_versions(plan: Mapping[str, Any], results: Results) -> list[EnvironmentFinding]:
+def _other_versions(plan: Plan, results: Results) -> list[Finding]:
     """Recorded versions that are not the plan's, whatever the runner found."""
-    seen = results.environment["versions"]
+    seen = results.run.environment.versions
     return [
-        EnvironmentFinding(
-            code="version-mismatch" if found else "package-missing", package=name, expected=wanted, found=found
-        )
-        for name, wanted in plan["expected_versions"].items()
+        Finding(code="version-mismatch" if version else "package-missing", package=name, expected=wanted, found=version)
+        for name, wanted in plan.expected_versions.items()
         # Names of one package differ in case and separators (PEP 503).
-        if (found := seen.get(canonicalize_name(name))) != wanted
+        if (version := seen.get(canonicalize_name(name))) != wanted
     ]
 
 
-def bandwidth_problems(plan: Mapping[str, Any], results: Results) -> list[Problem]:
+def bandwidth_problems(plan: Plan, results: Results) -> list[Problem]:
     """Where the network between the ranks is slower than the plan's floor, or not the fastest that the machine has."""
-    planned, measured = plan.get("bandwidth"), results.bandwidth
+    planned, measured = plan.bandwidth, results.bandwidth
     if planned is None:
         return []
     if measured is None:
         return [Problem(check="bandwidth", text="the plan asks for it, and it was not measured")]
-    if measured["failure"] is not None:
-        return [Problem(check="bandwidth", text=f"measuring it failed: {measured['failure']['message']}")]
+    if measured.failure is not None:
+        return [Problem(check="bandwidth", text=f"measuring it failed: {measured.failure.message}")]
     # Both, since one says little of the other: on 2 A3 Mega nodes people report 185 to 190 GB/s for all_gather, and 88
     # to 89 GB/s for all_reduce.
-    slow = _too_slow(planned, measured, "points") or _too_slow(planned, measured, "all_gather")
-    nvlink = [] if planned["floor_gigabytes_per_second"] is not None else _without_nvlink(results.machine)
-    return [*slow, *_transport(measured, plan, results), *nvlink]
+    collectives = {"all_reduce": measured.points, "all_gather": measured.all_gather}
+    slow = (_too_slow(planned, measured.ranks, name, points) for name, points in collectives.items())
+    nvlink = [] if planned.floor_gigabytes_per_second is not None else _without_nvlink(results.run.machine)
+    return [*next(filter(None, slow), []), *_transport(measured, plan, results), *nvlink]
 
 
-def hardware_problems(plan: Mapping[str, Any], results: Results) -> list[Problem]:
+def hardware_problems(plan: Plan, results: Results) -> list[Problem]:
     """GPUs that are not the plan's, and those whose memory had errors that ECC could not correct."""
     return [*_other_gpus(plan, results), *_memory_errors(results)]
 
 
-def _other_gpus(plan: Mapping[str, Any], results: Results) -> Iterator[Problem]:
+def _other_gpus(plan: Plan, results: Results) -> Iterator[Problem]:
     """Other GPUs than the plan asks for, or another number of them; the runner refuses them before it trains."""
-    if plan["device"] != Device.CUDA.value:
+    if plan.gpu is None:
         return
     # An SM's suffix is of compiled code; a GPU has none.
-    gpus, wanted = results.machine["gpus"], {sm.rstrip("af") for sm in plan["gpu"]["sm"]}
+    gpus, wanted = results.run.machine.gpus, {sm.rstrip("af") for sm in plan.gpu.sm}
     for gpu in gpus:
-        if gpu["compute_capability"].replace(".", "") not in wanted:
-            text = f"GPU {gpu['index']} is a {gpu['name']} of compute capability {gpu['compute_capability']}; the plan "
+        if gpu.compute_capability.replace(".", "") not in wanted:
+            text = f"GPU {gpu.index} is a {gpu.name} of compute capability {gpu.compute_capability}; the plan "
             yield Problem(check="hardware", text=f"{text}asks for sm_{' or sm_'.join(sorted(wanted))}")
-    sizes = {case["id"]: case["world_size"] for case in plan["cases"]}
-    for result in results.cases.values():
-        ranks, used = sizes[result.case], len(set(result.devices))
-        if result.status == "completed" and not ranks == used <= len(gpus):
-            text = f"{result.case} of {ranks} ranks was trained on {used} GPUs, of {len(gpus)} that were recorded"
+    sizes = {case.id: case.world_size for case in plan.cases}
+    for line in results.cases.values():
+        ranks, used = sizes[line.case], len(set(line.devices))
+        if line.status == "completed" and not ranks == used <= len(gpus):
+            text = f"{line.case} of {ranks} ranks was trained on {used} GPUs, of {len(gpus)} that were recorded"
             yield Problem(check="hardware", text=text)
 
 
 def _memory_errors(results: Results) -> list[Problem]:
     name = "uncorrected_ecc_errors"
-    before = {state.get("index"): state.get(name, "") for state in results.gpu_states_before}
+    before = {state["index"]: state.get(name, "") for state in results.run.gpu_states}
     problems = []
-    for state in results.gpu_states_after:
-        index, after = state.get("index"), state.get(name, "")
+    for state in results.end.gpu_states:
+        index, after = state["index"], state.get(name, "")
         then = before.get(index, "")
         if _COUNT.fullmatch(then) and _COUNT.fullmatch(after) and int(after) > int(then):
             text = f"GPU {index} had {int(after) - int(then)} uncorrectable ECC errors while the cases ran"
@@ -234,40 +214,37 @@ def _memory_errors(results: Results) -> list[Problem]:
     return problems
 
 
-def _too_slow(planned: Mapping[str, Any], measured: Mapping[str, Any], name: str) -> list[Problem]:
-    collective = "all_reduce" if name == "points" else name
-    points = {point["bytes"]: point["bus_gigabytes_per_second"] for point in measured[name]}
+def _too_slow(planned: BandwidthSweep, ranks: int, collective: str, points: Sequence[Point]) -> list[Problem]:
+    speeds = {point.bytes: point.bus_gigabytes_per_second for point in points}
     problems = []
-    if measured["ranks"] != planned["ranks"] or sorted(points) != sorted(planned["sizes_bytes"]):
-        text = f"the plan asks for {planned['ranks']} ranks and {len(planned['sizes_bytes'])} sizes; {collective} has "
-        problems.append(Problem(check="bandwidth", text=f"{text}{measured['ranks']} ranks and {len(points)} sizes"))
-    if any(not math.isfinite(value) or value <= 0 for value in points.values()):
+    if ranks != planned.ranks or sorted(speeds) != sorted(planned.sizes_bytes):
+        text = f"the plan asks for {planned.ranks} ranks and {len(planned.sizes_bytes)} sizes; {collective} has "
+        problems.append(Problem(check="bandwidth", text=f"{text}{ranks} ranks and {len(speeds)} sizes"))
+    if any(value <= 0 for value in speeds.values()):
         problems.append(Problem(check="bandwidth", text=f"a measured bandwidth of {collective} is not positive"))
-    floor = planned["floor_gigabytes_per_second"]
-    if floor is not None and points and max(points.values()) < floor:
-        text = (
-            f"{collective} of {measured['ranks']} ranks reaches {max(points.values()):.3g} GB/s, the floor is {floor:g}"
-        )
+    floor = planned.floor_gigabytes_per_second
+    if floor is not None and speeds and max(speeds.values()) < floor:
+        text = f"{collective} of {ranks} ranks reaches {max(speeds.values()):.3g} GB/s, the floor is {floor:g}"
         problems.append(Problem(check="bandwidth", text=text))
     return problems
 
 
-def _transport(measured: Mapping[str, Any], plan: Mapping[str, Any], results: Results) -> list[Problem]:
+def _transport(measured: BandwidthLine, plan: Plan, results: Results) -> list[Problem]:
     """Sockets between ranks of one node: NVLink, PCIe or shared memory would be there, so something turned them off."""
-    if measured["ranks"] < 2:
+    if measured.ranks < 2:
         return []
-    if measured["backend"] != NCCL:
-        text = f"GPUs communicated by {measured['backend']}, not by {NCCL}"
-        return [Problem(check="transport", text=text)] if plan["device"] == Device.CUDA.value else []
-    transports = measured["transports"]
+    if measured.backend != NCCL:
+        text = f"GPUs communicated by {measured.backend}, not by {NCCL}"
+        return [Problem(check="transport", text=text)] if plan.device == "cuda" else []
+    transports = measured.transports
     if not transports:
         return [Problem(check="transport", text="NCCL's log names no transport, so the one that was used is unknown")]
     # Measured with 4 H200 and 1 GiB: 349 GB/s over P2P, and 2 to 3 GB/s over sockets once NCCL_P2P_DISABLE and
     # NCCL_SHM_DISABLE were set.
-    sockets = [name for name in transports if str(name).startswith(SOCKET)]
+    sockets = [name for name in transports if name.startswith(SOCKET)]
     if not sockets:
         return []
-    variables = results.machine["variables"]
+    variables = results.run.machine.variables
     off = [f"{name}={value}" for name, value in variables.items() if name.endswith("_DISABLE") and value != "0"]
     why = f" ({', '.join(off)})" if off else ""
     text = f"ranks of one node communicate by {', '.join(sockets)}{why}; they have NVLink, PCIe or shared memory"
@@ -276,13 +253,13 @@ def _transport(measured: Mapping[str, Any], plan: Mapping[str, Any], results: Re
     return [Problem(check="transport", text=text)]
 
 
-def _without_nvlink(machine: Mapping[str, Any]) -> list[Problem]:
+def _without_nvlink(machine: Machine) -> list[Problem]:
     """GPUs on a board with NVLink that are joined by PCIe: the links are down, or a virtual machine hides them."""
-    names = {f"GPU{gpu['index']}": gpu["name"] for gpu in machine["gpus"]}
+    names = {f"GPU{gpu.index}": gpu.name for gpu in machine.gpus}
     if len(names) < 2 or not all(_WITH_NVLINK.search(name) for name in names.values()):
         return []
     # A head that names the columns; in each row its name first.
-    rows = [row for line in (machine["topology"] or "").splitlines() if (row := line.split())]
+    rows = [row for line in (machine.topology or "").splitlines() if (row := line.split())]
     head = next((row for row in rows if row[:1] == ["GPU0"]), [])
     for name, *cells in rows[1:]:
         for other, link in zip(head, cells, strict=False):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import cast
+
+from pydantic import JsonValue
 
 from envbuild.catalog.matrix import Matrix
 from envbuild.certify.cases.case import Case, same_arithmetic
@@ -21,9 +23,14 @@ from envbuild.certify.judge.config_checks import (
 )
 from envbuild.certify.judge.numbers import off_by, relative_difference
 from envbuild.certify.judge.reference import compare_reference
-from envbuild.certify.judge.results import CaseResult, Results, Weights
+from envbuild.certify.judge.results import Results
 from envbuild.certify.models import CaseVerdict, Check, Numbers, Problem, Step
+from envbuild_smoke.plan.json_reader import as_json
+from envbuild_smoke.plan.models import Plan
+from envbuild_smoke.results import CaseLine, Observed, Weights
 
+# Raised when the judge would come to another verdict about the same results.
+JUDGE_VERSION = 13
 # The check that a failed rank fails, by the kind of failure that the runner reports.
 _FAILURES: Mapping[str, Check] = {
     "exception": "rank-exception",
@@ -39,36 +46,31 @@ _FAILURES: Mapping[str, Check] = {
 _PARITY: Mapping[str, Check] = {"loss": "parity-loss", "grad_norm": "parity-grad-norm"}
 
 
-def judge(
-    cases: tuple[Case, ...], matrix: Matrix, results: Results, plan: Mapping[str, Any]
-) -> tuple[CaseVerdict, ...]:
+def judge(cases: tuple[Case, ...], matrix: Matrix, results: Results, plan: Plan) -> tuple[CaseVerdict, ...]:
     """The verdict on every repeat of every case of a plan."""
     return _Judge(cases, matrix, results, plan).verdicts()
 
 
-def run_problems(plan: Mapping[str, Any], results: Results) -> tuple[Problem, ...]:
+def run_problems(plan: Plan, results: Results) -> tuple[Problem, ...]:
     """The problems of a run as a whole, whatever its cases measured."""
     return (*environment_problems(plan, results), *bandwidth_problems(plan, results), *hardware_problems(plan, results))
 
 
 class _Judge:
-    def __init__(self, cases: tuple[Case, ...], matrix: Matrix, results: Results, plan: Mapping[str, Any]) -> None:
+    def __init__(self, cases: tuple[Case, ...], matrix: Matrix, results: Results, plan: Plan) -> None:
         self._cases = cases
         self._matrix = matrix
         self._results = results
-        self._repeats = int(plan.get("repeats", 1))
-        self._planned = {case["id"]: case for case in plan["cases"]}
-        self._models = plan["models"]
-        self._on_cpu = plan["device"] == "cpu"
+        self._plan = plan
         # By case and repeat: they are the same for all cases of a baseline.
         self._bands: dict[tuple[str, int], GradientBands] = {}
 
     def verdicts(self) -> tuple[CaseVerdict, ...]:
         """Case by case; of each case, repeat by repeat."""
-        return tuple(self._of(case, repeat) for case in self._cases for repeat in range(1, self._repeats + 1))
+        return tuple(self._verdict(case, repeat) for case in self._cases for repeat in range(1, self._plan.repeats + 1))
 
-    def _of(self, case: Case, repeat: int) -> CaseVerdict:
-        result = self._results.of(case.id, repeat)
+    def _verdict(self, case: Case, repeat: int) -> CaseVerdict:
+        result = self._results.case(case.id, repeat)
         verdict = CaseVerdict(
             id=case.id,
             baseline=case.compared_with,
@@ -84,34 +86,34 @@ class _Judge:
         measured = {
             "seconds": result.seconds,
             "devices": result.devices,
-            "steps": result.steps,
-            "observed": result.observed,
+            "steps": _steps_of(result),
+            "observed": _as_json(result.observed),
         }
         verdict = verdict.model_copy(update=measured)
         if problems := self._incomplete(case, result):
             return _judged(verdict, problems)
         if case.is_baseline:
-            planned = self._planned[case.id]
-            reference, problems = compare_reference(planned, self._models[planned["model"]], result)
+            planned = self._plan.case(case.id)
+            reference, problems = compare_reference(planned, self._plan.models[case.model], result)
             problems += [*self._configuration(case, result, None), *self._repeated(case, result)]
-            spread = spread_of(result, planned["perturbed_runs"])
+            spread = spread_of(result, planned.perturbed_runs)
             if spread is not None:
                 spread = spread.model_copy(update={"caught": self._gradient_bands(result).caught})
             else:
                 text = "it was to be trained again with its weights moved, and the runner did not report that whole"
                 problems.append(Problem(check="baseline", text=text))
             verdict = verdict.model_copy(update={"reference": reference, "spread": spread})
-            return _judged(verdict, [*problems, *_untrained(result.steps)])
-        baseline = self._results.of(case.baseline_id, repeat)
+            return _judged(verdict, [*problems, *_untrained(verdict.steps)])
+        baseline = self._results.case(case.baseline_id, repeat)
         if baseline is None or self._incomplete(case, baseline):
             text = f"its baseline {case.baseline_id} did not complete, so there is nothing to compare with"
             return _judged(verdict, [Problem(check="baseline", text=text)])
-        spread = spread_of(baseline, self._planned[case.baseline_id]["perturbed_runs"])
+        spread = spread_of(baseline, self._plan.case(case.baseline_id).perturbed_runs)
         if spread is None:
             text = f"of its baseline {case.baseline_id} it was not measured what moved weights do to it: no bands"
             return _judged(verdict, [Problem(check="baseline", text=text)])
         bands = Bands(spread, self._matrix.tolerance[case.precision])
-        comparison = _Comparison(case, bands, result.steps, baseline.steps)
+        comparison = _Comparison(case, bands, verdict.steps, _steps_of(baseline))
         comparison.compare_weights(result.weights)
         worst, gradients = compare_gradients(result, baseline, self._gradient_bands(baseline))
         # What was computed comes first: it is what people look for.
@@ -123,28 +125,27 @@ class _Judge:
         ]
         compared = {"largest_relative_difference": comparison.largest(), "tolerance": bands.widest()}
         if worst is not None:
-            found = worst.found if math.isfinite(worst.found) else None
-            compared = _with_gradients(compared, found, worst.allowed)
+            measured_gradient = worst.measured if math.isfinite(worst.measured) else None
+            compared = _with_gradients(compared, measured_gradient, worst.allowed)
         return _judged(verdict.model_copy(update=compared), problems)
 
-    def _configuration(self, case: Case, result: CaseResult, baseline: CaseResult | None) -> list[Problem]:
-        planned = self._planned[case.id]
+    def _configuration(self, case: Case, result: CaseLine, baseline: CaseLine | None) -> list[Problem]:
         of_baseline = baseline.observed if baseline else None
-        return observed_problems(planned, self._models[planned["model"]], result.observed, of_baseline)
+        return observed_problems(self._plan.case(case.id), self._plan.models[case.model], result.observed, of_baseline)
 
-    def _gradient_bands(self, baseline: CaseResult) -> GradientBands:
+    def _gradient_bands(self, baseline: CaseLine) -> GradientBands:
         key = (baseline.case, baseline.repeat)
         if key not in self._bands:
-            self._bands[key] = GradientBands.of(baseline)
+            self._bands[key] = GradientBands.measured(baseline)
         return self._bands[key]
 
-    def _incomplete(self, case: Case, result: CaseResult) -> list[Problem]:
-        return incomplete(result, self._planned[case.id]["training"]["steps"])
+    def _incomplete(self, case: Case, result: CaseLine) -> list[Problem]:
+        return incomplete(result, self._plan.case(case.id).training.steps)
 
-    def _repeated(self, case: Case, result: CaseResult) -> list[Problem]:
+    def _repeated(self, case: Case, result: CaseLine) -> list[Problem]:
         """On the CPU the same processes compute the same digits; a difference is not the plan's."""
-        first = self._results.of(case.id, 1)
-        if not self._on_cpu or result.repeat == 1 or first is None:
+        first = self._results.case(case.id, 1)
+        if self._plan.device != "cpu" or result.repeat == 1 or first is None:
             return []
         # Not strict: repeat 1 may have failed before its last step.
         for mine, other in zip(result.steps, first.steps, strict=False):
@@ -155,6 +156,19 @@ class _Judge:
                 )
                 return [Problem(check="repeats", text=text)]
         return []
+
+
+def _as_json(observed: Observed | None) -> dict[str, JsonValue] | None:
+    """As certificates have it: without what its driver does not report."""
+    if observed is None:
+        return None
+    values = cast("dict[str, JsonValue]", as_json(observed))
+    return {name: value for name, value in values.items() if value not in (None, [])}
+
+
+def _steps_of(line: CaseLine) -> tuple[Step, ...]:
+    """Its steps as verdicts have them."""
+    return tuple(Step(**vars(step)) for step in line.steps)
 
 
 def _judged(verdict: CaseVerdict, problems: Sequence[Problem]) -> CaseVerdict:
@@ -169,18 +183,20 @@ def _untrained(steps: Sequence[Step]) -> list[Problem]:
     return [Problem(check="baseline", text=f"its loss is {steps[0].loss} at every step: nothing was trained")]
 
 
-def _with_gradients(numbers: Mapping[str, Numbers], found: float | None, allowed: float | None) -> dict[str, Numbers]:
-    given = {"largest_relative_difference": found, "tolerance": allowed}
+def _with_gradients(
+    numbers: Mapping[str, Numbers], measured: float | None, allowed: float | None
+) -> dict[str, Numbers]:
+    given = {"largest_relative_difference": measured, "tolerance": allowed}
     return {key: numbers[key].model_copy(update={"gradients": value}) for key, value in given.items()}
 
 
-def incomplete(result: CaseResult, steps: int) -> list[Problem]:
+def incomplete(result: CaseLine, steps: int) -> list[Problem]:
     """Why a result cannot count, whatever its numbers; empty when it can."""
     if result.status != "completed":
         return [_failure(result)]
-    found = [step.step for step in result.steps]
-    if found != list(range(1, steps + 1)):
-        return [Problem(check="steps", text=f"steps 1 to {steps} were expected, found {found}")]
+    reported = [step.step for step in result.steps]
+    if reported != list(range(1, steps + 1)):
+        return [Problem(check="steps", text=f"steps 1 to {steps} were expected, found {reported}")]
     # Zeros agree with zeros: where nothing is learned, agreement proves nothing.
     return [
         Problem(check="not-finite", text=f"step {step.step}: {name} is {'not finite' if value is None else value}")
@@ -190,14 +206,16 @@ def incomplete(result: CaseResult, steps: int) -> list[Problem]:
     ]
 
 
-def _failure(result: CaseResult) -> Problem:
-    failure = result.failure or {}
-    reason = failure.get("message") or "no reason was recorded"
-    where = f" (rank {failure['rank']}: {failure.get('log')})" if failure.get("rank") is not None else ""
-    kind = str(failure.get("kind"))
+def _failure(result: CaseLine) -> Problem:
+    failure = result.failure
+    if failure is None:
+        return Problem(check="not-reported", text=f"{result.status}: no reason was recorded")
+    where = f" (rank {failure.rank}: {failure.log})" if failure.rank is not None else ""
     # A rank that exits with 0 before its first step has reported nothing.
-    check: Check = _FAILURES.get(kind, "steps" if kind == "incomplete" and result.steps else "not-reported")
-    return Problem(check=check, text=f"{result.status}: {reason}{where}")
+    check: Check = _FAILURES.get(
+        failure.kind, "steps" if failure.kind == "incomplete" and result.steps else "not-reported"
+    )
+    return Problem(check=check, text=f"{result.status}: {failure.message or 'no reason was recorded'}{where}")
 
 
 def _number(value: float | None) -> float:
@@ -210,7 +228,7 @@ def _first_of(name: str, off: Sequence[tuple[int, float, str]], steps: int) -> s
     text = f"step {step}: {name} {numbers}"
     if len(off) == 1:
         return text
-    worst, difference, _ = max(off, key=lambda item: math.inf if math.isnan(item[1]) else item[1])
+    worst, difference, _ = max(off, key=lambda entry: math.inf if math.isnan(entry[1]) else entry[1])
     return f"{text}; {len(off)} of {steps} steps are off, step {worst} the most, by {difference:.2e}"
 
 
@@ -237,13 +255,13 @@ class _Comparison:
         for name, check in _PARITY.items():
             off: list[tuple[int, float, str]] = []
             for index, (mine, reference) in enumerate(zip(steps, baseline, strict=True)):
-                expected, found = (_number(getattr(item, name)) for item in (reference, mine))
-                limit = self._bands.at(name, index)
-                difference = relative_difference(expected, found)
+                expected, actual = (_number(getattr(step, name)) for step in (reference, mine))
+                limit = self._bands.of_step(name, index)
+                difference = relative_difference(expected, actual)
                 self._largest[name] = max(self._largest[name], difference)
                 if not difference <= limit:  # also where it is NaN
                     limited = self._bands.limited(name, index)
-                    off.append((mine.step, difference, f"{off_by(expected, found, limit)}{limited}"))
+                    off.append((mine.step, difference, f"{off_by(expected, actual, limit)}{limited}"))
             if off:
                 self.problems.append(Problem(check=check, text=_first_of(name, off, len(steps))))
 

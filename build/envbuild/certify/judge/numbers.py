@@ -6,7 +6,7 @@ import math
 
 
 def relative_difference(expected: float | None, actual: float | None) -> float:
-    """``|found - expected| / |expected|``; infinite when only the expected value is zero, and where one is None."""
+    """``|actual - expected| / |expected|``; infinite when only the expected value is zero, and where one is None."""
     if expected is None or actual is None:
         return math.inf
     if expected == actual:

@@ -32,13 +32,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from envbuild.certify.judge.bands import FACTOR, FLOOR
 from envbuild.certify.judge.numbers import off_by, relative_difference
-from envbuild.certify.judge.results import CaseResult, ReferenceComparison, TensorDifference
 from envbuild.certify.models import Problem, ReferenceNumbers, ReferenceVerdict
+from envbuild_smoke.plan.axes import Precision
+from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.results import CaseLine, ReferenceComparison, TensorDifference
 
 _FP32 = ReferenceNumbers(loss=1e-6, grad_norm=1e-4, activations=1e-5, gradients=1e-5, weights=2e-5)
 _TF32 = ReferenceNumbers(loss=2e-5, grad_norm=1e-3, activations=4e-3, gradients=6e-3, weights=4e-3)
@@ -58,66 +59,64 @@ _KINDS = {
 }
 
 
-def band_of(case: Mapping[str, Any], model: Mapping[str, Any], observed: Mapping[str, Any]) -> ReferenceNumbers:
-    """How far a planned case of a model may be from the reference, with what was built."""
-    precision = case["precision"]
-    in_torch = model["layer_spec"] == "local" and model["mamba"] is None and observed.get("router_gemm") != _ENGINE
+def band_of(precision: Precision, model: Model, router_gemm: str = "none") -> ReferenceNumbers:
+    """How far a baseline of a model may be from the reference; ``router_gemm`` is whose product routes tokens."""
+    in_torch = model.layer_spec == "local" and model.mamba is None and router_gemm != _ENGINE
     if precision == "fp32" and in_torch:
         return _FP32
     band = {"fp32": _TF32, "bf16": _BF16, "fp8": _FP8}[precision]
-    if model["moe"] is None:
+    if model.moe is None:
         return band
     return band.model_copy(update={name: max(getattr(band, name), value) for name, value in _EXPERTS.items()})
 
 
-def _not_compared(case: Mapping[str, Any], model: Mapping[str, Any], reason: str) -> list[Problem]:
+def _not_compared(case: Case, model: Model, reason: str) -> list[Problem]:
     """A baseline that should have been compared fails: a renamed weight must not switch the reference off."""
-    training, moe = case["training"], model["moe"]
-    has_router_losses = moe is not None and (moe["aux_loss_coeff"] or moe["z_loss_coeff"])
+    training, moe = case.training, model.moe
+    has_router_losses = moe is not None and (moe.aux_loss_coeff or moe.z_loss_coeff)
     # megatron-core has two weights for these losses, and its documentation states a third: no formula is the right one.
-    if training["calculate_per_token_loss"] and training["loss_mask"] != "none" and has_router_losses:
+    if training.calculate_per_token_loss and training.loss_mask != "none" and has_router_losses:
         return []
     return [Problem(check="reference", text=f"{reason}: the reference could not compare this baseline")]
 
 
-def compare_reference(
-    case: Mapping[str, Any], model: Mapping[str, Any], result: CaseResult
-) -> tuple[ReferenceVerdict | None, list[Problem]]:
+def compare_reference(case: Case, model: Model, result: CaseLine) -> tuple[ReferenceVerdict | None, list[Problem]]:
     """The verdict on a baseline that trained to its end, and where it is not the reference's training.
 
     Args:
-        case: as it stands in the plan, with the ``model`` that it names.
+        case: of the plan, with the ``model`` that it names.
     """
-    found, band = result.reference, band_of(case, model, result.observed or {})
-    if not case["compare_reference"]:
+    comparison = result.reference
+    if not case.compare_reference:
         return None, []
-    if found is None:
+    if comparison is None:
         text = "it was to be compared with the reference, and the runner reported no comparison"
         return None, [Problem(check="reference", text=text)]
-    if found.samples is not None:
-        text = f"{found.samples}, so nothing was compared with the reference"
-        return ReferenceVerdict(not_compared=found.samples), [Problem(check="samples", text=text)]
-    if found.reason is not None:
-        return ReferenceVerdict(not_compared=found.reason), _not_compared(case, model, found.reason)
-    if case["precision"] == "bf16" and case["perturbed_runs"] and not _is_measured(found):
+    if comparison.samples is not None:
+        text = f"{comparison.samples}, so nothing was compared with the reference"
+        return ReferenceVerdict(not_compared=comparison.samples), [Problem(check="samples", text=text)]
+    if comparison.reason is not None:
+        return ReferenceVerdict(not_compared=comparison.reason), _not_compared(case, model, comparison.reason)
+    if case.precision == "bf16" and case.perturbed_runs and not _is_measured(comparison):
         text = "what rounding does to the reference was to be measured, and the runner did not report that whole"
         return None, [Problem(check="reference", text=text)]
-    band = _measured_steps(found, band)
-    differences = {name: getattr(found, name) for name in _KINDS}
+    router_gemm = "none" if result.observed is None else result.observed.router_gemm
+    band = _measured_steps(comparison, band_of(case.precision, model, router_gemm))
+    differences = {name: getattr(comparison, name) for name in _KINDS}
     allowed = {name: _allowed(name, tensors, band) for name, tensors in differences.items()}
     largest = {name: _largest(tensors) for name, tensors in differences.items()}
-    first, later = _steps(result, found, band)
+    first, later = _steps(result, comparison, band)
     problems = [
-        *_tensors("activations", found.activations, allowed["activations"]),
+        *_tensors("activations", comparison.activations, allowed["activations"]),
         *first,
-        *_tensors("gradients", found.gradients, allowed["gradients"]),
+        *_tensors("gradients", comparison.gradients, allowed["gradients"]),
         *later,
-        *_tensors("weights", found.weights, allowed["weights"]),
+        *_tensors("weights", comparison.weights, allowed["weights"]),
     ]
-    if len(found.steps) != len(result.steps) or not (found.gradients and found.weights):
+    if len(comparison.steps) != len(result.steps) or not (comparison.gradients and comparison.weights):
         problems.append(Problem(check="reference", text="the comparison with the reference is incomplete"))
     for name in ("loss", "grad_norm"):
-        pairs = zip(result.steps, found.steps, strict=False)
+        pairs = zip(result.steps, comparison.steps, strict=False)
         largest[name] = max(
             (relative_difference(getattr(r, name), getattr(b, name)) for b, r in pairs), default=math.inf
         )
@@ -138,23 +137,23 @@ def _value(tensor: TensorDifference) -> float:
     return math.inf if tensor.relative_difference is None else tensor.relative_difference
 
 
-def _is_measured(found: ReferenceComparison) -> bool:
+def _is_measured(comparison: ReferenceComparison) -> bool:
     """Whether each tensor has what rounding does to it, and each training again all of its steps."""
-    tensors = (*found.activations, *found.gradients, *found.weights)
-    whole = found.perturbed and all(len(run) == len(found.steps) for run in found.perturbed)
+    tensors = (*comparison.activations, *comparison.gradients, *comparison.weights)
+    whole = comparison.perturbed and all(len(run) == len(comparison.steps) for run in comparison.perturbed)
     return bool(whole) and all(tensor.spread is not None for tensor in tensors)
 
 
-def _measured_steps(found: ReferenceComparison, band: ReferenceNumbers) -> ReferenceNumbers:
+def _measured_steps(comparison: ReferenceComparison, band: ReferenceNumbers) -> ReferenceNumbers:
     """The bands of loss and gradient norm: what moved weights do to any of their steps; at most those of the table."""
     narrower = {
         name: max(
             relative_difference(getattr(step, name), getattr(moved, name))
-            for run in found.perturbed
-            for step, moved in zip(found.steps, run, strict=True)
+            for run in comparison.perturbed
+            for step, moved in zip(comparison.steps, run, strict=True)
         )
         for name in ("loss", "grad_norm")
-        if found.perturbed and found.steps
+        if comparison.perturbed and comparison.steps
     }
     measured = {name: min(max(FACTOR * spread, FLOOR), getattr(band, name)) for name, spread in narrower.items()}
     return band.model_copy(update=measured)
@@ -187,12 +186,12 @@ def _tensors(kind: str, tensors: Sequence[TensorDifference], allowed: Sequence[f
 
 
 def _steps(
-    result: CaseResult, found: ReferenceComparison, band: ReferenceNumbers
+    result: CaseLine, comparison: ReferenceComparison, band: ReferenceNumbers
 ) -> tuple[list[Problem], list[Problem]]:
     """What is off in the loss of the first step, which comes before all gradients, and what is first after that."""
     first: list[Problem] = []
     later: list[Problem] = []
-    for mine, reference in zip(result.steps, found.steps, strict=False):
+    for mine, reference in zip(result.steps, comparison.steps, strict=False):
         for name in ("loss", "grad_norm"):
             expected, value, allowed = getattr(reference, name), getattr(mine, name), getattr(band, name)
             if relative_difference(expected, value) <= allowed:

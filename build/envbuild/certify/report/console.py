@@ -144,7 +144,7 @@ def failure(
         log=_log(failed, results, run_dir),
         run=FailedRun(
             cases=[verdict.model_dump(mode="json", by_alias=True) for verdict in verdicts],
-            environment_findings=[finding.model_dump() for finding in results.environment_findings],
+            environment_findings=[dict(vars(finding)) for finding in results.findings],
             problems=[problem.model_dump() for problem in problems],
         ),
     )
@@ -154,9 +154,9 @@ def _log(failed: Sequence[CaseVerdict], results: Results, run_dir: Path) -> Path
     """The log of the first rank that failed; else the runner's, which is there where envbuild started it."""
     below = (run_dir / "results").resolve()
     for verdict in failed:
-        result = results.of(verdict.id, verdict.repeat)
-        named = (result.failure or {}).get("log") if result else None
+        line = results.case(verdict.id, verdict.repeat)
+        named = line.failure.log if line and line.failure else None
         # Results may name any file of this machine.
-        if named and (path := below / str(named)).is_file() and path.resolve().is_relative_to(below):
-            return run_dir / "results" / str(named)
+        if named and (path := below / named).is_file() and path.resolve().is_relative_to(below):
+            return run_dir / "results" / named
     return log if (log := run_dir / "smoke.log").is_file() else None

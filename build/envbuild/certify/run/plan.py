@@ -1,12 +1,10 @@
-"""``plan.json``: all that the smoke runner gets. Its schema lives with smoke."""
+"""``plan.json``: all that the smoke runner gets. Its types live with smoke."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
 
 from envbuild.catalog.catalog import definition_digest
 from envbuild.catalog.conflict import Conflict
@@ -14,12 +12,11 @@ from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case
+from envbuild.certify.judge.judge import JUDGE_VERSION
 from envbuild.core.digests import Json, digest_of
 from envbuild.launch.launchers import SQSH, Placement
 
 PLAN_SCHEMA = "envbuild.plan/4"
-# Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 13
 # How often a baseline trains again with its weights moved, which its bands are measured from.
 PERTURBED_RUNS = 4
 
@@ -134,11 +131,11 @@ def _model_json(model: ModelSpec) -> Json:
         "num_query_groups": model.query_groups,
         "sequence_length": model.sequence_length,
         "vocabulary_size": model.vocabulary_size,
-        "normalization": model.normalization.value,
+        "normalization": model.normalization,
         "norm_epsilon": model.norm_epsilon,
-        "layer_spec": model.layer_spec.value,
+        "layer_spec": model.layer_spec,
         **({"qkv_bias": True} if model.qkv_bias else {}),
-        **({"recipe": model.recipe.value, "dataset": model.dataset.value} if model.recipe else {}),
+        **({"recipe": model.recipe, "dataset": model.dataset} if model.recipe else {}),
         "moe": model.moe.model_dump(mode="json") if model.moe else None,
         "mamba": model.mamba.model_dump(mode="json") if model.mamba else None,
     }
@@ -150,15 +147,11 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
         "baseline": case.compared_with,
         "driver": driver.value,
         "model": case.model,
-        "precision": case.precision.value,
+        "precision": case.precision,
         "layout": dict(vars(case.layout)),
         "world_size": case.world_size,
-        "training": case.training.model_dump(mode="json"),
-        "settings": {
-            **{name: value.value if isinstance(value, Enum) else value for name, value in vars(case.settings).items()},
-            # megatron-core's interleaved schedule refuses both at once.
-            "batch_p2p_comm": not case.settings.overlap_p2p_comm,
-        },
+        "training": dict(vars(case.training)),
+        "settings": dict(vars(case.settings)),
         "resume_at": case.resume_at,
         "continue_in": dict(vars(case.continue_in)) if case.continue_in else None,
         "compare_weights": case.compare_weights,
@@ -179,7 +172,7 @@ def certification_key(
         conflicts: what the certificate does not vouch for.
     """
     tolerances: dict[str, Json] = {
-        precision.value: band.model_dump(mode="json") for precision, band in matrix.tolerance.items()
+        precision: band.model_dump(mode="json") for precision, band in matrix.tolerance.items()
     }
     return digest_of(
         {
@@ -193,6 +186,6 @@ def certification_key(
     )
 
 
-def deciding(plan: Mapping[str, Any]) -> dict[str, Any]:
+def deciding(plan: Mapping[str, Json]) -> dict[str, Json]:
     """The part of a plan that decides what comes out: all but its nonce."""
     return {key: value for key, value in plan.items() if key != "nonce"}

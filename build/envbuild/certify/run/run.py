@@ -6,10 +6,8 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from envbuild.catalog.context import Context
 from envbuild.certify.judge.results import LARGEST_BYTES, Results, read_results
@@ -31,6 +29,8 @@ from envbuild.core.files import machine_errors, read_plain, remove_tree, write_a
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.launch.executors import Executor, Task
+from envbuild_smoke.plan.models import Plan
+from envbuild_smoke.plan.reader import parse_plan
 
 PLAN_FILE, RESULTS_FILE, LOG_FILE = "plan.json", "results.jsonl", "smoke.log"
 # Live: rank processes stay between cases. A case trains for about a second, and starting takes ten times as long.
@@ -51,8 +51,7 @@ class FinishedRun:
     """
 
     folder: Path
-    plan: Mapping[str, Any]
-    plan_digest: str
+    plan: Plan
     results: Results
     results_digest: str
 
@@ -84,8 +83,8 @@ def run_cases(
     """
     folder, reporter = job.folder / "run", context.reporter
     data, arguments = _prepare(folder, job.plan, machine.arguments(), reporter, resume=resume)
-    plan = json.loads(data)
-    watcher = Watcher(reporter, cases=len(plan["cases"]), repeats=plan["repeats"])
+    plan = parse_plan(data)
+    watcher = Watcher(reporter, cases=len(plan.cases), repeats=plan.repeats)
     task = Task(
         plan=folder / PLAN_FILE,
         runner=job.smoke,
@@ -96,10 +95,10 @@ def run_cases(
         timeout_seconds=_limit(plan),
     )
     where = "inside the image, network off" if job.certifies_image else f"in {executor.python}"
-    with reporter.step(f"train {len(plan['cases'])} cases {where} ({executor.name})"):
+    with reporter.step(f"train {len(plan.cases)} cases {where} ({executor.name})"):
         finished = executor.run(task)
     _check_status(finished, watcher, folder, job.request)
-    return read_run(folder, data, folder / RESULTS_DIR / RESULTS_FILE, job.smoke_digest)
+    return read_run(folder, plan, folder / RESULTS_DIR / RESULTS_FILE, job.smoke_digest)
 
 
 def _prepare(
@@ -129,19 +128,16 @@ def remove_working_files(run: FinishedRun) -> None:
         remove_tree(run.folder / RESULTS_DIR / name)
 
 
-def read_run(folder: Path, plan: bytes, results: Path, smoke_digest: str) -> FinishedRun:
+def read_run(folder: Path, plan: Plan, results: Path, smoke_digest: str) -> FinishedRun:
     """A run that left its results.
 
     Raises:
         ResultsRefusedError: they are incomplete, or of another plan.
     """
-    content, digest = json.loads(plan), sha256_bytes(plan)
-    found = read_results(results, content, digest, smoke_digest)
     return FinishedRun(
         folder=folder,
-        plan=content,
-        plan_digest=digest,
-        results=found,
+        plan=plan,
+        results=read_results(results, plan, smoke_digest),
         results_digest=sha256_bytes(read_plain(results, LARGEST_BYTES)),
     )
 
@@ -173,15 +169,15 @@ def _types(folder: Path) -> set[str]:
     return {str(line["type"]) for line in _lines(folder) if "type" in line}
 
 
-def _lines(folder: Path) -> list[dict[str, Any]]:
+def _lines(folder: Path) -> list[dict[str, object]]:
     """The lines that a run has written, as far as they are JSON objects."""
-    found = []
+    lines = []
     with contextlib.suppress(OSError):
         # A run that was killed may have left half a line, or half of a character.
         for line in (folder / RESULTS_DIR / RESULTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
-                found.append(jsonread.loads(line))
-    return [line for line in found if isinstance(line, dict)]
+                lines.append(jsonread.loads(line))
+    return [line for line in lines if isinstance(line, dict)]
 
 
 def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
@@ -225,10 +221,10 @@ def _check_isolation(folder: Path, arguments: tuple[str, ...]) -> None:
             )
 
 
-def _limit(plan: Mapping[str, Any]) -> float:
+def _limit(plan: Plan) -> float:
     # As if the cases ran one after the other: the scheduler may run several at once.
-    seconds = sum(case["time_limit_seconds"] + START_SECONDS for case in plan["cases"])
-    return float(START_SECONDS + seconds * plan["repeats"])
+    seconds = sum(case.time_limit_seconds + START_SECONDS for case in plan.cases)
+    return float(START_SECONDS + seconds * plan.repeats)
 
 
 def _check_status(finished: Finished, watcher: Watcher, folder: Path, request: CertifyRequest) -> None:

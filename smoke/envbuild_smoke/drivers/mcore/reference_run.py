@@ -65,7 +65,7 @@ class ReferenceRun:
         self._trained.gradients.update((reference_name(name), gradient.detach().clone()) for name, gradient in named)
 
     def result(self, read: Sequence[Sequence[bytes]]) -> dict[str, Any]:
-        """Train the reference and return the comparison, as in schemas/result.schema.json.
+        """Train the reference and return the comparison, as in results.py.
 
         `read` are the digests of the samples that the baseline has read, step by step.
         """
