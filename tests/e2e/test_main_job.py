@@ -124,6 +124,7 @@ def test_image_outputs_deleted_are_put_back_from_the_store(main_job: list[dict],
     assert digests(tool) == before
 
 
+@pytest.mark.slow
 def test_certify_one_case_runs_it_and_its_baseline(main_job: list[dict], tool: Tool) -> None:
     done = json.loads(tool.run(*CERTIFY, "--only", "gpt-fp32-dp2", "--json").stdout)
     assert [case["id"] for case in done["cases"]] == ["gpt-fp32-baseline", "gpt-fp32-dp2"]
@@ -150,6 +151,7 @@ def test_image_without_torchs_build_is_refused_before_the_base_is_made(
     assert "make base" not in stderr
 
 
+@pytest.mark.slow
 def test_image_and_certify_several_at_once_end_well(main_job: list[dict], tool: Tool, tmp_path: Path) -> None:
     other = Tool(tmp_path, tool.cache)
     shutil.copytree(tool.project / "lockfiles", other.project / "lockfiles")

@@ -52,6 +52,7 @@ def night(tool: Tool, place: Place, selection: Selection) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_night_publishes_what_it_certified(night: dict, tool: Tool, place: Place) -> None:
     states = {step["name"]: step["state"] for step in night["steps"]}
     assert states["certify"] == states["publish"] == "done"
@@ -100,6 +101,7 @@ def test_a_lost_ledger_is_made_anew_from_what_is_published(
     assert target["image"] == night["targets"][0]["image"]
 
 
+@pytest.mark.slow
 def test_what_was_taken_back_elsewhere_is_good_no_more(night: dict, tool: Tool, place: Place, tmp_path: Path) -> None:
     """The next night looks at the repository, whose image another machine revoked."""
     own = replace(tool, env=place.env)

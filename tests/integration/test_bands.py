@@ -6,10 +6,13 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).resolve().parents[1]
 CHECKS = TESTS / "helpers" / "bands_checks.py"
 
 
+@pytest.mark.slow
 def test_what_drivers_measure_with(stack_python: Path) -> None:
     """All checks in one process: its imports take longer than they do."""
     environment = {**os.environ, "PYTHONPATH": str(TESTS.parent / "smoke"), "OMP_NUM_THREADS": "1"}

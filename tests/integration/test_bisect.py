@@ -61,6 +61,7 @@ def own(own: Any) -> Any:
     return own
 
 
+@pytest.mark.slow
 def test_one_of_twelve_is_found_in_four_trials_and_known_the_second_time(own: Any, wheel: Callable[..., Path]) -> None:
     culprit = LIBRARIES[7]
     good, bad = lock_both(own, wheel, APP.format(", ".join(LIBRARIES), f"{culprit}.V == 1"), LIBRARIES)
@@ -151,6 +152,7 @@ def test_a_night_finds_what_broke_a_target_that_was_certified_before(
         assert lost.note.endswith("is not in the store")
 
 
+@pytest.mark.slow
 def test_of_a_package_from_git_the_commit_is_found(nemo: Any, upstream: Upstream, wheel: Callable[..., Path]) -> None:
     write_base(nemo.project, glibc="2.17")
     wheel("app", "1.0", module="import megatron.core\nassert megatron.core.V < 5, 'megatron is too new'\n")

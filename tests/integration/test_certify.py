@@ -92,6 +92,7 @@ def test_certify_known_wrong_cases_fail_and_the_rest_is_certified(
         assert case["problem"].startswith("parity-loss: step 1: loss expected 6.")
 
 
+@pytest.mark.slow
 def test_certify_versions_that_differ_from_the_lock_are_findings(
     stack_python: Path, selection: Selection, tmp_path: Path
 ) -> None:

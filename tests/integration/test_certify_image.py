@@ -110,6 +110,7 @@ def variables(done: Certification) -> dict[str, str]:
     return machine.variables
 
 
+@pytest.mark.slow
 def test_fake_runner_would_reach_the_machine_outside_if_it_had_its_network(
     mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

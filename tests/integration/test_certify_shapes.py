@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers.rows import rows
 from hypothesis import HealthCheck, given, settings
 
@@ -92,6 +93,7 @@ def answers(python: Path, folder: Path, options: list[dict[str, Any]]) -> list[s
     return refusals
 
 
+@pytest.mark.slow
 def test_megatron_core_takes_every_row_that_breaks_no_rule(stack_python: Path, tmp_path: Path) -> None:
     found = sample()
     refusals = answers(stack_python, tmp_path, [options_of(row) for row in found])

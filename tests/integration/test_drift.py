@@ -55,6 +55,7 @@ def refusing(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in used if finding.weight is Weight.REFUSES]
 
 
+@pytest.mark.slow
 def test_nemo_2_7_with_megatron_core_0_16(findings: list[Finding]):
     (optimizer,) = [finding for finding in findings if "no_weight_decay_cond" in finding.detail]
     assert optimizer.weight is Weight.REFUSES

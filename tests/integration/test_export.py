@@ -101,6 +101,7 @@ def schema_errors(text: str) -> object:
 # ---- requirements
 
 
+@pytest.mark.slow
 def test_requirements_install_with_the_command_at_their_head(two_phases: Any, index: SimpleIndex) -> None:
     index.requested.clear()
     two_phases.run("export", "--stack", "s", "--format", "requirements", "--output", "all.txt")

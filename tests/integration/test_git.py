@@ -492,6 +492,7 @@ def test_cut_line_is_tried_again_and_then_an_error(history, server, store, repor
     assert server.connections == 6
 
 
+@pytest.mark.slow
 def test_server_that_falls_silent_ends_in_time(history, server, store, reporter):
     long_history(history)
     server.stall_after = INSIDE_A_PACK

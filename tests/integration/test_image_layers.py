@@ -128,6 +128,7 @@ def test_a_commit_that_moves_makes_the_last_layers_anew_and_no_other(
     assert again["oci_digest"] == second["oci_digest"]
 
 
+@pytest.mark.slow
 def test_a_build_that_writes_into_another_layer_is_refused(layered: Tool, history: History) -> None:
     image(layered, "first")
     project = {**moving_files("2.0"), "setup.py": RUDE}

@@ -124,6 +124,7 @@ def test_image_again_starts_no_program_and_writes_nothing(
     assert snapshot_of(*places) == before
 
 
+@pytest.mark.slow
 def test_image_changed_in_place_is_noticed_and_made_anew(mini: Tool, image: Any, tmp_path: Path) -> None:
     # In a store of its own: others read the image meanwhile.
     own = Tool(tmp_path / "p", tmp_path / "cache")
@@ -142,6 +143,7 @@ def test_image_changed_in_place_is_noticed_and_made_anew(mini: Tool, image: Any,
     assert sha256_file(stored) == sha256_file(sqsh) == digests(image)[1]
 
 
+@pytest.mark.slow
 def test_lock_of_a_name_has_an_image_of_its_own(mini: Tool, image: Any, tmp_path: Path) -> None:
     other = Tool(tmp_path / "p", mini.cache)
     for folder in ("envs", "lockfiles"):
@@ -214,6 +216,7 @@ def test_kill_at_every_step_loses_nothing(image: Any, warm: Path, selection: Sel
     assert kills >= 5
 
 
+@pytest.mark.slow
 def test_kill_while_the_base_is_made(mini: Tool, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     process = Tool(mini.project, cache, {"TMPDIR": str(tmp_path)}).start("image", "--stack", NAME, "--target", "cpu")
@@ -305,6 +308,7 @@ def serve_another_file(index: Path, name: str, version: str) -> None:
     (folder / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
 
 
+@pytest.mark.slow
 def test_without_network_the_base_names_the_network(mini: Tool, tmp_path: Path) -> None:
     done = without_network(Tool(mini.project, tmp_path / "cache"))
     assert done.returncode == NETWORK, done.stderr
@@ -337,6 +341,7 @@ def without_network(tool: Tool, *arguments: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mebibytes", "step"), [(1, "install phase main"), (40, "write the OCI layout"), (130, "pack the .sqsh")]
 )

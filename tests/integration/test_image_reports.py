@@ -63,6 +63,7 @@ def test_reports_name_no_place_of_this_machine(folder: Path, mini: Tool) -> None
         assert os.uname().nodename not in text
 
 
+@pytest.mark.slow
 def test_skopeo_and_umoci_take_the_image_by_its_tag(folder: Path, record: ImageRecord, tmp_path: Path) -> None:
     copy = f"dir:{tmp_path}/copy"
     subprocess.run(["skopeo", "copy", "-q", f"oci:{folder}/oci:{folder.name}", copy], check=True)
@@ -103,6 +104,7 @@ def test_every_form_of_the_image_has_the_same_packages(mini: Tool, folder: Path,
     assert shown.index("components:") < shown.index("Python packages") < shown.index("layers (")
 
 
+@pytest.mark.slow
 def test_image_and_its_archive_do_not_differ_in_files(mini: Tool, folder: Path, archive: Path) -> None:
     same = json_of(mini, "diff", str(folder), str(folder), "--files", "--exit-code")
     assert (same["equal"], same["to_ship_bytes"], same["files"]) == (True, 0, [])
@@ -140,6 +142,7 @@ def layers_of(folder: Path, record: ImageRecord) -> list[Layer]:
     return [Layer(item, blobs / item.digest.removeprefix("sha256:")) for item in record.layers]
 
 
+@pytest.mark.slow
 def test_a_layer_more_is_all_that_is_shipped(mini: Tool, folder: Path, with_layer: Any) -> None:
     layout, planted = with_layer("etc/planted", b"x", 0o600)
     found = json_of(mini, "diff", str(folder), f"{layout}:planted", "--files", "--exit-code", status=5)

@@ -141,6 +141,7 @@ def test_image_starts_through_its_own_rc(image: OpenImage) -> None:
     assert printed.split() == ["/opt/envbuild/venv/bin/python", "/", "/opt/envbuild/venv"]
 
 
+@pytest.mark.slow
 def test_time_limit_ends_everything(image: OpenImage, sqsh: Path) -> None:
     marker = f"3{os.getpid()}.25"
     with pytest.raises(BuildError, match="ran longer than 1 s"):

@@ -189,10 +189,10 @@ PINNED = ("--pin", "kitops=1.0.19", "--name", "p")
 @pytest.mark.parametrize(
     ("components", "more", "arguments"),
     [
-        ({"kitops": {"version": ">=1"}}, {}, ()),
-        ({"kitops": {"version": ">=1"}}, {}, PINNED),
+        pytest.param({"kitops": {"version": ">=1"}}, {}, (), marks=pytest.mark.slow),
+        pytest.param({"kitops": {"version": ">=1"}}, {}, PINNED, marks=pytest.mark.slow),
         # The release of the anchor is looked up for its date, before anything else is decided.
-        ({"kitops": {}}, {"anchor": "kitops"}, PINNED),
+        pytest.param({"kitops": {}}, {"anchor": "kitops"}, PINNED, marks=pytest.mark.slow),
         ({"kitops": {}}, {"anchor": "comp"}, (*PINNED, "--pin", "comp=COMMIT")),
         # What it declares is read before the whole is resolved.
         ({"kitops": {"version": ">=1", "uses": ["lib"]}, "lib": {}}, {}, ()),

@@ -90,6 +90,7 @@ def test_a_file_that_was_replaced_or_yanked(locked: Any, index: SimpleIndex, tmp
     assert f"now sha256:{digest}" in why
 
 
+@pytest.mark.slow
 def test_a_busy_index_is_asked_again_and_not_for_ever(locked: Any, index: SimpleIndex) -> None:
     busy = [429, 503]
     index.special[PAGE] = lambda handler: bool(busy) and send(handler, busy.pop(), Retry_After="0")

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers.git_repos import History, git
 from helpers.lock_runs import error, lock_of
 from helpers.upstreams import Upstream, manifest, project_files
@@ -31,6 +32,7 @@ def serve_a_clone(history: History, *options: str) -> None:
     clone.rename(history.path)
 
 
+@pytest.mark.slow
 def test_history_that_was_rewritten(nemo: Any, upstream: Upstream, tmp_path: Path) -> None:
     nemo.run(*LOCK)
     gone = upstream.commits["n2"]
@@ -51,6 +53,7 @@ def test_history_that_was_rewritten(nemo: Any, upstream: Upstream, tmp_path: Pat
     assert lock_of(nemo, "nemo").components["nemo-toolkit"].version == "2.5.0"
 
 
+@pytest.mark.slow
 def test_shallow_repository(nemo: Any, upstream: Upstream) -> None:
     """Its newest commits are taken; git 2.39 starts itself again and again in a partial mirror of one."""
     serve_a_clone(upstream.nemo, "--depth", "1")
@@ -102,6 +105,7 @@ def test_commit_that_does_not_exist(nemo: Any, upstream: Upstream) -> None:
     assert f"has no commit '{NO_COMMIT}'" in refused["what"]
 
 
+@pytest.mark.slow
 def test_commit_of_a_repository_that_cannot_be_reached(nemo: Any, upstream: Upstream) -> None:
     content = json.loads(manifest(upstream.commits["m2"]))
     content["vcs-dependencies"]["megatron-lm"]["repo"] = gone = "https://repositories.example/gone"

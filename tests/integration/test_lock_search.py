@@ -56,6 +56,7 @@ def test_release_that_came_after_the_commit_and_does_not_import_is_replaced(
     assert "[import:" in refused["why"]
 
 
+@pytest.mark.slow
 def test_diff_shows_what_a_lock_would_take_after_its_search(
     nemo: Any, tip: Callable[..., str], wheel: Callable[..., None]
 ) -> None:
@@ -97,6 +98,7 @@ def little_time(tip: Callable[..., str], wheel: Callable[..., None], monkeypatch
     wheel("helper", "1.0")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little_time")
 def test_a_slow_import_changes_no_version(nemo: Any, wheel: Callable[..., None], tmp_path: Path) -> None:
     wheel("helper", "2.0", LATER, module=BLOCKS_ONCE.format(str(tmp_path / "mark")))
@@ -171,6 +173,7 @@ def test_where_no_pin_changed_there_is_no_new_search(
     assert len(asked) > 4
 
 
+@pytest.mark.slow
 def test_versions_stay_where_only_the_branch_moved(
     nemo: Any, tip: Callable[..., str], wheel: Callable[..., None]
 ) -> None:
@@ -249,6 +252,7 @@ def test_of_a_release_that_never_was_the_nearest_later_one_comes_first(
     assert deviation.startswith(f"transformer-engine =={version}.* instead of ")
 
 
+@pytest.mark.slow
 def test_what_the_lock_took_before_is_tried_first(engine: Any, upstream: Upstream, wheel: Callable[..., None]) -> None:
     """Where a commit touches a file with pins, and changes none; not where it pins another release."""
     for release, module in (("1.13", ""), ("2.0", "import gone\n"), ("2.1", "import gone\n")):

@@ -190,6 +190,7 @@ def test_the_stack_and_the_user_win_and_say_so(nemo: Any, upstream: Upstream, op
     assert not component.transitive
 
 
+@pytest.mark.slow
 def test_what_is_taken_takes_something_itself(nemo: Any, upstream: Upstream, optim: dict[str, str]) -> None:
     # In a folder of its repository, with a word of its own.
     history = History(made(upstream.folder / "x/mono"))
@@ -239,6 +240,7 @@ def test_what_upstream_builds_in_the_environment_is_not_built_to_lock(
     assert "packaging==" in text_of(nemo, "main.txt")
 
 
+@pytest.mark.slow
 def test_a_build_has_its_own_requirements(nemo: Any, upstream: Upstream, wheel: Callable[..., Path]) -> None:
     """Its limit of setuptools, and what it imports, are its own and are locked; the environment has others."""
     wheel("setuptools", "78.0", module=SETUPTOOLS_MODULE, sources={"setuptools/build_meta.py": BACKEND})

@@ -178,6 +178,7 @@ def test_a_release_that_is_not_there_names_near_ones_and_the_tag(
     assert "--pin nemo-toolkit=VERSION" in refused["fix"]
 
 
+@pytest.mark.slow
 def test_unreachable_git(nemo: Any, upstream: Upstream) -> None:
     nemo.run("lock")
     upstream.folder.rename(upstream.folder.with_name("gone"))

@@ -106,6 +106,7 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["wheel", "editable"])
 def test_installed_tool_finds_its_data(tree: Path, built: Path, venv: Path, tmp_path: Path, how: str) -> None:
     what = ["--editable", tree] if how == "editable" else [next(built.glob("*.whl"))]

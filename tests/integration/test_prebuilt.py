@@ -99,6 +99,7 @@ def test_without_any_gpu_code_nothing_runs(place: Place, compiled: Callable[...,
     assert place.refused("90") == f"{package} 1.0: nothing for sm_90; no file of it has GPU code."
 
 
+@pytest.mark.slow
 def test_the_main_file_counts(place: Place, compiled: Callable[..., bytes]) -> None:
     more = KERNEL.replace("twice", "thrice") + KERNEL
     place.install(
@@ -111,6 +112,7 @@ def test_the_main_file_counts(place: Place, compiled: Callable[..., bytes]) -> N
     ]
 
 
+@pytest.mark.slow
 def test_other_packages_are_told_and_not_refused(place: Place, compiled: Callable[..., bytes]) -> None:
     """As torch 2.7.0, which has code for sm_75 and requires a cuSPARSELt that has none."""
     place.install("torch", "2.7.0", {TORCH: compiled("75", "80")})
@@ -192,6 +194,7 @@ def test_sync_checks_the_target_and_reads_once(project: Any) -> None:
     assert READ not in refused.stderr, "what was read serves every target"
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_for_a_target_that_torch_does_not_run_on(
     own: Any, wheel: Callable[..., Path], compiled: Callable[..., bytes], index: SimpleIndex, nvcc: Path, tmp_path: Path
 ) -> None:

@@ -435,6 +435,7 @@ print(json.dumps(compare_weights(context)))
 """
 
 
+@pytest.mark.slow
 def test_weights_that_are_absent_are_named(parity: Run, stack_python: Path, tmp_path: Path) -> None:
     checkpoints = parity.out / "checkpoints"
     shutil.copytree(checkpoints / "gpt-fp32-tp2" / "final", tmp_path / "own")

@@ -6,9 +6,12 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.slow
 def test_text_that_was_cut_short_or_does_not_fit_the_vocabulary_is_refused(stack_python: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(TESTS.parent / "smoke"), "OMP_NUM_THREADS": "1"}
     command = [stack_python, TESTS / "helpers" / "text_checks.py", tmp_path]

@@ -329,12 +329,14 @@ def test_another_file_than_the_one_that_was_pinned(
     assert not toolkits(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_nvcc_that_does_not_run(choose: Callable[..., Toolkit], own_index: SimpleIndex, tmp_path: Path) -> None:
     upload(own_index, tmp_path / "other", "nvidia-cuda-nvcc", "13.0.1", OLD, nvcc="#!/bin/sh\nexit 1\n")
     assert "does not run" in refused(MachineError, choose().toolchain).why
     assert not toolkits(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_toolkit_that_is_half_there_is_made_anew(choose: Callable[..., Toolkit], tmp_path: Path) -> None:
     home = choose().toolchain().home
     (mark,) = toolkits(tmp_path)

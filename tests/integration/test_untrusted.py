@@ -30,6 +30,7 @@ def hostile(reachable: Path) -> Path:
     return hostile_sqsh(reachable / "made")
 
 
+@pytest.mark.slow
 def test_the_watch_would_see_it(hostile: Path, reachable: Path) -> None:
     """What was demonstrated: unpacked by root into a folder that others may enter."""
     store = reachable / "as it was"

@@ -73,6 +73,7 @@ def test_a_wheel_for_another_sm_is_refused(environment: Path, tmp_path: Path, nv
 WAITS = "import time\n\n\ndef wait():\n    time.sleep(3600)\n\n\nwait()\n"
 
 
+@pytest.mark.slow
 def test_import_of_a_module_has_a_time_limit(environment: Path, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "made", "causal_conv1d", "1.7.0", LINUX, module=WAITS)
     with pytest.raises(CheckRefusedError) as caught:

@@ -202,6 +202,7 @@ JUNK: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.slow
 def test_junk_in_the_place_of_records_keeps_nobody_from_publishing(
     place: str, attacker: Attacker, world: PublishWorld, tmp_path: Any
 ) -> None:

@@ -53,13 +53,17 @@ def with_publication(**changes: object) -> Callable[[Any], object]:
 @pytest.mark.parametrize(
     "change",
     [
-        with_publication(oci_digest=sha256_bytes(b"another")),
-        with_publication(schema="envbuild.publication/9"),
-        with_publication(keyid=None),
-        lambda document: document["manifests"][0]["annotations"].pop(PUBLICATION),
-        lambda document: document.pop("manifests"),
+        pytest.param(with_publication(oci_digest=sha256_bytes(b"another")), id="another image"),
+        *(
+            pytest.param(change, id=what, marks=pytest.mark.slow)
+            for what, change in (
+                ("newer", with_publication(schema="envbuild.publication/9")),
+                ("half certified", with_publication(keyid=None)),
+                ("no publication", lambda document: document["manifests"][0]["annotations"].pop(PUBLICATION)),
+                ("no list", lambda document: document.pop("manifests")),
+            )
+        ),
     ],
-    ids=["another image", "newer", "half certified", "no publication", "no list"],
 )
 def test_a_tampered_index_is_written_anew(
     proxy: FaultProxy,
@@ -144,6 +148,7 @@ def test_a_referrer_that_a_retention_rule_removed_is_pushed_again(
         assert read_manifest(registry, item.digest) is not None
 
 
+@pytest.mark.slow
 def test_a_moving_tag_that_another_program_sets_back_is_put_right(
     registry: Registry, world: PublishWorld, published: Publication
 ) -> None:
@@ -156,6 +161,7 @@ def test_a_moving_tag_that_another_program_sets_back_is_put_right(
     assert digest_of_tag(registry, published.moving_tag) == newer.oci_digest
 
 
+@pytest.mark.slow
 def test_a_tag_that_is_changed_between_look_and_write(
     proxy: FaultProxy, registry: Registry, world: PublishWorld, published: Publication
 ) -> None:
@@ -174,6 +180,7 @@ def test_a_tag_that_is_changed_between_look_and_write(
     assert digest_of_tag(registry, published.moving_tag) == newer[0].oci_digest != published.oci_digest
 
 
+@pytest.mark.slow
 def test_the_index_stays_below_what_registries_take(
     registry: Registry, published: Publication, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_the_sqsh_goes_to_the_store_that_a_night_names(night: Night, share: Path
     assert not night.sqsh_is_attached
 
 
+@pytest.mark.slow
 def test_a_night_sends_no_sqsh_that_a_store_has(night: Night, share: Path) -> None:
     """It was published by hand, with --sqsh-to, and the night has no such option."""
     world = night.world

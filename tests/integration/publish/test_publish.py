@@ -312,6 +312,7 @@ def test_an_index_that_is_not_there_is_read_from_the_publications_own_tags(
         publish(world.request(to), world.context)
 
 
+@pytest.mark.slow
 def test_one_image_under_two_moving_tags_at_the_same_moment(
     secure: Secure, repository: str, world: PublishWorld
 ) -> None:
@@ -352,6 +353,7 @@ def test_the_record_of_another_publisher_is_not_replaced(secure: Secure, reposit
     assert read_index(registry) == (first, second)
 
 
+@pytest.mark.slow
 def test_what_was_removed_is_published_again(
     secure: Secure, repository: str, world: PublishWorld, tmp_path: Path
 ) -> None:

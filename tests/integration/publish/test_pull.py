@@ -222,6 +222,7 @@ def attach_foreign(registry: Registry, digest: str, folder: Path, *, alone: bool
     put_manifest(registry, tag_of(digest), replace(listed, content=json.dumps(index).encode()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("certified", [True, False])
 def test_bundles_of_other_programs_are_passed_over(
     proxy: FaultProxy, registry: Registry, world: PublishWorld, tmp_path: Path, certified: bool
@@ -289,6 +290,7 @@ def test_a_sqsh_in_a_bucket(
         assert proxy.count("GET", publication.sqsh.digest) == 0
 
 
+@pytest.mark.slow
 def test_processes_of_a_machine_share_one_download(
     proxy: FaultProxy, repository: str, world: PublishWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

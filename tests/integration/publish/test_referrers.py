@@ -118,6 +118,7 @@ def _complete(registry: Registry, tag: str) -> None:
         assert len(listed) == 4
 
 
+@pytest.mark.slow
 def test_publishers_that_die_at_any_request_leave_nothing_incomplete(
     open_registry: str, proxy: FaultProxy, registry: Registry, world: PublishWorld
 ) -> None:
@@ -155,6 +156,7 @@ def test_publishers_that_die_at_any_request_leave_nothing_incomplete(
     assert isinstance(second, Publication)
 
 
+@pytest.mark.slow
 def test_writers_at_the_same_moment(proxy: FaultProxy, registry: Registry, world: PublishWorld) -> None:
     """One image, five publishers."""
     world.certify()

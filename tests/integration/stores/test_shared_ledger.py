@@ -76,6 +76,7 @@ def test_writers_at_once_lose_nothing(place: Place, tmp_path: Path) -> None:
     assert len(reader.ledger.rows(ImageRow)) == 9
 
 
+@pytest.mark.slow
 def test_many_entries_are_put_together_and_still_read_once(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

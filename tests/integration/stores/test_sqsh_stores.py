@@ -51,6 +51,7 @@ def test_publishers_at_once_lose_nothing(with_objects: Place, tmp_path: Path) ->
         assert store.bundle(image.publication) == BUNDLE
 
 
+@pytest.mark.slow
 def test_a_store_that_drops_requests(s3: Place, tmp_path: Path) -> None:
     store = open_place(s3)
     image = make_image(store, tmp_path)

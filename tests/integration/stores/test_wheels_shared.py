@@ -136,6 +136,7 @@ def test_wheels_go_there_and_come_back(place: Place) -> None:
     assert here[OTHER.key]["provenance"] == json.loads(provenance.model_dump_json(by_alias=True))
 
 
+@pytest.mark.slow
 def test_a_swapped_entry_is_found_refused_and_replaced(bucket: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Key A's content under key B, by hand."""
     one, two = bucket.machine("one"), bucket.machine("two")
@@ -177,6 +178,7 @@ def test_which_store_is_said_where_it_is_not_clear(tmp_path: Path, bucket: Place
     assert "no wheel has" in asked(one, "pull", "zz", "--store", "ours", status=3)["error"]["what"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("push", KEY), ("pull", "--all")])
 def test_ctrl_c_ends_a_command_whose_store_does_not_answer(served: Place, arguments: tuple[str, ...]) -> None:
     one = served.machine("one")
