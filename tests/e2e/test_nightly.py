@@ -72,6 +72,7 @@ def test_a_night_publishes_what_it_certified(night: dict, tool: Tool, place: Pla
     assert f"envbuild pull {place.host}/team/first:{MOVING} --target cpu --format sqsh" in printed
 
 
+@pytest.mark.slow
 def test_the_next_night_does_nothing(night: dict, tool: Tool, place: Place) -> None:
     own = replace(tool, env=place.env)
     planned = json.loads(own.run(*NIGHT, *place.words("team/first", "first"), "--plan", "--json").stdout)
@@ -82,6 +83,7 @@ def test_the_next_night_does_nothing(night: dict, tool: Tool, place: Place) -> N
     assert len(place.published("team/first")) == 1
 
 
+@pytest.mark.slow
 def test_a_runner_that_has_nothing_but_the_shared_state_knows_what_there_is(
     night: dict, tool: Tool, place: Place, tmp_path: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_a_runner_that_has_nothing_but_the_shared_state_knows_what_there_is(
     assert target["image"]["repository"] == f"{place.host}/team/first"
 
 
+@pytest.mark.slow
 def test_a_lost_ledger_is_made_anew_from_what_is_published(
     night: dict, tool: Tool, place: Place, tmp_path: Path
 ) -> None:
@@ -117,6 +120,7 @@ def test_what_was_taken_back_elsewhere_is_good_no_more(night: dict, tool: Tool, 
     assert [(row.certified, row.revoked_reason) for row in rows] == [(False, "wrong NCCL")]
 
 
+@pytest.mark.slow
 def test_two_nights_of_a_stack_at_once_are_one(night: dict, tool: Tool, place: Place) -> None:
     own = replace(tool, env=place.env)
     held = tool.project / "state" / "nightly-mcore.lock"
