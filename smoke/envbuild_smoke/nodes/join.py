@@ -1,0 +1,139 @@
+"""How an agent joins the run: both ends prove the token, and the head compares what the agent runs with its own.
+
+The agent's side waits, each wait with a deadline; the head's side is one step for each message, since a thousand agents
+may join at once.
+"""
+
+import select
+import socket
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from envbuild_smoke.nodes.wire import VERSION, Greeting, Message, Wire, WireError, nonce
+from envbuild_smoke.plan.json_reader import PlanError, read_object
+
+# Of the handshake, once the connection is there.
+ANSWER_SECONDS = 30.0
+# Between two tries to reach a head that does not listen yet.
+RETRY_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joining:
+    """What an agent states about itself; `slots` are its GPUs, or the processes that it takes on the CPU.
+
+    `address` is where other nodes reach it; `host` is its name, for people.
+    """
+
+    plan_digest: str
+    nonce: str
+    smoke_digest: str | None
+    slots: int
+    host: str
+    address: str
+
+
+class RefusedError(Exception):
+    """The head does not take this agent; the reason is the head's."""
+
+
+class HeadGreeting:
+    """The head's side of one handshake; `receive` is called with each message until `joining` is there."""
+
+    def __init__(self, wire: Wire, token: bytes) -> None:
+        self.wire = wire
+        self.node: int | None = None
+        self.joining: Joining | None = None
+        self._token = token
+        self._greeting: Greeting | None = None
+        self._proven = False
+
+    def receive(self, message: Message) -> None:
+        """Take the next message of the agent and answer it. Raises WireError when it is none that belongs here."""
+        if self._greeting is None:
+            self._greet(message)
+        elif not self._proven:
+            if not self._greeting.proves(message.get("proof"), self._token, "agent"):
+                raise WireError("it does not have this run's token")
+            self.wire.authenticate(self._greeting.session_key(self._token), "head")
+            self._proven = True
+            self.wire.send({"event": "proven"})
+        else:
+            try:
+                self.joining = read_object(Joining, message, "an agent")
+            except PlanError as error:
+                raise WireError(f"it states what cannot be read: {error}") from error
+            self.node = self._greeting.node
+
+    def refuse(self, reason: str) -> None:
+        """Tell the agent why it is not taken."""
+        self.wire.send({"event": "refused", "reason": reason})
+
+    def admit(self) -> None:
+        """Tell the agent that it is in."""
+        self.wire.send({"event": "admitted"})
+
+    def _greet(self, message: Message) -> None:
+        node, agent_nonce = message.get("node"), message.get("nonce")
+        if message.get("hello") != VERSION or not isinstance(node, int) or not isinstance(agent_nonce, str):
+            raise WireError("it is no agent of this version")
+        self._greeting = Greeting(node=node, agent_nonce=agent_nonce, head_nonce=nonce())
+        self.wire.send({"nonce": self._greeting.head_nonce, "proof": self._greeting.proof(self._token, "head")})
+
+
+def join(address: tuple[str, int], node: int, token: bytes, joining: dict[str, Any], *, limit_seconds: float) -> Wire:
+    """Connect to the head, prove the token, have the head prove it, and return the connection once it took this agent.
+
+    `joining` are the fields of Joining without `address`, which is this end's of the connection.
+    Raises WireError when there is no such head within the limit, and RefusedError.
+    """
+    connection = _connect(address, limit_seconds)
+    host = connection.getsockname()[0]
+    wire = Wire(connection)
+    try:
+        mine = nonce()
+        wire.send({"hello": VERSION, "node": node, "nonce": mine})
+        answer = _next(wire)
+        theirs = answer.get("nonce")
+        if not isinstance(theirs, str):
+            raise WireError("it is no head of a run")
+        greeting = Greeting(node=node, agent_nonce=mine, head_nonce=theirs)
+        if not greeting.proves(answer.get("proof"), token, "head"):
+            raise WireError("it does not have this run's token")
+        wire.send({"proof": greeting.proof(token, "agent")})
+        wire.authenticate(greeting.session_key(token), "agent")
+        _next(wire)
+        wire.send(asdict(Joining(**joining, address=host)))
+        answer = _next(wire)
+        if answer.get("event") != "admitted":
+            raise RefusedError(str(answer.get("reason")))
+    except BaseException:
+        wire.close()
+        raise
+    return wire
+
+
+def _connect(address: tuple[str, int], limit_seconds: float) -> socket.socket:
+    """Return a connection to a head that may not listen yet. Raises WireError after the limit."""
+    limit = time.monotonic() + limit_seconds
+    while True:
+        try:
+            return socket.create_connection(address, timeout=max(RETRY_SECONDS, limit - time.monotonic()))
+        except OSError as error:
+            if time.monotonic() > limit:
+                raise WireError(
+                    f"{address[0]}:{address[1]} was not reached within {limit_seconds:g} s: {error.strerror or error}"
+                ) from error
+        time.sleep(RETRY_SECONDS)
+
+
+def _next(wire: Wire) -> Message:
+    """Return the next message. Raises WireError when none comes in time."""
+    limit = time.monotonic() + ANSWER_SECONDS
+    while (left := limit - time.monotonic()) > 0:
+        select.select([wire], [wire] if wire.waiting else [], [], left)
+        wire.flush()
+        if messages := wire.receive():
+            return messages[0]
+    raise WireError(f"no answer within {ANSWER_SECONDS:g} s")
