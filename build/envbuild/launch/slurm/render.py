@@ -76,8 +76,8 @@ def _step(job: SlurmJob) -> str:
     words = ["srun", "--mpi=none", "--kill-on-bad-exit=0", "--unbuffered", *_container(job)]
     lines = " \\\n    ".join(shlex.quote(word) for word in words)
     # Container names have the job's ID: a container that another job left would be entered in the image's place.
-    name = "--container-name=\"envbuild-$SLURM_JOB_ID\""
-    start = f"bash -c {shlex.quote(command)} - \"$head\" \"$ends_at\""
+    name = '--container-name="envbuild-$SLURM_JOB_ID"'
+    start = f'bash -c {shlex.quote(command)} - "$head" "$ends_at"'
     return " \\\n    ".join([lines, name, start])
 
 

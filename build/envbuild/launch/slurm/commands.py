@@ -1,0 +1,116 @@
+"""Slurm's own commands, here or on a login host by the user's own ssh: sbatch, squeue, scontrol, sinfo, scancel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from envbuild.core.errors import CertificationCannotRunError, ConfigurationError, EnvbuildError, MachineError
+from envbuild.core.process import Finished, ProcessOptions, run
+from envbuild.core.text import quoted_command
+from envbuild.launch.slurm.states import JobState
+
+# A controller that is busy answers late; one that is gone is given up by Slurm's commands after MessageTimeout.
+LIMIT_SECONDS = 120.0
+# ssh's own failures have this status (ssh(1)).
+_SSH_FAILED = 255
+_FIELDS = ("%i", "%T", "%r", "%S", "%N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmCommands:
+    """The commands on one cluster.
+
+    Attributes:
+        login: the host of the user's ssh configuration; None: this machine.
+    """
+
+    login: str | None = None
+    environment: Mapping[str, str] | None = None
+
+    def submit(self, script: str) -> str:
+        """Submit a batch script, and return the job's ID.
+
+        Raises:
+            ConfigurationError: Slurm refuses it; an unknown partition names those that there are.
+            MachineError: there is no Slurm, or the login host cannot be reached.
+        """
+        done = self._run(["sbatch", "--parsable"], what="submit the job", stdin=script.encode())
+        # "ID" or "ID;CLUSTER", after what a site's plugins print.
+        answer = re.search(r"^(\d+)(;\S+)?$", done.output, re.MULTILINE)
+        if done.status != 0 or answer is None:
+            raise self._refusal(done)
+        return answer[1]
+
+    def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """The states of jobs, by ID, with one query for all; those that Slurm has forgotten are left out.
+
+        Raises:
+            MachineError: Slurm does not answer.
+        """
+        words = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", f"--format={'|'.join(_FIELDS)}"]
+        done = self._run(words, what="ask for the job's state")
+        if done.status != 0 and "Invalid job id" not in done.output:
+            raise self._failure(done, "ask for the job's state")
+        lines = [line.split("|") for line in done.output.splitlines() if line.count("|") == len(_FIELDS) - 1]
+        return {
+            job: JobState(job=job, state=state, reason=_text(reason), start=_text(start), nodes=nodes)
+            for job, state, reason, start, nodes in lines
+        }
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job.
+
+        Raises:
+            MachineError: Slurm does not answer.
+        """
+        done = self._run(["scancel", job], what="cancel the job")
+        if done.status != 0:
+            raise self._failure(done, "cancel the job")
+
+    def partitions(self) -> list[str]:
+        """The partitions that there are; empty where Slurm does not say."""
+        done = self._run(["sinfo", "--noheader", "--format=%R"], what="list the partitions")
+        return sorted(set(done.output.split())) if done.status == 0 else []
+
+    def _refusal(self, done: Finished) -> EnvbuildError:
+        if "partition" in done.output and (partitions := self.partitions()):
+            fix = f"The cluster has the partitions {', '.join(partitions)}: set one in the cluster's file."
+        elif "account" in done.output:
+            fix = "`sacctmgr show associations user=$USER` there lists your accounts: set one in the cluster's file."
+        else:
+            fix = "Correct the cluster's file, or ask who runs the cluster."
+        return ConfigurationError("Slurm refuses the job", why=_answer(done), fix=fix)
+
+    def _failure(self, done: Finished, what: str) -> EnvbuildError:
+        return MachineError(f"cannot {what}: Slurm does not answer", why=_answer(done), fix="Try again later.")
+
+    def _run(self, words: Sequence[str], *, what: str, stdin: bytes | None = None) -> Finished:
+        """Run a command there.
+
+        Raises:
+            MachineError: the login host cannot be reached, or has no Slurm.
+        """
+        # BatchMode: a question for a password would wait for ever. A login shell has the site's PATH.
+        remote = [] if self.login is None else ["ssh", "-o", "BatchMode=yes", "--", self.login, quoted_command(*words)]
+        options = ProcessOptions(
+            env=self.environment, stdin=stdin, timeout_seconds=LIMIT_SECONDS, error=CertificationCannotRunError
+        )
+        done = run(remote or list(words), what=what, check=False, options=options)
+        if self.login is not None and done.status == _SSH_FAILED:
+            raise MachineError(
+                f"cannot {what}: ssh to {self.login} failed",
+                why=_answer(done),
+                fix=f"`{quoted_command('ssh', '-o', 'BatchMode=yes', self.login, 'true')}` must work without a "
+                "password: add your key to an agent, or set the host in ~/.ssh/config.",
+            )
+        return done
+
+
+def _answer(done: Finished) -> str:
+    return done.output.strip() or f"It printed nothing and ended with {done.status}."
+
+
+def _text(value: str) -> str:
+    return "" if value in ("None", "N/A", "(null)", "Unknown") else value
