@@ -220,7 +220,7 @@ def _failed_report(
 
 
 def _pairs(job: CertifyJob) -> tuple[Pair, ...]:
-    capabilities = Capabilities.of(job.request.selection, job.request.lock.packages())
+    capabilities = Capabilities.for_selection(job.request.selection, job.request.lock.packages())
     return coverage(job.matrix, job.cases, capabilities)
 
 

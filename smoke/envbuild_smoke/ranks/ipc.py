@@ -80,7 +80,7 @@ class Channel:
             self._read()
         return self._messages.popleft() if self._messages else None
 
-    def take_all(self) -> tuple[list[Message], bool]:
+    def receive_all(self) -> tuple[list[Message], bool]:
         """Read what has arrived; return the messages, and whether the other end is gone."""
         if not self._ended:
             self._read()

@@ -161,7 +161,7 @@ class Pool:
     def _read_server(self) -> None:
         if self._server is None:
             return
-        events, ended = self._server.channel.take_all()
+        events, ended = self._server.channel.receive_all()
         for event in events:
             if event["event"] == "started":
                 self._known[event["key"]].pid = event["pid"]
@@ -204,7 +204,7 @@ class Pool:
         if process.gone:
             # Its end was read in the same moment.
             return
-        messages, ended = process.channel.take_all()
+        messages, ended = process.channel.receive_all()
         for message in messages:
             if message.pop("event") == "done":
                 process.done = read_object(Done, message, "done")

@@ -44,7 +44,7 @@ class PreviousRun:
     cut_bytes: int
 
 
-def take_lock(out: Path) -> int:
+def lock_folder(out: Path) -> int:
     """Lock the output directory and return the descriptor; every process of the run keeps it open until it ends.
 
     Raises ResumeError when processes of another run have it.

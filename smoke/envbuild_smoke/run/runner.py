@@ -45,7 +45,7 @@ def run_plan(
     drivers = tuple(sorted({DRIVERS[case.driver] for case in plan.cases}))
     program = options.program or RankProgram(preload=drivers)
     # Before the results are read: another run could still write to them.
-    lock = resume.take_lock(out)
+    lock = resume.lock_folder(out)
     previous = resume.read_previous(out, plan) if options.resume else None
     variables = {**options.variables, **(cache_variables(out) if plan.device == "cuda" else {})}
     pool = Pool(program, plan, out, lock, variables, live=options.isolation == "live")

@@ -248,9 +248,9 @@ def test_baseline_that_fails_when_it_runs_again_takes_its_cases_along(smoke: Smo
 
 def test_two_runs_do_not_share_a_directory(smoke: Smoke, waiting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "_LOCK_SECONDS", 0.0)
-    lock = resume.take_lock(waiting / "out")
+    lock = resume.lock_folder(waiting / "out")
     done = run(smoke, waiting, "--resume")
     assert done.status == 2
     assert "in use by another run" in done.errors
     os.close(lock)
-    os.close(resume.take_lock(waiting / "out"))
+    os.close(resume.lock_folder(waiting / "out"))

@@ -276,8 +276,8 @@ class _Comparison:
             return
         baseline = self._case.baseline_id
         if weights is None or weights.compared_with != baseline or weights.tensors < 1:
-            found = "not compared" if weights is None else f"compared with {weights.compared_with}"
-            text = f"its final weights were to be compared with those of {baseline}, and were {found}"
+            state = "not compared" if weights is None else f"compared with {weights.compared_with}"
+            text = f"its final weights were to be compared with those of {baseline}, and were {state}"
             self.problems.append(Problem(check="parity-weights", text=text))
             return
         for names, words in ((weights.missing, "lacks"), (weights.unexpected, "has, and its baseline has not,")):
