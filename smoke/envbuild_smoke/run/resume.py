@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class PreviousRun:
     cut_bytes: int
 
 
-def take_lock(out: Path) -> int:
+def lock_folder(out: Path) -> int:
     """Lock the output directory and return the descriptor; every process of the run keeps it open until it ends.
 
     Raises ResumeError when processes of another run have it.
@@ -148,7 +148,7 @@ def _whole_lines(content: bytes) -> tuple[int, list[dict[str, object]]]:
 
 
 def checkpoints_missing(
-    plan: Plan, cases: Iterable[Case], out: Path, results: Mapping[Key, CaseLine], trained: Collection[Key]
+    plan: Plan, cases: Iterable[Case], out: Path, results: Mapping[Key, CaseLine]
 ) -> frozenset[Key]:
     """Return the baselines that completed, whose checkpoints are needed and no longer there."""
     missing = set()
@@ -157,9 +157,7 @@ def checkpoints_missing(
             run, baseline = (case.id, repeat), results.get((str(case.baseline), repeat))
             if run in results or baseline is None or baseline.status != "completed":
                 continue
-            needed = [
-                name for name, is_needed in ((INITIAL, run not in trained), (FINAL, case.compare_weights)) if is_needed
-            ]
+            needed = (INITIAL, FINAL) if case.compare_weights else (INITIAL,)
             folder = repeat_folder(out, repeat)
             if not all(checkpoint_path(folder, baseline.case, name).is_dir() for name in needed):
                 missing.add((baseline.case, repeat))

@@ -34,10 +34,6 @@ from envbuild_smoke.run.options import Options
 
 Smoke = Callable[..., Command]
 H200 = Gpu(0, "GPU-0", "NVIDIA H200", "143771 MiB", "570", "9.0")
-COMPARED = [
-    case_document("saves-baseline"),
-    {**case_document("final-b", "saves-baseline"), "compare_weights": True},
-]
 
 
 def interrupt(folder: Path, when: Callable[[Document], bool]) -> None:
@@ -250,41 +246,11 @@ def test_baseline_that_fails_when_it_runs_again_takes_its_cases_along(smoke: Smo
     assert (lines[-1]["cases"], lines[-1]["completed"]) == (3, 2)
 
 
-@pytest.mark.parametrize(
-    ("left", "started"),
-    [
-        ("everything", ["saves-baseline"]),
-        ("no checkpoint", ["saves-baseline", "final-b"]),
-        ("half a result", ["saves-baseline", "final-b"]),
-    ],
-)
-def test_trained_case_is_compared_without_training_again(
-    smoke: Smoke, tmp_path: Path, left: str, started: list[str]
-) -> None:
-    """The baseline saved its weights and goes on: a case of it is trained, and waits for its end."""
-    write_plan(tmp_path, *COMPARED)
-    out = tmp_path / "out"
-    interrupt(tmp_path, lambda event: event["event"] == "case-trained")
-    assert [line["type"] for line in read_results(out)] == ["run"]
-    if left == "no checkpoint":
-        shutil.rmtree(out / "checkpoints" / "final-b")
-    elif left == "half a result":
-        trained = out / "cases" / "final-b" / "trained.json"
-        trained.write_text(trained.read_text()[:60])
-    (out / "go").touch()
-    done = run(smoke, tmp_path, "--resume")
-    assert done.status == 0, done.errors
-    assert done.started == started
-    case = read_results(out)[-2]
-    assert (case["case"], case["status"], len(case["steps"])) == ("final-b", "completed", 5)
-    assert case["weights"]["compared_with"] == "saves-baseline"
-
-
 def test_two_runs_do_not_share_a_directory(smoke: Smoke, waiting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "_LOCK_SECONDS", 0.0)
-    lock = resume.take_lock(waiting / "out")
+    lock = resume.lock_folder(waiting / "out")
     done = run(smoke, waiting, "--resume")
     assert done.status == 2
     assert "in use by another run" in done.errors
     os.close(lock)
-    os.close(resume.take_lock(waiting / "out"))
+    os.close(resume.lock_folder(waiting / "out"))
