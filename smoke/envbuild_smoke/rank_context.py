@@ -1,9 +1,8 @@
-"""What a rank knows of its case, and the files it reports to."""
+"""What a rank knows of its case, and what it reports."""
 
-import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ INITIAL, FINAL = "initial", "final"
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A line that a rank reports, on the clock that all processes of a machine share: a step, or what comes once.
+    """What a rank reports, on the clock that all processes of a machine share: a step, or what comes once.
 
     With `weights_saved` the checkpoint of a baseline is complete: its cases can start.
     """
@@ -42,7 +41,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class RaisedFailure:
-    """What a rank that raises puts on record, at that moment on the same clock."""
+    """What a rank that raises reports, at that moment on the same clock."""
 
     monotonic_seconds: float
     kind: FailureKind
@@ -51,11 +50,11 @@ class RaisedFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """What a rank needs for a task. `listener` is rank 0's open socket on `port`, where the ranks of the case meet.
+    """What a rank needs for a task. The ranks of a case meet at `host` and `port`; `listener` is rank 0's socket there.
 
     `device_index` is the number of the GPU to train on among those this process sees. `world_size` is the
     task's, not the case's: one rank compares weights.
-    `save_final_weights` is set when the weights that this case ends with are compared.
+    `save_final_weights` is set when the weights that this case ends with are compared. `send` sends to the runner.
     """
 
     case: Case
@@ -63,11 +62,13 @@ class RankContext:
     device: Device
     out: Path
     rank: int
+    host: str
     port: int
     world_size: int
     listener: int | None
     device_index: int = 0
     save_final_weights: bool = False
+    send: Callable[[dict[str, object]], object]
 
     @property
     def checkpoint(self) -> Path:
@@ -98,13 +99,8 @@ class RankContext:
         self.report(step=replace(step, seconds=round(step.seconds, 4)))
 
     def report(self, **fields: Any) -> None:
-        """Append a Report with these fields to metrics.jsonl, in one write: several ranks may report."""
-        whole = asdict(Report(monotonic_seconds=time.monotonic(), **fields))
-        line = {name: whole[name] for name in ("monotonic_seconds", *fields)}
-        # O_APPEND and one write(2): lines of several ranks are whole and never overwrite each other (write(2),
-        # O_APPEND).
-        with metrics_path(self.out, self.case.id).open("ab", buffering=0) as file:
-            file.write(json.dumps(line).encode() + b"\n")
+        """Send a Report with these fields to the runner."""
+        self.send({"event": "report", **asdict(Report(monotonic_seconds=time.monotonic(), **fields))})
 
 
 def saves_final_weights(cases: Iterable[Case], case: Case) -> bool:
@@ -115,13 +111,3 @@ def saves_final_weights(cases: Iterable[Case], case: Case) -> bool:
 def checkpoint_path(out: Path, case_id: str, name: str) -> Path:
     """Return the directory of a case's checkpoint."""
     return out / "checkpoints" / case_id / name
-
-
-def metrics_path(out: Path, case_id: str) -> Path:
-    """Return where the ranks of a case write what they report."""
-    return out / "cases" / case_id / "metrics.jsonl"
-
-
-def failure_record_path(out: Path, case_id: str, rank: int) -> Path:
-    """Return where a rank that raises puts this on record."""
-    return out / "cases" / case_id / f"rank{rank}.failure.json"

@@ -360,7 +360,6 @@ def test_time_limit_while_a_checkpoint_is_saved(stack_python: Path, tmp_path: Pa
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, timeout=120, check=True)
     result = read_results(tmp_path / "out")[1]
     assert (result["status"], result["failure"]["kind"]) == ("timed-out", "timeout"), result["failure"]
-    assert not (tmp_path / "out" / "cases" / BASELINE / "rank0.failure.json").exists()
     assert "managers.py" in (tmp_path / "out" / result["failure"]["log"]).read_text()
 
 
@@ -378,8 +377,9 @@ for index in range(30):
     (out / "cases" / case.id).mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        context = RankContext(case=case, model=plan.models[case.model], device="cpu", out=out, rank=0, port=port,
-                              world_size=1, listener=listener.detach(), save_final_weights=True)
+        context = RankContext(case=case, model=plan.models[case.model], device="cpu", out=out, rank=0,
+                              host="127.0.0.1", port=port, world_size=1, listener=listener.detach(),
+                              save_final_weights=True, send=lambda message: None)
     drivers.module("mcore").train(context)
     kilobytes = int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0])
     after.append([kilobytes, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))])

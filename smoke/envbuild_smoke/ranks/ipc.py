@@ -20,7 +20,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RankCommand:
-    """A task for a rank; with it comes the descriptor of the socket that rank 0 listens at, if it `listens`.
+    """A task for a rank, whose ranks meet at `host` and `port`; rank 0 `listens` there, and gets the socket's descriptor.
 
     `sizes` are those of a bandwidth sweep; `log` is where its output goes.
     """
@@ -29,6 +29,7 @@ class RankCommand:
     case: str
     rank: int
     world_size: int
+    host: str
     port: int
     device_index: int
     listens: bool

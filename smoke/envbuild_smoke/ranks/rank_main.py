@@ -4,13 +4,13 @@ It stays alive between cases, with its libraries imported and, on a GPU, with CU
 down what a case set up. A task that raises ends the process, since its state is unknown.
 
 The runner sends a RankCommand for each task; the rank sends {"event": "ready"} when the libraries are there, and
-{"event": "done"} with the fields of Done.
+{"event": "done"} with the fields of Done; meanwhile {"event": "report"} with those of Report, and if the task raises,
+{"event": "raised"} with those of RaisedFailure.
 """
 
 import ctypes
 import faulthandler
 import importlib
-import json
 import os
 import signal
 import sys
@@ -27,7 +27,7 @@ from envbuild_smoke.environment.libraries import mapped
 from envbuild_smoke.error_line import error_line
 from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.models import Case, Plan
-from envbuild_smoke.rank_context import RaisedFailure, RankContext, failure_record_path, saves_final_weights
+from envbuild_smoke.rank_context import RaisedFailure, RankContext, saves_final_weights
 from envbuild_smoke.ranks.ipc import Channel, Done, RankCommand
 from envbuild_smoke.ranks.program import RankProgram
 
@@ -45,7 +45,7 @@ def serve(program: RankProgram, plan: Plan, channel: Channel) -> int:
         redirect_output(command.log)
         # The variables of torchrun: libraries read them though the driver passes rank and size itself.
         os.environ.update(command.variables)
-        context = _context(command, plan, channel.descriptor() if command.listens else None)
+        context = _context(command, plan, channel)
         status, answer = _run(program.tasks, context, command)
         _flush()
         # After a failure the process ends: peers, groups and the GPU's memory may be in any state.
@@ -77,7 +77,7 @@ def sweep_case(plan: Plan, ranks: int) -> Case:
     return replace(plan.cases[0], id=BANDWIDTH, baseline=None, world_size=ranks)
 
 
-def _context(command: RankCommand, plan: Plan, listener: int | None) -> RankContext:
+def _context(command: RankCommand, plan: Plan, channel: Channel) -> RankContext:
     case = sweep_case(plan, command.world_size) if command.task == BANDWIDTH else plan.case(command.case)
     return RankContext(
         case=case,
@@ -85,11 +85,13 @@ def _context(command: RankCommand, plan: Plan, listener: int | None) -> RankCont
         device=plan.device,
         out=Path(command.out),
         rank=command.rank,
+        host=command.host,
         port=command.port,
-        listener=listener,
+        listener=channel.descriptor() if command.listens else None,
         device_index=command.device_index,
         world_size=command.world_size,
         save_final_weights=saves_final_weights(plan.cases, case),
+        send=channel.send,
     )
 
 
@@ -102,23 +104,19 @@ def _run(tasks: str, context: RankContext, command: RankCommand) -> tuple[int | 
     except SystemExit as error:
         # SystemExit's code may be None (0), a number, or a text (1), as for the interpreter.
         return error.code if isinstance(error.code, int) else int(error.code is not None), None
-    except BaseException as error:  # noqa: BLE001 - recorded, and turned into the exit status
-        _record_failure(context, error)
+    except BaseException as error:  # noqa: BLE001 - reported, and turned into the exit status
+        _report_failure(context, error)
         traceback.print_exc()
         return 1, None
 
 
-def _record_failure(context: RankContext, error: BaseException) -> None:
-    record = RaisedFailure(
+def _report_failure(context: RankContext, error: BaseException) -> None:
+    raised = RaisedFailure(
         monotonic_seconds=time.monotonic(),
         kind="not-finite" if isinstance(error, FloatingPointError) else "exception",
         message=error_line(error),
     )
-    path = failure_record_path(context.out, context.case.id, context.rank)
-    # Renamed when it is whole: the runner reads it while ranks die.
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(record)), encoding="utf-8")
-    os.replace(partial, path)
+    context.send({"event": "raised", **asdict(raised)})
 
 
 def _flush() -> None:

@@ -2,12 +2,10 @@
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 from envbuild_smoke.environment.foreign_modules import ListedFiles
-from envbuild_smoke.plan.json_reader import PlanError, load_json, read_object
 from envbuild_smoke.plan.models import Case
-from envbuild_smoke.rank_context import Report, metrics_path
+from envbuild_smoke.rank_context import Report
 from envbuild_smoke.results import CaseLine, Failure, Status, Step
 from envbuild_smoke.run.failure import failure_of
 from envbuild_smoke.run.pool import Pool
@@ -29,13 +27,10 @@ class CaseRun:
         self.task_run = TaskRun(task, pool, devices, now)
         self._case: Case = task.case
         self._repeat = task.repeat
-        self._reports = metrics_path(task.out, task.case.id)
         self._emit = emit
         self._steps: list[Step] = []
         self._startup: float | None = None
         self._once = Report(monotonic_seconds=now)
-        self._problem: str | None = None
-        self._read = 0
 
     def update(self, now: float) -> bool:
         """Note what was reported and which ranks ended; True when the case has ended."""
@@ -77,17 +72,8 @@ class CaseRun:
 
     def _read_reports(self) -> None:
         """Read what was reported since the last update, and emit its events."""
-        lines = read_lines(self._reports, self._read)
-        # An incomplete line is read again when the rest of it is there.
-        self._read += len(lines)
         about = {"case": self._case.id, "repeat": self._repeat}
-        for line in lines.splitlines():
-            try:
-                report = read_object(Report, load_json(line), "its report")
-            except PlanError as error:
-                # A report that is not of its type fails its case, and not the run.
-                self._problem = self._problem or str(error)
-                continue
+        for report in self.task_run.new_reports():
             once = {name: value for name in _ONCE if (value := getattr(report, name)) is not None}
             self._once = replace(self._once, **once)
             if report.weights_saved:
@@ -107,8 +93,9 @@ class CaseRun:
         cause = failure_of(self.task_run, f"{len(self._steps)} of {self._case.training.steps} steps")
         if cause is not None:
             return ("timed-out" if cause.kind == "timeout" and timed_out else "failed"), cause
-        if self._problem is not None:
-            return "failed", Failure(kind="incomplete", message=self._problem)
+        if problem := next((process.problem for process in self.task_run.processes if process.problem), None):
+            # A report that is not of its type fails its case, and not the run.
+            return "failed", Failure(kind="incomplete", message=problem)
         problem = self._step_problem()
         if problem is not None:
             # The last rank is of the last pipeline stage, which reports.
@@ -123,14 +110,3 @@ class CaseRun:
         if numbers == list(range(1, last + 1)):
             return None
         return f"every rank was done, but the steps reported are {numbers}, not 1 to {last}"
-
-
-def read_lines(path: Path, offset: int) -> bytes:
-    """Return the whole lines of a file from `offset` on; the last one may be incomplete."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            content = file.read()
-    except FileNotFoundError:
-        return b""
-    return content[: content.rfind(b"\n") + 1]

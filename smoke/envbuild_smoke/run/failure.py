@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from envbuild_smoke.plan.json_reader import PlanError, load_json, read_object
-from envbuild_smoke.rank_context import RaisedFailure, failure_record_path
+from envbuild_smoke.rank_context import RaisedFailure
 from envbuild_smoke.results import Failure, FailureKind
 from envbuild_smoke.run.forkserver import signal_name
 from envbuild_smoke.run.pool import FORKSERVER_LOG
@@ -43,17 +42,17 @@ def _failure_of_ranks(run: TaskRun) -> Failure | None:
     """Return the failure of the rank that failed first, None if none failed by itself."""
     task = run.task
     until = float("inf") if run.timed_out_at is None else run.timed_out_at
-    records = {}
-    for rank in range(task.world_size):
-        record = _read_record(failure_record_path(task.out, task.case.id, rank))
-        # What a rank raises after its time limit is not why it took so long.
-        if record is not None and record.monotonic_seconds <= until:
-            records[rank] = record
-    ends = [end for end in run.ends.values() if end.rank in records or end.seen_at <= until]
+    # What a rank raises after its time limit is not why it took so long.
+    raised = {
+        rank: process.raised
+        for rank, process in enumerate(run.processes)
+        if process.raised is not None and process.raised.monotonic_seconds <= until
+    }
+    ends = [end for end in run.ends.values() if end.rank in raised or end.seen_at <= until]
     if run.lost_its_server:
         # A rank may have raised, and the fork server died before it could report the end.
-        ends += [RankEnd(rank=rank, exit_status=None, seen_at=until) for rank in records if rank not in run.ends]
-    first = earliest(ends, records, task.log_name)
+        ends += [RankEnd(rank=rank, exit_status=None, seen_at=until) for rank in raised if rank not in run.ends]
+    first = earliest(ends, raised, task.log_name)
     return first and with_reason_of_nccl(first, task.root)
 
 
@@ -73,28 +72,28 @@ def with_reason_of_nccl(failure: Failure, root: Path) -> Failure:
 
 
 def earliest(
-    ends: list[RankEnd], records: Mapping[int, RaisedFailure], log_name: Callable[[int], str]
+    ends: list[RankEnd], raised: Mapping[int, RaisedFailure], log_name: Callable[[int], str]
 ) -> Failure | None:
     """Return the failure of the rank that failed first, or None if none failed by itself.
 
-    `records` holds, by rank, what ranks that raised wrote down at that moment. A rank that ends before its task
+    `raised` holds, by rank, what ranks that raised reported at that moment. A rank that ends before its task
     is done has failed, whatever its exit status.
     """
-    failed = [end for end in ends if end.rank in records or not (end.done or end.killed_by_runner)]
+    failed = [end for end in ends if end.rank in raised or not (end.done or end.killed_by_runner)]
     if not failed:
         return None
 
     def moment(end: RankEnd) -> float:
-        if end.rank in records:
-            return records[end.rank].monotonic_seconds
+        if end.rank in raised:
+            return raised[end.rank].monotonic_seconds
         return end.seen_at - DEATH_SEEN_LATE_SECONDS
 
     # Equal moments happen only in tests; the lower rank makes the answer the same every time.
     first = min(failed, key=lambda end: (moment(end), end.rank))
     status = first.exit_status
     kind: FailureKind
-    if first.rank in records:
-        kind, message = records[first.rank].kind, records[first.rank].message
+    if first.rank in raised:
+        kind, message = raised[first.rank].kind, raised[first.rank].message
     elif status is not None and status < 0:
         kind, message = "signal", f"killed by {signal_name(-status)}"
     else:
@@ -112,12 +111,3 @@ def _timeout(run: TaskRun, progress: str) -> Failure:
     first = hanging[0]
     status = run.ends[first].exit_status if first in run.ends else None
     return Failure(kind="timeout", message=message, rank=first, exit_status=status, log=task.log_name(first))
-
-
-def _read_record(path: Path) -> RaisedFailure | None:
-    """Return what a rank wrote when it raised, or None."""
-    try:
-        return read_object(RaisedFailure, load_json(path.read_bytes()), "failure")
-    # A rank that was killed wrote none.
-    except (FileNotFoundError, PlanError):
-        return None

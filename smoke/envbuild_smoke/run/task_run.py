@@ -1,16 +1,17 @@
 """One task from start to end: its rank processes get it, are watched, and, if need be, killed."""
 
-import socket
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Literal
 
 from envbuild_smoke.environment.libraries import merged
 from envbuild_smoke.plan.models import Case
+from envbuild_smoke.rank_context import Report
 from envbuild_smoke.ranks.ipc import Done, RankCommand
-from envbuild_smoke.run.forkserver import request_stacks
-from envbuild_smoke.run.pool import DEATH_LIMIT_SECONDS, Pool
+from envbuild_smoke.run.pool import DEATH_LIMIT_SECONDS, RankPool
 
 # After one rank failed, its peers get this long to fail by themselves and write why to their logs.
 GRACE_SECONDS = 3.0
@@ -84,7 +85,7 @@ class _State(Enum):
 class TaskRun:
     """A task that runs; call `update` after every wait, until it returns True."""
 
-    def __init__(self, task: RankTask, pool: Pool, devices: tuple[int, ...], now: float) -> None:
+    def __init__(self, task: RankTask, pool: RankPool, devices: tuple[int, ...], now: float) -> None:
         task.folder.mkdir(parents=True, exist_ok=True)
         self.task = task
         self.devices = devices
@@ -128,6 +129,12 @@ class TaskRun:
         """True when the fork server died before all ranks were done."""
         return any(process.lost and not process.done for process in self.processes)
 
+    def new_reports(self) -> Iterator[Report]:
+        """Give what its ranks reported since the last call."""
+        for process in self.processes:
+            while process.reports:
+                yield process.reports.popleft()
+
     def update(self, now: float) -> bool:
         """Note which ranks were done or ended, kill those that have to end, and return whether the task has ended."""
         self._note_ends()
@@ -150,29 +157,39 @@ class TaskRun:
         self._pool.retire(self.processes)
 
     def _send(self) -> None:
-        case, size = self.task.case, str(self.task.world_size)
-        # Bound before any rank gets its number, and passed to rank 0: no other process can take it in between.
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-            common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
-            for rank, (process, log) in enumerate(zip(self.processes, self.task.logs, strict=True)):
-                # On the CPU devices are slots of the scheduler: LOCAL_RANK is the rank.
-                local = self.devices[rank] if self._pool.plan.device == "cuda" else rank
-                own = {"RANK": str(rank), "LOCAL_RANK": str(local), "MASTER_PORT": str(port)}
-                command = RankCommand(
-                    task=self.task.kind,
-                    case=case.id,
-                    rank=rank,
-                    world_size=self.task.world_size,
-                    port=port,
-                    device_index=local,
-                    listens=rank == 0,
-                    out=str(self.task.out),
-                    log=str(log),
-                    sizes=self.task.sizes,
-                    variables={**common, **own},
-                )
-                process.channel.send(asdict(command), (listener.fileno(),) if rank == 0 else ())
+        task, size = self.task, str(self.task.world_size)
+        places = [self._pool.place(device) for device in self.devices]
+        ranks_on = Counter(node for node, _ in places)
+        # Bound before any rank gets its number, and passed to rank 0: no other process can have it in between.
+        meeting = self._pool.bind(self.processes[0])
+        seen: Counter[int] = Counter()
+        for rank, (process, log, (node, device)) in enumerate(zip(self.processes, task.logs, places, strict=True)):
+            # On the CPU devices are slots of the scheduler: LOCAL_RANK is the rank among those of its node.
+            local = device if self._pool.plan.device == "cuda" else seen[node]
+            seen[node] += 1
+            variables = {
+                "RANK": str(rank),
+                "WORLD_SIZE": size,
+                "LOCAL_RANK": str(local),
+                "LOCAL_WORLD_SIZE": str(ranks_on[node]),
+                "MASTER_ADDR": meeting.host,
+                "MASTER_PORT": str(meeting.port),
+            }
+            command = RankCommand(
+                task=task.kind,
+                case=task.case.id,
+                rank=rank,
+                world_size=task.world_size,
+                host=meeting.host,
+                port=meeting.port,
+                device_index=local,
+                listens=rank == 0,
+                out=str(task.out),
+                log=str(log),
+                sizes=task.sizes,
+                variables=variables,
+            )
+            self._pool.send(process, command, meeting)
 
     def _note_ends(self) -> None:
         for rank, process in enumerate(self.processes):
@@ -200,8 +217,8 @@ class TaskRun:
         elif now > self.began + self.task.limit_seconds:
             self.timed_out_at = now
             for process in self.processes:
-                if process.pid is not None and not process.gone and not process.done:
-                    request_stacks(process.pid)
+                if not process.gone and not process.done:
+                    self._pool.request_stacks(process)
             # Not killed at once: faulthandler writes the stacks, which say where the rank hung.
             self._state, self._changed_at = _State.WRITING_STACKS, now
 

@@ -158,12 +158,22 @@ def bandwidth(context: RankContext, sizes: tuple[int, ...]) -> BandwidthLine:
     return BandwidthLine(ranks=context.world_size, backend="gloo", points=points, all_gather=points)
 
 
+def raised_mark(context: RankContext, rank: int) -> Path:
+    """The file that a rank makes once it has reported what it raised."""
+    return context.out / "cases" / context.case.id / f"rank{rank}.raised"
+
+
+def mark_raised(context: RankContext) -> None:
+    """Called where the traceback is printed, which comes after the report."""
+    raised_mark(context, context.rank).touch()
+
+
 def raises(context: RankContext) -> None:
     """Rank 1 raises first, but rank 0, whose connection broke, is the first to be gone."""
     if context.rank == 1:
-        traceback.print_exc = lambda: time.sleep(0.3)
+        traceback.print_exc = lambda: (mark_raised(context), time.sleep(0.3))
         raise ValueError("planted in rank 1")
-    wait_for(context.out / "cases" / context.case.id / "rank1.failure.json")
+    wait_for(raised_mark(context, 1))
     raise ConnectionError("rank 0 lost its peer")
 
 
@@ -178,8 +188,9 @@ def nccl(context: RankContext) -> None:
 def exits(context: RankContext) -> None:
     """Rank 1 exits without an exception; rank 0 records its broken connection before that is seen."""
     if context.rank == 1:
-        wait_for(context.out / "cases" / context.case.id / "rank0.failure.json")
+        wait_for(raised_mark(context, 0))
         os._exit(3)
+    traceback.print_exc = lambda: mark_raised(context)
     raise ConnectionError("rank 0 lost its peer")
 
 
@@ -324,8 +335,9 @@ def raisesfirst(context: RankContext) -> None:
     """Rank 1 raises, and the fork server is killed before it reports that."""
     if context.rank == 1:
         os.kill(os.getppid(), signal.SIGSTOP)
+        traceback.print_exc = lambda: mark_raised(context)
         raise ValueError("planted in rank 1")
-    wait_for(context.out / "cases" / context.case.id / "rank1.failure.json")
+    wait_for(raised_mark(context, 1))
     os.kill(os.getppid(), signal.SIGKILL)
     wait_for_nothing()
 

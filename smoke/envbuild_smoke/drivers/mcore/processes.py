@@ -58,7 +58,7 @@ def joined(context: RankContext) -> Iterator[torch.device]:
     # Not through MASTER_PORT: between choosing a free port and listening on it, another process could take it. The
     # runner listens before it starts the ranks, and rank 0 gets the socket.
     store = torch.distributed.TCPStore(
-        "127.0.0.1",
+        context.host,
         context.port,
         world_size=context.world_size,
         is_master=context.rank == 0,

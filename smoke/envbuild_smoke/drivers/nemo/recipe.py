@@ -33,10 +33,10 @@ FFN_WIDTH = 4
 
 
 class RunnersRanks(ClusterEnvironment):  # type: ignore[misc]
-    """The ranks that the runner has started, on one node; Lightning is to start none."""
+    """The ranks that the runner has started; Lightning is to start none."""
 
-    def __init__(self, rank: int, world_size: int, port: int) -> None:
-        self._rank, self._world_size, self._port = rank, world_size, port
+    def __init__(self, rank: int, world_size: int, host: str, port: int) -> None:
+        self._rank, self._world_size, self._host, self._port = rank, world_size, host, port
 
     @staticmethod
     def detect() -> bool:
@@ -50,12 +50,12 @@ class RunnersRanks(ClusterEnvironment):  # type: ignore[misc]
 
     @property
     def main_address(self) -> str:
-        """All ranks are on this machine."""
-        return "127.0.0.1"
+        """Where the ranks of the case have met."""
+        return self._host
 
     @property
     def main_port(self) -> int:
-        """Where the ranks of the case have met."""
+        """The port there."""
         return self._port
 
     def world_size(self) -> int:
@@ -210,5 +210,5 @@ def _lay_out(trainer: Any, context: RankContext, part: Part) -> None:
     trainer.accelerator = "gpu" if context.device == "cuda" else "cpu"
     gpus = gpus_of(context.rank, context.world_size, context.device_index, torch.cuda.device_count())
     trainer.devices = gpus if context.device == "cuda" else context.world_size
-    ranks = nemo_run.Config(RunnersRanks, rank=context.rank, world_size=context.world_size, port=context.port)
+    ranks = nemo_run.Config(RunnersRanks, rank=context.rank, world_size=context.world_size, host=context.host, port=context.port)
     trainer.plugins = [trainer.plugins, ranks]

@@ -1,0 +1,142 @@
+"""The pools of all nodes as one: devices are counted over the nodes, so many on each."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from envbuild_smoke.nodes.hub import Agent, Hub
+from envbuild_smoke.nodes.remote_pool import RemotePool
+from envbuild_smoke.nodes.wire import Message
+from envbuild_smoke.plan.models import Plan
+from envbuild_smoke.ranks.ipc import RankCommand
+from envbuild_smoke.run.forkserver import ForkServerError
+from envbuild_smoke.run.pool import Meeting, Pool, RankProcess
+
+T = TypeVar("T")
+
+
+class NodePools:
+    """The rank processes of a run over several nodes; a node that is lost has no devices any more."""
+
+    def __init__(self, local: Pool, hub: Hub, slots: int) -> None:
+        self.slots = slots
+        self._local = local
+        self._hub = hub
+        self._remotes = {node: RemotePool(hub, agent) for node, agent in sorted(hub.agents.items())}
+        self._noted_lost: set[int] = set()
+        local.watch(hub)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run."""
+        return self._local.plan
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        """Why nodes are lost, by number."""
+        agents = (pool.agent for pool in self._remotes.values())
+        return {agent.node: f"{agent.label} was lost: {agent.lost}" for agent in agents if agent.lost}
+
+    @property
+    def is_ready(self) -> bool:
+        """True when every node that is not lost can start ranks."""
+        return (event := self.server_event) is not None and event["event"] == "ready"
+
+    @property
+    def server_event(self) -> Message | None:
+        """The first report of a fork server that is not "ready"; None until all have imported the libraries."""
+        events = [self._local.server_event, *(pool.server_event for pool in self._alive)]
+        if None in events:
+            return None
+        return next((event for event in events if event and event["event"] != "ready"), events[0])
+
+    @property
+    def server_end(self) -> str:
+        """How a fork server ended."""
+        ends = (f"{pool.agent.label}: {pool.server_end}" for pool in self._remotes.values() if pool.server_end)
+        return self._local.server_end or next(ends, "")
+
+    def start_server(self) -> None:
+        """Start every node's fork server, unless it runs."""
+        self._local.start_server()
+        for pool in self._alive:
+            pool.start_server()
+
+    def place(self, device: int) -> tuple[int, int]:
+        """Return the node of a device, and its number there."""
+        return divmod(device, self.slots)
+
+    def acquire(self, devices: Sequence[int], logs: Sequence[Path], *, fresh: bool = False) -> list[RankProcess]:
+        """Return a process for each device. Raises ForkServerError when a node has none."""
+        by_device: dict[int, RankProcess] = {}
+        by_node = _grouped(zip(devices, logs, strict=True), lambda pair: self.place(pair[0])[0])
+        for node, pairs in by_node.items():
+            places = [self.place(device)[1] for device, _ in pairs]
+            node_logs = [log for _, log in pairs]
+            pool = self._local if node == 0 else self._remotes[node]
+            try:
+                processes = pool.acquire(places, node_logs, fresh=fresh)
+            except ForkServerError:
+                self.retire(by_device.values())
+                raise
+            by_device.update({device: process for (device, _), process in zip(pairs, processes, strict=True)})
+        return [by_device[device] for device in devices]
+
+    def bind(self, process: RankProcess) -> Meeting:
+        """Return a place that this process can listen at."""
+        return self._local.bind(process) if process.node == 0 else self._remotes[process.node].bind()
+
+    def send(self, process: RankProcess, command: RankCommand, meeting: Meeting) -> None:
+        """Send a task to a process, and to the one that listens its socket."""
+        if process.node == 0:
+            self._local.send(process, command, meeting)
+        else:
+            self._remotes[process.node].send(process, command)
+
+    def release(self, processes: Sequence[RankProcess]) -> None:
+        """Keep processes whose task was done for the next one."""
+        for node, group in _grouped(processes, lambda process: process.node).items():
+            (self._local if node == 0 else self._remotes[node]).release(group)
+
+    def retire(self, processes: Iterable[RankProcess]) -> None:
+        """Kill processes and all that they started."""
+        for node, group in _grouped(processes, lambda process: process.node).items():
+            (self._local if node == 0 else self._remotes[node]).retire(group)
+
+    def request_stacks(self, process: RankProcess) -> None:
+        """Have a process write its stacks to its log."""
+        if process.node == 0:
+            self._local.request_stacks(process)
+        else:
+            self._remotes[process.node].request_stacks(process)
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Read what processes of all nodes report; return at once when there is something, else after the timeout."""
+        self._local.wait(timeout_seconds)
+        self._hub.update(time.monotonic())
+        for node in self.lost.keys() - self._noted_lost:
+            self._noted_lost.add(node)
+            self._remotes[node].lost()
+
+    def received(self, agent: Agent, message: Message) -> None:
+        """Note a message of an agent."""
+        self._remotes[agent.node].receive(message)
+
+    def close(self) -> None:
+        """Kill every process, and end what started them: an agent whose connection is closed does."""
+        for pool in self._alive:
+            self._hub.send(pool.agent, {"command": "end"})
+        self._local.close()
+        self._hub.close()
+
+    @property
+    def _alive(self) -> list[RemotePool]:
+        return [pool for pool in self._remotes.values() if not pool.agent.lost]
+
+
+def _grouped(values: Iterable[T], key: Callable[[T], int]) -> dict[int, list[T]]:
+    groups: dict[int, list[T]] = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
+    return groups
