@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ BAD_PLAN = 2
 UNUSABLE_ENVIRONMENT = 3
 WRONG_GPUS = 4
 CANNOT_WRITE = 5
+LOST_HEAD = 6
 INTERRUPTED = 130
 
 # How long a run may take to end its ranks by itself once its standard input is closed.
@@ -113,6 +114,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--resume", action="store_true", help="resume the interrupted run in --out")
     run.add_argument("--end-with-stdin", action="store_true", help="stop when standard input is closed")
     run.add_argument("--image", type=Path, metavar="FILE", help="hash the file of the image this runs in")
+    nodes = run.add_argument_group("several nodes", "One process a node; each value comes from the launcher.")
+    nodes.add_argument("--nodes", type=int, default=1, metavar="N", help="how many nodes the run has")
+    nodes.add_argument("--node-rank", type=int, default=0, metavar="R", help="which of them this is, from 0")
+    nodes.add_argument(
+        "--head", type=_address, metavar="HOST:PORT", help="node 0; port 0: any, which its results folder names"
+    )
+    nodes.add_argument("--token-file", type=Path, metavar="FILE", help="what nodes prove to each other that they have")
     start = commands.add_parser("start", help="internal: import a driver, and print whether that starts CUDA")
     start.add_argument("--driver", required=True)
     start.add_argument("--device", choices=("cpu", "cuda"), required=True)
@@ -134,9 +142,19 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a host and a port such as node-1:0")
+    return host, int(port)
+
+
 def _run(arguments: argparse.Namespace) -> int:
     # Imported here: the fork server must not load what only the runner needs.
     from envbuild_smoke.environment.gpus import CannotRunError, UnknownGpuError
+    from envbuild_smoke.nodes.agent import LostHeadError
+    from envbuild_smoke.nodes.head import NodesError
+    from envbuild_smoke.nodes.wire import TokenError
     from envbuild_smoke.plan.json_reader import PlanError
     from envbuild_smoke.plan.reader import read_plan
     from envbuild_smoke.run import parent_watchdog
@@ -157,20 +175,26 @@ def _run(arguments: argparse.Namespace) -> int:
         cases = plan.selection(tuple(arguments.only))
         options = _options(arguments, plan, cases)
         results = run_plan(plan, cases, out, emit=_Progress(), stop=stop, options=options)
-    except (PlanError, UnknownGpuError, ResumeError, _RefusedError) as error:
+    except (PlanError, UnknownGpuError, ResumeError, TokenError, _RefusedError) as error:
         _print(str(error))
         return BAD_PLAN
     except CannotRunError as error:
         return _cannot_run(error)
+    except LostHeadError as error:
+        _print(str(error))
+        return LOST_HEAD
     except RunInterruptedError:
         _print(f"interrupted: all ranks were killed, the results of finished cases are kept. {_RESUME}")
         return INTERRUPTED
-    except UnusableEnvironmentError as error:
+    except (UnusableEnvironmentError, NodesError) as error:
         _print(f"this environment cannot run the plan: {error}")
         return UNUSABLE_ENVIRONMENT
     except OSError as error:
         _print(f"{out} cannot be written or read: {error}. {_KEPT if (out / FILE_NAME).exists() else _NOTHING_RUN}")
         return CANNOT_WRITE
+    if arguments.node_rank:
+        _print("node 0 has ended the run")
+        return OK
     for result in results:
         if result.failure is not None:
             where = f" (log: {out / result.failure.log})" if result.failure.log else ""
@@ -187,11 +211,13 @@ class _RefusedError(Exception):
 def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]") -> "Options":
     """Check the rest of the arguments, and hash the image's file, before anything starts."""
     from envbuild_smoke.environment import gpus, machine
+    from envbuild_smoke.nodes.wire import read_token
     from envbuild_smoke.run.options import CACHES, Options
     from envbuild_smoke.run.results import FILE_NAME
 
     resume = arguments.resume and (arguments.out / FILE_NAME).exists()
-    for name in () if resume else (FILE_NAME, "cases", "checkpoints", CACHES):
+    # Node 0 may have begun already.
+    for name in () if resume or arguments.node_rank else (FILE_NAME, "cases", "checkpoints", CACHES):
         if (arguments.out / name).exists():
             raise _RefusedError(
                 f"{arguments.out} already has {name}, and nothing is overwritten: use another --out, or --resume"
@@ -209,7 +235,7 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
     if plan.gpu is not None:
         # The sweep may need more GPUs than any case.
         ranks = plan.bandwidth.ranks if plan.bandwidth else 1
-        count = max(ranks, *(case.world_size for case in cases))
+        count = max(ranks, *(case.world_size // case.nodes for case in cases))
         chosen = gpus.select(plan.gpu, count, arguments.gpus)
     try:
         image = None if arguments.image is None else machine.image(arguments.image)
@@ -220,7 +246,16 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
             f"--image {arguments.image} is {image.file_digest}, and the plan is for {wanted}: run it in that image, "
             "or write a plan for this one (--plan-out of envbuild certify)"
         )
-    return Options(gpus=chosen, isolation=arguments.isolation, resume=resume, image=image)
+    options = Options(gpus=chosen, isolation=arguments.isolation, resume=resume, image=image)
+    most = max(case.nodes for case in cases)
+    if arguments.nodes < most:
+        raise _RefusedError(f"the plan has cases over {most} nodes, and --nodes is {arguments.nodes}")
+    if arguments.nodes == 1:
+        return options
+    if arguments.head is None or arguments.token_file is None or not 0 <= arguments.node_rank < arguments.nodes:
+        raise _RefusedError("--nodes needs --head, --token-file, and a --node-rank from 0 to one less than --nodes")
+    token = read_token(arguments.token_file)
+    return replace(options, nodes=arguments.nodes, node_rank=arguments.node_rank, head=arguments.head, token=token)
 
 
 def _cannot_run(error: "CannotRunError") -> int:

@@ -200,7 +200,7 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseLine:
-    """What happened to one case, the `repeat`th time; on `devices`, `started_seconds` after the run began.
+    """What happened to one case, the `repeat`th time; on `devices` of `nodes`, `started_seconds` after the run began.
 
     `startup_seconds` passed until its first step began, None if none did. `fresh_processes` counts the rank processes
     that did not live before. `restarted` is why it was begun a second time, through no fault of its ranks; all else is
@@ -217,6 +217,7 @@ class CaseLine:
     startup_seconds: float | None = written(None)
     started_seconds: Amount = written(0.0)
     devices: tuple[Count, ...] = written(())
+    nodes: tuple[Count, ...] = written((0,))
     fresh_processes: Count = written(0)
     weights: Weights | None = written(None)
     observed: Observed | None = written(None)

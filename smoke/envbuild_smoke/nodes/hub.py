@@ -4,7 +4,6 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from envbuild_smoke.nodes.clock import ClockOffset
@@ -67,7 +66,7 @@ class Hub:
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when there is something to `update`."""
-        return self._selector.fileno()  # type: ignore[attr-defined, no-any-return]
+        return self._selector.fileno()
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -109,7 +108,8 @@ class Hub:
         for greeting in list(self._greetings):
             greeting.wire.close()
         for agent in self.agents.values():
-            agent.wire.close()
+            if not agent.lost:
+                self._lose(agent, "the run has ended")
         self._listener.close()
         self._selector.close()
 
@@ -182,6 +182,5 @@ class Hub:
 
     def _lose(self, agent: Agent, why: str) -> None:
         agent.lost = why
-        with suppress(KeyError):
-            self._selector.unregister(agent.wire)
+        self._selector.unregister(agent.wire)
         agent.wire.close()

@@ -135,5 +135,7 @@ def _next(wire: Wire) -> Message:
         select.select([wire], [wire] if wire.waiting else [], [], left)
         wire.flush()
         if messages := wire.receive():
+            # What node 0 sends after its answer is for the agent.
+            wire.put_back(messages[1:])
             return messages[0]
     raise WireError(f"no answer within {ANSWER_SECONDS:g} s")

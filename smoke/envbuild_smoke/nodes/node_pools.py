@@ -8,8 +8,10 @@ from typing import TypeVar
 from envbuild_smoke.nodes.hub import Agent, Hub
 from envbuild_smoke.nodes.remote_pool import RemotePool
 from envbuild_smoke.nodes.wire import Message
+from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.ranks.ipc import RankCommand
+from envbuild_smoke.results import RunLine
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.pool import Meeting, Pool, RankProcess
 
@@ -17,15 +19,34 @@ T = TypeVar("T")
 
 
 class NodePools:
-    """The rank processes of a run over several nodes; a node that is lost has no devices any more."""
+    """The rank processes of a run over several nodes; a node that is lost has no devices any more.
 
-    def __init__(self, local: Pool, hub: Hub, slots: int) -> None:
-        self.slots = slots
+    `lines` are what other nodes report about themselves; `canaries` whether they have this results folder.
+    """
+
+    def __init__(self, local: Pool, on_node: int) -> None:
+        self.lines: dict[int, RunLine] = {}
+        self.canaries: dict[int, bool] = {}
+        self._on_node = on_node
         self._local = local
-        self._hub = hub
-        self._remotes = {node: RemotePool(hub, agent) for node, agent in sorted(hub.agents.items())}
+        self._remotes: dict[int, RemotePool] = {}
         self._noted_lost: set[int] = set()
-        local.watch(hub)
+        self._closed = False
+
+    def attach(self, hub: Hub) -> None:
+        """Have the agents that a hub takes in."""
+        self._hub = hub
+        self._local.watch(hub)
+
+    @property
+    def nodes(self) -> list[int]:
+        """The nodes that have joined this one."""
+        return sorted(self._hub.agents)
+
+    def ask_for_canaries(self, names: Mapping[int, str], content: str) -> None:
+        """Ask nodes for files in the results folder; `canaries` has their answers."""
+        for node, name in names.items():
+            self._hub.send(self._hub.agents[node], {"command": "canary", "name": name, "content": content})
 
     @property
     def plan(self) -> Plan:
@@ -35,7 +56,7 @@ class NodePools:
     @property
     def lost(self) -> Mapping[int, str]:
         """Why nodes are lost, by number."""
-        agents = (pool.agent for pool in self._remotes.values())
+        agents = self._hub.agents.values()
         return {agent.node: f"{agent.label} was lost: {agent.lost}" for agent in agents if agent.lost}
 
     @property
@@ -65,7 +86,7 @@ class NodePools:
 
     def place(self, device: int) -> tuple[int, int]:
         """Return the node of a device, and its number there."""
-        return divmod(device, self.slots)
+        return divmod(device, self._on_node)
 
     def acquire(self, devices: Sequence[int], logs: Sequence[Path], *, fresh: bool = False) -> list[RankProcess]:
         """Return a process for each device. Raises ForkServerError when a node has none."""
@@ -115,20 +136,31 @@ class NodePools:
         """Read what processes of all nodes report; return at once when there is something, else after the timeout."""
         self._local.wait(timeout_seconds)
         self._hub.update(time.monotonic())
-        for node in self.lost.keys() - self._noted_lost:
+        for node in (self.lost.keys() & self._remotes.keys()) - self._noted_lost:
             self._noted_lost.add(node)
             self._remotes[node].lost()
 
     def received(self, agent: Agent, message: Message) -> None:
         """Note a message of an agent."""
-        self._remotes[agent.node].receive(message)
+        if message["event"] == "line":
+            self.lines[agent.node] = read_object(RunLine, message["line"], agent.label)
+        elif message["event"] == "canary":
+            self.canaries[agent.node] = message["seen"] is True
+        else:
+            if agent.node not in self._remotes:
+                self._remotes[agent.node] = RemotePool(self._hub, agent)
+            self._remotes[agent.node].receive(message)
 
     def close(self) -> None:
         """Kill every process, and end what started them: an agent whose connection is closed does."""
-        for pool in self._alive:
-            self._hub.send(pool.agent, {"command": "end"})
-        self._local.close()
+        if self._closed:
+            return
+        self._closed = True
+        for agent in self._hub.agents.values():
+            self._hub.send(agent, {"command": "end"})
+        self._local.unwatch(self._hub)
         self._hub.close()
+        self._local.close()
 
     @property
     def _alive(self) -> list[RemotePool]:

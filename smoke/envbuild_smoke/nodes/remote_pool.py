@@ -39,9 +39,7 @@ class RemotePool:
             raise ForkServerError(f"{self.agent.label} was lost: {self.agent.lost}")
         keys = range(self._last_key + 1, self._last_key + 1 + len(devices))
         self._last_key += len(devices)
-        processes = [
-            RankProcess(key, device, node=self.agent.node) for key, device in zip(keys, devices, strict=True)
-        ]
+        processes = [RankProcess(key, device, node=self.agent.node) for key, device in zip(keys, devices, strict=True)]
         self._known.update({process.key: process for process in processes})
         self._command("acquire", keys=list(keys), devices=list(devices), logs=list(map(str, logs)), fresh=fresh)
         return processes
@@ -90,7 +88,7 @@ class RemotePool:
     def _note(self, process: RankProcess, event: str, message: Message) -> None:
         offset = self.agent.clock.seconds
         if event == "started":
-            process.pid, process.fresh = message["pid"], message["fresh"]
+            process.pid, process.began_fresh = message["pid"], message["fresh"]
         elif event == "rank":
             process.receive(_on_our_clock(message["message"], offset))
         elif event == "exit":
@@ -107,5 +105,3 @@ class RemotePool:
 def _on_our_clock(message: Mapping[str, object], offset: float) -> Message:
     moment = message.get("monotonic_seconds")
     return {**message, "monotonic_seconds": moment + offset} if isinstance(moment, float) else dict(message)
-
-

@@ -106,6 +106,7 @@ class Wire:
         # Small messages that somebody waits for.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
+        self._put_back: list[Message] = []
         self._received = bytearray()
         # How much of it has no end of a line.
         self._searched = 0
@@ -118,6 +119,12 @@ class Wire:
     def fileno(self) -> int:
         """Return the descriptor, for a selector."""
         return self._socket.fileno()
+
+    @property
+    def address(self) -> str:
+        """The address of this end."""
+        address: str = self._socket.getsockname()[0]
+        return address
 
     @property
     def waiting(self) -> bool:
@@ -152,6 +159,7 @@ class Wire:
 
     def receive(self) -> list[Message]:
         """Return the messages that have arrived. Raises WireError when the peer is gone, or sends something else."""
+        messages, self._put_back = self._put_back, []
         ended = False
         try:
             chunk = self._socket.recv(_CHUNK_BYTES)
@@ -162,7 +170,6 @@ class Wire:
             raise WireError(f"the connection broke: {error.strerror or error}") from error
         self._received += chunk
         most = MOST_GREETING_BYTES if self._key is None else MOST_LINE_BYTES
-        messages = []
         while (end := self._received.find(b"\n", self._searched)) >= 0:
             line = bytes(self._received[:end])
             del self._received[: end + 1]
@@ -178,6 +185,10 @@ class Wire:
         if ended and not messages:
             raise WireError("the connection was closed")
         return messages
+
+    def put_back(self, messages: list[Message]) -> None:
+        """Have `receive` return these messages once more, before others."""
+        self._put_back = messages
 
     def close(self) -> None:
         """Close this end."""

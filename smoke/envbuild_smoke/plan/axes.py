@@ -314,6 +314,7 @@ class CaseAxes:
     precision: Precision = axis(
         "fp32", text="number format: `fp32`, `bf16` or `fp8`", kinds={"bf16": "bf16", "fp8": "fp8"}
     )
+    nodes: Size = axis(1, text="nodes, with as many ranks on each", word="n{}", needs={"data": 2})
     resume_at: Step | None = axis(
         None, text="after this step everything is saved, torn down, built again and loaded", word="resume{}", least=1
     )

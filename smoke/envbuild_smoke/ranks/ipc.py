@@ -20,7 +20,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RankCommand:
-    """A task for a rank, whose ranks meet at `host` and `port`; rank 0 `listens` there, and gets the socket's descriptor.
+    """A task for a rank. Its ranks meet at `host` and `port`; the one that `listens` gets the socket's descriptor.
 
     `sizes` are those of a bandwidth sweep; `log` is where its output goes.
     """

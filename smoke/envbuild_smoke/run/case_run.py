@@ -8,7 +8,7 @@ from envbuild_smoke.plan.models import Case
 from envbuild_smoke.rank_context import Report
 from envbuild_smoke.results import CaseLine, Failure, Status, Step
 from envbuild_smoke.run.failure import failure_of
-from envbuild_smoke.run.pool import Pool
+from envbuild_smoke.run.pool import RankPool
 from envbuild_smoke.run.results import Emit
 from envbuild_smoke.run.task_run import RankTask, TaskRun
 
@@ -19,7 +19,7 @@ _ONCE = ("observed", "reference", "gradients", "perturbed", "weights")
 class CaseRun:
     """A case while it runs; call `update` after every wait, until it returns True, then take `result`."""
 
-    def __init__(self, task: RankTask, pool: Pool, devices: tuple[int, ...], emit: Emit, now: float) -> None:
+    def __init__(self, task: RankTask, pool: RankPool, devices: tuple[int, ...], emit: Emit, now: float) -> None:
         # Files of an interrupted run would be taken for this one's.
         for folder in (task.folder, task.out / "checkpoints" / task.case.id):
             shutil.rmtree(folder, ignore_errors=True)
@@ -60,6 +60,7 @@ class CaseRun:
             startup_seconds=self._startup,
             started_seconds=round(started_seconds, 3),
             devices=device_ids,
+            nodes=tuple(sorted({process.node for process in run.processes})),
             fresh_processes=run.fresh,
             weights=once.weights,
             observed=observed,

@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from envbuild_smoke.environment.imported import Ready
@@ -11,7 +12,7 @@ from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.options import Options
-from envbuild_smoke.run.pool import FORKSERVER_LOG, Pool
+from envbuild_smoke.run.pool import FORKSERVER_LOG, RankPool
 from envbuild_smoke.run.results import Emit, now
 
 # Importing from the network disk of a cold node takes minutes.
@@ -28,19 +29,21 @@ class RunInterruptedError(Exception):
 class RunContext:
     """A run under way. `emit` gets the progress events; once `stop` is set the run ends.
 
-    `began` is on the monotonic clock, in seconds; `started_at` is the time of day as results have it.
+    Each node has `on_node` devices, GPUs or slots for processes on the CPU; they are counted over the nodes. `began` is
+    on the monotonic clock, in seconds; `started_at` is the time of day as results have it.
     """
 
     plan: Plan
     out: Path
     options: Options
-    pool: Pool
+    pool: RankPool
     emit: Emit
     stop: threading.Event
+    on_node: int
     began: float = field(default_factory=time.monotonic)
     started_at: str = field(default_factory=now)
 
-    def wait_for_fork_server(self) -> Ready:
+    def wait_for_fork_server(self, meanwhile: Callable[[], None] | None = None) -> Ready:
         """Return what the fork server reports once it has imported everything; raises ForkServerError."""
         self.pool.start_server()
         limit = time.monotonic() + IMPORT_LIMIT_SECONDS
@@ -49,7 +52,7 @@ class RunContext:
                 raise RunInterruptedError
             event = self.pool.server_event
             if event is None:
-                self.pool.wait(POLL_SECONDS)
+                (meanwhile or partial(self.pool.wait, POLL_SECONDS))()
             elif event["event"] == "ready":
                 return read_object(Ready, {name: value for name, value in event.items() if name != "event"}, "ready")
             elif event["event"] == "unusable":
@@ -61,4 +64,4 @@ class RunContext:
     def device_ids(self, devices: Sequence[int]) -> tuple[int, ...]:
         """Return the devices as results have them: nvidia-smi's index of a GPU, a number on the CPU."""
         gpus = self.options.gpus
-        return tuple(gpus[device].index if gpus else device for device in devices)
+        return tuple(gpus[device % self.on_node].index if gpus else device for device in devices)

@@ -22,6 +22,9 @@ _NCCL_WARNING = "NCCL WARN "
 
 def failure_of(run: TaskRun, progress: str) -> Failure | None:
     """Return why a task that ended was not done by all of its ranks; None when it was."""
+    if node := run.lost_node:
+        # Ranks on other nodes fail by it, and that is seen before the node counts as lost.
+        return Failure(kind="exit", message=node)
     cause = _failure_of_ranks(run)
     if cause is not None:
         return cause
@@ -35,7 +38,7 @@ def failure_of(run: TaskRun, progress: str) -> Failure | None:
 
 def only_lost_its_server(run: TaskRun) -> bool:
     """Return whether a task failed through the death of the fork server alone: none of its ranks had failed."""
-    return run.lost_its_server and run.timed_out_at is None and _failure_of_ranks(run) is None
+    return run.lost_its_server and not run.lost_node and run.timed_out_at is None and _failure_of_ranks(run) is None
 
 
 def _failure_of_ranks(run: TaskRun) -> Failure | None:

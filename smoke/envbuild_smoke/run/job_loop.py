@@ -30,7 +30,7 @@ class JobLoop:
     ) -> None:
         self._context = context
         self._jobs = jobs
-        self._scheduler = Scheduler([job.job for job in jobs.values()], devices)
+        self._scheduler = Scheduler([job.job for job in jobs.values()], devices, context.on_node)
         self._log = log
         self._listed = listed
         self._running: dict[str, CaseRun] = {}
@@ -53,10 +53,16 @@ class JobLoop:
                 self._update()
 
     def _drop_impossible(self) -> None:
-        """Drop jobs that wait for something that did not complete."""
+        """Drop jobs that wait for something that did not complete, or for a node that is lost."""
+        lost = self._context.pool.lost
+        for node in lost:
+            self._scheduler.lost(node)
         for waiting in self._scheduler.waiting:
             job = self._jobs[waiting.key]
-            if (failure := self._log.missing_baseline(job)) is not None:
+            failure = self._log.missing_baseline(job)
+            if failure is None and waiting.nodes > self._context.options.nodes - len(lost):
+                failure = Failure(kind="exit", message=f"it needs {waiting.nodes} nodes; {'; '.join(lost.values())}")
+            if failure is not None:
                 self._scheduler.dropped(waiting.key)
                 self._log.finish(CaseLine(case=job.case.id, repeat=job.repeat, status="not-run", failure=failure))
 

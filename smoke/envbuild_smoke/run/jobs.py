@@ -39,6 +39,7 @@ def make_jobs(
             job = Job(
                 key=job_key(*run),
                 world_size=case.world_size,
+                nodes=case.nodes,
                 weights_of=job_key(*before) if waits else None,
                 needs_final_weights=case.compare_weights,
             )

@@ -18,13 +18,17 @@ class Options:
     """How to run: on which GPUs (empty on the CPU), with what isolation, resuming an interrupted run or not.
 
     `image` is what machine.image returned of the file that the image was started from; `program` is what the ranks
-    run, None for the plan's drivers.
+    run, None for the plan's drivers. With several `nodes`, node 0 listens at `head`, and all have its `token`.
     """
 
     gpus: tuple[Gpu, ...] = ()
     isolation: Isolation = "live"
     resume: bool = False
     image: Image | None = None
+    nodes: int = 1
+    node_rank: int = 0
+    head: tuple[str, int] = ("127.0.0.1", 0)
+    token: bytes = b""
     program: RankProgram | None = None
 
     @property

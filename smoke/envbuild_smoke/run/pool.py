@@ -4,7 +4,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,6 +37,8 @@ class RankProcess:
     device: int
     node: int = 0
     fresh: bool = True
+    # What it was when its task began.
+    began_fresh: bool = True
     pid: int | None = None
     done: Done | None = None
     raised: RaisedFailure | None = None
@@ -55,7 +57,7 @@ class RankProcess:
 
     def begin_task(self) -> None:
         """Forget what it reported in its last task."""
-        self.done, self.raised, self.problem = None, None, None
+        self.done, self.raised, self.problem, self.began_fresh = None, None, None, self.fresh
         self.reports.clear()
 
     def receive(self, message: Message) -> None:
@@ -107,6 +109,10 @@ class RankPool(Protocol):
     def server_end(self) -> str:
         """How the last fork server ended."""
 
+    @property
+    def lost(self) -> Mapping[int, str]:
+        """Why nodes are lost, by number."""
+
     def start_server(self) -> None:
         """Start what starts ranks, unless it runs."""
 
@@ -143,7 +149,7 @@ class Pool:
     """Starts rank processes where tasks need them; `wait` reads what they report.
 
     `server_event` is the fork server's last report, None until it has imported the libraries; `server_end` is how the
-    last one ended. Its ranks are met at `host`.
+    last one ended. Its ranks are met at `host`; `on_message` is called with what they report.
     """
 
     program: RankProgram
@@ -153,6 +159,8 @@ class Pool:
     variables: Mapping[str, str] = field(default_factory=dict)
     live: bool = True
     host: str = "127.0.0.1"
+    log_name: str = FORKSERVER_LOG
+    on_message: Callable[[RankProcess, Message], None] | None = None
     server_event: Message | None = None
     server_end: str = ""
     _server: ForkServer | None = None
@@ -167,12 +175,17 @@ class Pool:
         """True when the fork server has imported the libraries and can start ranks."""
         return self.server_event is not None and self.server_event["event"] == "ready"
 
+    @property
+    def lost(self) -> Mapping[int, str]:
+        """No node: this one would be lost with the run."""
+        return {}
+
     def start_server(self) -> None:
         """Start the fork server unless it runs."""
         if self._server is not None:
             return
         self.server_event = None
-        log = self.out / FORKSERVER_LOG
+        log = self.out / self.log_name
         self._server = ForkServer(self.program, self.plan, log, lock=self.lock, variables=self.variables)
         self._selector.register(self._server.channel, selectors.EVENT_READ)
 
@@ -205,13 +218,12 @@ class Pool:
 
     def send(self, process: RankProcess, command: RankCommand, meeting: Meeting) -> None:
         """Send a task to a process, and to the one that listens its socket."""
-        descriptors = ()
-        if command.listens and meeting.listener is not None:
-            descriptors = (meeting.listener.fileno(),)
+        passed = meeting.listener if command.listens else None
+        descriptors = () if passed is None else (passed.fileno(),)
         if channel := self._channels.get(process.key):
             channel.send(asdict(command), descriptors)
-        if command.listens and meeting.listener is not None:
-            meeting.listener.close()
+        if passed is not None:
+            passed.close()
 
     def request_stacks(self, process: RankProcess) -> None:
         """Have a process write its stacks to its log."""
@@ -251,6 +263,10 @@ class Pool:
     def watch(self, source: HasFileno) -> None:
         """Have `wait` return also when there is something to read from a source."""
         self._selector.register(source, selectors.EVENT_READ, WATCHED)
+
+    def unwatch(self, source: HasFileno) -> None:
+        """Watch a source no more."""
+        self._selector.unregister(source)
 
     def is_clear(self, devices: Iterable[int]) -> bool:
         """True when no process that was killed still has one of the devices."""
@@ -344,6 +360,8 @@ class Pool:
         channel = self._channels[process.key]
         messages, ended = channel.receive_all()
         for message in messages:
+            if self.on_message is not None:
+                self.on_message(process, dict(message))
             process.receive(message)
         if ended:
             with suppress(KeyError):

@@ -44,12 +44,12 @@ class PreviousRun:
     cut_bytes: int
 
 
-def lock_folder(out: Path) -> int:
+def lock_folder(out: Path, name: str = LOCK) -> int:
     """Lock the output directory and return the descriptor; every process of the run keeps it open until it ends.
 
     Raises ResumeError when processes of another run have it.
     """
-    descriptor = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(out / name, os.O_RDWR | os.O_CREAT, 0o600)
     limit = time.monotonic() + _LOCK_SECONDS
     while not _locked(descriptor):
         if time.monotonic() > limit:

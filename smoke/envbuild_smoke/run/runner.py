@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,16 +12,19 @@ from envbuild_smoke.environment import gpus
 from envbuild_smoke.environment.findings import file_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.environment.imported import Ready
+from envbuild_smoke.nodes.head import differences, open_nodes
+from envbuild_smoke.nodes.node import address_variables, lock_node, run_node
+from envbuild_smoke.nodes.node_pools import NodePools
 from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.ranks.program import RankProgram
-from envbuild_smoke.results import CaseLine, EndLine, Gpu, ResumedLine
+from envbuild_smoke.results import CaseLine, EndLine, Gpu, ResumedLine, RunLine
 from envbuild_smoke.run import resume
-from envbuild_smoke.run.context import RunContext
+from envbuild_smoke.run.context import IMPORT_LIMIT_SECONDS, POLL_SECONDS, RunContext, RunInterruptedError
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.job_loop import JobLoop
 from envbuild_smoke.run.jobs import make_jobs
 from envbuild_smoke.run.options import Options, cache_variables
-from envbuild_smoke.run.pool import Pool
+from envbuild_smoke.run.pool import Pool, RankPool
 from envbuild_smoke.run.result_log import ResultLog
 from envbuild_smoke.run.results import Emit, ResultsWriter, now
 from envbuild_smoke.run.run_header import run_line
@@ -28,7 +32,7 @@ from envbuild_smoke.run.sweep import measure_bandwidth
 
 
 class UnusableEnvironmentError(Exception):
-    """The environment cannot run the plan at all: a library is missing, or torch sees too few GPUs."""
+    """The environment cannot run the plan at all: a library is missing, torch sees too few GPUs, or nodes differ."""
 
 
 def run_plan(
@@ -45,12 +49,23 @@ def run_plan(
     drivers = tuple(sorted({DRIVERS[case.driver] for case in plan.cases}))
     program = options.program or RankProgram(preload=drivers)
     # Before the results are read: another run could still write to them.
-    lock = resume.lock_folder(out)
-    previous = resume.read_previous(out, plan) if options.resume else None
+    rank = options.node_rank
+    lock = resume.lock_folder(out) if rank == 0 else lock_node(out, rank)
     variables = {**options.variables, **(cache_variables(out) if plan.device == "cuda" else {})}
-    pool = Pool(program, plan, out, lock, variables, live=options.isolation == "live")
-    context = RunContext(plan=plan, out=out, options=options, pool=pool, emit=emit, stop=stop)
+    pool: RankPool
+    local = pool = Pool(program, plan, out, lock, variables, live=options.isolation == "live")
+    on_node = _slots(plan, cases, options)
     try:
+        if rank != 0:
+            local.log_name = f"forkserver-node{rank}.log"
+            run_node(local, options, on_node, emit, stop)
+            return []
+        previous = resume.read_previous(out, plan) if options.resume else None
+        if options.nodes > 1:
+            local.host = options.head[0]
+            local.variables = {**variables, **address_variables(plan, local.host)}
+            pool = open_nodes(local, options, on_node, emit, stop.is_set)
+        context = RunContext(plan=plan, out=out, options=options, pool=pool, emit=emit, stop=stop, on_node=on_node)
         return _run(context, cases, previous)
     finally:
         pool.close()
@@ -68,9 +83,11 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
     # While the fork server imports.
     listed = ListedFiles(plan.expected_versions, plan.provided_packages)
     files = file_findings(plan)
-    devices = _devices(context, cases)
+    devices = tuple(range(context.on_node * context.options.nodes))
     ready, unusable = _start(context)
     line = run_line(context, devices, ready, files, listed, unusable)
+    if isinstance(context.pool, NodePools) and unusable is None:
+        unusable = _differing_nodes(context, context.pool, line)
     if previous is not None:
         resume.check_same_environment(previous, line)
     # Only now: a run that was interrupted while it imported leaves no results file, not an empty one.
@@ -125,12 +142,24 @@ def unseen_gpus(chosen: Sequence[Gpu], ready: Ready) -> str | None:
     )
 
 
-def _devices(context: RunContext, cases: Sequence[Case]) -> tuple[int, ...]:
-    """Return the devices, counted from 0: the GPUs, or slots for processes on the CPU."""
-    plan = context.plan
+def _differing_nodes(context: RunContext, pools: NodePools, line: RunLine) -> str | None:
+    """Return why the nodes cannot train together: one differs from this one, or is lost; None if all are alike."""
+    limit = time.monotonic() + IMPORT_LIMIT_SECONDS
+    while set(pools.nodes) - pools.lines.keys() - pools.lost.keys() and time.monotonic() < limit:
+        if context.stop.is_set():
+            raise RunInterruptedError
+        pools.wait(POLL_SECONDS)
+    silent = sorted(set(pools.nodes) - pools.lines.keys() - pools.lost.keys())
+    problems = [*pools.lost.values(), *differences(line, pools.lines)]
+    problems += [f"node {node} has not said what runs there" for node in silent]
+    return "; ".join(problems) or None
+
+
+def _slots(plan: Plan, cases: Sequence[Case], options: Options) -> int:
+    """Return how many devices each node has: the GPUs, or slots for processes on the CPU."""
     if plan.device == "cuda":
-        return tuple(range(len(context.options.gpus)))
+        return len(options.gpus)
     # Two small cases at a time fill the cores that one leaves idle while its ranks wait for each other.
-    largest = max(case.world_size for case in cases)
+    largest = max(case.world_size // case.nodes for case in cases)
     ranks = plan.bandwidth.ranks if plan.bandwidth else 1
-    return tuple(range(max(largest, ranks, len(os.sched_getaffinity(0)))))
+    return max(largest, ranks, len(os.sched_getaffinity(0)))

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Something that runs on `world_size` devices.
+    """Something that runs on `world_size` devices, in equal parts on so many nodes.
 
     It waits until the job `weights_of` has saved its weights, or has ended: that alone where it needs the final ones.
     """
 
     key: str
     world_size: int
+    nodes: int = 1
     weights_of: str | None = None
     needs_final_weights: bool = False
 
@@ -31,13 +32,15 @@ class Start:
 
 
 class Scheduler:
-    """The jobs that wait and the devices that are free.
+    """The jobs that wait and the devices that are free: so many on each node, counted over the nodes.
 
     Report what happens with `weights_saved`, `ended`, `again` and `dropped`; `start` returns what to start.
     """
 
-    def __init__(self, jobs: Sequence[Job], devices: Sequence[int]) -> None:
+    def __init__(self, jobs: Sequence[Job], devices: Sequence[int], on_node: int | None = None) -> None:
+        self._on_node = on_node or len(devices)
         self._free = sorted(devices)
+        self._lost: set[int] = set()
         self._running: dict[str, Start] = {}
         self._saved: set[str] = set()
         self._ended: set[str] = set()
@@ -74,30 +77,47 @@ class Scheduler:
         self._waiting = [job for job in self._waiting if job.key != key]
         self._ended.add(key)
 
+    def lost(self, node: int) -> None:
+        """The devices of a node are gone; jobs that run there still end."""
+        self._lost.add(node)
+        self._free = [device for device in self._free if device // self._on_node != node]
+
     def start(self) -> list[Start]:
         """Return what is to be started now; it counts as running from here on."""
-        return [self._place(job) for job in self.waiting if self._may_run(job)]
+        starts = []
+        for job in self.waiting:
+            if self._weights_are_there(job) and (devices := self._devices(job)):
+                self._free = [device for device in self._free if device not in devices]
+                self._waiting.remove(job)
+                self._running[job.key] = Start(job=job, devices=devices)
+                starts.append(self._running[job.key])
+        return starts
 
     def _priority(self, job: Job) -> tuple[bool, int]:
         return job.key in self._baselines, job.world_size
 
-    def _may_run(self, job: Job) -> bool:
+    def _weights_are_there(self, job: Job) -> bool:
         there = self._ended if job.needs_final_weights else self._saved | self._ended
-        return (job.weights_of is None or job.weights_of in there) and job.world_size <= len(self._free)
+        return job.weights_of is None or job.weights_of in there
+
+    def _devices(self, job: Job) -> tuple[int, ...]:
+        """Return the devices for a job, its ranks in the order of the nodes; none where it does not fit now."""
+        each = job.world_size // job.nodes
+        by_node: dict[int, list[int]] = {}
+        for device in self._free:
+            by_node.setdefault(device // self._on_node, []).append(device)
+        # The fullest node that has room: others stay free for what needs more.
+        fitting = sorted((node for node in by_node if len(by_node[node]) >= each), key=lambda node: len(by_node[node]))
+        if len(fitting) < job.nodes:
+            return ()
+        return tuple(device for node in sorted(fitting[: job.nodes]) for device in _near(by_node[node], each))
 
     def _release(self, key: str) -> Job:
         """Free the devices of a job that ran, and return it."""
         running = self._running.pop(key)
-        self._free = sorted([*self._free, *running.devices])
+        there = [device for device in running.devices if device // self._on_node not in self._lost]
+        self._free = sorted([*self._free, *there])
         return running.job
-
-    def _place(self, job: Job) -> Start:
-        devices = _near(self._free, job.world_size)
-        self._free = [device for device in self._free if device not in devices]
-        self._waiting.remove(job)
-        start = Start(job=job, devices=devices)
-        self._running[job.key] = start
-        return start
 
 
 def _near(free: Sequence[int], count: int) -> tuple[int, ...]:

@@ -99,8 +99,12 @@ class TaskRun:
         self._failed_at: float | None = None
         self._killed_at = float("inf")
         self.processes = pool.acquire(devices, task.logs, fresh=task.fresh)
-        self.fresh = sum(process.fresh for process in self.processes)
         self._send()
+
+    @property
+    def fresh(self) -> int:
+        """How many of its processes had run nothing before."""
+        return sum(process.began_fresh for process in self.processes)
 
     @property
     def done(self) -> list[Done]:
@@ -128,6 +132,11 @@ class TaskRun:
     def lost_its_server(self) -> bool:
         """True when the fork server died before all ranks were done."""
         return any(process.lost and not process.done for process in self.processes)
+
+    @property
+    def lost_node(self) -> str:
+        """Why a node is lost that had ranks which were not done; "" if none is."""
+        return next((process.lost_node for process in self.processes if process.lost_node and not process.done), "")
 
     def new_reports(self) -> Iterator[Report]:
         """Give what its ranks reported since the last call."""

@@ -210,5 +210,7 @@ def _lay_out(trainer: Any, context: RankContext, part: Part) -> None:
     trainer.accelerator = "gpu" if context.device == "cuda" else "cpu"
     gpus = gpus_of(context.rank, context.world_size, context.device_index, torch.cuda.device_count())
     trainer.devices = gpus if context.device == "cuda" else context.world_size
-    ranks = nemo_run.Config(RunnersRanks, rank=context.rank, world_size=context.world_size, host=context.host, port=context.port)
+    ranks = nemo_run.Config(
+        RunnersRanks, rank=context.rank, world_size=context.world_size, host=context.host, port=context.port
+    )
     trainer.plugins = [trainer.plugins, ranks]

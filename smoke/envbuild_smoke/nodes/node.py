@@ -1,0 +1,106 @@
+"""A node other than 0, from its start to its end."""
+
+import fcntl
+import os
+import socket
+import struct
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from envbuild_smoke.environment.findings import file_findings
+from envbuild_smoke.environment.foreign_modules import ListedFiles
+from envbuild_smoke.nodes.agent import Agent, LostHeadError
+from envbuild_smoke.nodes.head import JOIN_SECONDS, PORT_FILE
+from envbuild_smoke.nodes.join import RETRY_SECONDS, RefusedError, join
+from envbuild_smoke.nodes.wire import WireError
+from envbuild_smoke.plan.models import Plan
+from envbuild_smoke.run import resume
+from envbuild_smoke.run.context import RunContext, RunInterruptedError
+from envbuild_smoke.run.forkserver import ForkServerError
+from envbuild_smoke.run.options import Options
+from envbuild_smoke.run.pool import Pool
+from envbuild_smoke.run.results import Emit
+from envbuild_smoke.run.run_header import run_line, smoke_digest
+
+# From linux/sockios.h; Python has no binding of it.
+_SIOCGIFADDR = 0x8915
+
+
+def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threading.Event) -> None:
+    """Join node 0's run and serve it to its end.
+
+    Raises LostHeadError when node 0 is not there, refuses this node, or is gone before the end; RunInterruptedError.
+    """
+    plan, out = pool.plan, pool.out
+    host, port = options.head
+    stated = {
+        "plan_digest": plan.digest,
+        "nonce": plan.nonce,
+        "smoke_digest": smoke_digest(),
+        "slots": on_node,
+        "host": socket.gethostname(),
+    }
+    try:
+        wire = join((host, port or _port(out, stop)), options.node_rank, options.token, stated, limit_seconds=60.0)
+    except RefusedError as error:
+        raise LostHeadError(f"node 0 refuses this node: {error}") from error
+    except WireError as error:
+        raise LostHeadError(f"node 0 ({host}): {error}") from error
+    pool.host = wire.address
+    pool.variables = {**pool.variables, **address_variables(plan, pool.host)}
+    emit({"event": "joined", "node": options.node_rank})
+    context = RunContext(plan=plan, out=out, options=options, pool=pool, emit=emit, stop=stop, on_node=on_node)
+    agent = Agent(wire, pool, context, on_node)
+    pool.start_server()
+    listed = ListedFiles(plan.expected_versions, plan.provided_packages)
+    files = file_findings(plan)
+    try:
+        # Node 0 is answered meanwhile: importing takes longer than it waits for a sign of life.
+        ready = context.wait_for_fork_server(agent.update)
+    except ForkServerError as error:
+        agent.update()
+        raise LostHeadError(f"this node cannot start ranks: {error}") from error
+    except WireError as error:
+        raise LostHeadError(f"node 0: {error}") from error
+    line = run_line(context, range(on_node), ready, files, listed, None)
+    agent.send({"event": "line", "line": asdict(line)})
+    agent.serve()
+
+
+def _port(out: Path, stop: threading.Event) -> int:
+    """Return the port that node 0 has written into the results folder. Raises WireError when it does not."""
+    limit = time.monotonic() + JOIN_SECONDS
+    while not stop.is_set():
+        try:
+            return int((out / PORT_FILE).read_text(encoding="ascii"))
+        except (OSError, ValueError) as error:
+            if time.monotonic() > limit:
+                raise WireError(f"{out / PORT_FILE} did not come within {JOIN_SECONDS:g} s") from error
+        time.sleep(RETRY_SECONDS)
+    raise RunInterruptedError
+
+
+def lock_node(out: Path, node: int) -> int:
+    """Lock this node's part of the output directory; as `resume.lock_folder`, for the ranks of one node."""
+    return resume.lock_folder(out, f"{resume.LOCK}-node{node}")
+
+
+def address_variables(plan: Plan, address: str) -> dict[str, str]:
+    """Return the variables that have ranks talk to each other by the interface that has this address."""
+    name = interface_of(address)
+    return {"GLOO_SOCKET_IFNAME": name} if plan.device == "cpu" and name else {}
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface with this IPv4 address; "" if none has it (netdevice(7))."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
+            except OSError:
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return ""
