@@ -94,12 +94,11 @@ def reachable_bound(jobs: Sequence[Timed], devices: int) -> float:
     by_key = {timed.job.key: timed for timed in jobs}
 
     def ready(timed: Timed) -> float:
-        moments = [ready(by_key[key]) + by_key[key].seconds for key in timed.job.after]
-        if timed.job.weights_of is not None:
-            baseline = by_key[timed.job.weights_of]
-            saved = baseline.seconds if baseline.weights_seconds is None else baseline.weights_seconds
-            moments.append(ready(baseline) + saved)
-        return max(moments, default=0.0)
+        if timed.job.weights_of is None:
+            return 0.0
+        baseline = by_key[timed.job.weights_of]
+        saved = None if timed.job.needs_final_weights else baseline.weights_seconds
+        return ready(baseline) + (baseline.seconds if saved is None else saved)
 
     chains = [ready(timed) + timed.seconds for timed in jobs]
     first = min((moment for timed in jobs if (moment := ready(timed)) > 0), default=0.0)
@@ -121,13 +120,14 @@ def certify_full(start_share: float) -> list[Timed]:
     for case in cases:
         start, step = start_and_step(case)
         seconds = start * start_share + step * matrix.training.steps * (2 if case.resume_at else 1)
-        key = case.id
-        weights_of = None if case.is_baseline else case.baseline_id
-        job = Job(key=key, world_size=case.world_size, weights_of=weights_of)
+        seconds += COMPARE_SECONDS * start_share if case.compare_weights else 0
+        job = Job(
+            key=case.id,
+            world_size=case.world_size,
+            weights_of=case.compared_with,
+            needs_final_weights=case.compare_weights,
+        )
         jobs.append(Timed(job, seconds, start * start_share if case.is_baseline else None))
-        if case.compare_weights and weights_of is not None:
-            compare = Job(key=f"{key} weights", world_size=1, after=(key, weights_of), urgent=True)
-            jobs.append(Timed(compare, COMPARE_SECONDS * start_share))
     return jobs
 
 
@@ -148,8 +148,7 @@ def recorded(file: Path) -> list[Timed]:
                 key=entry["key"],
                 world_size=entry["world_size"],
                 weights_of=entry["weights_of"],
-                after=tuple(entry["after"]),
-                urgent=bool(entry["after"]),
+                needs_final_weights=entry["needs_final_weights"],
             ),
             entry["seconds"],
             entry["weights_seconds"],
@@ -176,21 +175,9 @@ def record(results: Path, plan: Path, note: str) -> dict[str, object]:
                 "seconds": line["seconds"],
                 "weights_seconds": weights,
                 "weights_of": None if case["baseline"] is None else f"{case['baseline']} {line['repeat']}",
-                "after": [],
+                "needs_final_weights": case["compare_weights"],
             }
         )
-        if case["compare_weights"] and case["baseline"] is not None:
-            entries.append(
-                {
-                    "key": f"{line['case']} {line['repeat']} weights",
-                    "world_size": 1,
-                    # Results do not have it.
-                    "seconds": COMPARE_SECONDS * LIVE_SHARE,
-                    "weights_seconds": None,
-                    "weights_of": None,
-                    "after": [f"{line['case']} {line['repeat']}", f"{case['baseline']} {line['repeat']}"],
-                }
-            )
     return {"note": note, "jobs": entries}
 
 
@@ -201,7 +188,7 @@ def show(name: str, jobs: Sequence[Timed]) -> float:
     worst = 0.0
     for devices in DEVICES:
         too_large = {timed.job.key for timed in jobs if timed.job.world_size > devices}
-        possible = [timed for timed in jobs if too_large.isdisjoint({timed.job.key, *timed.job.after})]
+        possible = [timed for timed in jobs if timed.job.key not in too_large]
         taken = makespan(possible, devices)
         simple = simple_bound(possible, devices)
         longest = max(timed.seconds for timed in possible)

@@ -1,4 +1,4 @@
-"""The command line: `run` a plan, print the environment (`info`), and the internal `start`, `forkserver` and `rank`.
+"""The command line: `run` a plan, and the internal `start`, `forkserver` and `rank`.
 
 Progress goes to stdout as JSON lines, everything for people to stderr.
 """
@@ -20,7 +20,7 @@ from envbuild_smoke import __version__
 
 if TYPE_CHECKING:
     from envbuild_smoke.environment.gpus import CannotRunError
-    from envbuild_smoke.plan.models import Case, Device, Plan
+    from envbuild_smoke.plan.models import Case, Plan
     from envbuild_smoke.results import Gpu
     from envbuild_smoke.run.options import Options
 
@@ -56,8 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _serve(options)
     if options.command == "start":
         return _start(options)
-    if options.command == "info":
-        return _info(options.device)
     return _run(options)
 
 
@@ -81,21 +79,7 @@ def _start(options: argparse.Namespace) -> int:
     """Import a driver as the fork server does, and print the result on the last line, after a mark."""
     from envbuild_smoke.run.start_check import start_driver
 
-    print(f"\n{options.mark}{json.dumps(start_driver(options.driver, options.device))}", flush=True)
-    return OK
-
-
-def _info(device: "Device") -> int:
-    from envbuild_smoke.environment import gpus
-    from envbuild_smoke.environment.inventory import describe
-
-    found: tuple[Gpu, ...] = ()
-    if device == "cuda":
-        try:
-            found = gpus.installed()
-        except gpus.CannotRunError as error:
-            return _cannot_run(error)
-    print(json.dumps(asdict(describe(device, gpus=found)), indent=2))
+    print(f"\n{options.mark}{json.dumps(asdict(start_driver(options.driver, options.device)))}", flush=True)
     return OK
 
 
@@ -129,8 +113,6 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--resume", action="store_true", help="resume the interrupted run in --out")
     run.add_argument("--end-with-stdin", action="store_true", help="stop when standard input is closed")
     run.add_argument("--image", type=Path, metavar="FILE", help="hash the file of the image this runs in")
-    info = commands.add_parser("info", help="print the environment as JSON")
-    info.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="as in a plan (default: cpu)")
     start = commands.add_parser("start", help="internal: import a driver, and print whether that starts CUDA")
     start.add_argument("--driver", required=True)
     start.add_argument("--device", choices=("cpu", "cuda"), required=True)

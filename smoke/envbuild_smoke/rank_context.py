@@ -4,14 +4,49 @@ import json
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from envbuild_smoke.plan.models import Case, Device, Model
+from envbuild_smoke.results import (
+    FailureKind,
+    Gradient,
+    Observed,
+    Perturbed,
+    ReferenceComparison,
+    Step,
+    Weights,
+)
 
 # Checkpoints that others read: the weights a baseline begins with, and those a case ends with.
 INITIAL, FINAL = "initial", "final"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A line that a rank reports, on the clock that all processes of a machine share: a step, or what comes once.
+
+    With `weights_saved` the checkpoint of a baseline is complete: its cases can start.
+    """
+
+    monotonic_seconds: float
+    step: Step | None = None
+    weights_saved: bool = False
+    observed: Observed | None = None
+    reference: ReferenceComparison | None = None
+    gradients: tuple[Gradient, ...] | None = None
+    perturbed: tuple[Perturbed, ...] | None = None
+    weights: Weights | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaisedFailure:
+    """What a rank that raises puts on record, at that moment on the same clock."""
+
+    monotonic_seconds: float
+    kind: FailureKind
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,38 +89,18 @@ class RankContext:
         """Directory that a case which is torn down and resumed saves to in between."""
         return checkpoint_path(self.out, self.case.id, "resume")
 
-    def report_step(self, step: int, *, loss: float, grad_norm: float, seconds: float) -> None:
-        """Report a finished step (counted from 1); one rank of a case does this."""
-        for name, value in (("loss", loss), ("grad_norm", grad_norm)):
+    def report_step(self, step: Step) -> None:
+        """Report a finished step; one rank of a case does this."""
+        for name, value in (("loss", step.loss), ("grad_norm", step.grad_norm)):
             # Training on is pointless, and JSON has no NaN.
-            if not math.isfinite(value):
-                raise FloatingPointError(f"step {step}: {name} is {value}")
-        self._report(step=step, loss=loss, grad_norm=grad_norm, seconds=round(seconds, 4))
+            if value is None or not math.isfinite(value):
+                raise FloatingPointError(f"step {step.step}: {name} is {value}")
+        self.report(step=replace(step, seconds=round(step.seconds, 4)))
 
-    def report_weights_saved(self) -> None:
-        """Report that `checkpoint` is complete: the cases of this baseline can start. One rank does this."""
-        self._report(weights_saved=True)
-
-    def report_observed(self, observed: dict[str, Any]) -> None:
-        """Report what was really built (as in results.py); one rank does this."""
-        self._report(observed=observed)
-
-    def report_reference(self, compared: dict[str, Any]) -> None:
-        """Report how a baseline compares with the reference (as in results.py); its one rank does."""
-        self._report(reference=compared)
-
-    def report_gradients(self, gradients: list[dict[str, Any]]) -> None:
-        """Report the gradients of the first step (as in results.py); one rank does this."""
-        self._report(gradients=gradients)
-
-    def report_perturbed(self, runs: list[dict[str, Any]]) -> None:
-        """Report a baseline's trainings with moved weights (as in results.py); its one rank does."""
-        self._report(perturbed=runs)
-
-    def _report(self, **fields: Any) -> None:
-        """Append a line to metrics.jsonl, distinguished by its keys, in one write: several ranks may report."""
-        # CLOCK_MONOTONIC is one clock for all processes of a machine: the runner subtracts its own times from these.
-        line = {**fields, "monotonic_seconds": time.monotonic()}
+    def report(self, **fields: Any) -> None:
+        """Append a Report with these fields to metrics.jsonl, in one write: several ranks may report."""
+        whole = asdict(Report(monotonic_seconds=time.monotonic(), **fields))
+        line = {name: whole[name] for name in ("monotonic_seconds", *fields)}
         # O_APPEND and one write(2): lines of several ranks are whole and never overwrite each other (write(2),
         # O_APPEND).
         with metrics_path(self.out, self.case.id).open("ab", buffering=0) as file:

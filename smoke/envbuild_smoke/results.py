@@ -47,7 +47,7 @@ def written(default: Any) -> Any:
     return field(default=default, metadata={"written": True})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """A difference between the lock and the environment."""
 
@@ -148,13 +148,13 @@ class ReferenceComparison:
     its steps with each weight moved by one unit in the last place, None where it was not trained so.
     """
 
-    reason: str | None
-    samples: str | None
-    steps: tuple[ReferenceStep, ...]
-    activations: tuple[TensorDifference, ...]
-    gradients: tuple[TensorDifference, ...]
-    weights: tuple[TensorDifference, ...]
-    seconds: Amount
+    reason: str | None = written(None)
+    samples: str | None = written(None)
+    steps: tuple[ReferenceStep, ...] = written(())
+    activations: tuple[TensorDifference, ...] = written(())
+    gradients: tuple[TensorDifference, ...] = written(())
+    weights: tuple[TensorDifference, ...] = written(())
+    seconds: Amount = written(0.0)
     perturbed: tuple[tuple[ReferenceStep, ...], ...] | None = None
 
 

@@ -6,57 +6,32 @@ import json
 from pathlib import Path
 from typing import Any
 
+from envbuild_smoke.plan.axes import Layout, Settings, Training
+from envbuild_smoke.plan.json_reader import as_json
+from envbuild_smoke.plan.models import Case
+
 Document = dict[str, Any]
 
 
 def case_document(case_id: str, baseline: str | None = None, *, overlap: bool = False, **layout: int) -> Document:
     """A case; ``layout`` holds the parallel sizes that are not 1."""
-    sizes = {"data": 1, "tensor": 1, "pipeline": 1, "virtual_pipeline": 1, "context": 1, "expert": 1, **layout}
-    return {
-        "id": case_id,
-        "baseline": baseline,
-        "driver": "mcore",
-        "model": "gpt",
-        "precision": "fp32",
-        "layout": {**sizes, "sequence": False, "expert_tensor": None},
-        "world_size": sizes["data"] * sizes["tensor"] * sizes["pipeline"] * sizes["context"],
-        "training": {
-            "steps": 5,
-            "micro_batch_size": 2,
-            "global_batch_size": 16,
-            "learning_rate": 0.001,
-            "clip_grad_norm": 1.0,
-            "weight_decay": 0.0,
-            "decoupled_lr": None,
-            "loss_mask": "none",
-            "calculate_per_token_loss": False,
-            "seed": 1234,
-            "packed": False,
-            "finetune": "none",
-        },
-        "settings": {
-            "overlap_p2p_comm": overlap,
-            "batch_p2p_comm": not overlap,
-            "attention_backend": "local",
-            "distributed_optimizer": False,
-            "overlap_grad_reduce": False,
-            "overlap_param_gather": False,
-            "bucket_size": None,
-            "recompute": "none",
-            "parallel_output": True,
-            "num_distributed_optimizer_instances": 1,
-            "moe_token_dispatcher_type": None,
-            "moe_grouped_gemm": False,
-            "sequence_parallel_input_regather": False,
-            "fp8_recipe": None,
-        },
-        "resume_at": None,
-        "continue_in": None,
-        "compare_weights": False,
-        "compare_reference": False,
-        "perturbed_runs": 0,
-        "time_limit_seconds": 120,
-    }
+    split = Layout(**layout)
+    training = {"steps": 5, "micro_batch_size": 2, "global_batch_size": 16, "learning_rate": 0.001}
+    case = Case(
+        id=case_id,
+        baseline=baseline,
+        driver="mcore",
+        model="gpt",
+        layout=split,
+        world_size=split.world_size,
+        training=Training(**training, clip_grad_norm=1.0, seed=1234),
+        settings=Settings(overlap_p2p_comm=overlap, batch_p2p_comm=not overlap, attention_backend="local"),
+        compare_weights=False,
+        compare_reference=False,
+        perturbed_runs=0,
+        time_limit_seconds=120,
+    )
+    return as_json(case)
 
 
 def read_results(out: Path) -> list[Document]:

@@ -78,7 +78,7 @@ def _why_not_counted(job: CertifyJob, context: Context, options: CertifyOptions)
     if not job.certificate.is_file():
         return ""
     try:
-        found, file = read_certificate(job.certificate)
+        statement, file = read_certificate(job.certificate)
     except CertificateRefusedError as error:
         return error.why
     wanted = WantedCertificate(
@@ -90,14 +90,14 @@ def _why_not_counted(job: CertifyJob, context: Context, options: CertifyOptions)
         matrix_digest=job.matrix_digest,
         matrix_is_shipped=job.matrix_is_shipped,
     )
-    problem = found.mismatch(wanted)
+    problem = statement.mismatch(wanted)
     runtime = options.machine.runtime
-    if problem := problem or found.future(context.clock()):
+    if problem := problem or statement.future(context.clock()):
         return problem
     if options.signer and not verifies(file.content, options.signer.public):
         return f"it is not signed by key {options.signer.keyid}"
-    if runtime not in (None, found.predicate.runtime):
-        return f"it was made with runtime {found.predicate.runtime}, not {runtime}"
+    if runtime not in (None, statement.predicate.runtime):
+        return f"it was made with runtime {statement.predicate.runtime}, not {runtime}"
     return None
 
 

@@ -17,6 +17,7 @@ from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.sign import Signer, write_certificate
 from envbuild.certify.certificate.statement import (
     Certificate,
+    CertifiedRun,
     Measured,
     MeasuredBandwidth,
     SmokeRunner,
@@ -24,7 +25,7 @@ from envbuild.certify.certificate.statement import (
     subject_digests,
 )
 from envbuild.certify.judge.judge import JUDGE_VERSION, judge, run_problems
-from envbuild.certify.models import CaseVerdict, EnvironmentFinding, NotVouched, NotVouchedCase, Problem
+from envbuild.certify.models import CaseVerdict, NotVouched, NotVouchedCase, Problem
 from envbuild.certify.report.console import failure, show
 from envbuild.certify.report.files import ReportFiles, end_of, standing_reports, write_reports
 from envbuild.certify.report.model import Report, report_of
@@ -162,37 +163,37 @@ def _not_vouched(job: CertifyJob, verdicts: Sequence[CaseVerdict]) -> Iterator[N
 
 
 def _outcome(case_id: str, verdicts: Sequence[CaseVerdict]) -> NotVouchedCase:
-    found = [verdict for verdict in verdicts if verdict.id == case_id]
-    if not found:
+    repeats = [verdict for verdict in verdicts if verdict.id == case_id]
+    if not repeats:
         return NotVouchedCase(id=case_id, result="not run")
-    problems = [str(problem) for verdict in found for problem in verdict.problems]
-    if not problems and found[0] not in vouched(verdicts):
-        problems = [f"its baseline {found[0].baseline} failed"]
+    problems = [str(problem) for verdict in repeats for problem in verdict.problems]
+    if not problems and repeats[0] not in vouched(verdicts):
+        problems = [f"its baseline {repeats[0].baseline} failed"]
     return NotVouchedCase(id=case_id, result="failed" if problems else "passed", problem=(*problems, "")[0])
 
 
-def _facts(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict]) -> dict[str, object]:
+def _certified_run(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict]) -> CertifiedRun:
     """What certificates and reports share."""
     subject = job.subject
-    return {
-        "stack": subject.stack,
-        "base": subject.base,
-        "target": subject.target,
-        "form": subject.place.form,
-        "launcher": subject.place.launcher,
-        "runtime": evidence.runtime,
-        "lock_digest": subject.lock_digest,
-        "matrix": job.request.matrix_name,
-        "matrix_is_shipped": job.matrix_is_shipped,
-        "whole_matrix": job.whole_matrix and job.unexcused <= {verdict.id for verdict in vouched(verdicts)},
-        "plan_digest": evidence.plan_digest,
-        "nonce": evidence.nonce,
-        "envbuild": __version__,
-        "judge": JUDGE_VERSION,
-        "measured": evidence.measured.model_dump(mode="json", by_alias=True),
-        "cases": [verdict.model_dump(mode="json", by_alias=True) for verdict in verdicts],
-        "not_vouched": [item.model_dump(mode="json") for item in _not_vouched(job, verdicts)],
-    }
+    return CertifiedRun(
+        stack=subject.stack,
+        base=subject.base,
+        target=subject.target,
+        form=subject.place.form,
+        launcher=subject.place.launcher,
+        runtime=evidence.runtime,
+        lock_digest=subject.lock_digest,
+        matrix=job.request.matrix_name,
+        matrix_is_shipped=job.matrix_is_shipped,
+        whole_matrix=job.whole_matrix and job.unexcused <= {verdict.id for verdict in vouched(verdicts)},
+        plan_digest=evidence.plan_digest,
+        nonce=evidence.nonce,
+        envbuild=__version__,
+        judge=JUDGE_VERSION,
+        measured=evidence.measured,
+        cases=tuple(verdicts),
+        not_vouched=tuple(_not_vouched(job, verdicts)),
+    )
 
 
 def _failed_report(
@@ -203,25 +204,23 @@ def _failed_report(
     problems: Sequence[Problem],
     error: CertificationFailedError,
 ) -> Report:
-    return Report.model_validate(
-        {
-            **_facts(job, evidence, verdicts),
-            "passed": False,
-            "name": job.subject.name,
-            "what": error.what,
-            "digests": subject_digests(job.subject.name, job.subject.as_json()),
-            "problems": tuple(problems),
-            "findings": [EnvironmentFinding(**vars(finding)) for finding in run.results.findings],
-            "pairs": _pairs(job),
-            "logs": logs_of(job, run.folder),
-            "log": str(error.log),
-            "log_end": end_of(error.log) if error.log else "",
-        }
+    return Report(
+        **dict(_certified_run(job, evidence, verdicts)),
+        passed=False,
+        name=job.subject.name,
+        what=error.what,
+        digests=subject_digests(job.subject.name, job.subject.as_json()),
+        problems=tuple(problems),
+        findings=run.results.findings,
+        pairs=_pairs(job),
+        logs=logs_of(job, run.folder),
+        log=str(error.log),
+        log_end=end_of(error.log) if error.log else "",
     )
 
 
 def _pairs(job: CertifyJob) -> tuple[Pair, ...]:
-    capabilities = Capabilities.of(job.request.selection, job.request.lock.packages())
+    capabilities = Capabilities.for_selection(job.request.selection, job.request.lock.packages())
     return coverage(job.matrix, job.cases, capabilities)
 
 
@@ -233,10 +232,10 @@ def issue_certificate(
         context.reporter.note(
             f"note: {job.certificate} was signed by key {keyid}; the new one is not signed (no --key)"
         )
+    # Cases that failed as known are in not_vouched alone.
+    run = _certified_run(job, evidence, verdicts).model_copy(update={"cases": tuple(vouched(verdicts))})
     predicate = {
-        **_facts(job, evidence, verdicts),
-        # In the place of all cases: those that failed as known are in not_vouched alone.
-        "cases": [verdict.model_dump(mode="json", by_alias=True) for verdict in vouched(verdicts)],
+        **run.model_dump(mode="json", by_alias=True),
         "key": job.key,
         "verdict": "passed",
         "lock_is_current": job.lock_is_current,

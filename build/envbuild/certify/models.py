@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, JsonValue
 
 from envbuild.catalog.fields import Moment, TomlModel
 from envbuild.core.validation import Digest
+from envbuild_smoke.results import Step
 
 # Programs read these names: in certificates, as types of JUnit, and with --json (docs/reference/certify.md).
 Check = Literal[
@@ -48,15 +49,6 @@ class Problem(TomlModel):
 
     def __str__(self) -> str:
         return f"{self.check}: {self.text}"
-
-
-class EnvironmentFinding(TomlModel):
-    """A difference between the lock and the environment in which the cases ran."""
-
-    code: str
-    package: str | None
-    expected: str | None
-    found: str | None
 
 
 class Numbers(TomlModel):
@@ -107,16 +99,6 @@ class ReferenceVerdict(TomlModel):
     tensors: int = Field(default=0, ge=0)
     largest_relative_difference: ReferenceNumbers = ReferenceNumbers()
     tolerance: ReferenceNumbers = ReferenceNumbers()
-
-
-class Step(TomlModel):
-    """What one training step measured; None for a number that is not finite."""
-
-    step: int
-    # JSON has no NaN and no infinity (RFC 8259, section 6): the runner writes null.
-    loss: float | None
-    grad_norm: float | None
-    seconds: float | None = None
 
 
 class Reused(TomlModel):

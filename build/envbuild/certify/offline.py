@@ -44,10 +44,10 @@ def write_plan(request: CertifyRequest, folder: Path, store: LocalStore) -> Cert
     job = make_job(request, store)
     with machine_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        if found := sorted(path.name for path in folder.iterdir()):
+        if names := sorted(path.name for path in folder.iterdir()):
             raise ConfigurationError(
                 f"{folder} is not empty",
-                why=f"It has {', '.join(found[:3])}; its results would be taken for those of the new plan.",
+                why=f"It has {', '.join(names[:3])}; its results would be taken for those of the new plan.",
                 fix="Name a new folder.",
             )
         # copyfile leaves the mode behind: a file of the store is read-only.
@@ -223,14 +223,14 @@ def _check_nonce(run: FinishedRun, store: LocalStore) -> None:
 
 def _read_use(path: Path) -> dict[str, str]:
     """The plan and the results that a nonce was used for; a ValueError where the record is damaged."""
-    found = entry_index.read_json(path, NONCE_FILE)
+    use = entry_index.read_json(path, NONCE_FILE)
     try:
-        known = found.keys() == {"plan", "results"} and all(is_digest(value) for value in found.values())
+        known = use.keys() == {"plan", "results"} and all(is_digest(value) for value in use.values())
     except (AttributeError, TypeError):
         known = False
     if not known:
         raise ValueError(f"{NONCE_FILE} does not name a plan and its results")
-    return dict(found)
+    return dict(use)
 
 
 def _use(run: FinishedRun) -> dict[str, str]:

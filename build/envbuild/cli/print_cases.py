@@ -47,7 +47,7 @@ def print_cases(session: Session, selection: Selection, wanted: PrintedCases) ->
     driver_of(selection, matrix_name, lock.lock if lock else None)
     packages = lock.packages() if lock else ()
     cases = chosen_cases(matrix, matrix_name, selection, wanted.cases, packages)
-    capabilities = Capabilities.of(selection, packages)
+    capabilities = Capabilities.for_selection(selection, packages)
     # A case that is named and left out is refused as unknown.
     out = () if wanted.cases.only else expansion(matrix, matrix_name, capabilities).left_out
     if lock is not None and not wanted.run_known_wrong:

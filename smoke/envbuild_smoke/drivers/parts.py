@@ -8,6 +8,11 @@ from typing import Any
 
 from envbuild_smoke.plan.axes import TABLE, Layout
 from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.results import Step
+
+# By name, of types of a library's own: arguments of a function or class, and what checkpoints and modules hold.
+Options = dict[str, Any]
+State = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +40,7 @@ def parts_of(case: Case, checkpoint: Path) -> Iterator[Part]:
     yield Part(case=there, after=case.resume_at, until=steps, resumes_from=checkpoint)
 
 
-def parallel_sizes(layout: Layout) -> dict[str, Any]:
+def parallel_sizes(layout: Layout) -> Options:
     """Return the sizes of a layout, by Megatron's names that its configurations and its process groups share."""
     return {
         "tensor_model_parallel_size": layout.tensor,
@@ -64,8 +69,8 @@ def refuse_unsupported(case: Case, model: Model) -> None:
         raise ValueError(f"driver {case.driver} has no cases with this {'; '.join(named)}: leave it out of the matrix")
 
 
-def numbers_of(step: int, loss: Any, grad_norm: Any, seconds: float) -> dict[str, Any]:
-    """Return what is reported of a step. Raises FloatingPointError where the gradient norm is not finite."""
+def step_with(step: int, loss: Any, grad_norm: Any, seconds: Any) -> Step:
+    """Return a step with its numbers. Raises FloatingPointError where the gradient norm is not finite."""
     if not math.isfinite(float(grad_norm)):
         raise FloatingPointError(f"step {step}: grad_norm is {float(grad_norm)}")
-    return {"step": step, "loss": float(loss), "grad_norm": float(grad_norm), "seconds": float(seconds)}
+    return Step(step=step, loss=float(loss), grad_norm=float(grad_norm), seconds=float(seconds))

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from envbuild_smoke.drivers.mcore.model import fp8_options
-from envbuild_smoke.drivers.parts import parallel_sizes
+from envbuild_smoke.drivers.parts import Options, parallel_sizes
 from envbuild_smoke.plan.axes import Settings
 from envbuild_smoke.plan.models import Case
 from envbuild_smoke.rank_context import RankContext
@@ -19,7 +19,7 @@ def set_layout(config: Any, case: Case) -> None:
     config.pipeline_dtype = _dtype(case)
 
 
-def overlap_options(settings: Settings) -> dict[str, Any]:
+def overlap_options(settings: Settings) -> Options:
     """Return the options with which pipeline stages send while they compute."""
     return {
         "tp_comm_overlap": False,
@@ -30,7 +30,7 @@ def overlap_options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def precision_options(case: Case, context: RankContext) -> dict[str, Any]:
+def precision_options(case: Case, context: RankContext) -> Options:
     """Return the options of mixed precision for a case in fp32 or fp8."""
     options = {"params_dtype": _dtype(case), "pipeline_dtype": _dtype(case), "autocast_enabled": False}
     if case.precision != "fp8":

@@ -5,9 +5,8 @@ weights, resharded.
 """
 
 import gc
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ from megatron.core.transformer.module import Float16Module
 from envbuild_smoke.drivers.mcore import checkpoints
 from envbuild_smoke.drivers.mcore.data import SamplesRead
 from envbuild_smoke.drivers.mcore.observed_config import observe
-from envbuild_smoke.drivers.mcore.perturbation import largest_difference, mantissa_bits, move_weights
+from envbuild_smoke.drivers.mcore.perturbation import largest_difference, mantissa_bits, move_weights, perturbed
 from envbuild_smoke.drivers.mcore.processes import (
     forget_parallelism,
     forget_transformer_engine,
@@ -27,6 +26,7 @@ from envbuild_smoke.drivers.mcore.processes import (
 )
 from envbuild_smoke.drivers.parts import Part, parts_of
 from envbuild_smoke.rank_context import RankContext
+from envbuild_smoke.results import Gradient, HuggingFace, Perturbed, Step
 
 Chunks = list[torch.nn.Module]
 # Megatron's default, init_method_std.
@@ -46,22 +46,23 @@ class PartRun:
 
     `start` gets the chunks of the model once they are built, and changes their weights: what the optimizer has copied
     are others. `end` gets the chunks when they are trained, each inside of Megatron's
-    DistributedDataParallel, the optimizer and the data. `steps` has those of the parts before, by
-    `envbuild_smoke.drivers.parts.numbers_of`; `gradients` those of the first step, by `summarize_gradients`.
+    DistributedDataParallel, the optimizer and the data. `steps` has those of the parts before; `gradients` are those of
+    the first step. `hugging_face` is what a framework compares before the first part, unless its weights are moved.
     """
 
     part: Part
     start: Callable[[Chunks], None]
-    end: Callable[[Chunks, Any, Data], None]
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    gradients: list[dict[str, Any]] = field(default_factory=list)
-    # What a framework measures before it trains, for the case's `observed`; not where its weights are moved.
-    measured: dict[str, Any] | None = None
+    end: Callable[[Chunks, Any, Data, HuggingFace | None], None]
+    is_moved: bool
+    steps: list[Step] = field(default_factory=list)
+    gradients: tuple[Gradient, ...] = ()
+    hugging_face: HuggingFace | None = None
 
-    def require_all_steps(self) -> None:
-        """Raise RuntimeError where the framework has trained more steps than the part has, or fewer."""
+    def finish(self, wrapped: Chunks, optimizer: Any, data: Data) -> None:
+        """Call `end`; raise RuntimeError where the framework has trained more steps than the part has, or fewer."""
         if len(self.steps) != self.part.until:
             raise RuntimeError(f"{len(self.steps)} steps were trained, where the case has {self.part.until}")
+        self.end(wrapped, optimizer, data, self.hugging_face)
 
 
 @dataclass(frozen=True)
@@ -89,20 +90,16 @@ def train_recipe(context: RankContext, framework: Framework) -> None:
         _Training(context, framework).run(weights)
         runs = [_perturbed(context, framework, seed, weights) for seed in range(context.case.perturbed_runs)]
         if runs:
-            context.report_perturbed(runs)
+            context.report(perturbed=runs)
 
 
-def _perturbed(
-    context: RankContext, framework: Framework, seed: int, unmoved: dict[str, torch.Tensor]
-) -> dict[str, Any]:
+def _perturbed(context: RankContext, framework: Framework, seed: int, unmoved: dict[str, torch.Tensor]) -> Perturbed:
     """Train a baseline of one rank once more with its weights moved, and return what that measured."""
     # Scales of fp8 start anew.
     forget_transformer_engine()
     weights: dict[str, torch.Tensor] = {}
     steps, gradients = _Training(context, framework, moved_by=seed).run(weights)
-    moved = largest_difference(unmoved, weights)
-    shown = [{name: step[name] for name in ("step", "loss", "grad_norm")} for step in steps]
-    return {"steps": shown, "gradients": gradients, "weights": moved if math.isfinite(moved) else None}
+    return perturbed(steps, gradients, largest_difference(unmoved, weights))
 
 
 class _Training:
@@ -113,26 +110,31 @@ class _Training:
         self._framework, self._reports = framework, False
         self._samples = SamplesRead()
 
-    def run(self, weights: dict[str, torch.Tensor]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def run(self, weights: dict[str, torch.Tensor]) -> tuple[list[Step], tuple[Gradient, ...]]:
         """Train; return the steps, and the gradients of the first one.
 
         A copy of the final weights goes into `weights` where the case is trained again.
         """
         _seed(self._case.training.seed)
-        gradients: list[dict[str, Any]] = []
-        steps: list[dict[str, Any]] = []
-        measured: dict[str, Any] = {}
+        gradients: tuple[Gradient, ...] = ()
+        steps: list[Step] = []
+        hugging_face: HuggingFace | None = None
         for part in parts_of(self._case, self._context.resume_checkpoint):
-            end = partial(self._end, part, weights, measured)
-            run = PartRun(part=part, start=self._start, end=end, steps=steps)
-            run.measured = measured if self._moved_by is None else None
+            run = PartRun(
+                part=part,
+                start=self._start,
+                end=partial(self._end, part, weights),
+                is_moved=self._moved_by is not None,
+                steps=steps,
+                hugging_face=hugging_face,
+            )
             self._framework.pretrain(self._context, run)
-            steps, gradients = run.steps, gradients or run.gradients
+            steps, gradients, hugging_face = run.steps, gradients or run.gradients, run.hugging_face
             is_last = part.until == self._case.training.steps
             if is_last and self._moved_by is None and self._reports:
                 for step in steps:
-                    self._context.report_step(**step)
-                self._context.report_gradients(gradients)
+                    self._context.report_step(step)
+                self._context.report(gradients=gradients)
             self._framework.forget()
             num_microbatches_calculator.unset_num_microbatches_calculator()
             forget_parallelism()
@@ -146,7 +148,7 @@ class _Training:
             fill_zeros(chunks, self._case.training.seed)
             checkpoints.save_weights(chunks, context.checkpoint)
             if torch.distributed.get_rank() == 0:
-                context.report_weights_saved()
+                context.report(weights_saved=True)
             return
         checkpoints.load_weights(chunks, context.checkpoint)
         if self._moved_by is not None:
@@ -157,10 +159,10 @@ class _Training:
         self,
         part: Part,
         weights: dict[str, torch.Tensor],
-        measured: dict[str, Any],
         wrapped: Chunks,
         optimizer: Any,
         data: Data,
+        hugging_face: HuggingFace | None,
     ) -> None:
         # A framework may have destroyed Megatron's groups when it returns.
         self._reports = is_reporting_rank()
@@ -170,13 +172,13 @@ class _Training:
         if part.until < training.steps:
             return
         if self._case.perturbed_runs:
-            named = (item for chunk in unwrapped(wrapped) for item in chunk.named_parameters())
+            named = (pair for chunk in unwrapped(wrapped) for pair in chunk.named_parameters())
             weights.update((name, value.detach().clone()) for name, value in named)
         if self._moved_by is not None:
             return
-        observed = {**observe(part.case, wrapped, optimizer, self._samples), **measured}
+        observed = observe(part.case, wrapped, optimizer, self._samples)
         if self._reports:
-            self._context.report_observed(observed)
+            self._context.report(observed=replace(observed, hugging_face=hugging_face))
         if self._context.save_final_weights:
             checkpoints.save_weights(unwrapped(wrapped), self._context.final_checkpoint)
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from envbuild_smoke.environment.installed import Finding, RecordedFile, finding, shortened
+from envbuild_smoke.environment.installed import RecordedFile, shortened
+from envbuild_smoke.results import Finding
 
 # PEP 552: magic number, flags, then mtime and size of the source or, with bit 0 of the flags set, its hash; bit 1 says
 # whether Python compares that hash.
@@ -30,7 +31,7 @@ def bytecode_findings(files: Mapping[str, Sequence[RecordedFile]], modules: Iter
         if any(entry.name.partition("/")[0] in tops for entry in entries):
             sources = [entry.path for entry in entries if entry.name.endswith(".py")]
             findings += [
-                finding("bytecode-differs", package, path, cache) for path in sources if (cache := _differing(path))
+                Finding("bytecode-differs", package, path, cache) for path in sources if (cache := _differing(path))
             ]
     return shortened(findings)
 

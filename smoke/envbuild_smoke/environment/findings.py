@@ -10,10 +10,9 @@ from envbuild_smoke.environment.bytecode import bytecode_findings
 from envbuild_smoke.environment.distributions import normalize
 from envbuild_smoke.environment.foreign_modules import ListedFiles, startup_findings
 from envbuild_smoke.environment.imported import Ready
-from envbuild_smoke.environment.installed import Finding, finding
 from envbuild_smoke.environment.inventory import MODULES, ImportedModule, versions
 from envbuild_smoke.plan.models import Plan
-from envbuild_smoke.results import Image
+from envbuild_smoke.results import Finding, Image
 
 
 def all_findings(
@@ -31,20 +30,20 @@ def all_findings(
     result = version_findings(plan.expected_versions, ready.modules)
     result += files
     # One wrong module is one finding, though it is seen twice: where it would be imported from, and where it was.
-    reported = {(each["code"], each["found"]) for each in result}
+    reported = {(each.code, each.found) for each in result}
     elsewhere = _imported_elsewhere(plan, ready.modules)
-    result += [each for each in elsewhere if (each["code"], each["found"]) not in reported]
+    result += [each for each in elsewhere if (each.code, each.found) not in reported]
     result += listed.findings(ready.imported)
     # The folders of packages: the standard library and zip files hold none of these libraries.
     folders = [folder for folder in sys.path if Path(folder).is_dir() and folder.endswith("-packages")]
     known = libraries.reachable(folders)
     for name, paths in libraries.twice(known, ready.libraries).items():
-        result.append(finding("library-twice", name, None, ", ".join(paths)))
+        result.append(Finding("library-twice", name, None, ", ".join(paths)))
     result += startup_findings(ready.started)
     if image is not None:
         result += _other_python(image)
     for module, error in ready.missing.items():
-        result.append(finding("module-missing", module, None, error))
+        result.append(Finding("module-missing", module, None, error))
     return result
 
 
@@ -62,7 +61,7 @@ def _other_python(image: Image) -> list[Finding]:
     own = (image.fingerprint or {}).get("python")
     if not isinstance(own, str) or os.path.realpath(Path(own).parents[1]) == os.path.realpath(sys.prefix):
         return []
-    return [finding("other-python", None, own, sys.executable)]
+    return [Finding("other-python", None, own, sys.executable)]
 
 
 def file_findings(plan: Plan) -> list[Finding]:
@@ -83,18 +82,18 @@ def version_findings(expected: Mapping[str, str], imported: Mapping[str, Importe
         # Exact, with the local part: 2.13.0+cpu and 2.13.0+cu130 are different builds.
         own = installed.get(normalize(package), [])
         if not own:
-            result.append(finding("package-missing", package, version, None))
+            result.append(Finding("package-missing", package, version, None))
             continue
         if own[0] != version:
-            result.append(finding("version-mismatch", package, version, own[0]))
+            result.append(Finding("version-mismatch", package, version, own[0]))
         if len(own) > 1:
-            result.append(finding("package-twice", package, version, ", ".join(own)))
+            result.append(Finding("package-twice", package, version, ", ".join(own)))
     for module, package in MODULES.items():
         seen = imported[module].version if module in imported else None
         wanted = next((v for name, v in expected.items() if normalize(name) == package), None)
         # Modules often leave out the local part ("+cpu"), or carry one that the metadata lacks.
         if seen and wanted and _public(seen) != _public(wanted):
-            result.append(finding("imported-version-differs", package, wanted, seen))
+            result.append(Finding("imported-version-differs", package, wanted, seen))
     return result
 
 

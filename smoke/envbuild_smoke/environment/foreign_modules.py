@@ -19,7 +19,8 @@ from typing import Any
 
 from envbuild_smoke.environment import debian
 from envbuild_smoke.environment.distributions import distributions, normalize
-from envbuild_smoke.environment.installed import Finding, finding, shortened
+from envbuild_smoke.environment.installed import shortened
+from envbuild_smoke.results import Finding
 
 # Modules that Python imports by itself as it starts (docs.python.org, module site).
 STARTUP_MODULES = ("sitecustomize", "usercustomize")
@@ -72,7 +73,7 @@ def startup_findings(imported: Mapping[str, str | None]) -> list[Finding]:
     if sys.prefix != sys.base_prefix:
         folders = sorted({Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("platlib"))})
         files += [str(file) for folder in folders for file in sorted(folder.glob("*.pth")) if _runs_code(file)]
-    return [finding("startup-code", None, None, file) for file in files if os.path.realpath(file) not in listed]
+    return [Finding("startup-code", None, None, file) for file in files if os.path.realpath(file) not in listed]
 
 
 class ListedFiles:
@@ -98,7 +99,7 @@ class ListedFiles:
             return []
         return shortened(
             [
-                finding("imported-unlisted", module.partition(".")[0], None, file)
+                Finding("imported-unlisted", module.partition(".")[0], None, file)
                 for module, file in sorted(imported.items())
                 if not self._lists(file)
             ]

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from envbuild_smoke.environment.foreign_modules import STARTUP_MODULES, new_file
 from envbuild_smoke.environment.inventory import MODULES, ImportedModule
 from envbuild_smoke.environment.libraries import mapped
 from envbuild_smoke.error_line import error_line
+from envbuild_smoke.plan.json_reader import read_object
 
 # cuda.h
 _CUDA_ERROR_NOT_INITIALIZED = 3
@@ -38,39 +39,50 @@ class Ready:
     started: Mapping[str, str | None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CudaState:
+    """Whether CUDA was `started` in this process, and what torch tells of `devices`, `cuda` and `nccl`.
+
+    `error` is why torch cannot use CUDA, else None.
+    """
+
+    started: bool = False
+    devices: int = 0
+    cuda: str | None = None
+    nccl: str | None = None
+    error: str | None = None
+
+
 def describe(modules: Sequence[str]) -> Ready:
     """Return what the runner records; `modules` are imported as well, in a process of their own.
 
     Raises RuntimeError when an import has started CUDA in this process.
     """
     cuda = cuda_state()
-    if cuda["started"]:
+    if cuda.started:
         raise RuntimeError("CUDA was started while the libraries were imported; ranks cannot be forked from here")
     files = new_files()
     absent, more = missing(modules)
     return Ready(
-        cuda_devices=cuda["devices"],
-        cuda_error=cuda["error"],
-        versions={"cuda": cuda["cuda"], "nccl": cuda["nccl"]},
+        cuda_devices=cuda.devices,
+        cuda_error=cuda.error,
+        versions={"cuda": cuda.cuda, "nccl": cuda.nccl},
         modules={name: _module(sys.modules[name]) for name in MODULES if name in sys.modules},
         missing=absent,
         imported={**more, **files},
-        libraries={name: tuple(paths) for name, paths in mapped().items()},
+        libraries=mapped(),
         started={name: getattr(sys.modules[name], "__file__", None) for name in STARTUP_MODULES if name in sys.modules},
     )
 
 
-def cuda_state() -> dict[str, Any]:
-    """Return whether CUDA was `started` in this process, and what torch tells of `devices`, `cuda` and `nccl`.
-
-    `error` is why torch cannot use CUDA, else None.
-    """
+def cuda_state() -> CudaState:
+    """Return the state of CUDA in this process."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return {"started": False, "devices": 0, "cuda": None, "nccl": None, "error": None}
+        return CudaState()
     # Counting may start CUDA, which does not survive a fork: so it is done in a fork, as ranks will use it.
-    lines = _in_a_fork(lambda: [_cuda(torch)])
-    return lines[0] if lines else {"started": True}
+    lines = _in_a_fork(lambda: [asdict(_cuda(torch))])
+    return read_object(CudaState, lines[0], "cuda") if lines else CudaState(started=True)
 
 
 def missing(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -93,7 +105,7 @@ def missing(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     return problems, files
 
 
-def _try_import(name: str) -> dict[str, Any]:
+def _try_import(name: str) -> dict[str, object]:
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - an import can raise anything
@@ -105,7 +117,7 @@ def _module(module: Any) -> ImportedModule:
     return ImportedModule(file=getattr(module, "__file__", None), version=getattr(module, "__version__", None))
 
 
-def _cuda(torch: Any) -> dict[str, Any]:
+def _cuda(torch: Any) -> CudaState:
     started = torch.cuda._is_in_bad_fork() or _driver_was_started()
     nccl = None
     # A torch without NCCL, for the CPU, has no such function.
@@ -119,7 +131,7 @@ def _cuda(torch: Any) -> dict[str, Any]:
             devices = torch.cuda.device_count()
         except Exception as problem:  # noqa: BLE001 - a torch for the CPU asserts, others raise what CUDA says
             error = error_line(problem)
-    return {"started": started, "devices": devices, "cuda": torch.version.cuda, "nccl": nccl, "error": error}
+    return CudaState(started=started, devices=devices, cuda=torch.version.cuda, nccl=nccl, error=error)
 
 
 def _driver_was_started() -> bool:
@@ -135,8 +147,8 @@ def _driver_was_started() -> bool:
     return status == _CUDA_ERROR_NOT_INITIALIZED
 
 
-def _in_a_fork(work: Callable[[], Any]) -> list[dict[str, Any]]:
-    """Return what `work` yields in a fork of this process; less, when that dies."""
+def _in_a_fork(work: Callable[[], Any]) -> list[Any]:
+    """Return what `work` yields in a fork of this process, as JSON; less, when that dies."""
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe()

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild_smoke.environment.distributions import distributions, normalize
-
-Finding = dict[str, "str | None"]
+from envbuild_smoke.results import Finding
 
 # Reading more takes minutes from a network disk (torch for CUDA has one of 1 GB); a library this large that was
 # exchanged has, but for a rare chance, another size.
@@ -109,7 +108,7 @@ def shadowed(
     ]
     modules += [(package, None, file) for package, file in (imported or {}).items() if package in files]
     return [
-        finding("shadowed", package, expected, origin)
+        Finding("shadowed", package, expected, origin)
         for package, expected, origin in modules
         # Without an origin it is a namespace, whose parts may lie anywhere.
         if origin and Path(origin).is_absolute() and os.path.realpath(origin) not in listed
@@ -171,13 +170,13 @@ def _problem(file: RecordedFile) -> Finding | None:
         size = Path(file.path).stat().st_size
         difference = None if ".dist-info/" in file.name else _difference(file, size)
     except FileNotFoundError:
-        return finding("file-missing", file.package, file.path, None)
+        return Finding("file-missing", file.package, file.path, None)
     except OSError as error:
         difference = (file.digest, error.strerror or str(error))
     if difference is None:
         return None
     expected, actual = difference
-    return finding("file-differs", file.package, expected, f"{file.path}: {actual}")
+    return Finding("file-differs", file.package, expected, f"{file.path}: {actual}")
 
 
 def _difference(file: RecordedFile, size: int) -> tuple[str, str] | None:
@@ -207,18 +206,13 @@ def _is_hashed(name: str) -> bool:
 
 def shortened(problems: list[Finding]) -> list[Finding]:
     """Return the first few of each package and kind, and how many more there are."""
-    kept: dict[tuple[str | None, str | None], list[Finding]] = {}
+    kept: dict[tuple[str | None, str], list[Finding]] = {}
     for problem in problems:
-        kept.setdefault((problem["package"], problem["code"]), []).append(problem)
+        kept.setdefault((problem.package, problem.code), []).append(problem)
     findings = []
-    for (package, code), group in kept.items():
+    for group in kept.values():
         findings += group[:_MOST_OF_A_KIND]
         if len(group) > _MOST_OF_A_KIND:
             more = f"{len(group) - _MOST_OF_A_KIND} more of its files"
-            findings.append(finding(code, package, None, more))
+            findings.append(Finding(group[0].code, group[0].package, None, more))
     return findings
-
-
-def finding(code: str | None, package: str | None, expected: str | None, actual: str | None) -> Finding:
-    """Return a finding; `code` is one of the results' schema."""
-    return {"code": code, "package": package, "expected": expected, "found": actual}

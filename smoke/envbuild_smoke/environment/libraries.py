@@ -20,7 +20,7 @@ def soname(file: str) -> str | None:
     return match[1] if match and _SINGLE.fullmatch(match[1]) else None
 
 
-def mapped() -> dict[str, list[str]]:
+def mapped() -> dict[str, tuple[str, ...]]:
     """Return the files of these libraries that this process has mapped, by name."""
     libraries: dict[str, set[str]] = {}
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -28,7 +28,7 @@ def mapped() -> dict[str, list[str]]:
         path = line.split(maxsplit=5)[5:]
         if path and (name := soname(path[0])):
             libraries.setdefault(name, set()).add(path[0])
-    return {name: sorted(paths) for name, paths in sorted(libraries.items())}
+    return {name: tuple(sorted(paths)) for name, paths in sorted(libraries.items())}
 
 
 def reachable(folders: Iterable[str]) -> dict[str, list[str]]:
@@ -49,10 +49,18 @@ def reachable(folders: Iterable[str]) -> dict[str, list[str]]:
     return {name: sorted(distinct(paths)) for name, paths in sorted(named.items())}
 
 
+def merged(sources: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, tuple[str, ...]]:
+    """Return the files that any of the sources has, by name."""
+    together: dict[str, set[str]] = {}
+    for source in sources:
+        for name, paths in source.items():
+            together.setdefault(name, set()).update(paths)
+    return {name: tuple(sorted(paths)) for name, paths in sorted(together.items())}
+
+
 def twice(*sources: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Return the libraries of which the sources together know more than one file."""
-    names = {name for source in sources for name in source}
-    together = {name: distinct(path for source in sources for path in source.get(name, [])) for name in sorted(names)}
+    together = {name: distinct(paths) for name, paths in merged(sources).items()}
     return {name: sorted(paths) for name, paths in together.items() if len(paths) > 1}
 
 

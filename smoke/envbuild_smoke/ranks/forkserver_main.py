@@ -94,7 +94,7 @@ class _Server:
                         os.read(wake_read, 65536)
                         self._reap()
                         continue
-                    commands, ended = self._control.take_all()
+                    commands, ended = self._control.receive_all()
                     if ended:
                         self._kill_all()
                         return 0

@@ -6,14 +6,48 @@ Both ends are processes of one run: the runner and the fork server, the runner a
 import json
 import socket
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 _CHUNK_BYTES = 65536
 # recv_fds drops descriptors beyond this number. One comes with each message, and few messages come at once.
 _MOST_DESCRIPTORS = 16
 
 Message = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCommand:
+    """A task for a rank; with it comes the descriptor of the socket that rank 0 listens at, if it `listens`.
+
+    `sizes` are those of a bandwidth sweep; `log` is where its output goes.
+    """
+
+    task: Literal["case", "bandwidth"]
+    case: str
+    rank: int
+    world_size: int
+    port: int
+    device_index: int
+    listens: bool
+    out: str
+    log: str
+    sizes: tuple[int, ...]
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What a rank answers when a task is done: what its function returned, and files by library and by module.
+
+    Of modules, those that were imported since the last case.
+    """
+
+    answer: object
+    libraries: Mapping[str, tuple[str, ...]]
+    imported: Mapping[str, str]
 
 
 class Channel:
@@ -46,7 +80,7 @@ class Channel:
             self._read()
         return self._messages.popleft() if self._messages else None
 
-    def take_all(self) -> tuple[list[Message], bool]:
+    def receive_all(self) -> tuple[list[Message], bool]:
         """Read what has arrived; return the messages, and whether the other end is gone."""
         if not self._ended:
             self._read()

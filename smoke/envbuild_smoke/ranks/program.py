@@ -10,8 +10,7 @@ from envbuild_smoke.plan.json_reader import read_object
 class RankProgram:
     """The module whose functions do the tasks, named as their kinds are, and modules that are imported before any.
 
-    `case` trains a case; `compare` returns how its final weights differ from the baseline's; `bandwidth` returns the
-    points of a sweep.
+    `case` trains a case, and reports; `bandwidth` returns the line of a sweep.
     """
 
     tasks: str = "envbuild_smoke.ranks.tasks"

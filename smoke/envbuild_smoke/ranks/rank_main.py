@@ -3,11 +3,8 @@
 It stays alive between cases, with its libraries imported and, on a GPU, with CUDA started; the driver tears
 down what a case set up. A task that raises ends the process, since its state is unknown.
 
-The runner sends one JSON object for each task, with the descriptor of the listening socket for rank 0:
-  {"task": "case"|"compare"|"bandwidth", "case": ID, "rank": n, "world_size": n, "port": n, "device_index": n,
-   "listens": bool, "out": DIR, "log": FILE, "sizes": [bytes, ..], "variables": {..}}
-and reads {"event": "ready"} when the libraries are there and {"event": "done", "answer": .., "libraries": {..},
-"imported": {..}}.
+The runner sends a RankCommand for each task; the rank sends {"event": "ready"} when the libraries are there, and
+{"event": "done"} with the fields of Done.
 """
 
 import ctypes
@@ -21,20 +18,21 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from envbuild_smoke.environment.foreign_modules import new_files
 from envbuild_smoke.environment.libraries import mapped
 from envbuild_smoke.error_line import error_line
+from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.models import Case, Plan
-from envbuild_smoke.rank_context import RankContext, failure_record_path, saves_final_weights
-from envbuild_smoke.ranks.ipc import Channel, Message
+from envbuild_smoke.rank_context import RaisedFailure, RankContext, failure_record_path, saves_final_weights
+from envbuild_smoke.ranks.ipc import Channel, Done, RankCommand
 from envbuild_smoke.ranks.program import RankProgram
 
 # The sweep is no case of the plan: it gets the name of its kind as id, and a folder of that name.
-BANDWIDTH, CASE = "bandwidth", "case"
+BANDWIDTH: Literal["bandwidth"] = "bandwidth"
 
 
 def serve(program: RankProgram, plan: Plan, channel: Channel) -> int:
@@ -42,19 +40,19 @@ def serve(program: RankProgram, plan: Plan, channel: Channel) -> int:
     _raise_oom_score()
     enable_stack_dumps()
     channel.send({"event": "ready"})
-    while (command := channel.receive()) is not None:
-        redirect_output(command["log"])
+    while (message := channel.receive()) is not None:
+        command = read_object(RankCommand, message, "command")
+        redirect_output(command.log)
         # The variables of torchrun: libraries read them though the driver passes rank and size itself.
-        os.environ.update(command["variables"])
-        context = _context(command, plan, channel.descriptor() if command["listens"] else None)
+        os.environ.update(command.variables)
+        context = _context(command, plan, channel.descriptor() if command.listens else None)
         status, answer = _run(program.tasks, context, command)
         _flush()
         # After a failure the process ends: peers, groups and the GPU's memory may be in any state.
         if status is not None:
             return status
-        # What another task imported is reported with the next case.
-        imported = new_files() if command["task"] == CASE else {}
-        channel.send({"event": "done", "answer": answer, "libraries": mapped(), "imported": imported})
+        done = Done(answer=answer, libraries=mapped(), imported=new_files())
+        channel.send({"event": "done", **asdict(done)})
     return 0
 
 
@@ -79,28 +77,27 @@ def sweep_case(plan: Plan, ranks: int) -> Case:
     return replace(plan.cases[0], id=BANDWIDTH, baseline=None, world_size=ranks)
 
 
-def _context(command: Message, plan: Plan, listener: int | None) -> RankContext:
-    is_sweep = command["task"] == BANDWIDTH
-    case = sweep_case(plan, command["world_size"]) if is_sweep else plan.case(command["case"])
+def _context(command: RankCommand, plan: Plan, listener: int | None) -> RankContext:
+    case = sweep_case(plan, command.world_size) if command.task == BANDWIDTH else plan.case(command.case)
     return RankContext(
         case=case,
         model=plan.models[case.model],
         device=plan.device,
-        out=Path(command["out"]),
-        rank=command["rank"],
-        port=command["port"],
+        out=Path(command.out),
+        rank=command.rank,
+        port=command.port,
         listener=listener,
-        device_index=command["device_index"],
-        world_size=command["world_size"],
+        device_index=command.device_index,
+        world_size=command.world_size,
         save_final_weights=saves_final_weights(plan.cases, case),
     )
 
 
-def _run(tasks: str, context: RankContext, command: Message) -> tuple[int | None, Any]:
+def _run(tasks: str, context: RankContext, command: RankCommand) -> tuple[int | None, object]:
     """Run the function of the task; return the exit status if this is the process's end, and the answer."""
-    arguments = [command["sizes"]] if command["task"] == BANDWIDTH else []
+    arguments = [command.sizes] if command.task == BANDWIDTH else []
     try:
-        function: Callable[..., Any] = getattr(importlib.import_module(tasks), command["task"])
+        function: Callable[..., object] = getattr(importlib.import_module(tasks), command.task)
         return None, function(context, *arguments)
     except SystemExit as error:
         # SystemExit's code may be None (0), a number, or a text (1), as for the interpreter.
@@ -112,13 +109,15 @@ def _run(tasks: str, context: RankContext, command: Message) -> tuple[int | None
 
 
 def _record_failure(context: RankContext, error: BaseException) -> None:
-    """Write when the rank raised, on the clock that all ranks share, and what."""
-    kind = "not-finite" if isinstance(error, FloatingPointError) else "exception"
-    record = {"monotonic_seconds": time.monotonic(), "kind": kind, "message": error_line(error)}
+    record = RaisedFailure(
+        monotonic_seconds=time.monotonic(),
+        kind="not-finite" if isinstance(error, FloatingPointError) else "exception",
+        message=error_line(error),
+    )
     path = failure_record_path(context.out, context.case.id, context.rank)
     # Renamed when it is whole: the runner reads it while ranks die.
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(record), encoding="utf-8")
+    partial.write_text(json.dumps(asdict(record)), encoding="utf-8")
     os.replace(partial, path)
 
 

@@ -1,28 +1,26 @@
-"""The tasks of a rank: the training of a case, the comparison of weights, the bandwidth sweep."""
+"""The tasks of a rank: the training of a case with the comparison of its weights, the bandwidth sweep."""
 
 import os
 from typing import Any
 
 from envbuild_smoke import cpu_shim, drivers
 from envbuild_smoke.rank_context import RankContext
+from envbuild_smoke.results import BandwidthLine
 
 
 def case(context: RankContext) -> None:
-    """Train the case with its driver."""
+    """Train the case with its driver; then rank 0 alone compares its final weights, where the plan says so."""
     print(f"rank {context.rank} of {context.case.world_size} of {context.case.id}, pid {os.getpid()}", flush=True)
-    _driver(context).train(context)
+    driver = _driver(context)
+    driver.train(context)
+    if context.case.compare_weights and context.rank == 0:
+        context.report(weights=driver.compare_weights(context))
 
 
-def compare(context: RankContext) -> dict[str, Any]:
-    """Compare the final weights of the case with its baseline's; one rank does this, after both ended."""
-    answer: dict[str, Any] = _driver(context).compare_weights(context)
-    return answer
-
-
-def bandwidth(context: RankContext, sizes: list[int]) -> dict[str, Any]:
-    """Measure all_reduce over all ranks for each size in bytes; return backend, transports and points."""
-    answer: dict[str, Any] = _driver(context).measure_bandwidth(context, sizes)
-    return answer
+def bandwidth(context: RankContext, sizes: tuple[int, ...]) -> BandwidthLine:
+    """Measure all_reduce and all_gather over all ranks, for each size in bytes."""
+    line: BandwidthLine = _driver(context).measure_bandwidth(context, sizes)
+    return line
 
 
 def _driver(context: RankContext) -> Any:

@@ -1,30 +1,21 @@
 """One case from start to end: what its ranks report while they run, and its result."""
 
-import json
 import shutil
-from dataclasses import dataclass, fields
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from envbuild_smoke.environment.foreign_modules import ListedFiles
-from envbuild_smoke.plan.json_reader import PlanError, read_object
+from envbuild_smoke.plan.json_reader import PlanError, load_json, read_object
 from envbuild_smoke.plan.models import Case
-from envbuild_smoke.rank_context import metrics_path
-from envbuild_smoke.results import CaseLine, Failure, Gradient, Observed, Perturbed, ReferenceComparison, Status, Step
+from envbuild_smoke.rank_context import Report, metrics_path
+from envbuild_smoke.results import CaseLine, Failure, Status, Step
 from envbuild_smoke.run.failure import failure_of
 from envbuild_smoke.run.pool import Pool
 from envbuild_smoke.run.results import Emit
 from envbuild_smoke.run.task_run import RankTask, TaskRun
 
-
-@dataclass(frozen=True, kw_only=True)
-class Reported:
-    """What the driver reports once, by its key in a result."""
-
-    observed: Observed | None = None
-    reference: ReferenceComparison | None = None
-    gradients: tuple[Gradient, ...] | None = None
-    perturbed: tuple[Perturbed, ...] | None = None
+# The fields of a Report that come once, and that a result has too.
+_ONCE = ("observed", "reference", "gradients", "perturbed", "weights")
 
 
 class CaseRun:
@@ -40,8 +31,10 @@ class CaseRun:
         self._repeat = task.repeat
         self._reports = metrics_path(task.out, task.case.id)
         self._emit = emit
-        self._steps: list[dict[str, Any]] = []
-        self._reported: dict[str, object] = dict.fromkeys(each.name for each in fields(Reported))
+        self._steps: list[Step] = []
+        self._startup: float | None = None
+        self._once = Report(monotonic_seconds=now)
+        self._problem: str | None = None
         self._read = 0
 
     def update(self, now: float) -> bool:
@@ -57,34 +50,27 @@ class CaseRun:
     def result(self, started_seconds: float, device_ids: tuple[int, ...], listed: ListedFiles) -> CaseLine:
         """Return its result; `listed` are the files that its ranks may import."""
         status, cause = self._status()
-        task = self.task_run.task
-        startup = None
-        if self._steps:
-            first = self._steps[0]
-            # Steps are reported at their end.
-            startup = first["monotonic_seconds"] - first["seconds"] - self.task_run.began
-        shown = ("step", "loss", "grad_norm", "seconds")
-        reported = dict(self._reported)
-        if isinstance(reported["observed"], dict):
+        task, run = self.task_run.task, self.task_run
+        once, observed = self._once, self._once.observed
+        if observed is not None:
             # Those of all ranks: what one of them opened or imported late is not in the report of the driver.
-            seen = {"libraries": self.task_run.libraries, "unlisted": listed.findings(self.task_run.imported)}
-            reported["observed"] = {**reported["observed"], **seen}
-        try:
-            read = read_object(Reported, reported, "its report")
-        except PlanError as error:
-            # A report that is not of its type fails its case, and not the run.
-            status, cause, read = "failed", Failure(kind="incomplete", message=str(error)), Reported()
+            unlisted = tuple(listed.findings(run.imported))
+            observed = replace(observed, libraries=run.libraries, unlisted=unlisted)
         return CaseLine(
             case=self._case.id,
             repeat=self._repeat,
             status=status,
-            steps=tuple(Step(**{name: step[name] for name in shown}) for step in self._steps),
-            seconds=self.task_run.ended_at - self.task_run.began,
-            startup_seconds=startup,
-            started_seconds=started_seconds,
+            steps=tuple(self._steps),
+            seconds=round(run.ended_at - run.began, 3),
+            startup_seconds=self._startup,
+            started_seconds=round(started_seconds, 3),
             devices=device_ids,
-            fresh_processes=self.task_run.fresh,
-            **vars(read),
+            fresh_processes=run.fresh,
+            weights=once.weights,
+            observed=observed,
+            reference=once.reference,
+            gradients=once.gradients,
+            perturbed=once.perturbed,
             failure=cause,
             logs=tuple(task.log_name(rank) for rank, log in enumerate(task.logs) if log.exists()),
         )
@@ -94,17 +80,25 @@ class CaseRun:
         lines = read_lines(self._reports, self._read)
         # An incomplete line is read again when the rest of it is there.
         self._read += len(lines)
+        about = {"case": self._case.id, "repeat": self._repeat}
         for line in lines.splitlines():
-            content = json.loads(line)
-            if "weights_saved" in content:
+            try:
+                report = read_object(Report, load_json(line), "its report")
+            except PlanError as error:
+                # A report that is not of its type fails its case, and not the run.
+                self._problem = self._problem or str(error)
+                continue
+            once = {name: value for name in _ONCE if (value := getattr(report, name)) is not None}
+            self._once = replace(self._once, **once)
+            if report.weights_saved:
                 self.weights_saved = True
-                self._emit({"event": "weights-saved", "case": self._case.id, "repeat": self._repeat})
-            elif name := next((name for name in self._reported if name in content), None):
-                self._reported[name] = content[name]
-            else:
-                self._steps.append(content)
-                shown = {name: content[name] for name in ("step", "loss", "grad_norm")}
-                self._emit({"event": "step", "case": self._case.id, "repeat": self._repeat, **shown})
+            if step := report.step:
+                if not self._steps:
+                    # Steps are reported at their end.
+                    self._startup = round(report.monotonic_seconds - step.seconds - self.task_run.began, 3)
+                self._steps.append(step)
+                numbers = {"step": step.step, "loss": step.loss, "grad_norm": step.grad_norm}
+                self._emit({"event": "step", **about, **numbers})
 
     def _status(self) -> tuple[Status, Failure | None]:
         """Return how the case ended and, unless it completed, why."""
@@ -112,6 +106,8 @@ class CaseRun:
         cause = failure_of(self.task_run, f"{len(self._steps)} of {self._case.training.steps} steps")
         if cause is not None:
             return ("timed-out" if cause.kind == "timeout" and timed_out else "failed"), cause
+        if self._problem is not None:
+            return "failed", Failure(kind="incomplete", message=self._problem)
         problem = self._step_problem()
         if problem is not None:
             # The last rank is of the last pipeline stage, which reports.
@@ -121,7 +117,7 @@ class CaseRun:
 
     def _step_problem(self) -> str | None:
         """Return which steps are missing or repeated; None if all were reported once."""
-        numbers = [step["step"] for step in self._steps]
+        numbers = [step.step for step in self._steps]
         last = self._case.training.steps
         if numbers == list(range(1, last + 1)):
             return None

@@ -4,13 +4,12 @@ When one rank fails, its peers fail soon after because their connections break. 
 one of them is the cause.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from envbuild_smoke.rank_context import failure_record_path
+from envbuild_smoke.plan.json_reader import PlanError, load_json, read_object
+from envbuild_smoke.rank_context import RaisedFailure, failure_record_path
 from envbuild_smoke.results import Failure, FailureKind
 from envbuild_smoke.run.forkserver import signal_name
 from envbuild_smoke.run.pool import FORKSERVER_LOG
@@ -48,7 +47,7 @@ def _failure_of_ranks(run: TaskRun) -> Failure | None:
     for rank in range(task.world_size):
         record = _read_record(failure_record_path(task.out, task.case.id, rank))
         # What a rank raises after its time limit is not why it took so long.
-        if record is not None and float(record["monotonic_seconds"]) <= until:
+        if record is not None and record.monotonic_seconds <= until:
             records[rank] = record
     ends = [end for end in run.ends.values() if end.rank in records or end.seen_at <= until]
     if run.lost_its_server:
@@ -74,7 +73,7 @@ def with_reason_of_nccl(failure: Failure, root: Path) -> Failure:
 
 
 def earliest(
-    ends: list[RankEnd], records: Mapping[int, Mapping[str, Any]], log_name: Callable[[int], str]
+    ends: list[RankEnd], records: Mapping[int, RaisedFailure], log_name: Callable[[int], str]
 ) -> Failure | None:
     """Return the failure of the rank that failed first, or None if none failed by itself.
 
@@ -87,7 +86,7 @@ def earliest(
 
     def moment(end: RankEnd) -> float:
         if end.rank in records:
-            return float(records[end.rank]["monotonic_seconds"])
+            return records[end.rank].monotonic_seconds
         return end.seen_at - DEATH_SEEN_LATE_SECONDS
 
     # Equal moments happen only in tests; the lower rank makes the answer the same every time.
@@ -95,7 +94,7 @@ def earliest(
     status = first.exit_status
     kind: FailureKind
     if first.rank in records:
-        kind, message = records[first.rank]["kind"], str(records[first.rank]["message"])
+        kind, message = records[first.rank].kind, records[first.rank].message
     elif status is not None and status < 0:
         kind, message = "signal", f"killed by {signal_name(-status)}"
     else:
@@ -115,11 +114,10 @@ def _timeout(run: TaskRun, progress: str) -> Failure:
     return Failure(kind="timeout", message=message, rank=first, exit_status=status, log=task.log_name(first))
 
 
-def _read_record(path: Path) -> Mapping[str, Any] | None:
+def _read_record(path: Path) -> RaisedFailure | None:
     """Return what a rank wrote when it raised, or None."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(RaisedFailure, load_json(path.read_bytes()), "failure")
     # A rank that was killed wrote none.
-    except FileNotFoundError:
+    except (FileNotFoundError, PlanError):
         return None
-    return record if isinstance(record, dict) else None

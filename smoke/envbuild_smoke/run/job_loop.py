@@ -5,17 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from envbuild_smoke.environment.foreign_modules import ListedFiles
-from envbuild_smoke.plan.json_reader import read_object
-from envbuild_smoke.results import CaseLine, Failure, Weights
+from envbuild_smoke.results import CaseLine, Failure
 from envbuild_smoke.run.case_run import CaseRun
 from envbuild_smoke.run.context import POLL_SECONDS, RunContext, RunInterruptedError
-from envbuild_smoke.run.failure import failure_of, only_lost_its_server
+from envbuild_smoke.run.failure import only_lost_its_server
 from envbuild_smoke.run.forkserver import ForkServerError
-from envbuild_smoke.run.jobs import RunJob, compare_key
+from envbuild_smoke.run.jobs import RunJob
 from envbuild_smoke.run.pool import FORKSERVER_LOG
 from envbuild_smoke.run.result_log import ResultLog
 from envbuild_smoke.run.scheduler import Scheduler, Start
-from envbuild_smoke.run.task_run import RankTask, TaskRun
+from envbuild_smoke.run.task_run import RankTask
 
 
 class JobLoop:
@@ -34,7 +33,7 @@ class JobLoop:
         self._scheduler = Scheduler([job.job for job in jobs.values()], devices)
         self._log = log
         self._listed = listed
-        self._running: dict[str, CaseRun | TaskRun] = {}
+        self._running: dict[str, CaseRun] = {}
         # Jobs that were started a second time, and why.
         self._restarted: dict[str, str] = {}
         self._started = 0
@@ -54,48 +53,35 @@ class JobLoop:
                 self._update()
 
     def _drop_impossible(self) -> None:
-        """Take out jobs that wait for something that did not complete."""
+        """Drop jobs that wait for something that did not complete."""
         for waiting in self._scheduler.waiting:
             job = self._jobs[waiting.key]
-            if job.kind == "compare":
-                if not self._log.comparable(job):
-                    self._scheduler.dropped(waiting.key)
-                    self._log.compared(job.run, None, None)
-            elif (failure := self._log.missing_baseline(job)) is not None:
+            if (failure := self._log.missing_baseline(job)) is not None:
                 self._scheduler.dropped(waiting.key)
-                case_id, repeat = job.run
-                self._log.finish(CaseLine(case=case_id, repeat=repeat, status="not-run", failure=failure))
+                self._log.finish(CaseLine(case=job.case.id, repeat=job.repeat, status="not-run", failure=failure))
 
     def _start(self, start: Start) -> None:
         job, pool = self._jobs[start.job.key], self._context.pool
-        now = time.monotonic()
         task = RankTask(
-            kind=job.kind,
+            kind="case",
             case=job.case,
             repeat=job.repeat,
             root=self._context.out,
             world_size=start.job.world_size,
             limit_seconds=job.case.time_limit_seconds,
         )
+        now = time.monotonic()
         try:
             # Also after the fork server died: `wait_for_fork_server` starts another one.
             if not pool.is_ready:
                 self._context.wait_for_fork_server()
-            if job.kind == "case":
-                if start.job.key not in self._restarted:
-                    self._report_start(job, start)
-                self._running[start.job.key] = CaseRun(task, pool, start.devices, self._context.emit, now)
-            else:
-                self._running[start.job.key] = TaskRun(task, pool, start.devices, now)
+            if start.job.key not in self._restarted:
+                self._report_start(job, start)
+            self._running[start.job.key] = CaseRun(task, pool, start.devices, self._context.emit, now)
         except ForkServerError as error:
-            if self._restart(job, str(error)):
-                return
-            cause = Failure(kind="exit", message=str(error), log=FORKSERVER_LOG)
-            self._scheduler.ended(start.job.key)
-            if job.kind == "compare":
-                self._log.compared(job.run, None, cause, self._restarted.get(start.job.key))
-            else:
-                self._case_ended(job, CaseLine(case=job.case.id, repeat=job.repeat, status="failed", failure=cause))
+            if not self._restart(job, str(error)):
+                cause = Failure(kind="exit", message=str(error), log=FORKSERVER_LOG)
+                self._ended(job, CaseLine(case=job.case.id, repeat=job.repeat, status="failed", failure=cause))
 
     def _restart(self, job: RunJob, reason: str) -> bool:
         """Let a job that failed through the fork server alone wait for a second start; False after that."""
@@ -110,41 +96,27 @@ class JobLoop:
 
     def _report_start(self, job: RunJob, start: Start) -> None:
         self._started += 1
-        total = sum(job.kind == "case" for job in self._jobs.values())
         event = {"event": "case-started", "case": job.case.id, "repeat": job.repeat, "index": self._started}
-        self._context.emit({**event, "total": total, "devices": list(self._context.device_ids(start.devices))})
+        devices = list(self._context.device_ids(start.devices))
+        self._context.emit({**event, "total": len(self._jobs), "devices": devices})
 
     def _update(self) -> None:
         now = time.monotonic()
-        # A copy: cases that end are taken out.
+        # A copy: cases that end are removed.
         for key, run in list(self._running.items()):
             ended = run.update(now)
-            if isinstance(run, CaseRun) and run.weights_saved:
+            if run.weights_saved:
                 self._scheduler.weights_saved(key)
-            if ended:
-                del self._running[key]
-                self._ended(self._jobs[key], run)
-
-    def _ended(self, job: RunJob, run: CaseRun | TaskRun) -> None:
-        task = run.task_run if isinstance(run, CaseRun) else run
-        # The death of the fork server is not the case's fault, unless the case causes it again.
-        if only_lost_its_server(task) and self._restart(job, self._context.pool.server_end):
-            return
-        self._scheduler.ended(job.job.key)
-        if isinstance(run, CaseRun):
+            if not ended:
+                continue
+            del self._running[key]
+            task, job = run.task_run, self._jobs[key]
+            # The death of the fork server is not the case's fault, unless the case causes it again.
+            if only_lost_its_server(task) and self._restart(job, self._context.pool.server_end):
+                continue
             started = task.began - self._context.began
-            self._case_ended(job, run.result(started, self._context.device_ids(task.devices), self._listed))
-        else:
-            cause = failure_of(task, "the comparison of the weights")
-            weights = read_object(Weights, task.answers[0], "weights") if cause is None else None
-            self._log.compared(job.run, weights, cause, self._restarted.get(job.job.key))
+            self._ended(job, run.result(started, self._context.device_ids(task.devices), self._listed))
 
-    def _case_ended(self, job: RunJob, result: CaseLine) -> None:
-        result = replace(result, restarted=self._restarted.get(job.job.key))
-        if job.rerun:
-            self._log.ran_again(result)
-        # Its result is whole with the comparison of its weights, and is written then.
-        elif result.status == "completed" and compare_key(job.case.id, job.repeat) in self._jobs:
-            self._log.keep_trained(result)
-        else:
-            self._log.finish(result)
+    def _ended(self, job: RunJob, result: CaseLine) -> None:
+        self._scheduler.ended(job.job.key)
+        self._log.finish(replace(result, restarted=self._restarted.get(job.job.key)))

@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.ranks.forkserver_main import kill_group
-from envbuild_smoke.ranks.ipc import Channel, Message
+from envbuild_smoke.ranks.ipc import Channel, Done, Message
 from envbuild_smoke.ranks.program import RankProgram
 from envbuild_smoke.run.forkserver import ForkServer, ForkServerError, groups_with_others, signal_name
 
@@ -20,14 +21,14 @@ DEATH_LIMIT_SECONDS = 30.0
 
 @dataclass
 class RankProcess:
-    """A rank process as the runner knows it; `done` is its message at the end of its last task."""
+    """A rank process as the runner knows it; `done` is its answer at the end of its last task."""
 
     key: int
     device: int
     channel: Channel
     fresh: bool = True
     pid: int | None = None
-    done: Message | None = None
+    done: Done | None = None
     exit_status: int | None = None
     exited_at: float | None = None
     lost: bool = False
@@ -160,7 +161,7 @@ class Pool:
     def _read_server(self) -> None:
         if self._server is None:
             return
-        events, ended = self._server.channel.take_all()
+        events, ended = self._server.channel.receive_all()
         for event in events:
             if event["event"] == "started":
                 self._known[event["key"]].pid = event["pid"]
@@ -203,10 +204,10 @@ class Pool:
         if process.gone:
             # Its end was read in the same moment.
             return
-        messages, ended = process.channel.take_all()
+        messages, ended = process.channel.receive_all()
         for message in messages:
-            if message["event"] == "done":
-                process.done = message
+            if message.pop("event") == "done":
+                process.done = read_object(Done, message, "done")
         if ended:
             with suppress(KeyError):
                 self._selector.unregister(process.channel)

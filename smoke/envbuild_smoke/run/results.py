@@ -7,23 +7,16 @@ A run that is killed leaves the lines of the cases that had ended. A whole run e
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
-from envbuild_smoke.results import CaseLine, Line
+from envbuild_smoke.results import Line
 
 FILE_NAME = "results.jsonl"
 
 # Called with each progress event.
 Emit = Callable[[Mapping[str, object]], None]
-
-
-def rounded(result: CaseLine) -> CaseLine:
-    """Return the result with times in milliseconds."""
-    startup = None if result.startup_seconds is None else round(result.startup_seconds, 3)
-    seconds, started = round(result.seconds, 3), round(result.started_seconds, 3)
-    return replace(result, seconds=seconds, startup_seconds=startup, started_seconds=started)
 
 
 class ResultsWriter:

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class PreviousRun:
     cut_bytes: int
 
 
-def take_lock(out: Path) -> int:
+def lock_folder(out: Path) -> int:
     """Lock the output directory and return the descriptor; every process of the run keeps it open until it ends.
 
     Raises ResumeError when processes of another run have it.
@@ -147,20 +147,17 @@ def _whole_lines(content: bytes) -> tuple[int, list[dict[str, object]]]:
     return length, lines
 
 
-def checkpoints_missing(
-    plan: Plan, cases: Iterable[Case], out: Path, results: Mapping[Key, CaseLine], trained: Collection[Key]
-) -> frozenset[Key]:
-    """Return the baselines that completed, whose checkpoints are needed and no longer there."""
-    missing = set()
+def check_checkpoints(plan: Plan, cases: Iterable[Case], out: Path, results: Mapping[Key, CaseLine]) -> None:
+    """Raise ResumeError where a case is left whose baseline completed, and its checkpoint is no longer there."""
     for case in cases:
         for repeat in range(1, plan.repeats + 1):
-            run, baseline = (case.id, repeat), results.get((str(case.baseline), repeat))
-            if run in results or baseline is None or baseline.status != "completed":
+            baseline = results.get((str(case.baseline), repeat))
+            if (case.id, repeat) in results or baseline is None or baseline.status != "completed":
                 continue
-            needed = [
-                name for name, is_needed in ((INITIAL, run not in trained), (FINAL, case.compare_weights)) if is_needed
-            ]
-            folder = repeat_folder(out, repeat)
-            if not all(checkpoint_path(folder, baseline.case, name).is_dir() for name in needed):
-                missing.add((baseline.case, repeat))
-    return frozenset(missing)
+            for name in (INITIAL, FINAL) if case.compare_weights else (INITIAL,):
+                folder = checkpoint_path(repeat_folder(out, repeat), baseline.case, name)
+                if not folder.is_dir():
+                    raise ResumeError(
+                        f"the run cannot be resumed: {case.id} needs the checkpoint {folder}, which is gone; run again "
+                        "with another --out"
+                    )

@@ -8,10 +8,7 @@ from envbuild_smoke.environment import gpus, machine
 from envbuild_smoke.environment.findings import all_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.environment.imported import Ready
-from envbuild_smoke.environment.installed import Finding as FoundDifference
-from envbuild_smoke.environment.installed import finding
 from envbuild_smoke.environment.inventory import describe
-from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.results import Finding, RunLine
 from envbuild_smoke.run.context import RunContext
 from envbuild_smoke.run.forkserver import rank_variables, zipapp_path
@@ -21,7 +18,7 @@ def run_line(
     context: RunContext,
     devices: Sequence[int],
     ready: Ready,
-    files: Sequence[FoundDifference],
+    files: Sequence[Finding],
     listed: ListedFiles,
     unusable: str | None,
 ) -> RunLine:
@@ -29,7 +26,7 @@ def run_line(
     plan, options = context.plan, context.options
     findings = all_findings(plan, ready, files, listed, options.image)
     if unusable is not None:
-        findings.append(finding("unusable", None, None, unusable))
+        findings.append(Finding("unusable", None, None, unusable))
     variables = {**rank_variables(plan.device), **options.variables}
     return RunLine(
         plan_digest=plan.digest,
@@ -39,7 +36,7 @@ def run_line(
         smoke_digest=smoke_digest(),
         started_at=context.started_at,
         environment=describe(plan.device, ready.modules, options.gpus),
-        environment_findings=tuple(read_object(Finding, each, "finding") for each in findings),
+        environment_findings=tuple(findings),
         machine=machine.describe(options.gpus, variables, ready.versions),
         image=options.image,
         isolation=options.isolation,

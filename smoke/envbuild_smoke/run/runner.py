@@ -12,21 +12,19 @@ from envbuild_smoke.environment.findings import file_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.environment.imported import Ready
 from envbuild_smoke.plan.models import Case, Plan
-from envbuild_smoke.rank_context import FINAL, checkpoint_path
 from envbuild_smoke.ranks.program import RankProgram
 from envbuild_smoke.results import CaseLine, EndLine, Gpu, ResumedLine
 from envbuild_smoke.run import resume
 from envbuild_smoke.run.context import RunContext
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.job_loop import JobLoop
-from envbuild_smoke.run.jobs import RunJob, make_jobs
+from envbuild_smoke.run.jobs import make_jobs
 from envbuild_smoke.run.options import Options, cache_variables
 from envbuild_smoke.run.pool import Pool
 from envbuild_smoke.run.result_log import ResultLog
 from envbuild_smoke.run.results import Emit, ResultsWriter, now
 from envbuild_smoke.run.run_header import run_line
 from envbuild_smoke.run.sweep import measure_bandwidth
-from envbuild_smoke.run.task_run import repeat_folder
 
 
 class UnusableEnvironmentError(Exception):
@@ -47,7 +45,7 @@ def run_plan(
     drivers = tuple(sorted({DRIVERS[case.driver] for case in plan.cases}))
     program = options.program or RankProgram(preload=drivers)
     # Before the results are read: another run could still write to them.
-    lock = resume.take_lock(out)
+    lock = resume.lock_folder(out)
     previous = resume.read_previous(out, plan) if options.resume else None
     variables = {**options.variables, **(cache_variables(out) if plan.device == "cuda" else {})}
     pool = Pool(program, plan, out, lock, variables, live=options.isolation == "live")
@@ -75,10 +73,11 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
     line = run_line(context, devices, ready, files, listed, unusable)
     if previous is not None:
         resume.check_same_environment(previous, line)
+        resume.check_checkpoints(plan, cases, context.out, results)
     # Only now: a run that was interrupted while it imported leaves no results file, not an empty one.
     # Of one that is resumed, the incomplete last line and the line of type "end" are cut off.
     writer = ResultsWriter(context.out, None if previous is None else previous.whole_bytes)
-    log = ResultLog(context.out, context.emit, writer, results)
+    log = ResultLog(context.emit, writer, results)
     try:
         if previous is None:
             writer.write(line)
@@ -86,7 +85,7 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
             writer.write(ResumedLine(at=now(), cut_bytes=previous.cut_bytes))
             context.emit({"event": "resumed", "kept": len(log.results), "cut_bytes": previous.cut_bytes})
         if unusable is None:
-            JobLoop(context, _jobs(context, cases, log, previous), devices, log, listed).run()
+            JobLoop(context, make_jobs(cases, plan.repeats, results), devices, log, listed).run()
             # After the cases: a sweep at the same time would slow them down, and be slowed down.
             if plan.bandwidth is not None and (previous is None or not previous.bandwidth):
                 sweep = measure_bandwidth(context, plan.bandwidth, devices)
@@ -135,19 +134,3 @@ def _devices(context: RunContext, cases: Sequence[Case]) -> tuple[int, ...]:
     largest = max(case.world_size for case in cases)
     ranks = plan.bandwidth.ranks if plan.bandwidth else 1
     return tuple(range(max(largest, ranks, len(os.sched_getaffinity(0)))))
-
-
-def _jobs(
-    context: RunContext, cases: Sequence[Case], log: ResultLog, previous: resume.PreviousRun | None
-) -> dict[str, RunJob]:
-    """Return the jobs to run: all, or what an interrupted run left over."""
-    plan, out = context.plan, context.out
-    if previous is None:
-        return make_jobs(cases, plan.repeats, (), (), ())
-    for case in cases:
-        for repeat in range(1, plan.repeats + 1):
-            final = checkpoint_path(repeat_folder(out, repeat), case.id, FINAL)
-            if case.compare_weights and (case.id, repeat) not in log.results and final.is_dir():
-                log.read_trained((case.id, repeat))
-    rerun = resume.checkpoints_missing(plan, cases, out, log.results, log.trained)
-    return make_jobs(cases, plan.repeats, log.results, rerun, log.trained)

@@ -1,8 +1,8 @@
 """Decides which job starts next, and on which devices. Pure: no processes and no clock.
 
-Urgent jobs go first, then the baselines that other jobs wait for, then the jobs that need most devices; among equals
-the order of the plan holds. A job that does not fit on the free devices waits, and the next one that fits starts in its
-place. benchmarks/bench_packing.py compares the resulting times with the best order's.
+The baselines that other jobs wait for go first, then the jobs that need most devices; among equals the order of the
+plan holds. A job that does not fit on the free devices waits, and the next one that fits starts in its place.
+benchmarks/bench_packing.py compares the resulting times with the best order's.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,13 @@ from dataclasses import dataclass
 class Job:
     """Something that runs on `world_size` devices.
 
-    It waits until the job `weights_of` has saved its weights, or has ended, and until the jobs `after` ended. One
-    that is `urgent` then goes before all others.
+    It waits until the job `weights_of` has saved its weights, or has ended: that alone where it needs the final ones.
     """
 
     key: str
     world_size: int
     weights_of: str | None = None
-    after: tuple[str, ...] = ()
-    urgent: bool = False
+    needs_final_weights: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +78,12 @@ class Scheduler:
         """Return what is to be started now; it counts as running from here on."""
         return [self._place(job) for job in self.waiting if self._may_run(job)]
 
-    def _priority(self, job: Job) -> tuple[bool, bool, int]:
-        return job.urgent, job.key in self._baselines, job.world_size
+    def _priority(self, job: Job) -> tuple[bool, int]:
+        return job.key in self._baselines, job.world_size
 
     def _may_run(self, job: Job) -> bool:
-        weights = job.weights_of is None or job.weights_of in self._saved or job.weights_of in self._ended
-        return weights and self._ended.issuperset(job.after) and job.world_size <= len(self._free)
+        there = self._ended if job.needs_final_weights else self._saved | self._ended
+        return (job.weights_of is None or job.weights_of in there) and job.world_size <= len(self._free)
 
     def _release(self, key: str) -> Job:
         """Free the devices of a job that ran, and return it."""

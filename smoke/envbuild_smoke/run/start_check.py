@@ -3,8 +3,8 @@
 import os
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from envbuild_smoke import drivers
 from envbuild_smoke.environment import imported
@@ -14,12 +14,21 @@ from envbuild_smoke.plan.models import Device
 from envbuild_smoke.run.forkserver import rank_variables
 
 
-def start_driver(name: Driver, device: Device) -> dict[str, Any]:
-    """Import a driver as the fork server does and check its start; return `cuda_started`, `starters` and `errors`.
+@dataclass(frozen=True, kw_only=True)
+class DriverStart:
+    """What the import of a driver does.
 
     `starters` are the lines that start CUDA by torch. `errors` are what was raised, and what that was raised from:
     without a GPU there are some also where an import starts CUDA.
     """
+
+    cuda_started: bool
+    starters: list[str]
+    errors: list[str]
+
+
+def start_driver(name: Driver, device: Device) -> DriverStart:
+    """Import a driver as the fork server does, and check its start."""
     # Before the libraries, which read them as they are imported.
     os.environ.update(rank_variables(device))
     starters: list[str] = []
@@ -32,7 +41,7 @@ def start_driver(name: Driver, device: Device) -> dict[str, Any]:
     except BaseException as error:  # noqa: BLE001 - an import can raise anything
         traceback.print_exc()
         errors = [error_line(each) for each in _with_causes(error)]
-    return {"cuda_started": imported.cuda_state()["started"], "starters": starters, "errors": errors}
+    return DriverStart(cuda_started=imported.cuda_state().started, starters=starters, errors=errors)
 
 
 def _note_starts_of_cuda(starters: list[str]) -> None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.models import BandwidthSweep
@@ -44,5 +44,5 @@ def measure_bandwidth(context: RunContext, wanted: BandwidthSweep, devices: Sequ
             context.pool.wait(POLL_SECONDS)
         failure = failure_of(run, "the sweep")
         if failure is None:
-            return read_object(BandwidthLine, {**asdict(bare), **run.answers[0], "failure": None}, "bandwidth")
+            return read_object(BandwidthLine, run.done[0].answer, "bandwidth")
     return replace(bare, failure=failure)

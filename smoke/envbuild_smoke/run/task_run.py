@@ -1,12 +1,14 @@
 """One task from start to end: its rank processes get it, are watched, and, if need be, killed."""
 
 import socket
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+from envbuild_smoke.environment.libraries import merged
 from envbuild_smoke.plan.models import Case
+from envbuild_smoke.ranks.ipc import Done, RankCommand
 from envbuild_smoke.run.forkserver import request_stacks
 from envbuild_smoke.run.pool import DEATH_LIMIT_SECONDS, Pool
 
@@ -20,11 +22,11 @@ STACKS_SECONDS = 0.5
 class RankTask:
     """What a group of ranks has to do.
 
-    `kind` is "case", "compare" or "bandwidth"; `root` is the run's output directory and `out` this repeat's, in
-    it; `sizes` are the sweep's. A `fresh` task gets processes of its own, whatever the isolation.
+    `root` is the run's output directory and `out` this repeat's, in it; `sizes` are the sweep's. A `fresh` task gets
+    processes of its own, whatever the isolation.
     """
 
-    kind: str
+    kind: Literal["case", "bandwidth"]
     case: Case
     repeat: int
     root: Path
@@ -46,8 +48,7 @@ class RankTask:
     @property
     def logs(self) -> tuple[Path, ...]:
         """The log of each rank."""
-        prefix = "compare-" if self.kind == "compare" else ""
-        return tuple(self.folder / f"{prefix}rank{rank}.log" for rank in range(self.world_size))
+        return tuple(self.folder / f"rank{rank}.log" for rank in range(self.world_size))
 
     def log_name(self, rank: int) -> str:
         """Return the log's name as results have it."""
@@ -101,27 +102,19 @@ class TaskRun:
         self._send()
 
     @property
-    def answers(self) -> list[Any]:
-        """What the ranks returned, in their order; None for those that did not."""
-        return [process.done["answer"] if process.done else None for process in self.processes]
+    def done(self) -> list[Done]:
+        """What the ranks that are done answered, in their order."""
+        return [process.done for process in self.processes if process.done]
 
     @property
-    def libraries(self) -> dict[str, list[str]]:
+    def libraries(self) -> dict[str, tuple[str, ...]]:
         """The files of single libraries that any rank had mapped when it was done."""
-        libraries: dict[str, set[str]] = {}
-        for process in self.processes:
-            for name, paths in (process.done or {}).get("libraries", {}).items():
-                libraries.setdefault(name, set()).update(paths)
-        return {name: sorted(paths) for name, paths in sorted(libraries.items())}
+        return merged(done.libraries for done in self.done)
 
     @property
     def imported(self) -> dict[str, str]:
         """The files of what its ranks imported that had not been imported before, by module."""
-        return {
-            module: file
-            for process in self.processes
-            for module, file in (process.done or {}).get("imported", {}).items()
-        }
+        return {module: file for done in self.done for module, file in done.imported.items()}
 
     @property
     def hanging(self) -> list[int]:
@@ -166,20 +159,20 @@ class TaskRun:
                 # On the CPU devices are slots of the scheduler: LOCAL_RANK is the rank.
                 local = self.devices[rank] if self._pool.plan.device == "cuda" else rank
                 own = {"RANK": str(rank), "LOCAL_RANK": str(local), "MASTER_PORT": str(port)}
-                message = {
-                    "task": self.task.kind,
-                    "case": case.id,
-                    "rank": rank,
-                    "world_size": self.task.world_size,
-                    "port": port,
-                    "device_index": local,
-                    "listens": rank == 0,
-                    "out": str(self.task.out),
-                    "log": str(log),
-                    "sizes": list(self.task.sizes),
-                    "variables": {**common, **own},
-                }
-                process.channel.send(message, (listener.fileno(),) if rank == 0 else ())
+                command = RankCommand(
+                    task=self.task.kind,
+                    case=case.id,
+                    rank=rank,
+                    world_size=self.task.world_size,
+                    port=port,
+                    device_index=local,
+                    listens=rank == 0,
+                    out=str(self.task.out),
+                    log=str(log),
+                    sizes=self.task.sizes,
+                    variables={**common, **own},
+                )
+                process.channel.send(asdict(command), (listener.fileno(),) if rank == 0 else ())
 
     def _note_ends(self) -> None:
         for rank, process in enumerate(self.processes):

@@ -6,6 +6,7 @@ imported, so that whoever imports them afterwards gets the replacement.
 """
 
 import contextlib
+import dataclasses
 import functools
 import importlib.abc
 import importlib.util
@@ -388,9 +389,9 @@ def _update(original):
 
 @replaces("envbuild_smoke.rank_context", "RankContext.report_step")
 def _report(original):
-    def report_step(self, step, **numbers):
-        if not (in_force("step-not-reported") and step == 3 and self.case.baseline is not None):
-            original(self, step, **numbers)
+    def report_step(self, step):
+        if not (in_force("step-not-reported") and step.step == 3 and self.case.baseline is not None):
+            original(self, step)
 
     return report_step
 
@@ -410,7 +411,7 @@ def _sweep(original):
             if in_force(name):
                 from envbuild_smoke.drivers.mcore.bandwidth import transports_in
 
-                measured.update(backend="nccl", transports=transports_in(log))
+                measured = dataclasses.replace(measured, backend="nccl", transports=tuple(transports_in(log)))
         return measured
 
     return measure_bandwidth

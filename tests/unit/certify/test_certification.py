@@ -65,7 +65,7 @@ RESEALED = {
     "matrix-shipped": "envbuild shipped another matrix certify-quick when it was made",
     "issued-in-the-future": "it was issued at 9999-12-31T23:59:59Z, after the moment of verification",
     "measured-in-the-future": "its newest numbers are from 9999-12-31T23:59:59Z, after it was issued",
-    "form-before": "does not say how its matrix was defined",
+    "form-before": "predicateType",
     "passed": "gpt-fp32-tp2 did not pass",
     "problem": "gpt-fp32-tp2 did not pass",
 }

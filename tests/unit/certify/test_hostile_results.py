@@ -16,7 +16,6 @@ from envbuild.certify.certificate.sign import write_certificate
 from envbuild.certify.issue import evidence_of
 from envbuild.certify.judge.judge import judge, run_problems
 from envbuild.certify.judge.results import read_results
-from envbuild.certify.models import EnvironmentFinding
 from envbuild.certify.report.console import failure, show
 from envbuild.certify.report.describe import lines as lines_about
 from envbuild.certify.report.junit import junit_xml
@@ -85,8 +84,8 @@ def report_from(path, folder):
     if problems or not all(verdict.passed for verdict in verdicts):
         error = failure(verdicts, problems, results, folder)
         json.dumps(error.as_json(), allow_nan=False)
-        findings = [EnvironmentFinding(**vars(finding)) for finding in results.findings]
-        return failed(what=error.what, cases=verdicts, problems=problems, findings=findings, measured=measured)
+        more = {"findings": results.findings, "measured": measured}
+        return failed(what=error.what, cases=verdicts, problems=problems, **more)
     made = statement(measured=measured, cases=verdicts)
     write_certificate(folder / "certificate", made, None)
     certificate, _ = read_certificate(folder / "certificate")

@@ -178,7 +178,6 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> Done:
         two_ranks("train-of-ignores", "ignores-baseline"),
         two_ranks("train-compared", compare_weights=True),
         two_ranks("train-bad", compare_weights=True),
-        two_ranks("raises-compared", compare_weights=True),
     ]
     sweep = {"ranks": 2, "sizes_bytes": [1024, 4096], "floor_gigabytes_per_second": None}
     with fake_ranks():

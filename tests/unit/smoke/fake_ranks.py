@@ -12,9 +12,11 @@ import socket
 import subprocess
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 from envbuild_smoke.rank_context import RankContext
+from envbuild_smoke.results import BandwidthLine, Observed, Point, Step, Weights
 
 
 def case(context: RankContext) -> None:
@@ -28,25 +30,27 @@ def case(context: RankContext) -> None:
 
 
 def train(context: RankContext) -> None:
-    """All goes well: the last rank reports."""
+    """All goes well: a baseline leaves its weights, and the last rank reports."""
+    if context.case.baseline is None:
+        context.checkpoint.mkdir(parents=True, exist_ok=True)
     if context.rank == context.case.world_size - 1:
         for step in range(1, context.case.training.steps + 1):
-            context.report_step(step, loss=7.0 - step, grad_norm=1.0 / step, seconds=0.0)
+            report(context, step, 7.0 - step)
+    if context.case.compare_weights and context.rank == 0:
+        context.report(weights=compared(context))
+
+
+def report(context: RankContext, step: int, loss: float) -> None:
+    context.report_step(Step(step=step, loss=loss, grad_norm=1.0 / step, seconds=0.0))
 
 
 def saves(context: RankContext) -> None:
     """A baseline that reports its saved weights, and runs until a file exists."""
     context.checkpoint.mkdir(parents=True)
-    context.report_weights_saved()
+    context.report(weights_saved=True)
     wait_for(context.out / "go")
     if context.save_final_weights:
         context.final_checkpoint.mkdir(parents=True)
-    train(context)
-
-
-def final(context: RankContext) -> None:
-    """Leaves the weights it ends with."""
-    context.final_checkpoint.mkdir(parents=True, exist_ok=True)
     train(context)
 
 
@@ -54,12 +58,6 @@ def waits(context: RankContext) -> None:
     """Reports its steps, and waits for a file."""
     train(context)
     wait_for(context.out / "go")
-
-
-def once(context: RankContext) -> None:
-    """Goes well the first time alone."""
-    (context.out / "once").touch(exist_ok=False)
-    train(context)
 
 
 def opens(context: RankContext) -> None:
@@ -81,23 +79,23 @@ def meets(context: RankContext) -> None:
     train(context)
 
 
-OBSERVED = {
+OBSERVED = Observed(
     **dict.fromkeys(("layer_spec", "attention_backend"), "local"),
     **dict.fromkeys(("attention", "router_gemm", "normalization", "optimizer", "params_dtype", "samples_digest"), "x"),
     **dict.fromkeys(("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"), False),
     **dict.fromkeys(("gradient_buckets", "parameters", "trainable_parameters"), 1),
     **dict.fromkeys(("hidden_dropout", "attention_dropout"), 0.0),
-    "libraries": {},
-}
+    libraries={},
+)
 
 
 def misreports(context: RankContext) -> None:
-    context.report_observed({**OBSERVED, "parameters": "all"})
+    context.report(observed=replace(OBSERVED, parameters="all"))
     train(context)
 
 
 def observes(context: RankContext) -> None:
-    context.report_observed(OBSERVED)
+    context.report(observed=OBSERVED)
     train(context)
 
 
@@ -131,31 +129,29 @@ def prints(context: RankContext) -> None:
     train(context)
 
 
-def compare(context: RankContext) -> dict[str, object]:
-    """What the comparison of weights answers; some fail, and under some the fork server is killed the first time."""
-    if "unlucky" in context.case.id and not (context.out / "unlucky").exists():
-        (context.out / "unlucky").touch()
-        os.kill(os.getppid(), signal.SIGKILL)
-        wait_for_nothing()
+def compared(context: RankContext) -> Weights:
+    """What the comparison of weights gives; some fail."""
     if "bad" in context.case.id:
         raise ValueError("planted in the comparison")
-    return {
-        "compared_with": context.case.baseline,
-        "tensors": 3,
-        "largest_relative_difference": 0.0,
-        "worst": "x",
-        "missing": [],
-        "unexpected": [],
-    }
+    return Weights(
+        compared_with=str(context.case.baseline),
+        tensors=3,
+        largest_relative_difference=0.0,
+        worst="x",
+        missing=(),
+        unexpected=(),
+    )
 
 
-def bandwidth(context: RankContext, sizes: list[int]) -> dict[str, object]:
+def bandwidth(context: RankContext, sizes: tuple[int, ...]) -> BandwidthLine:
     """A sweep over ranks that live for it alone."""
-    point = {"seconds": 0.5, "algorithm_gigabytes_per_second": 2.0, "bus_gigabytes_per_second": 1.0}
     (context.out / "cases" / context.case.id / f"rank{context.rank}.pid").write_text(str(os.getpid()))
     assert context.world_size == context.case.world_size
-    points = [{"bytes": size, **point} for size in sizes]
-    return {"backend": "gloo", "transports": None, "points": points, "all_gather": points}
+    points = tuple(
+        Point(bytes=size, seconds=0.5, algorithm_gigabytes_per_second=2.0, bus_gigabytes_per_second=1.0)
+        for size in sizes
+    )
+    return BandwidthLine(ranks=context.world_size, backend="gloo", points=points, all_gather=points)
 
 
 def raises(context: RankContext) -> None:
@@ -248,14 +244,14 @@ def ignores(context: RankContext) -> None:
 
 
 def nan(context: RankContext) -> None:
-    context.report_step(1, loss=6.0, grad_norm=1.0, seconds=0.0)
-    context.report_step(2, loss=float("nan"), grad_norm=1.0, seconds=0.0)
+    report(context, 1, 6.0)
+    report(context, 2, float("nan"))
 
 
 def short(context: RankContext) -> None:
     """Ends well one step early."""
     if context.rank == 0:
-        context.report_step(1, loss=6.0, grad_norm=1.0, seconds=0.0)
+        report(context, 1, 6.0)
 
 
 def leaves(context: RankContext) -> None:
@@ -302,7 +298,7 @@ def unluckysaves(context: RankContext) -> None:
     if (context.out / "unlucky").exists():
         time.sleep(0.2)
     context.checkpoint.mkdir(parents=True)
-    context.report_weights_saved()
+    context.report(weights_saved=True)
     if not (context.out / "unlucky").exists():
         wait_for(context.out / "needed")
         (context.out / "unlucky").touch()
@@ -342,6 +338,6 @@ def lazily(context: RankContext) -> None:
     """What a library does that takes an optimizer where it finds one."""
     import fake_apex
 
-    context.report_observed(OBSERVED)
+    context.report(observed=OBSERVED)
     assert fake_apex.FusedAdam
     train(context)

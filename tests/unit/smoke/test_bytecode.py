@@ -33,7 +33,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from envbuild_smoke.environment import foreign_modules
 started = {name: sys.modules[name].__file__ for name in foreign_modules.STARTUP_MODULES if name in sys.modules}
-print(json.dumps([finding["found"] for finding in foreign_modules.startup_findings(started)]))
+print(json.dumps([finding.found for finding in foreign_modules.startup_findings(started)]))
 """
 
 
@@ -50,7 +50,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def found(*modules: str) -> list[tuple[str | None, ...]]:
     findings = bytecode.bytecode_findings(installed.recorded(["megatron-core"]), modules or ("megatron.core",))
-    return [(finding["code"], finding["package"], finding["expected"], finding["found"]) for finding in findings]
+    return [(finding.code, finding.package, finding.expected, finding.found) for finding in findings]
 
 
 def cache_of(source: Path) -> Path:
@@ -121,7 +121,7 @@ def test_code_that_starts_with_python_is_found_unless_a_package_lists_it(venv):
 def startup(monkeypatch: pytest.MonkeyPatch, **files: str | None) -> list[str | None]:
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     with without_packages():
-        return [finding["found"] for finding in foreign_modules.startup_findings(files)]
+        return [finding.found for finding in foreign_modules.startup_findings(files)]
 
 
 def test_sitecustomize_of_no_package_is_found(monkeypatch):
@@ -163,12 +163,12 @@ def test_startup_code_and_bytecode_are_checked_in_an_image(dpkg, source, monkeyp
     change_code(source)
     expected = {"expected_modules": ["megatron.core"], "expected_versions": {"megatron-core": "1.0"}}
     plan = parse_plan(json.dumps(plan_document(case_document("train-baseline")) | expected).encode())
-    assert "bytecode-differs" in {finding["code"] for finding in findings.file_findings(plan)}
+    assert "bytecode-differs" in {finding.code for finding in findings.file_findings(plan)}
     dpkg.write_text("import os\n")
     image = Image(file_digest="sha256:0", file_bytes=1, fingerprint=None)
     ready = Ready(started={"sitecustomize": str(dpkg)})
     result = findings.all_findings(plan, ready, [], foreign_modules.ListedFiles(()), image)
-    assert "startup-code" in {finding["code"] for finding in result}
+    assert "startup-code" in {finding.code for finding in result}
 
 
 @pytest.mark.parametrize(
@@ -182,4 +182,4 @@ def test_startup_code_and_bytecode_are_checked_in_an_image(dpkg, source, monkeyp
 )
 def test_python_other_than_the_images_is_found(fingerprint, found):
     result = findings._other_python(Image(file_digest="", file_bytes=0, fingerprint=fingerprint))
-    assert [(finding["code"], finding["expected"]) for finding in result] == found
+    assert [(finding.code, finding.expected) for finding in result] == found

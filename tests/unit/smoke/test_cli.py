@@ -124,14 +124,6 @@ def test_environment_without_the_stack_exits_3(tmp_path: Path) -> None:
     assert end["completed"] == 0
 
 
-def test_info_prints_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["info"]) == 0
-    environment = json.loads(capsys.readouterr().out)
-    assert environment["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert environment["versions"]["pytest"]
-    assert "torch.cuda.current_device" in environment["cuda_redirects"]
-
-
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run in a process of its own, in its second case, whose ranks ignore signals."""

@@ -18,7 +18,7 @@ IMPORTED = {
 
 
 def codes(found: list[dict[str, str | None]]) -> list[tuple[str | None, str | None, str | None]]:
-    return [(finding["code"], finding["package"], finding["found"]) for finding in found]
+    return [(finding.code, finding.package, finding.found) for finding in found]
 
 
 CORE = {"megatron-core": ["0.16.1"]}

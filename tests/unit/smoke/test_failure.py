@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from envbuild_smoke.error_line import error_line
+from envbuild_smoke.rank_context import RaisedFailure
 from envbuild_smoke.results import Failure
 from envbuild_smoke.run.failure import earliest, with_reason_of_nccl
 from envbuild_smoke.run.task_run import RankEnd
@@ -16,15 +17,15 @@ def end(rank: int, exit_status: int, seen_at: float, *, killed: bool = False, do
     return RankEnd(rank=rank, exit_status=exit_status, seen_at=seen_at, killed_by_runner=killed, done=done)
 
 
-def record(at: float, message: str = "ValueError: x") -> dict[str, object]:
-    return {"monotonic_seconds": at, "kind": "exception", "message": message}
+def record(at: float, message: str = "ValueError: x") -> RaisedFailure:
+    return RaisedFailure(monotonic_seconds=at, kind="exception", message=message)
 
 
 def log_name(rank: int) -> str:
     return f"cases/c/rank{rank}.log"
 
 
-BROKEN = {"monotonic_seconds": 1.0, "kind": "not-finite", "message": "FloatingPointError: step 2: loss is nan"}
+BROKEN = RaisedFailure(monotonic_seconds=1.0, kind="not-finite", message="FloatingPointError: step 2: loss is nan")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ BROKEN = {"monotonic_seconds": 1.0, "kind": "not-finite", "message": "FloatingPo
     ],
 )
 def test_rank_that_failed_first(
-    ends: list[RankEnd], records: dict[int, dict[str, object]], expected: tuple[int, str, int, str] | None
+    ends: list[RankEnd], records: dict[int, RaisedFailure], expected: tuple[int, str, int, str] | None
 ) -> None:
     found = earliest(ends, records, log_name)
     if expected is None:

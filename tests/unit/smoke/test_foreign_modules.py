@@ -22,7 +22,7 @@ for name in json.loads(sys.argv[1]):
     importlib.import_module(name)
 listed = foreign_modules.ListedFiles(json.loads(sys.argv[2]), json.loads(sys.argv[3]))
 first, again = foreign_modules.new_files(), foreign_modules.new_files()
-print(json.dumps([[item["code"], item["package"], item["found"]] for item in listed.findings(first)] + sorted(again)))
+print(json.dumps([[item.code, item.package, item.found] for item in listed.findings(first)] + sorted(again)))
 """
 
 

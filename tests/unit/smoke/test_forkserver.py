@@ -84,13 +84,6 @@ def test_one_that_died_unnoticed_is_replaced_before_the_next_case(
     assert {case["status"] for case in done.cases.values()} == {"completed"}
 
 
-def test_comparison_is_made_once_more(run_fake: RunFake) -> None:
-    done = run_fake(BASELINE, two_ranks("train-unlucky", compare_weights=True))
-    assert done.cases["train-unlucky"]["status"] == "completed"
-    assert done.cases["train-unlucky"]["weights"]["compared_with"] == "train-baseline"
-    assert restarted(done) == {"train-unlucky"}
-
-
 def test_failure_has_what_nccl_wrote_into_the_ranks_log(run_fake: RunFake) -> None:
     failed = run_fake(BASELINE, two_ranks("nccl-dp2")).cases["nccl-dp2"]
     assert failed["failure"]["message"].endswith("unhandled cuda error; NCCL warns: Cuda failure 2 'out of memory'")

@@ -55,7 +55,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def findings() -> list[tuple[str | None, str | None, str | None]]:
     files = installed.recorded(["torch", "single-file", "absent"])
     found = installed.file_findings(files) + installed.shadowed(files)
-    return [(finding["code"], finding["package"], finding["found"]) for finding in found]
+    return [(finding.code, finding.package, finding.found) for finding in found]
 
 
 def test_nothing_is_found_where_all_is_as_recorded(packages: Path) -> None:
@@ -81,7 +81,7 @@ def test_file_of_several_packages(packages: Path, requires: str, content: bytes,
 
     findings = installed.file_findings(installed.recorded(["dsl-base", "dsl-over"]))
 
-    assert [finding["package"] for finding in findings] == found
+    assert [finding.package for finding in findings] == found
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,10 @@ def test_module_of_a_namespace_that_is_found_earlier_on_the_path(packages: Path,
     other.parent.mkdir()
     other.write_text("")
     expected = f"{packages}/megatron/core/__init__.py"
-    assert [(item["expected"], item["found"]) for item in installed.shadowed(files)] == [(expected, str(other))]
+    assert [(item.expected, item.found) for item in installed.shadowed(files)] == [(expected, str(other))]
     # As a package of its own it stands for all that is below it.
     (tmp_path / "Megatron-LM" / "megatron" / "__init__.py").write_text("")
-    assert [item["found"] for item in installed.shadowed(files)] == [str(other)]
+    assert [item.found for item in installed.shadowed(files)] == [str(other)]
 
 
 def test_module_of_a_namespace_in_a_namespace_that_is_found_earlier_on_the_path(packages: Path, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_module_of_a_namespace_in_a_namespace_that_is_found_earlier_on_the_path(
     other.parent.mkdir(parents=True)
     other.write_text("")
     sys.path.insert(0, str(tmp_path / "front"))
-    assert [item["found"] for item in installed.shadowed(files)] == [str(other)]
+    assert [item.found for item in installed.shadowed(files)] == [str(other)]
 
 
 def test_module_that_was_imported_from_elsewhere(packages: Path, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_module_that_was_imported_from_elsewhere(packages: Path, tmp_path: Path)
     own, other = packages / "torch" / "__init__.py", tmp_path / "torch.py"
     assert installed.shadowed(files, imported={"torch": str(own), "unknown": str(other)}) == []
     (found,) = installed.shadowed(files, imported={"torch": str(other)})
-    assert (found["code"], found["package"], found["found"]) == ("shadowed", "torch", str(other))
+    assert (found.code, found.package, found.found) == ("shadowed", "torch", str(other))
 
 
 def test_library_reachable_twice(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from envbuild_smoke.drivers.nemo.limits import GRAD_NORM, LOSS, SECONDS, gpus_of
 from envbuild_smoke.drivers.parts import Part, parts_of, refuse_unsupported
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.plan.reader import parse_plan
+from envbuild_smoke.results import Step
 
 LOGGED = {LOSS: 5.5, GRAD_NORM: 0.97, SECONDS: 0.25, "consumed_samples": 8.0}
 
@@ -99,7 +100,7 @@ def test_fine_tuning_is_for_driver_bridge_and_packs_two_samples_into_a_row():
 
 
 def test_step_is_what_nemo_has_logged():
-    assert step_of(LOGGED, 3) == {"step": 3, "loss": 5.5, "grad_norm": 0.97, "seconds": 0.25}
+    assert step_of(LOGGED, 3) == Step(step=3, loss=5.5, grad_norm=0.97, seconds=0.25)
 
 
 @pytest.mark.parametrize("name", [LOSS, GRAD_NORM, SECONDS])

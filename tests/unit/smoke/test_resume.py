@@ -34,10 +34,6 @@ from envbuild_smoke.run.options import Options
 
 Smoke = Callable[..., Command]
 H200 = Gpu(0, "GPU-0", "NVIDIA H200", "143771 MiB", "570", "9.0")
-COMPARED = [
-    case_document("saves-baseline"),
-    {**case_document("final-b", "saves-baseline"), "compare_weights": True},
-]
 
 
 def interrupt(folder: Path, when: Callable[[Document], bool]) -> None:
@@ -218,7 +214,7 @@ def test_resume_of_a_whole_run_does_nothing(smoke: Smoke, ended: Path) -> None:
     assert (ended / "out" / "results.jsonl").read_bytes() == content
 
 
-def test_baseline_whose_checkpoint_is_gone_runs_again(smoke: Smoke, tmp_path: Path) -> None:
+def test_run_whose_checkpoints_are_gone_is_not_resumed_and_left(smoke: Smoke, tmp_path: Path) -> None:
     write_plan(tmp_path, case_document("saves-baseline"), *(two_ranks(f"train-{n}", "saves-baseline") for n in "bcd"))
     out = tmp_path / "out"
     out.mkdir()
@@ -227,64 +223,19 @@ def test_baseline_whose_checkpoint_is_gone_runs_again(smoke: Smoke, tmp_path: Pa
     assert [line["case"] for line in read_results(out)[1:-1]] == ["saves-baseline", "train-b"]
     # With the checkpoint there, only what is missing runs.
     assert run(smoke, tmp_path, "--resume", "--only", "train-c").started == ["train-c"]
+    content = (out / "results.jsonl").read_bytes()
     shutil.rmtree(out / "checkpoints")
     done = run(smoke, tmp_path, "--resume")
-    assert done.status == 0, done.errors
-    assert done.started == ["saves-baseline", "train-d"]
-    # The baseline's result is that of the first time, and the end is where the last part ends.
-    assert [line["type"] for line in read_results(out)].count("end") == 1
-    names = [line["case"] for line in read_results(out) if line["type"] == "case"]
-    assert names == ["saves-baseline", "train-b", "train-c", "train-d"]
-    assert read_results(out)[-1]["cases"] == 4
-
-
-def test_baseline_that_fails_when_it_runs_again_takes_its_cases_along(smoke: Smoke, tmp_path: Path) -> None:
-    """Its own result of the first time stays."""
-    write_plan(tmp_path, case_document("once-baseline"), *(two_ranks(f"train-{n}", "once-baseline") for n in "bc"))
-    assert run(smoke, tmp_path, "--only", "train-b").status == 0
-    done = run(smoke, tmp_path, "--resume")
-    assert done.status == 1, done.errors
-    lines = read_results(tmp_path / "out")
-    statuses = [(line["case"], line["status"]) for line in lines if line["type"] == "case"]
-    assert statuses == [("once-baseline", "completed"), ("train-b", "completed"), ("train-c", "not-run")]
-    assert (lines[-1]["cases"], lines[-1]["completed"]) == (3, 2)
-
-
-@pytest.mark.parametrize(
-    ("left", "started"),
-    [
-        ("everything", ["saves-baseline"]),
-        ("no checkpoint", ["saves-baseline", "final-b"]),
-        ("half a result", ["saves-baseline", "final-b"]),
-    ],
-)
-def test_trained_case_is_compared_without_training_again(
-    smoke: Smoke, tmp_path: Path, left: str, started: list[str]
-) -> None:
-    """The baseline saved its weights and goes on: a case of it is trained, and waits for its end."""
-    write_plan(tmp_path, *COMPARED)
-    out = tmp_path / "out"
-    interrupt(tmp_path, lambda event: event["event"] == "case-trained")
-    assert [line["type"] for line in read_results(out)] == ["run"]
-    if left == "no checkpoint":
-        shutil.rmtree(out / "checkpoints" / "final-b")
-    elif left == "half a result":
-        trained = out / "cases" / "final-b" / "trained.json"
-        trained.write_text(trained.read_text()[:60])
-    (out / "go").touch()
-    done = run(smoke, tmp_path, "--resume")
-    assert done.status == 0, done.errors
-    assert done.started == started
-    case = read_results(out)[-2]
-    assert (case["case"], case["status"], len(case["steps"])) == ("final-b", "completed", 5)
-    assert case["weights"]["compared_with"] == "saves-baseline"
+    assert (done.status, done.started) == (2, [])
+    assert "train-d needs the checkpoint" in done.errors
+    assert (out / "results.jsonl").read_bytes() == content
 
 
 def test_two_runs_do_not_share_a_directory(smoke: Smoke, waiting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "_LOCK_SECONDS", 0.0)
-    lock = resume.take_lock(waiting / "out")
+    lock = resume.lock_folder(waiting / "out")
     done = run(smoke, waiting, "--resume")
     assert done.status == 2
     assert "in use by another run" in done.errors
     os.close(lock)
-    os.close(resume.take_lock(waiting / "out"))
+    os.close(resume.lock_folder(waiting / "out"))

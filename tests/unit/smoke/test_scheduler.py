@@ -50,24 +50,14 @@ def test_case_waits_for_the_weights_or_the_end_of_its_baseline(report: Callable[
     assert keys(scheduler) == ["case"]
 
 
-def test_comparison_waits_for_both_ends() -> None:
-    compare = Job(key="compare", world_size=1, after=("base", "case"))
-    scheduler = Scheduler([job("base"), job("case", 2, weights_of="base"), compare], range(4))
+def test_case_whose_weights_are_compared_waits_for_the_end_of_its_baseline() -> None:
+    case = Job(key="case", world_size=2, weights_of="base", needs_final_weights=True)
+    scheduler = Scheduler([job("base"), case], range(4))
     keys(scheduler)
     scheduler.weights_saved("base")
-    keys(scheduler)
-    scheduler.ended("base")
     assert keys(scheduler) == []
-    scheduler.ended("case")
-    assert keys(scheduler) == ["compare"]
-
-
-def test_urgent_goes_before_all_that_may_run() -> None:
-    compare = Job(key="compare", world_size=1, after=("first",), urgent=True)
-    scheduler = Scheduler([job("first", 2), job("wide", 2), compare], range(2))
-    assert keys(scheduler) == ["first"]
-    scheduler.ended("first")
-    assert keys(scheduler) == ["compare"]
+    scheduler.ended("base")
+    assert keys(scheduler) == ["case"]
 
 
 def test_devices_are_neighbours_where_they_can_be() -> None:
@@ -82,9 +72,9 @@ def test_devices_are_neighbours_where_they_can_be() -> None:
 
 
 def test_dropped_job_is_waited_for_no_more() -> None:
-    scheduler = Scheduler([job("base"), Job(key="after", world_size=1, after=("base",))], range(1))
+    scheduler = Scheduler([job("base"), job("case", weights_of="base")], range(1))
     scheduler.dropped("base")
-    assert keys(scheduler) == ["after"]
+    assert keys(scheduler) == ["case"]
 
 
 @dataclass(frozen=True)
@@ -112,13 +102,10 @@ def drawn(draw: st.DrawFn) -> Drawn:
             saved[base.key] = seconds[base.key] * draw(st.floats(0, 1))
         for case_number in range(draw(st.integers(0, 6))):
             size = draw(st.integers(1, devices))
-            case = job(f"case{number}-{case_number}", size, base.key)
-            jobs.append(case)
-            seconds[case.key] = draw(durations)
-            if draw(st.booleans()):
-                compare = Job(key=f"{case.key} weights", world_size=1, after=(base.key, case.key))
-                jobs.append(compare)
-                seconds[compare.key] = draw(durations)
+            final = draw(st.booleans())
+            key = f"case{number}-{case_number}"
+            jobs.append(Job(key=key, world_size=size, weights_of=base.key, needs_final_weights=final))
+            seconds[key] = draw(durations)
     return Drawn(draw(st.permutations(jobs)), seconds, saved, devices)
 
 
@@ -138,8 +125,7 @@ def test_whatever_runs_shares_no_device_has_its_weights_and_all_runs(given_jobs:
             assert len(set(start.devices)) == wanted.world_size
             assert busy.isdisjoint(start.devices)
             assert busy.union(start.devices) <= set(range(given_jobs.devices))
-            assert wanted.weights_of is None or wanted.weights_of in saved | ended
-            assert ended.issuperset(wanted.after)
+            assert wanted.weights_of in {None, *(ended if wanted.needs_final_weights else saved | ended)}
             busy.update(start.devices)
             assigned[wanted.key] = start.devices
             heapq.heappush(events, (now + given_jobs.seconds[wanted.key], 1, wanted.key))

@@ -29,7 +29,7 @@ class Capabilities:
     packages: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, selection: Selection, packages: Iterable[str] = ()) -> Capabilities:
+    def for_selection(cls, selection: Selection, packages: Iterable[str] = ()) -> Capabilities:
         """That of a selection: with the packages of its lock, what the stack names, and what the base brings."""
         target, stack = selection.target, selection.stack
         # Without a lock, as for --print-cases, only the stack and the base say what there will be.

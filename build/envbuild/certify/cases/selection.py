@@ -50,7 +50,7 @@ def chosen_cases(
         ConfigurationError: the matrix has baselines alone.
         UsageError: a case is wanted that the matrix does not have, or nothing that is compared.
     """
-    cases = expand(matrix, matrix_name, Capabilities.of(selection, packages))
+    cases = expand(matrix, matrix_name, Capabilities.for_selection(selection, packages))
     if all(case.is_baseline for case in cases):
         raise ConfigurationError(
             f"matrix {matrix_name} compares nothing",

@@ -21,9 +21,6 @@ from envbuild.core.files import NotPlainFileError, machine_errors, read_plain
 from envbuild.core.validation import describe_errors
 
 AGAIN = "Get the file again from where it was made, as it was written, or run `envbuild certify`: it makes a new one."
-# Forms of older versions, known only so that the refusal can name them.
-BEFORE_MATRICES = "urn:envbuild:certificate:2"
-OLD_FORM = b'"urn:envbuild:certificate:1"'
 
 
 @dataclass(frozen=True)
@@ -49,22 +46,16 @@ class CertificateFile:
         """
         try:
             raw = jsonread.loads(self.content.payload)
-            if isinstance(raw, dict) and raw.get("predicateType") == BEFORE_MATRICES:
-                raise self.refuse(
-                    "It is of an older envbuild, and does not say how its matrix was defined; certificates of that "
-                    "form do not count any more.",
-                    "Run `envbuild certify` again.",
-                )
             # strict: else 1 would pass for true.
-            found = Certificate.model_validate_json(json.dumps(in_current_form(raw)), strict=True)
+            statement = Certificate.model_validate_json(json.dumps(in_current_form(raw)), strict=True)
             expected = seal_of(raw)
         except ValidationError as error:
             raise self.refuse(f"Its payload is not a certificate: {describe_errors(error)}.") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise self.refuse(f"Its payload is not a certificate: {error}.") from error
-        if found.predicate.seal != expected:
-            raise self.refuse(f"Its seal is {found.predicate.seal}, its content has {expected}.")
-        return found
+        if statement.predicate.seal != expected:
+            raise self.refuse(f"Its seal is {statement.predicate.seal}, its content has {expected}.")
+        return statement
 
 
 def refusal(path: Path, why: str, fix: str = AGAIN, reason: str = "") -> CertificateRefusedError:
@@ -93,10 +84,6 @@ def open_certificate(path: Path) -> CertificateFile:
     try:
         return CertificateFile(path, decode(data))
     except NotAnEnvelopeError as error:
-        # The first form was JSON without an envelope: only its bytes show what it is.
-        if OLD_FORM in data:
-            why = "It is of an older envbuild, which signed nothing; certificates of that form do not count any more."
-            raise refusal(path, why, "Run `envbuild certify` again.") from error
         raise refusal(path, f"{str(error)[0].upper()}{str(error)[1:]}.") from error
 
 

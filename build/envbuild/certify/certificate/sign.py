@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from envbuild.certify.certificate.envelope import PAYLOAD_TYPE, SignatureOf, SignedBytes, encode
 from envbuild.certify.certificate.keys import keyid_of, load_private
-from envbuild.core.digests import canonical_json
+from envbuild.core.digests import Json, canonical_json
 from envbuild.core.files import write_atomic
 
 UNSIGNED = "This certificate is not signed: it proves nothing about who measured it."
@@ -43,7 +42,7 @@ def load_signer(reference: str, password: str | None, environ: Mapping[str, str]
     return Signer(load_private(reference, password, environ))
 
 
-def write_certificate(path: Path, statement: Mapping[str, Any], signer: Signer | None) -> None:
+def write_certificate(path: Path, statement: Mapping[str, Json], signer: Signer | None) -> None:
     """Write a certificate; without a signer its envelope has no signature, and nothing verifies it."""
     payload = canonical_json(dict(statement))
     write_atomic(path, encode(signer.sign(payload) if signer else SignedBytes(payload, None)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
@@ -24,6 +24,7 @@ from envbuild.core.digests import Json, digest_of
 from envbuild.core.validation import Digest
 from envbuild.launch.executors import Form
 from envbuild.launch.launchers import Placement
+from envbuild_smoke.results import Image, Machine, Point
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["urn:envbuild:certificate:4"] = "urn:envbuild:certificate:4"
@@ -33,6 +34,7 @@ OLDER_TYPE: Literal["urn:envbuild:certificate:3"] = "urn:envbuild:certificate:3"
 CLOCK_SKEW = timedelta(minutes=5)
 CERTIFICATE_FILE = "certificate.intoto.jsonl"
 
+JsonObject = Mapping[str, Json]
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -49,56 +51,15 @@ class CertifiedThing(TomlModel):
     digest: Sha256
 
 
-class CertifiedGpu(TomlModel):
-    """A GPU of the machine."""
-
-    index: int
-    uuid: str
-    name: str
-    memory: str | int
-    driver: str
-    compute_capability: str
-
-
-class CertifiedMachine(TomlModel):
-    """Where the cases ran."""
-
-    cpu_model: str | None
-    cpu_count: int
-    memory_bytes: int | None
-    gpus: tuple[CertifiedGpu, ...]
-    cuda: str | None
-    nccl: str | None
-    topology: str | None
-    variables: dict[str, str]
-
-
-class BandwidthPoint(TomlModel):
-    """One message size of the bandwidth sweep."""
-
-    bytes: int
-    seconds: float
-    algorithm_gigabytes_per_second: float
-    bus_gigabytes_per_second: float
-
-
 class MeasuredBandwidth(TomlModel):
     """What all_reduce moved, and all_gather."""
 
     ranks: int
     backend: str
     transports: tuple[str, ...] | None
-    points: tuple[BandwidthPoint, ...]
-    all_gather: tuple[BandwidthPoint, ...] = ()
+    points: tuple[Point, ...]
+    all_gather: tuple[Point, ...] = ()
     floor_gigabytes_per_second: float | None = None
-
-
-class SeenImage(TomlModel):
-    """What the runner found where it ran, before it started."""
-
-    file_digest: Digest | None
-    file_bytes: int | None
-    fingerprint: dict[str, JsonValue] | None
 
 
 class SmokeRunner(TomlModel):
@@ -113,8 +74,8 @@ class Measured(TomlModel):
 
     smoke: SmokeRunner
     environment: dict[str, JsonValue]
-    machine: CertifiedMachine | None = None
-    image: SeenImage | None = None
+    machine: Machine | None = None
+    image: Image | None = None
     bandwidth: MeasuredBandwidth | None = None
     isolation: Literal["live", "process"] | None = None
     devices: tuple[str | int, ...] = ()
@@ -126,11 +87,9 @@ class Measured(TomlModel):
     finished_at: Moment
 
 
-class Predicate(TomlModel):
-    """What a certificate states of its subjects."""
+class CertifiedRun(TomlModel):
+    """What certificates and reports state of a run."""
 
-    key: Digest = Field(description="of everything that decides the verdict")
-    verdict: Literal["passed"]
     stack: str
     base: str
     target: str
@@ -138,31 +97,40 @@ class Predicate(TomlModel):
     launcher: str = Field(pattern="^[a-z][a-z0-9-]{0,39}$", description="what ran them")
     runtime: str | None = Field(description="how the .sqsh was opened")
     lock_digest: Digest
-    lock_is_current: bool = Field(description="made from the stack and the base as they were at issued_at")
     matrix: str
-    matrix_digest: Digest = Field(description="of its definition as it trained: models, training, cases, tolerances")
     matrix_is_shipped: bool = Field(description="it is what that envbuild ships under its name; else the project's own")
     whole_matrix: bool
-    tolerance: dict[str, JsonValue]
     plan_digest: Digest
     nonce: str
     envbuild: str
     judge: int
     measured: Measured
-    issued_at: Moment
-    cases: tuple[CaseVerdict, ...] = Field(min_length=1)
+    cases: tuple[CaseVerdict, ...]
     not_vouched: tuple[NotVouched, ...] = Field(
         default=(), description="what the locked versions are known to train wrongly"
     )
-    seal: Digest = Field(description="digest of everything else in the statement: it is not edited by hand")
 
     @property
     def place(self) -> Placement:
         """Where the cases ran."""
         return Placement(form=self.form, launcher=self.launcher)
 
+
+class Predicate(CertifiedRun):
+    """What a certificate states of its subjects."""
+
+    key: Digest = Field(description="of everything that decides the verdict")
+    verdict: Literal["passed"]
+    lock_is_current: bool = Field(description="made from the stack and the base as they were at issued_at")
+    matrix_digest: Digest = Field(description="of its definition as it trained: models, training, cases, tolerances")
+    tolerance: dict[str, JsonValue]
+    issued_at: Moment
+    seal: Digest = Field(description="digest of everything else in the statement: it is not edited by hand")
+
     @model_validator(mode="after")
     def _every_case_passed(self) -> Predicate:
+        if not self.cases:
+            raise ValueError("it has no case")
         for case in self.cases:
             if not case.passed or case.problems:
                 raise ValueError(f"{case.id} did not pass")
@@ -200,7 +168,7 @@ class Certificate(TomlModel):
 
     @model_validator(mode="after")
     def _subjects_fit_where_it_ran(self) -> Certificate:
-        kinds = [item.name.rpartition(".")[2] for item in self.subject]
+        kinds = [thing.name.rpartition(".")[2] for thing in self.subject]
         if len(set(kinds)) != len(kinds):
             raise ValueError("it names a subject twice")
         if self.predicate.form == "none":
@@ -215,7 +183,7 @@ class Certificate(TomlModel):
 
     def digests(self) -> dict[str, str]:
         """``sha256:...`` of each subject by its name."""
-        return {item.name: f"sha256:{item.digest.sha256}" for item in self.subject}
+        return {thing.name: f"sha256:{thing.digest.sha256}" for thing in self.subject}
 
     def by_form(self) -> dict[str, str]:
         """``sha256:...`` of each subject by what it is: ``oci``, ``sqsh`` and ``docker``, or ``lock``."""
@@ -239,15 +207,15 @@ class Certificate(TomlModel):
     def mismatch(self, wanted: WantedCertificate) -> str:
         """Why it is not the certificate of a subject, key, cases and matrix; empty when it is."""
         # A case has an entry for each of its repeats.
-        found = list(dict.fromkeys(case.id for case in self.predicate.cases))
+        cases = list(dict.fromkeys(case.id for case in self.predicate.cases))
         if self.predicate.key != wanted.key:
             return f"it is of key {self.predicate.key}"
         # Docker's digest follows from the OCI manifest; certificates of older versions lack it.
         without_docker = {thing: digest for thing, digest in self.digests().items() if not thing.endswith(".docker")}
         if without_docker != subject_digests(wanted.name, wanted.subject):
             return f"it is about {', '.join(f'{thing} {digest}' for thing, digest in self.digests().items())}"
-        if found != [case for case in wanted.case_ids if case in found or case not in wanted.known_wrong]:
-            return f"its cases are {', '.join(found)}"
+        if cases != [case for case in wanted.case_ids if case in cases or case not in wanted.known_wrong]:
+            return f"its cases are {', '.join(cases)}"
         if self.predicate.matrix_digest != wanted.matrix_digest:
             return f"its matrix {self.predicate.matrix} had another definition ({self.predicate.matrix_digest})"
         if self.predicate.matrix_is_shipped != wanted.matrix_is_shipped:
@@ -266,7 +234,7 @@ def subject_digests(name: str, subject: Mapping[str, Json]) -> dict[str, str]:
     return {form: digest for form, digest in forms.items() if digest}
 
 
-def in_current_form(statement: Mapping[str, Any]) -> Mapping[str, Any]:
+def in_current_form(statement: JsonObject) -> JsonObject:
     """A statement of this version or the one before, with the fields of this version.
 
     Raises:
@@ -274,12 +242,12 @@ def in_current_form(statement: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if statement["predicateType"] != OLDER_TYPE:
         return statement
-    predicate = dict(statement["predicate"])
-    place = Placement.parse(predicate.pop("in"))
+    predicate = dict(_predicate(statement))
+    place = Placement.parse(str(predicate.pop("in")))
     return {**statement, "predicate": {**predicate, "form": place.form, "launcher": place.launcher}}
 
 
-def make_certificate(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict[str, Any]:
+def make_certificate(subjects: Mapping[str, str], predicate: JsonObject) -> dict[str, Json]:
     """The sealed statement as a JSON value.
 
     Args:
@@ -289,23 +257,30 @@ def make_certificate(subjects: Mapping[str, str], predicate: Mapping[str, Any]) 
     Raises:
         pydantic.ValidationError: it would not be a certificate: a case failed, or a digest has another form.
     """
-    statement: dict[str, Any] = {
+    statement: dict[str, Json] = {
         "_type": STATEMENT_TYPE,
         "subject": [
             {"name": name, "digest": {"sha256": digest.removeprefix("sha256:")}} for name, digest in subjects.items()
         ],
         "predicateType": PREDICATE_TYPE,
-        "predicate": dict(predicate),
     }
-    statement["predicate"]["seal"] = seal_of(statement)
+    seal = seal_of({**statement, "predicate": dict(predicate)})
+    statement["predicate"] = {**predicate, "seal": seal}
     Certificate.model_validate(statement)
     return statement
 
 
-def seal_of(statement: Mapping[str, Any]) -> str:
+def seal_of(statement: JsonObject) -> str:
     """The digest of everything in a statement but its seal."""
-    predicate = {key: value for key, value in statement["predicate"].items() if key != "seal"}
+    predicate = {key: value for key, value in _predicate(statement).items() if key != "seal"}
     return digest_of({**statement, "predicate": predicate})
+
+
+def _predicate(statement: JsonObject) -> JsonObject:
+    predicate = statement["predicate"]
+    if not isinstance(predicate, dict):
+        raise ValueError("its predicate is not an object")  # noqa: TRY004 - of a file, not of a caller
+    return predicate
 
 
 def is_after(moment: str, at: datetime) -> bool:

@@ -24,10 +24,10 @@ from envbuild.certify.judge.config_checks import (
 from envbuild.certify.judge.numbers import off_by, relative_difference
 from envbuild.certify.judge.reference import compare_reference
 from envbuild.certify.judge.results import Results
-from envbuild.certify.models import CaseVerdict, Check, Numbers, Problem, Step
+from envbuild.certify.models import CaseVerdict, Check, Numbers, Problem
 from envbuild_smoke.plan.json_reader import as_json
 from envbuild_smoke.plan.models import Plan
-from envbuild_smoke.results import CaseLine, Observed, Weights
+from envbuild_smoke.results import CaseLine, Observed, Step, Weights
 
 # Raised when the judge would come to another verdict about the same results.
 JUDGE_VERSION = 13
@@ -86,7 +86,7 @@ class _Judge:
         measured = {
             "seconds": result.seconds,
             "devices": result.devices,
-            "steps": _steps_of(result),
+            "steps": result.steps,
             "observed": _as_json(result.observed),
         }
         verdict = verdict.model_copy(update=measured)
@@ -113,7 +113,7 @@ class _Judge:
             text = f"of its baseline {case.baseline_id} it was not measured what moved weights do to it: no bands"
             return _judged(verdict, [Problem(check="baseline", text=text)])
         bands = Bands(spread, self._matrix.tolerance[case.precision])
-        comparison = _Comparison(case, bands, verdict.steps, _steps_of(baseline))
+        comparison = _Comparison(case, bands, result.steps, baseline.steps)
         comparison.compare_weights(result.weights)
         worst, gradients = compare_gradients(result, baseline, self._gradient_bands(baseline))
         # What was computed comes first: it is what people look for.
@@ -164,11 +164,6 @@ def _as_json(observed: Observed | None) -> dict[str, JsonValue] | None:
         return None
     values = cast("dict[str, JsonValue]", as_json(observed))
     return {name: value for name, value in values.items() if value not in (None, [])}
-
-
-def _steps_of(line: CaseLine) -> tuple[Step, ...]:
-    """Its steps as verdicts have them."""
-    return tuple(Step(**vars(step)) for step in line.steps)
 
 
 def _judged(verdict: CaseVerdict, problems: Sequence[Problem]) -> CaseVerdict:
@@ -281,8 +276,8 @@ class _Comparison:
             return
         baseline = self._case.baseline_id
         if weights is None or weights.compared_with != baseline or weights.tensors < 1:
-            found = "not compared" if weights is None else f"compared with {weights.compared_with}"
-            text = f"its final weights were to be compared with those of {baseline}, and were {found}"
+            state = "not compared" if weights is None else f"compared with {weights.compared_with}"
+            text = f"its final weights were to be compared with those of {baseline}, and were {state}"
             self.problems.append(Problem(check="parity-weights", text=text))
             return
         for names, words in ((weights.missing, "lacks"), (weights.unexpected, "has, and its baseline has not,")):

@@ -51,14 +51,14 @@ def show(
 
 def _first(problems: Sequence[Problem]) -> Problem:
     """The problem to begin with: gradients of the first step name a tensor, and losses and norms follow from them."""
-    return next((item for item in problems if item.check == "parity-gradients"), problems[0])
+    return next((problem for problem in problems if problem.check == "parity-gradients"), problems[0])
 
 
 def _capped(verdicts: Sequence[CaseVerdict]) -> Iterator[str]:
     """Of each baseline whose bands the matrix limits: which, and how wide they would have been."""
     for baseline in verdicts:
-        compared = [item for item in verdicts if (item.baseline, item.repeat) == (baseline.id, baseline.repeat)]
-        widest = next((item.tolerance for item in compared if item.tolerance.loss is not None), None)
+        compared = [case for case in verdicts if (case.baseline, case.repeat) == (baseline.id, baseline.repeat)]
+        widest = next((case.tolerance for case in compared if case.tolerance.loss is not None), None)
         if baseline.spread is None or widest is None or baseline.repeat > 1:
             continue
         weights = baseline.spread.weights
@@ -87,11 +87,11 @@ def _show_passed(passed: Sequence[CaseVerdict], repeats: int, reporter: Reporter
         reporter.note(f"  baseline  {name}: loss {numbers}; reference: {describe_reference(first.reference)}")
     else:
         differences = [verdict.largest_relative_difference for verdict in passed]
-        loss = max(found.loss or 0.0 for found in differences)
-        grad_norm = max(found.grad_norm or 0.0 for found in differences)
-        weights = [found.weights for found in differences if found.weights is not None]
+        loss = max(each.loss or 0.0 for each in differences)
+        grad_norm = max(each.grad_norm or 0.0 for each in differences)
+        weights = [each.weights for each in differences if each.weights is not None]
         also = f", weights within {max(weights):.1e}" if weights else ""
-        gradients = max(found.gradients or 0.0 for found in differences)
+        gradients = max(each.gradients or 0.0 for each in differences)
         numbers = f"loss within {loss:.1e}, grad norm within {grad_norm:.1e}, gradients within {gradients:.1e}"
         reporter.note(f"  agrees    {name}: {numbers}{also}")
 

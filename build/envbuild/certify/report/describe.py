@@ -37,7 +37,7 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
     # Names and messages come from where the cases ran: as control characters they could repaint the terminal.
     text = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
     baselines = [case for case in predicate.cases if case.baseline is None]
-    text += [f"not vouched for: {describe_not_vouched(item)}" for item in predicate.not_vouched]
+    text += [f"not vouched for: {describe_not_vouched(entry)}" for entry in predicate.not_vouched]
     text += ["", *(f"{case.id} and the reference: {describe_reference(case.reference)}" for case in baselines)]
     text += ["", *(f"{case.id} with its weights moved: {describe_spread(case.spread)}" for case in baselines)]
     return [printable(line) for line in text]
@@ -105,26 +105,26 @@ def describe_reference(reference: ReferenceVerdict | None) -> str:
         return "not compared"
     if reference.not_compared:
         return f"not compared: {reference.not_compared}"
-    found, allowed = reference.largest_relative_difference, reference.tolerance
-    numbers = (f"{name.replace('_', ' ')} {difference(found, allowed, name)}" for name in ReferenceNumbers.model_fields)
+    off, allowed = reference.largest_relative_difference, reference.tolerance
+    numbers = (f"{name.replace('_', ' ')} {difference(off, allowed, name)}" for name in ReferenceNumbers.model_fields)
     return ", ".join(numbers)
 
 
-def describe_not_vouched(item: NotVouched) -> str:
+def describe_not_vouched(entry: NotVouched) -> str:
     """What trains wrongly, with which versions and what to do, and how the matrix's cases of it ended."""
-    cases = "; ".join(f"{case.id} {case.result}" for case in item.cases)
-    own = " (the project's own entry)" if item.is_shipped is False else ""
-    return f"{item.what}: {item.why} ({item.versions}). {item.fix}" + (f" Cases: {cases}" if cases else "") + own
+    cases = "; ".join(f"{case.id} {case.result}" for case in entry.cases)
+    own = " (the project's own entry)" if entry.is_shipped is False else ""
+    return f"{entry.what}: {entry.why} ({entry.versions}). {entry.fix}" + (f" Cases: {cases}" if cases else "") + own
 
 
 def projects_own(entries: Iterable[NotVouched]) -> list[str]:
     """The names of a project's own entries that took cases away, or would excuse them."""
-    return [item.name for item in entries if item.is_shipped is False and item.cases]
+    return [entry.name for entry in entries if entry.is_shipped is False and entry.cases]
 
 
-def difference(found: TomlModel, allowed: TomlModel, name: str) -> str:
+def difference(off: TomlModel, allowed: TomlModel, name: str) -> str:
     """``1.2e-07 of 1e-05``: how far off, and how far was allowed."""
-    value, limit = getattr(found, name), getattr(allowed, name)
+    value, limit = getattr(off, name), getattr(allowed, name)
     if value is None:
         return "-"
     return f"{value:.1e}" + (f" of {limit:.2g}" if limit is not None else "")

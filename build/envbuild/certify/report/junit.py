@@ -45,7 +45,7 @@ def junit_xml(report: Report) -> bytes:
 
 
 def _properties(suite: ET.Element, report: Report) -> None:
-    found = ET.SubElement(suite, "properties")
+    properties = ET.SubElement(suite, "properties")
     facts = {
         "stack": report.stack,
         "base": report.base,
@@ -60,7 +60,7 @@ def _properties(suite: ET.Element, report: Report) -> None:
         "envbuild": report.envbuild,
     }
     for name, value in facts.items():
-        ET.SubElement(found, "property", name=_text(name), value=_text(value))
+        ET.SubElement(properties, "property", name=_text(name), value=_text(value))
 
 
 def _run(suite: ET.Element, report: Report) -> None:
@@ -95,13 +95,13 @@ def _case(suite: ET.Element, case: CaseVerdict, report: Report) -> None:
 def _skipped(suite: ET.Element, report: Report) -> None:
     """The cases that are known to train wrongly, and are not among those that count."""
     counted = {case.id for case in report.cases}
-    found: dict[str, list[str]] = {}
-    for item in report.not_vouched:
-        for case in item.cases:
+    skipped: dict[str, list[str]] = {}
+    for entry in report.not_vouched:
+        for case in entry.cases:
             if case.id not in counted:
-                why = f"known to train wrongly, {case.result}: {item.why} {case.problem}"
-                found.setdefault(case.id, []).append(why.rstrip())
-    for name, reasons in found.items():
+                why = f"known to train wrongly, {case.result}: {entry.why} {case.problem}"
+                skipped.setdefault(case.id, []).append(why.rstrip())
+    for name, reasons in skipped.items():
         element = ET.SubElement(suite, "testcase", classname=_text(report.matrix), name=_text(name), time="0.000")
         ET.SubElement(element, "skipped", message=_text("; ".join(reasons)))
 

@@ -105,10 +105,10 @@ def _environment(report: Report) -> Iterable[tuple[str, str]]:
 
 def _problems(report: Report, views: Sequence[CaseView]) -> list[Trouble]:
     """What is wrong, the run as a whole first."""
-    found = [Trouble("The run as a whole", "", report.problems, 0)] if report.problems else []
+    troubles = [Trouble("The run as a whole", "", report.problems, 0)] if report.problems else []
     for view in views:
         problems = view.verdict.problems
         if not view.verdict.passed:
             more = max(0, len(problems) - PROBLEMS_SHOWN)
-            found.append(Trouble(view.verdict.id, view.anchor, problems[:PROBLEMS_SHOWN], more))
-    return found
+            troubles.append(Trouble(view.verdict.id, view.anchor, problems[:PROBLEMS_SHOWN], more))
+    return troubles

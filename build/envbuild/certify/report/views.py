@@ -22,14 +22,14 @@ class Compared:
     """One number of a case against its baseline's: how far off, and the band within which it passes."""
 
     name: str
-    found: str
+    off: str
     band: str
     over: bool
 
     @property
     def text(self) -> str:
         """Both, as text."""
-        return f"{self.found} (band {self.band})" if self.band else self.found
+        return f"{self.off} (band {self.band})" if self.band else self.off
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _compared(case: CaseVerdict) -> Iterable[tuple[str, Compared]]:
             key,
             Compared(
                 name=name,
-                found="identical" if difference == 0 else f"{difference:.1e}",
+                off="identical" if difference == 0 else f"{difference:.1e}",
                 band="" if allowed is None else f"{allowed:.2g}",
                 over=allowed is not None and difference > allowed,
             ),

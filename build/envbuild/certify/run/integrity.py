@@ -38,7 +38,7 @@ def verify_and_stamp(image: PlacedImage, store: LocalStore) -> None:
     problem = entry_index.find_damage(image.path, note)
     verify(image)
     if not problem:
-        _keep(image, stamps, store)
+        _record(image, stamps, store)
 
 
 def check_unchanged(image: PlacedImage, store: LocalStore) -> None:
@@ -61,7 +61,7 @@ def check_unchanged(image: PlacedImage, store: LocalStore) -> None:
             fix=f"Build it again: {image.command}",
         )
     if stamps != known:
-        _keep(image, stamps, store)
+        _record(image, stamps, store)
 
 
 def _stamp(info: os.stat_result) -> str:
@@ -82,6 +82,6 @@ def _known(image: PlacedImage, store: LocalStore) -> Stamps:
         return {}  # every file is read again
 
 
-def _keep(image: PlacedImage, stamps: Stamps, store: LocalStore) -> None:
+def _record(image: PlacedImage, stamps: Stamps, store: LocalStore) -> None:
     if store.is_writable:
         store.rebuild(KIND, _key(image), entry_index.json_writer(FILE, stamps))

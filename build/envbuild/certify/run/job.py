@@ -243,10 +243,10 @@ def _plan(
     lock = request.lock
     packages, components = lock.packages(), lock.lock.components
     environment = Environment(
-        capabilities=Capabilities.of(request.selection, packages),
+        capabilities=Capabilities.for_selection(request.selection, packages),
         driver=driver,
-        versions={**packages, **{name: item.version for name, item in components.items()}},
-        modules=[module for item in components.values() for module in item.modules],
+        versions={**packages, **{name: component.version for name, component in components.items()}},
+        modules=[module for component in components.values() for module in component.modules],
         provided=sorted(lock.lock.base.provides),
     )
     return make_plan(subject, environment, matrix, cases, request.repeats, request.floor)

@@ -144,14 +144,14 @@ def read_run(folder: Path, plan: Plan, results: Path, smoke_digest: str) -> Fini
 
 def logs_of(job: CertifyJob, folder: Path) -> dict[str, tuple[str, ...]]:
     """The logs of the ranks of each case, repeat by repeat, as far as they are in the folder of a run."""
-    found: dict[str, tuple[str, ...]] = {}
+    logs_by_case: dict[str, tuple[str, ...]] = {}
     for case in job.cases:
         # Repeats after the first have a folder of their own. What was brought back may lie without the folder results/.
         below = (RESULTS_DIR, f"{RESULTS_DIR}/repeat-*", "", "repeat-*")
         logs = [path for top in below for path in _in_order(folder, f"{top}/cases/{case.id}/*.log")]
         if logs:
-            found[case.id] = tuple(str(path) for path in logs)
-    return found
+            logs_by_case[case.id] = tuple(str(path) for path in logs)
+    return logs_by_case
 
 
 def _in_order(folder: Path, pattern: str) -> list[Path]:

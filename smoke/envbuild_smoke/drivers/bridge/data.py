@@ -36,19 +36,19 @@ class RecordedForwardStep:
 class _Noted:
     """The rows of an iterator, put into `read` as they are read."""
 
-    def __init__(self, samples: Iterator[dict[str, Any]], read: list[list[torch.Tensor]]) -> None:
+    def __init__(self, samples: Iterator[dict[str, torch.Tensor]], read: list[list[torch.Tensor]]) -> None:
         self._samples, self._read = samples, read
 
     def __iter__(self) -> "_Noted":
         return self
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> dict[str, torch.Tensor]:
         batch = next(self._samples)
         self._read.extend(samples_of(batch))
         return batch
 
 
-def samples_of(batch: dict[str, Any]) -> Iterator[list[torch.Tensor]]:
+def samples_of(batch: dict[str, torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Yield the samples of each row of a batch: tokens, last label, and which of them count in the loss.
 
     Packed or padded, a sample is the same: what follows its last token that counts is left out.

@@ -9,7 +9,7 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from envbuild_smoke.drivers.bridge.data import RecordedForwardStep
 from envbuild_smoke.drivers.bridge.hugging_face import compare_with_hugging_face
 from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
-from envbuild_smoke.drivers.parts import numbers_of
+from envbuild_smoke.drivers.parts import step_with
 from envbuild_smoke.drivers.recipe_training import PartRun, unwrapped
 
 LOSS = "lm loss"
@@ -27,9 +27,9 @@ class CaseCallback(Callback):  # type: ignore[misc]
         The optimizer is there, and has copied others.
         """
         model_folder = context.state.cfg.checkpoint.pretrained_checkpoint
-        if self._run.measured is not None and self._run.part.after == 0 and model_folder is not None:
-            compared = compare_with_hugging_face(unwrapped(context.model), Path(model_folder), self._run.part.case)
-            self._run.measured["hugging_face"] = compared
+        if not self._run.is_moved and self._run.part.after == 0 and model_folder is not None:
+            chunks = unwrapped(context.model)
+            self._run.hugging_face = compare_with_hugging_face(chunks, Path(model_folder), self._run.part.case)
         if self._run.part.resumes_from is None:
             self._run.start(unwrapped(context.model))
             context.optimizer.reload_model_params()
@@ -60,12 +60,11 @@ class CaseCallback(Callback):  # type: ignore[misc]
             raise FloatingPointError(f"step {step}: Megatron-Bridge skipped it")
         # The ranks before the last stage are told none, and report none.
         loss = context.loss_dict.get(LOSS, 0.0)
-        steps.append(numbers_of(step, loss, context.grad_norm, seconds))
+        steps.append(step_with(step, loss, context.grad_norm, seconds))
         if step == self._run.part.until:
             # The loop looks at it before each step, and ends as after its last one: `exit_interval` ends the process.
             context.state.cfg.train.train_iters = step
 
     def on_train_end(self, context: CallbackContext) -> None:
         """Report what was built and trained, while it is there."""
-        self._run.require_all_steps()
-        self._run.end(context.model, context.optimizer, self._read)
+        self._run.finish(context.model, context.optimizer, self._read)

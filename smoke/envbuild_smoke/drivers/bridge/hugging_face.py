@@ -1,6 +1,7 @@
 """Small Hugging Face models made on the spot, and how Megatron-Bridge imports and exports them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from transformers import (
 )
 
 from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.results import HuggingFace
 
 # As Megatron's default.
 FFN_WIDTH = 4
@@ -82,7 +84,7 @@ def tokenizer_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-tokenizer")
 
 
-def compare_with_hugging_face(chunks: list[torch.nn.Module], folder: Path, case: Case) -> dict[str, Any]:
+def compare_with_hugging_face(chunks: list[torch.nn.Module], folder: Path, case: Case) -> HuggingFace:
     """Return what Megatron-Bridge has made of the model in `folder`; every rank calls this and gets the same.
 
     `logits` is how far its logits are from those that transformers computes in float64, and `spread` how far those are
@@ -93,10 +95,12 @@ def compare_with_hugging_face(chunks: list[torch.nn.Module], folder: Path, case:
     stored = _read(folder)
     exported = dict(AutoBridge.from_hf_pretrained(folder).export_hf_weights(chunks, cpu=True, show_progress=False))
     expected = stored.state_dict()
-    compared = {"tensors": len(exported), "differing": differing(expected, exported), "logits": None, "spread": None}
+    differs = tuple(differing(expected, exported))
+    compared = HuggingFace(tensors=len(exported), differing=differs, logits=None, spread=None)
     if case.layout.pipeline == case.layout.context == 1:
         (chunk,) = chunks
-        compared |= _logits(chunk, stored, case)
+        logits, spread = _logits(chunk, stored, case)
+        compared = replace(compared, logits=logits, spread=spread)
     return compared
 
 
@@ -125,7 +129,8 @@ def differing(expected: Mapping[str, torch.Tensor], exported: Mapping[str, torch
     return sorted(other | (expected.keys() ^ exported.keys()))
 
 
-def _logits(chunk: Any, stored: Any, case: Case) -> dict[str, float]:
+def _logits(chunk: Any, stored: Any, case: Case) -> tuple[float, float]:
+    """Return how far the chunk's logits, and those in the type of the weights, are from those in float64."""
     config, vocabulary = stored.config, stored.config.vocab_size
     generator = torch.Generator().manual_seed(case.training.seed)
     tokens = torch.randint(vocabulary, (1, config.max_position_embeddings), generator=generator)
@@ -136,7 +141,7 @@ def _logits(chunk: Any, stored: Any, case: Case) -> dict[str, float]:
             logits = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
         usual = stored.to(device)(tokens.to(device)).logits.cpu()
         exact = stored.cpu().double()(tokens).logits
-    return {"logits": _farthest(exact, logits[..., :vocabulary].cpu()), "spread": _farthest(exact, usual)}
+    return _farthest(exact, logits[..., :vocabulary].cpu()), _farthest(exact, usual)
 
 
 def _without_dropout(chunk: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -148,6 +153,6 @@ def _without_dropout(chunk: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _farthest(expected: torch.Tensor, actual: torch.Tensor) -> float:
-    """Return the largest ||found - expected|| / ||expected|| of all tokens."""
+    """Return the largest ||actual - expected|| / ||expected|| of all tokens."""
     distance = torch.linalg.vector_norm(actual.double() - expected.double(), dim=-1)
     return float((distance / torch.linalg.vector_norm(expected.double(), dim=-1)).max())

@@ -6,7 +6,6 @@ extension. So a case differs from its baseline by rounding alone, unless somethi
 """
 
 import gc
-import math
 import time
 import warnings
 from collections.abc import Mapping
@@ -32,7 +31,12 @@ with warnings.catch_warnings():
         from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
         from envbuild_smoke.drivers.mcore.observed_config import observe
         from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, constant_schedule
-        from envbuild_smoke.drivers.mcore.perturbation import largest_difference, mantissa_bits, move_weights
+        from envbuild_smoke.drivers.mcore.perturbation import (
+            largest_difference,
+            mantissa_bits,
+            move_weights,
+            perturbed,
+        )
         from envbuild_smoke.drivers.mcore.processes import (
             forget_parallelism,
             forget_transformer_engine,
@@ -42,8 +46,10 @@ with warnings.catch_warnings():
         )
         from envbuild_smoke.drivers.mcore.reference_run import ReferenceRun
 
+from envbuild_smoke.drivers.parts import step_with
 from envbuild_smoke.drivers.samples import global_batch
 from envbuild_smoke.rank_context import RankContext
+from envbuild_smoke.results import Gradient, Perturbed, Step
 
 _Weights = Mapping[str, torch.Tensor]
 
@@ -64,7 +70,7 @@ def train(context: RankContext) -> None:
         for step in range(1, case.training.steps + 1):
             measured = run.step(step)
             if is_reporting_rank():
-                context.report_step(**measured)
+                context.report_step(measured)
             if step == case.resume_at:
                 run.resume()
         initial, weights = run.initial, run.weights() if case.perturbed_runs else {}
@@ -73,12 +79,10 @@ def train(context: RankContext) -> None:
         del run
         if case.perturbed_runs:
             runs = [_perturbed(context, device, seed, (initial, weights)) for seed in range(case.perturbed_runs)]
-            context.report_perturbed(runs)
+            context.report(perturbed=runs)
 
 
-def _perturbed(
-    context: RankContext, device: torch.device, seed: int, unmoved: tuple[_Weights, _Weights]
-) -> dict[str, Any]:
+def _perturbed(context: RankContext, device: torch.device, seed: int, unmoved: tuple[_Weights, _Weights]) -> Perturbed:
     """Train a baseline of one rank once more with its weights moved, and return what that measured.
 
     `unmoved` are the weights that it began with, and those that it ended with, as it was.
@@ -89,10 +93,9 @@ def _perturbed(
     run = _Run(context, device, drawn=False)
     run.start_moved(initial, seed)
     steps = [run.step(step) for step in range(1, context.case.training.steps + 1)]
-    weights = largest_difference(final, run.weights())
-    shown = [{name: step[name] for name in ("step", "loss", "grad_norm")} for step in steps]
+    measured = perturbed(steps, run.gradients, largest_difference(final, run.weights()))
     run.forget()
-    return {"steps": shown, "gradients": run.gradients, "weights": weights if math.isfinite(weights) else None}
+    return measured
 
 
 class _Run:
@@ -107,7 +110,7 @@ class _Run:
         # Of a baseline that is trained again: its weights before the first step.
         self.initial: dict[str, torch.Tensor] = {}
         # Of the first step, by `summarize_gradients`.
-        self.gradients: list[dict[str, Any]] = []
+        self.gradients: tuple[Gradient, ...] = ()
         self._build(drawn=drawn)
 
     def _build(self, *, drawn: bool = True) -> None:
@@ -136,7 +139,7 @@ class _Run:
             check_saved_weights(self._chunks, self._context.checkpoint)
             self.initial = self.weights() if self._case.perturbed_runs else {}
             if torch.distributed.get_rank() == 0:
-                self._context.report_weights_saved()
+                self._context.report(weights_saved=True)
         if self._case.compare_reference:
             self._reference = ReferenceRun(self._case, self._context.model, self._chunks[0])
         self._build_optimizer()
@@ -168,15 +171,13 @@ class _Run:
                 chunk.disable_forward_pre_hook(param_sync=gather_now)
         self._gathers_on_use = wanted
 
-    def step(self, step: int) -> dict[str, Any]:
+    def step(self, step: int) -> Step:
         """Train one step and return what it measured."""
         began = time.monotonic()
         loss, grad_norm = self._forward_backward(step)
         self._gather_on_use(True)
         # Every rank knows the norm: none has to wait for the one that would report it.
-        if not math.isfinite(grad_norm):
-            raise FloatingPointError(f"step {step}: grad_norm is {grad_norm}")
-        return {"step": step, "loss": loss, "grad_norm": grad_norm, "seconds": time.monotonic() - began}
+        return step_with(step, loss, grad_norm, time.monotonic() - began)
 
     def _forward_backward(self, step: int) -> tuple[float, float]:
         model, training = self._context.model, self._case.training
@@ -237,10 +238,9 @@ class _Run:
         self._gather_on_use(False)
         observed = observe(self._case, self._wrapped, self._optimizer, self._samples)
         if is_reporting_rank():
-            self._context.report_observed(observed)
-            self._context.report_gradients(self.gradients)
+            self._context.report(observed=observed, gradients=self.gradients)
         if self._reference is not None:
-            self._context.report_reference(self._reference.result(self._samples.steps))
+            self._context.report(reference=self._reference.result(self._samples.steps))
         if self._context.save_final_weights:
             checkpoints.save_weights(self._chunks, self._context.final_checkpoint)
         self.forget()

@@ -14,17 +14,17 @@ import torch
 from envbuild_smoke.drivers.mcore.processes import joined
 from envbuild_smoke.drivers.nccl_log import transports_in
 from envbuild_smoke.rank_context import RankContext
+from envbuild_smoke.results import BandwidthLine, Point
 
 # NCCL connects its channels in the first calls, which would be counted as transfer.
 WARM_UPS = 5
 ITERATIONS = 20
 
 
-def measure_bandwidth(context: RankContext, sizes_bytes: Iterable[int]) -> dict[str, Any]:
+def measure_bandwidth(context: RankContext, sizes_bytes: Iterable[int]) -> BandwidthLine:
     """Time both collectives with each size over all ranks; every rank calls this, each gets what rank 0 measured.
 
-    Returns backend, transports (None without NCCL), points (of all_reduce) and all_gather (points of it). A point's
-    time is the median of `ITERATIONS`, each as slow as its slowest rank. Bus bandwidth is NCCL-tests' figure
+    A point's time is the median of `ITERATIONS`, each as slow as its slowest rank. Bus bandwidth is NCCL-tests' figure
     (doc/PERFORMANCE.md there): a ring moves 2 (n - 1) / n bytes over each link for each byte of the message, whatever
     the number of ranks n; to gather, half as many for each byte of the result.
     NCCL reads where to write its log once in a process: on GPUs the ranks have to be fresh ones.
@@ -32,19 +32,21 @@ def measure_bandwidth(context: RankContext, sizes_bytes: Iterable[int]) -> dict[
     with _nccl_log(context) as log, joined(context) as device:
         backend = torch.distributed.get_backend()
         sizes = tuple(sizes_bytes)
-        reduced = [_all_reduce(context.world_size, size, device) for size in sizes]
-        gathered_points = [_all_gather(context.world_size, size, device) for size in sizes]
-        gathered: list[Any] = [None] * context.world_size
-        torch.distributed.all_gather_object(gathered, _transports(log))
+        reduced = tuple(_all_reduce(context.world_size, size, device) for size in sizes)
+        gathered = tuple(_all_gather(context.world_size, size, device) for size in sizes)
+        logged: list[Any] = [None] * context.world_size
+        torch.distributed.all_gather_object(logged, _transports(log))
         # Rank 0's clock counts for all.
-        shared = [reduced, gathered_points]
+        shared = [reduced, gathered]
         torch.distributed.broadcast_object_list(shared, src=0)
     # Of all ranks: each logs its own connections alone, and one that fell back to sockets is what is looked for.
-    transports = None if backend != "nccl" else sorted({name for names in gathered for name in names})
-    return {"backend": backend, "transports": transports, "points": shared[0], "all_gather": shared[1]}
+    transports = None if backend != "nccl" else tuple(sorted({name for names in logged for name in names}))
+    return BandwidthLine(
+        ranks=context.world_size, backend=backend, transports=transports, points=shared[0], all_gather=shared[1]
+    )
 
 
-def _all_reduce(ranks: int, size: int, device: torch.device) -> dict[str, Any]:
+def _all_reduce(ranks: int, size: int, device: torch.device) -> Point:
     """Time all_reduce of `size` bytes of float32."""
     message = torch.ones(max(size // 4, 1), dtype=torch.float32, device=device)
 
@@ -56,7 +58,7 @@ def _all_reduce(ranks: int, size: int, device: torch.device) -> dict[str, Any]:
     return _point(message, seconds, 2 * (ranks - 1) / ranks)
 
 
-def _all_gather(ranks: int, size: int, device: torch.device) -> dict[str, Any]:
+def _all_gather(ranks: int, size: int, device: torch.device) -> Point:
     """Time all_gather of `size` bytes of float32, each rank's part of them together."""
     part = torch.ones(max(size // 4 // ranks, 1), dtype=torch.float32, device=device)
     whole = torch.empty(part.numel() * ranks, dtype=torch.float32, device=device)
@@ -86,15 +88,15 @@ def _seconds(collective: Callable[[], None], restore: Callable[[], object], devi
     return statistics.median(times)
 
 
-def _point(message: torch.Tensor, seconds: float, share: float) -> dict[str, Any]:
+def _point(message: torch.Tensor, seconds: float, share: float) -> Point:
     moved = message.numel() * message.element_size()
     algorithm = moved / seconds / 1e9
-    return {
-        "bytes": moved,
-        "seconds": seconds,
-        "algorithm_gigabytes_per_second": algorithm,
-        "bus_gigabytes_per_second": algorithm * share,
-    }
+    return Point(
+        bytes=moved,
+        seconds=seconds,
+        algorithm_gigabytes_per_second=algorithm,
+        bus_gigabytes_per_second=algorithm * share,
+    )
 
 
 def _wait(device: torch.device) -> None:

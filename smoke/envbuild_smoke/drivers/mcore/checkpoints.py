@@ -18,6 +18,8 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
+from envbuild_smoke.drivers.parts import State
+
 # megatron-core does not declare psutil, and without it the save of a checkpoint hangs: a helper process
 # raises, and the one that waits for it never hears of it.
 if not getattr(filesystem_async, "HAVE_PSUTIL", True):
@@ -82,7 +84,7 @@ def _steps_set_aside(optimizers: list[torch.optim.Optimizer]) -> Iterator[None]:
     it saves none, and raises a KeyError. The count it did load is one tensor shared by all parameters, which
     each of them would increase; here each gets its own again.
     """
-    steps: list[tuple[dict[str, Any], torch.Tensor]] = []
+    steps: list[tuple[State, torch.Tensor]] = []
 
     def set_aside(inner: torch.optim.Optimizer) -> None:
         steps.extend((state, state.pop("step").clone()) for state in inner.state.values())
@@ -95,7 +97,7 @@ def _steps_set_aside(optimizers: list[torch.optim.Optimizer]) -> Iterator[None]:
         state["step"] = step
 
 
-def _metadata() -> dict[str, Any]:
+def _metadata() -> State:
     return {
         # A name for each layer and each expert, instead of one tensor over all of them.
         "non_homogeneous_layers": True,
@@ -107,13 +109,13 @@ def _metadata() -> dict[str, Any]:
     }
 
 
-def weights_state(chunks: list[torch.nn.Module]) -> dict[str, Any]:
+def weights_state(chunks: list[torch.nn.Module]) -> State:
     """Return the weights of all chunks of this rank, as Megatron's sharded tensors."""
     # All chunks in one state: loaded one by one, each would lack the other's layers and be refused.
     return {f"model{index}": chunk.sharded_state_dict(metadata=_metadata()) for index, chunk in enumerate(chunks)}
 
 
-def _put_weights(chunks: list[torch.nn.Module], loaded: dict[str, Any]) -> None:
+def _put_weights(chunks: list[torch.nn.Module], loaded: State) -> None:
     for index, chunk in enumerate(chunks):
         # Of a layer in Megatron-Bridge's wrapper for LoRA, a checkpoint has the names that it has without.
         modules = dict(chunk.named_modules())
@@ -124,7 +126,7 @@ def _put_weights(chunks: list[torch.nn.Module], loaded: dict[str, Any]) -> None:
         chunk.load_state_dict(state)
 
 
-def _training_state(chunks: list[torch.nn.Module], optimizer: Any, *, loading: bool) -> dict[str, Any]:
+def _training_state(chunks: list[torch.nn.Module], optimizer: Any, *, loading: bool) -> State:
     weights = weights_state(chunks)
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     states = (
@@ -140,7 +142,7 @@ def _training_state(chunks: list[torch.nn.Module], optimizer: Any, *, loading: b
     }
 
 
-def _save(state: dict[str, Any], directory: Path) -> None:
+def _save(state: State, directory: Path) -> None:
     """Save a torch_dist checkpoint; the directory appears when it is complete."""
     # A directory of this name is complete: a run that is resumed uses what is there (run/resume.py).
     partial_directory = directory.with_name(f".{directory.name}.partial")

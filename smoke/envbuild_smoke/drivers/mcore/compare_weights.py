@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
@@ -13,9 +12,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from envbuild_smoke.drivers.mcore.checkpoints import weights_state
 from envbuild_smoke.rank_context import RankContext
+from envbuild_smoke.results import Weights
 
 
-def compare_weights(context: RankContext) -> dict[str, Any]:
+def compare_weights(context: RankContext) -> Weights:
     """Compare the final weights of the case with those of its baseline; one process does this alone.
 
     The difference of a tensor is ||own - baseline|| / ||baseline||, in float64 over all its elements (where
@@ -31,14 +31,14 @@ def compare_weights(context: RankContext) -> dict[str, Any]:
         )
     differences = {name: _difference(name, own[name], baseline[name]) for name in baseline if name in own}
     worst = max(differences, key=lambda name: differences[name], default="")
-    return {
-        "compared_with": context.case.baseline,
-        "tensors": len(differences),
-        "largest_relative_difference": differences.get(worst, 0.0),
-        "worst": worst,
-        "missing": sorted(baseline.keys() - own.keys()),
-        "unexpected": sorted({*own, *own_partial} - baseline.keys()),
-    }
+    return Weights(
+        compared_with=str(context.case.baseline),
+        tensors=len(differences),
+        largest_relative_difference=differences.get(worst, 0.0),
+        worst=worst,
+        missing=tuple(sorted(baseline.keys() - own.keys())),
+        unexpected=tuple(sorted({*own, *own_partial} - baseline.keys())),
+    )
 
 
 def read_weights(directory: Path) -> tuple[dict[str, torch.Tensor], list[str]]:

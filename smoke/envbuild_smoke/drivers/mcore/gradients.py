@@ -19,14 +19,14 @@ from megatron.core.dist_checkpointing.mapping import (
 )
 
 from envbuild_smoke.drivers.mcore.checkpoints import weights_state
+from envbuild_smoke.results import PROJECTIONS, Gradient
 
-PROJECTIONS = 4
 # The steps of splitmix64 (Steele, Lea, Flood, Fast splittable pseudorandom number generators, 2014), as signed numbers.
 _GOLDEN, _MULTIPLIER = -7046029254386353131, -4658895280553007687
 
 
-def summarize_gradients(wrapped: list[torch.nn.Module]) -> list[dict[str, Any]]:
-    """Return name, norm and projections of the gradient of each tensor; every rank calls this and gets the same.
+def summarize_gradients(wrapped: list[torch.nn.Module]) -> tuple[Gradient, ...]:
+    """Return the gradient of each tensor; every rank calls this and gets the same.
 
     `wrapped` are the chunks inside of Megatron's DistributedDataParallel, after the backward pass and before clipping.
     Names are those of the tensors in a checkpoint. Numbers are computed in float64.
@@ -43,10 +43,10 @@ def summarize_gradients(wrapped: list[torch.nn.Module]) -> list[dict[str, Any]]:
     for of_rank in gathered:
         for name, numbers in of_rank.items():
             whole[name] = whole.get(name, 0) + numbers
-    return [
-        {"name": name, "norm": math.sqrt(float(numbers[0])), "projections": numbers[1:].tolist()}
+    return tuple(
+        Gradient(name=name, norm=math.sqrt(float(numbers[0])), projections=tuple(numbers[1:].tolist()))
         for name, numbers in whole.items()
-    ]
+    )
 
 
 def _gather_shards(chunk: Any) -> None:
@@ -73,7 +73,7 @@ def _main_shards(chunks: list[torch.nn.Module]) -> Iterator[ShardedTensor]:
         if isinstance(value, ShardedTensor | ShardedTensorFactory):
             value.data = gradient_of(value.data)
             shards += [value] if value.data is not None else []
-    state = {"found": shards}
+    state = {"gradients": shards}
     apply_factories(state)
     for value in nested_values(state):
         if isinstance(value, ShardedTensor) and is_main_replica(value.replica_id):

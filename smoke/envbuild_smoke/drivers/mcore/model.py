@@ -1,7 +1,6 @@
 """The model of a case: its configuration, its layers, and this rank's part of it."""
 
 import importlib.util
-from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -12,7 +11,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 
 from envbuild_smoke.drivers.mcore.layers import gpt_layer_spec, mamba_stack_spec
-from envbuild_smoke.drivers.parts import parallel_sizes
+from envbuild_smoke.drivers.parts import Options, parallel_sizes
 from envbuild_smoke.plan.models import Case, Model
 
 # megatron-core 0.16.1 asks whether this is None, and binds it only where Transformer Engine is installed.
@@ -68,9 +67,9 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
     )
 
 
-def _mlp_options(model: Model) -> dict[str, Any]:
+def _mlp_options(model: Model) -> Options:
     # Megatron's expert layer takes no bias.
-    options: dict[str, Any] = {
+    options: Options = {
         "add_bias_linear": not is_gated(model) and model.moe is None,
         "add_qkv_bias": model.qkv_bias,
     }
@@ -84,7 +83,7 @@ def is_gated(model: Model) -> bool:
     return model.kind == "gpt" and model.normalization == "RMSNorm"
 
 
-def _expert_options(case: Case, model: Model, device: torch.device) -> dict[str, Any]:
+def _expert_options(case: Case, model: Model, device: torch.device) -> Options:
     """Return options under which every layout routes each token to the same experts and drops none."""
     if model.moe is None:
         return {}
@@ -108,7 +107,7 @@ def _expert_options(case: Case, model: Model, device: torch.device) -> dict[str,
     }
 
 
-def _mamba_options(model: Model) -> dict[str, Any]:
+def _mamba_options(model: Model) -> Options:
     if model.mamba is None:
         return {}
     return {
@@ -121,7 +120,7 @@ def _mamba_options(model: Model) -> dict[str, Any]:
     }
 
 
-def recompute_options(case: Case) -> dict[str, Any]:
+def recompute_options(case: Case) -> Options:
     """Return TransformerConfig's options of activation recompute; none where the case keeps its activations."""
     if case.settings.recompute == "none":
         return {}
@@ -130,7 +129,7 @@ def recompute_options(case: Case) -> dict[str, Any]:
     return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
-def fp8_options(case: Case, device: torch.device) -> dict[str, Any]:
+def fp8_options(case: Case, device: torch.device) -> Options:
     """Return options of fp8 training, whose scales are, unless the case says otherwise, those of the values themselves.
 
     With delayed scaling a scale depends on the micro batches that came before on this rank, and the first

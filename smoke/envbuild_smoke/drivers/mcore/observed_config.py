@@ -1,6 +1,7 @@
 """What was really built, read from the objects that trained, not from the plan or the configuration."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -12,13 +13,14 @@ from megatron.core.transformer.moe.router import Router
 from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention
 from envbuild_smoke.drivers.mcore.data import SamplesRead
 from envbuild_smoke.drivers.mcore.processes import attention_backends
-from envbuild_smoke.environment.libraries import mapped
+from envbuild_smoke.environment.libraries import mapped, merged
 from envbuild_smoke.plan.models import Case
+from envbuild_smoke.results import Observed
 
 _LOCAL_ATTENTION = (DotProductAttention, ContextParallelAttention)
 
 
-def observe(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
+def observe(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> Observed:
     """Return what model and optimizer are, after training; every rank calls this and gets the same.
 
     `wrapped` are the chunks of the model inside of Megatron's DistributedDataParallel.
@@ -28,57 +30,56 @@ def observe(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples:
     """
     gathered: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(gathered, _own(case, wrapped, optimizer, samples))
-    return {name: _joined([of_rank[name] for of_rank in gathered]) for name in gathered[0]}
+    return Observed(**{each.name: _joined([getattr(own, each.name) for own in gathered]) for each in fields(Observed)})
 
 
 def _joined(values: list[Any]) -> Any:
-    """Return what ranks found as one value."""
+    """Return what ranks observed as one value."""
     if isinstance(values[0], dict):
-        keys = sorted({key for value in values for key in value})
-        return {key: sorted({path for value in values for path in value.get(key, ())}) for key in keys}
+        return merged(values)
     if not isinstance(values[0], str):
-        return max(values)
+        return None if values[0] is None else max(values)
     # "none" and nothing are of stages without such a part.
     names = {name for value in values for name in value.split(",") if name not in ("", "none")}
     return ",".join(sorted(names)) or values[0]
 
 
-def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> dict[str, Any]:
+def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> Observed:
     chunks = [chunk.module for chunk in wrapped]
     named = named_modules(chunks)
     modules = [module for _, module in named]
     attentions = [module for name, module in named if name.endswith("core_attention")]
     # With several kinds of parameters Megatron chains optimizers (optimizer/optimizer.py, ChainedOptimizer).
     inner = list(getattr(optimizer, "chained_optimizers", [optimizer]))
-    return {
-        "layer_spec": layer_spec(modules),
-        "attention": _classes(attentions),
-        "attention_backend": _attention_backend(attentions),
-        "router_gemm": _router_gemm(modules),
-        "normalization": _normalization(modules),
-        "optimizer": _classes(getattr(one, "optimizer", one) for one in inner),
-        "distributed_optimizer": any(type(one).__name__ == "DistributedOptimizer" for one in inner),
-        "overlap_grad_reduce": any(chunk.ddp_config.overlap_grad_reduce for chunk in wrapped),
-        "overlap_param_gather": any(chunk.ddp_config.overlap_param_gather for chunk in wrapped),
-        "gradient_buckets": max(
+    return Observed(
+        layer_spec=layer_spec(modules),
+        attention=_classes(attentions),
+        attention_backend=_attention_backend(attentions),
+        router_gemm=_router_gemm(modules),
+        normalization=_normalization(modules),
+        optimizer=_classes(getattr(one, "optimizer", one) for one in inner),
+        distributed_optimizer=any(type(one).__name__ == "DistributedOptimizer" for one in inner),
+        overlap_grad_reduce=any(chunk.ddp_config.overlap_grad_reduce for chunk in wrapped),
+        overlap_param_gather=any(chunk.ddp_config.overlap_param_gather for chunk in wrapped),
+        gradient_buckets=max(
             len(buffer.buckets) for chunk in wrapped for buffer in chunk.buffers + chunk.expert_parallel_buffers
         ),
-        "hidden_dropout": _largest(modules, ("hidden_dropout", "embedding_dropout")),
-        "attention_dropout": _largest(
+        hidden_dropout=_largest(modules, ("hidden_dropout", "embedding_dropout")),
+        attention_dropout=_largest(
             # Transformer Engine's attention has one module for each backend.
             [part for module in attentions for part in module.modules()],
             ("attention_dropout",),
         ),
-        "params_dtype": ",".join(
+        params_dtype=",".join(
             sorted({str(p.dtype).removeprefix("torch.") for chunk in chunks for p in chunk.parameters()})
         ),
-        "parameters": _parameters(chunks),
-        "trainable_parameters": _parameters(chunks, trainable=True),
-        "samples_digest": samples.digest(None if case.training.finetune != "none" else case.training.micro_batch_size),
-        "libraries": mapped(),
+        parameters=_parameters(chunks),
+        trainable_parameters=_parameters(chunks, trainable=True),
+        samples_digest=samples.digest(None if case.training.finetune != "none" else case.training.micro_batch_size),
+        libraries=mapped(),
         # Since the case began: what torch's allocator has given out. On the CPU it has no such number.
-        **({"peak_memory_bytes": torch.cuda.max_memory_allocated()} if torch.cuda.is_initialized() else {}),
-    }
+        peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None,
+    )
 
 
 def named_modules(chunks: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:

@@ -4,12 +4,14 @@ What such a move does to a training is what rounding may do to it, for this mode
 TTrace (arXiv 2506.09280), which takes its tolerances from it.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from envbuild_smoke.plan.models import Case, Model
 from envbuild_smoke.reference.spread import unit_in_the_last_place
+from envbuild_smoke.results import Gradient, Perturbed, PerturbedStep, Step
 
 # Stored bits of the mantissa: IEEE 754 binary32, TF32, bfloat16, fp8 e4m3.
 _FP32, _TF32, _BF16, _FP8 = 23, 10, 7, 3
@@ -42,3 +44,10 @@ def largest_difference(weights: Mapping[str, torch.Tensor], others: Mapping[str,
         distance = float(torch.linalg.vector_norm(others[name].double() - own.double()))
         largest = max(largest, distance / size if size > 0 else distance)
     return largest
+
+
+def perturbed(steps: Iterable[Step], gradients: tuple[Gradient, ...], weights: float) -> Perturbed:
+    """Return what a training with moved weights measured; `weights` is its largest difference of a final weight."""
+    names = ("step", "loss", "grad_norm")
+    numbers = (PerturbedStep(**{name: getattr(step, name) for name in names}) for step in steps)
+    return Perturbed(steps=tuple(numbers), gradients=gradients, weights=weights if math.isfinite(weights) else None)

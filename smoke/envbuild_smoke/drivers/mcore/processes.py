@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
 
 import torch
 from megatron.core import parallel_state, rerun_state_machine, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.tensor_parallel import random as parallel_random
 
-from envbuild_smoke.drivers.parts import parallel_sizes
+from envbuild_smoke.drivers.parts import State, parallel_sizes
 from envbuild_smoke.plan.models import Case
 from envbuild_smoke.rank_context import RankContext
 
@@ -30,7 +29,7 @@ _ATTENTION_VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN
 _STATEFUL = (parallel_state, parallel_random)
 
 
-def _state(module: ModuleType) -> dict[str, Any]:
+def _state(module: ModuleType) -> State:
     """Return the module's global variables that are state by their name, _LIKE_THIS; what can change is copied."""
     return {
         name: copy.copy(value) if isinstance(value, dict | list) else value
@@ -160,9 +159,9 @@ def forget_transformer_engine() -> None:
         backends.update(attention_params=None, backend_selection_requires_update=True)
 
 
-def attention_backends() -> "dict[str, Any] | None":
+def attention_backends() -> "State | None":
     """Return Transformer Engine's own record of the attention backend it chose; None when it is not in use."""
     # Looked up, not imported: where nothing of it is in use, it is not to be loaded for this.
     module = sys.modules.get("transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention")
-    backends: dict[str, Any] | None = getattr(module, "_attention_backends", None)
+    backends: State | None = getattr(module, "_attention_backends", None)
     return backends

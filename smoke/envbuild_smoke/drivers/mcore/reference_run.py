@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from envbuild_smoke.reference.model import MicroBatch
 from envbuild_smoke.reference.names import reference_name
 from envbuild_smoke.reference.spread import Spread, measure
 from envbuild_smoke.reference.training import Trained, train
+from envbuild_smoke.results import ReferenceComparison
 
 # The modules whose outputs are compared, where a model has them.
 _PARTS = r"\.(input_layernorm|self_attention\.(linear_qkv|core_attention)|pre_mlp_layernorm|mlp\.router|norm)"
@@ -64,25 +66,22 @@ class ReferenceRun:
         named = ((name, parameter.main_grad) for name, parameter in self._chunk.named_parameters())
         self._trained.gradients.update((reference_name(name), gradient.detach().clone()) for name, gradient in named)
 
-    def result(self, read: Sequence[Sequence[bytes]]) -> dict[str, Any]:
-        """Train the reference and return the comparison, as in results.py.
+    def result(self, read: Sequence[Sequence[bytes]]) -> ReferenceComparison:
+        """Train the reference and return the comparison.
 
         `read` are the digests of the samples that the baseline has read, step by step.
         """
         began = time.monotonic()
-        answer: dict[str, Any] = {"reason": None, "samples": None, "steps": [], "perturbed": None}
-        answer.update({name: [] for name in ("activations", "gradients", "weights")})
         planned = [sample_digests(samples) for samples in self._samples()]
-        answer["samples"] = order_problem(read, planned)
         # Other samples make other numbers, which would be taken for a wrong model.
-        if answer["samples"] is None:
-            self._trained.weights.update(self._parameters())
-            try:
-                answer.update(compare(self._trained, *self._reference()))
-            except NotComparedError as error:
-                answer["reason"] = str(error)
-        answer["seconds"] = round(time.monotonic() - began, 3)
-        return answer
+        if (problem := order_problem(read, planned)) is not None:
+            return ReferenceComparison(samples=problem)
+        self._trained.weights.update(self._parameters())
+        try:
+            compared = compare(self._trained, *self._reference())
+        except NotComparedError as error:
+            compared = ReferenceComparison(reason=str(error))
+        return replace(compared, seconds=round(time.monotonic() - began, 3))
 
     def _reference(self) -> "tuple[Trained, Spread | None]":
         """Train the reference; of bf16 also what its rounding may do to it."""

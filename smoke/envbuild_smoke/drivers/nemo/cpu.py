@@ -7,6 +7,7 @@ from nemo.lightning.io import pl
 from torch.distributed.device_mesh import DeviceMesh
 
 from envbuild_smoke.drivers.imports import no_capability
+from envbuild_smoke.drivers.parts import State
 
 _ORIGINAL_TO = torch.Tensor.to
 _ORIGINAL_MESH = DeviceMesh.from_group
@@ -29,7 +30,7 @@ def _mesh(group: Any, _device_type: str, *arguments: Any, **options: Any) -> Dev
     return _ORIGINAL_MESH(group, "cpu", *arguments, **options)
 
 
-def _as_loaded(checkpoint: dict[str, Any]) -> dict[str, Any]:
+def _as_loaded(checkpoint: State) -> State:
     """Return a checkpoint, whose tensors NeMo moves to the GPU."""
     return checkpoint
 

@@ -9,6 +9,7 @@ from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
 from torch.utils.data import DataLoader
 
 from envbuild_smoke.drivers.mcore.data import SamplesRead
+from envbuild_smoke.drivers.parts import State
 
 
 class _Recorded:
@@ -44,11 +45,11 @@ class RecordedMockData(_Recorded, MockDataModule):  # type: ignore[misc]
     It goes on after a checkpoint as NeMo's PreTrainingDataModule does; MockDataModule begins with the first sample.
     """
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return what Lightning is to keep in a checkpoint."""
         return {"consumed_samples": self.trainer.global_step * self.global_batch_size}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on after the samples that were read before the checkpoint."""
         consumed = state["consumed_samples"]
         self.data_sampler.init_consumed_samples = self.data_sampler.prev_consumed_samples = consumed

@@ -50,9 +50,8 @@ class CaseCallback(Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Report what was built and trained, while it is there."""
-        self._run.require_all_steps()
         (optimizer,) = trainer.strategy.optimizers
-        self._run.end(wrapped_chunks(trainer), optimizer.mcore_optimizer, trainer.datamodule)
+        self._run.finish(wrapped_chunks(trainer), optimizer.mcore_optimizer, trainer.datamodule)
 
 
 def wrapped_chunks(trainer: Any) -> Chunks:

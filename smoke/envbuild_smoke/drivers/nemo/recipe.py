@@ -22,7 +22,7 @@ from nemo.lightning.resume import AutoResume
 from envbuild_smoke.drivers.mcore.model import recompute_options
 from envbuild_smoke.drivers.nemo.data import RecordedMockData, RecordedText
 from envbuild_smoke.drivers.nemo.limits import gpus_of
-from envbuild_smoke.drivers.parts import Part, refuse_unsupported
+from envbuild_smoke.drivers.parts import Options, Part, refuse_unsupported
 from envbuild_smoke.drivers.recipe_options import overlap_options, precision_options, set_layout
 from envbuild_smoke.drivers.text import write_text
 from envbuild_smoke.plan.models import Case, Model
@@ -143,7 +143,7 @@ def _fit_cpu(recipe: Any) -> None:
 
 def _data(context: RankContext, case: Case, model: Model) -> Any:
     training = case.training
-    options: dict[str, Any] = {
+    options: Options = {
         "seq_length": model.sequence_length,
         "micro_batch_size": training.micro_batch_size,
         "global_batch_size": training.global_batch_size,
