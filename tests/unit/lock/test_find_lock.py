@@ -208,11 +208,11 @@ def test_diff_without_a_lock_of_the_projects_own_compares_with_the_shipped_one(p
     seen = []
 
     @contextlib.contextmanager
-    def resolved(inputs, existing, repositories, context, verifier):
+    def resolved(run, inputs, existing):
         seen.append(existing)
         yield NewLock(new, None)
 
-    monkeypatch.setattr("envbuild.lock.diff.new_lock", resolved)
+    monkeypatch.setattr("envbuild.lock.lock.LockRun.new_lock", resolved)
     assert run(["lock", "--diff", *ARGUMENTS, "--json"]) == 0
     shown, output = capsys.readouterr()
     result = json.loads(shown)

@@ -55,7 +55,7 @@ def take(*repositories, chosen=None, **changes):
         "as_of": DAY,
     }
     every = chosen or {"core": component()}
-    return GitSourceReader(**{**arguments, **changes}).take(every)
+    return GitSourceReader(**{**arguments, **changes}).sources(every)
 
 
 def core(text):

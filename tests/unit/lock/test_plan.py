@@ -16,11 +16,10 @@ from envbuild.core.errors import UsageError
 from envbuild.git.refs import CommitKind
 from envbuild.lock.components.as_of_moment import as_of_moment, branch_bound
 from envbuild.lock.components.decide import decide_components
-from envbuild.lock.components.select import choose_anchor
+from envbuild.lock.components.select import Chooser
 from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.inputs.pins import parse_pins
 from envbuild.lock.inputs.request import LockInputs, LockRequest
-from envbuild.lock.uv.named_index import OwnIndexes
 
 NEMO, DEP = "https://x/nemo", "https://x/dep"
 MOMENT = datetime(2025, 1, 2, 3, tzinfo=timezone.utc)  # of every commit of a fake repository
@@ -38,11 +37,10 @@ def moments(chosen, as_of=None, kind=CommitKind.BRANCH, **pins):
     """The bound of the anchor's branch, and the as-of moment."""
     repositories = FakeRepositories(FakeRepository(NEMO, kind=kind))
     refs = parse_pins("s", chosen.stack, pins)
-    context = SimpleNamespace(repositories=repositories, clock=utc_now)
+    index = SimpleNamespace(base=None, context=SimpleNamespace(repositories=repositories, clock=utc_now))
     bound = branch_bound(chosen, as_of, refs, repositories)
-    anchor = choose_anchor(chosen.stack, refs, repositories, bound)
-    found = as_of_moment(chosen, as_of, refs, anchor, OwnIndexes(), context)
-    return bound, found
+    anchor = Chooser(pins=refs, as_of=bound, base=None, repositories=repositories).anchor(chosen.stack)
+    return bound, as_of_moment(chosen, as_of, refs, anchor, index)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +111,7 @@ def test_branches_of_companions_are_as_of_the_moment_of_the_anchor(tmp_path, as_
     chosen = Selection(Catalog.open(tmp_path), "s", BASE, "cpu")
     dep = FakeRepository(DEP)
     repositories = FakeRepositories(FakeRepository(NEMO, kind=CommitKind.TAG if pins else CommitKind.BRANCH), dep)
-    inputs = LockInputs.of(chosen, LockRequest(pins=pins, as_of=as_of))
+    inputs = LockInputs.from_request(chosen, LockRequest(pins=pins, as_of=as_of))
     decide_components(inputs, lock_context(tmp_path, repositories))
     assert dep.resolved == [("main", bound)]
 
@@ -130,7 +128,7 @@ def test_companions_are_held_to_the_release_that_deviates(tmp_path, monkeypatch)
 
     monkeypatch.setattr("envbuild.lock.components.decide.hold_to_declared", hold)
     moved = Deviation(package="lib", specifier="==1.*", instead_of="==2", reason="it fails")
-    inputs = replace(LockInputs.of(chosen, LockRequest()), deviations=(moved,))
+    inputs = replace(LockInputs.from_request(chosen, LockRequest()), deviations=(moved,))
     decided = decide_components(inputs, lock_context(tmp_path, FakeRepositories()))
     assert {name: item.specifier for name, item in decided.chosen.items()} == {"lib": "==1.*", "dep": "<9"}
 

@@ -27,7 +27,9 @@ TE = "transformer-engine"
 class Index(Candidates):
     """Candidates of an index that has these releases."""
 
-    def _asked(self, package: str, specifier: str, *, lowest: bool, dated: bool) -> dict[str, Any] | None:
+    def _release(
+        self, package: str, specifier: str, *, lowest: bool = False, dated: bool = True
+    ) -> dict[str, Any] | None:
         from packaging.specifiers import SpecifierSet
 
         found = [*SpecifierSet(f"{specifier},>=0.1".lstrip(",")).filter(RELEASES)]

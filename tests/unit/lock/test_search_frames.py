@@ -78,7 +78,7 @@ def test_a_repository_that_gives_nothing_is_not_cured_by_another_release(
 def inputs_of(stack: str, base: str, **changes: Any) -> LockInputs:
     request = LockRequest(as_of=changes.pop("as_of", None))
     selection = Selection(Catalog.open(data_root()), stack, base, "h200")
-    return replace(LockInputs.of(selection, request), **changes)
+    return replace(LockInputs.from_request(selection, request), **changes)
 
 
 PINNED, OPEN = ("mcore", "debian12-cu130"), ("nemo", "ubuntu2404-cu130")

@@ -3,7 +3,6 @@
 import json
 from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from helpers.fake_git import TIP, FakeRepositories, FakeRepository
@@ -12,21 +11,11 @@ from packaging.version import Version
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.stack import Component, Stack
 from envbuild.core.errors import ConfigurationError, NetworkError, UsageError
-from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion, DecidedBy, Lead
-from envbuild.lock.components.releases import Releases
-from envbuild.lock.components.select import (
-    choose,
-    choose_anchor,
-    lead,
-    left_out,
-    own_choice,
-    releases_like,
-    upstream_overrides,
-)
+from envbuild.lock.components.select import Chooser, left_out, releases_like, tree_lead, upstream_overrides
+from envbuild.lock.components.tree import tree_of
 from envbuild.lock.inputs.pins import SpecifierRef, VersionRef, parse_pins
-from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes
 
 NEMO, MCORE = "https://x/nemo", "https://x/mcore"
 SHA = "b" * 40
@@ -59,20 +48,18 @@ STACK = stack_of(
 
 def lead_of(item, repositories):
     """What belongs to a component, where no table says anything of releases."""
-    context = SimpleNamespace(repositories=repositories, reporter=SilentReporter())
-    return lead(
-        item,
-        Releases(
-            catalog=CATALOG, base=BASE, rules=LookUpRules(own=OwnIndexes()), undecided=frozenset(), context=context
-        ),
-    )
+    tree = tree_of(item, repositories)
+    return tree_lead(tree, BASE) if tree is not None else Lead(chosen=item, companions={})
+
+
+def chooser(repositories, stack=STACK, pins=None, as_of=None):
+    return Chooser(pins=parse_pins("s", stack, pins or {}), as_of=as_of, base=BASE, repositories=repositories)
 
 
 def chosen(stack=STACK, pins=None, repositories=None, as_of=None):
     repositories = repositories or upstream()
-    refs = parse_pins("s", stack, pins or {})
-    anchor = choose_anchor(stack, refs, repositories, as_of)
-    return choose(stack, refs, [lead_of(anchor, repositories)], repositories, as_of, BASE)
+    choosing = chooser(repositories, stack, pins, as_of)
+    return choosing.components(stack, [lead_of(choosing.anchor(stack), repositories)])
 
 
 def test_the_stack_then_upstream():
@@ -306,9 +293,10 @@ def test_megatrons_own_sources_count_where_the_leads_say_nothing():
     both = with_version("2.7.0", megatron)
     assert chosen(WITH_RELEASES, repositories=both)["transformer-engine"].specifier == "==2.7.*"
     # An anchor that does not lead comes last.
-    taking_over = own_choice("bridge", Component(git="https://x/bridge", ref="main"), None, both, None)
-    leads = [Lead(chosen=taking_over, companions={}), lead_of(choose_anchor(WITH_RELEASES, {}, both, None), both)]
-    found = choose(WITH_RELEASES, {}, leads, both, None, BASE)
+    choosing = chooser(both, WITH_RELEASES)
+    taking_over = choosing.own_choice("bridge", Component(git="https://x/bridge", ref="main"))
+    leads = [Lead(chosen=taking_over, companions={}), lead_of(choosing.anchor(WITH_RELEASES), both)]
+    found = choosing.components(WITH_RELEASES, leads)
     assert f"sources] of megatron-core {SHA[:12]}" in found["transformer-engine"].because
     # A release of megatron-core has no such file.
     pinned = chosen(WITH_RELEASES, {"megatron-core": "0.16.1"}, repositories)
@@ -321,13 +309,13 @@ def test_megatrons_own_sources_count_where_the_leads_say_nothing():
 def test_what_upstream_names_and_the_stack_lacks_is_left_out():
     repositories = upstream()
     stack = stack_of(**{"nemo-toolkit": {"git": NEMO, "ref": "main"}, "megatron-core": {"git": MCORE}})
-    refs = parse_pins("s", stack, {})
-    leads = [lead_of(choose_anchor(stack, refs, repositories, None), repositories)]
-    found = choose(stack, refs, leads, repositories, None, BASE)
+    choosing = chooser(repositories, stack)
+    leads = [lead_of(choosing.anchor(stack), repositories)]
+    found = choosing.components(stack, leads)
     where = f"(requirements/manifest.json of nemo-toolkit {TIP[:12]})"
     assert left_out(leads, found) == (f"transformer-engine v2 {where}", f"transformer-engine-torch v2 {where}")
     # Where one package of a repository is a component, the others are its affair.
-    whole = choose(STACK, parse_pins("s", STACK, {}), leads, repositories, None, BASE)
+    whole = chooser(repositories).components(STACK, leads)
     assert left_out(leads, whole) == ()
 
 

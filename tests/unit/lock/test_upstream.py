@@ -4,21 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.fake_git import TIP, FakeRepository
+from helpers.fake_git import FakeRepository, fake_tree
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.core.errors import ConfigurationError
-from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion
-from envbuild.lock.components.upstream import LLM_COLLECTION, OVERRIDES, companions, has_folder
+from envbuild.lock.components.upstream import LLM_COLLECTION, OVERRIDES, companions
 
 BASE = Catalog.open(Path("/nonexistent")).base("debian12")
 SHA = "3cdfd613e68e0000000000000000000000000000"
 
 
 def found(files=None, **more):
-    repository = FakeRepository("https://x/r", files or {}, **more)
-    return companions(repository, repository.resolve(GitRef("main")), BASE)
+    return companions(fake_tree(FakeRepository("https://x/r", files or {}, **more)), BASE)
 
 
 def manifest(**entries):
@@ -147,5 +145,4 @@ def test_pyproject_of_another_form_is_refused(text):
 
 def test_llm_collection():
     for files, has in (({"nemo/collections/llm/__init__.py": ""}, True), ({"nemo/collections/asr/a.py": ""}, False)):
-        repository = FakeRepository("https://x/r", files)
-        assert has_folder(repository, repository.resolve(GitRef(TIP)), LLM_COLLECTION) is has
+        assert fake_tree(FakeRepository("https://x/r", files)).has_folder(LLM_COLLECTION) is has

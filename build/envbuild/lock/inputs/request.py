@@ -82,7 +82,7 @@ class LockInputs:
     no_as_of: bool = False
 
     @classmethod
-    def of(cls, selection: Selection, request: LockRequest) -> LockInputs:
+    def from_request(cls, selection: Selection, request: LockRequest) -> LockInputs:
         """The inputs with their digest."""
         digest = inputs_digest(selection, request)
         return cls(selection=selection, request=request, digest=digest, no_as_of=request.no_as_of)

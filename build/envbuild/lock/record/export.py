@@ -17,7 +17,7 @@ from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MACHINES
 from envbuild.core import tomlread
 from envbuild.core.errors import CheckRefusedError, ResolutionError, UsageError
-from envbuild.lock.context import WorkContext, work_folder
+from envbuild.lock.context import LockContext, run_context, work_folder
 from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, UV_LOCK, LockDirectory, snapshot
 from envbuild.lock.project.pyproject import with_indexes
 from envbuild.lock.record.content import (
@@ -67,7 +67,7 @@ class _Export:
 
     lock: LockDirectory
     phases: tuple[str, ...]
-    context: WorkContext
+    context: LockContext
 
     @property
     def folder(self) -> Path:
@@ -104,7 +104,7 @@ def export_lock(lock: LockDirectory, kind: Format, phases: Collection[str], cont
     if kind is Format.REQUIREMENTS:
         return _requirements(lock, chosen)
     label = f"export-{lock.lock.stack}-{lock.lock.base.name}"
-    with work_folder(context, "export", label) as work, context.reporter.step(f"export as {kind.value}"):
+    with work_folder(run_context(context), "export", label) as work, context.reporter.step(f"export as {kind.value}"):
         copy = snapshot(lock, work.folder / "lock")
         export = _Export(lock=copy, phases=chosen, context=work)
         return _pylock(export) if kind is Format.PYLOCK else _cyclonedx(export, lock.path / UV_LOCK)

@@ -11,7 +11,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import tomlkit
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from envbuild.catalog.base import Base
@@ -21,13 +20,11 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
-from envbuild.lock.context import WorkContext
+from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
 from envbuild.lock.uv.interpreter import for_any_python, with_requires_python
-from envbuild.lock.uv.named_index import LookUpRules
-from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.program import ignored_settings, refuse_ignored_settings, run_uv
-from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource
+from envbuild.lock.uv.torch_builds import TorchSource
 
 # uv's warning, with its reason if it has one.
 _YANKED = re.compile(r"`([A-Za-z0-9._-]+)==[^`]+` is yanked(?: \(reason: \"([^\n]*)\"\))?")
@@ -79,7 +76,7 @@ def resolve(
     project: Path,
     source: TorchSource,
     what: str,
-    context: WorkContext,
+    context: LockContext,
     *,
     settings_may_be_ignored: bool = False,
     from_cache: bool = False,
@@ -133,7 +130,7 @@ def _read(project: Path, finished: Finished) -> Resolution:
 
 
 def resolve_without_interpreter(
-    project: str, folder: Path, source: TorchSource, what: str, context: WorkContext
+    project: str, folder: Path, source: TorchSource, what: str, context: LockContext
 ) -> Resolution:
     """:func:`resolve` by the Python that envbuild runs in, whatever the project requires: nothing is built for it.
 
@@ -238,7 +235,7 @@ def limits(base: Base) -> dict[str, object]:
     return {"environments": [marker], "minimum-libc-version": {"glibc": base.glibc}}
 
 
-def throw_away(project: str, context: WorkContext) -> Path:
+def throw_away(project: str, context: LockContext) -> Path:
     """A new folder with this pyproject.toml, for a resolution that is not kept.
 
     New, since uv prefers the versions of an existing uv.lock: no answer may depend on an earlier one.
@@ -247,52 +244,3 @@ def throw_away(project: str, context: WorkContext) -> Path:
         folder = Path(tempfile.mkdtemp(dir=context.folder, prefix="throw-away."))
         (folder / PROJECT_FILE).write_text(project)
     return folder
-
-
-def look_up(
-    packages: Mapping[str, str],
-    base: Base,
-    rules: LookUpRules,
-    what: str,
-    context: WorkContext,
-    *,
-    preferred: Mapping[str, str] | None = None,
-) -> dict[str, Mapping[str, Any]]:
-    """Lock packages as if they needed nothing: finds versions, files, dates. By package name.
-
-    Args:
-        packages: specifiers by name.
-        preferred: versions that are taken where the specifiers accept them.
-    """
-    tables = tomlkit.aot()
-    for name in packages:
-        table = tomlkit.table()
-        # Metadata in the project keeps uv from reading, or building, the package's own.
-        table["name"], table["requires-dist"] = name, []
-        tables.append(table)
-    project = _question(packages, base, rules.with_settings(dependency_metadata=tables))
-    folder = throw_away(for_any_python(project), context)
-    prefer(folder, preferred or {})
-    # Nothing is built: any Python does.
-    return resolve_without_interpreter(project, folder, PACKAGE_INDEX, what, context).tables
-
-
-def look_up_with_needs(
-    packages: Mapping[str, str], base: Base, rules: LookUpRules, what: str, context: WorkContext
-) -> dict[str, Mapping[str, Any]]:
-    """Lock packages by themselves, with what they need; see :func:`look_up`."""
-    folder = throw_away(_question(packages, base, rules), context)
-    return resolve(folder, PACKAGE_INDEX, what, context).tables
-
-
-def _question(packages: Mapping[str, str], base: Base, rules: LookUpRules) -> str:
-    """The pyproject.toml of a project that depends on these packages alone."""
-    document = tomlkit.document()
-    document["project"] = {
-        "name": "envbuild-throw-away",
-        "version": "0",
-        "requires-python": f"=={base.python.version}.*",
-        "dependencies": [f"{name}{specifier}" for name, specifier in packages.items()],
-    }
-    document["tool"] = {"uv": {"package": False, **limits(base), **rules.own.settings(packages), **rules.settings}}
-    return tomlkit.dumps(document)
