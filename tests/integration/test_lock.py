@@ -22,7 +22,8 @@ from helpers.wheels import make_wheel, served, write_index
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.site import load_site
-from envbuild.lock.lockfile import LockDirectory, read_lock, read_pins
+from envbuild.lock.lockfile import LockDirectory, read_lock
+from envbuild.lock.requirement_lines import read_pins
 from envbuild.lock.uv.program import uv_program
 from envbuild.lock.uv.torch_builds import torch_source
 

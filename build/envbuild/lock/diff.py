@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +22,8 @@ from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, LockDirectory, read_l
 from envbuild.lock.models import Lock, LockedComponent
 from envbuild.lock.outcome import Failure
 from envbuild.lock.project_locks import committed
+from envbuild.lock.requirement_lines import read_requirements
 from envbuild.lock.verification import LockVerifier
-
-_REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,26 +106,9 @@ def _come_or_gone(before: LockedComponent | None, after: LockedComponent | None)
 
 def needed_by(lock: LockDirectory) -> dict[str, tuple[str, ...]]:
     """Which packages need a package, from the ``# via`` comments that uv writes."""
-    by_name: dict[str, tuple[str, ...]] = {}
-    for phase in lock.lock.phases.values():
-        by_name.update(_via(lock.path / phase.file))
-    return by_name
-
-
-def _via(file: Path) -> dict[str, tuple[str, ...]]:
-    by_name: dict[str, tuple[str, ...]] = {}
-    # uv writes `# via NAME` behind a package, or `# via` and then one `#   NAME` a line.
-    name, via = "", False
-    for line in file.read_text().splitlines():
-        if match := _REQUIREMENT.match(line):
-            name, via = canonicalize_name(match[1]), False
-        elif line.strip() == "# via":
-            via = True
-        elif line.strip().startswith("# via "):
-            by_name[name] = (*by_name.get(name, ()), line.strip().removeprefix("# via "))
-        elif via and line.strip().startswith("#"):
-            by_name[name] = (*by_name.get(name, ()), line.strip().lstrip("# "))
-    return by_name
+    files = (lock.path / phase.file for phase in lock.lock.phases.values())
+    requirements = (requirement for file in files for requirement in read_requirements(file.read_text()))
+    return {requirement.name: requirement.needed_by for requirement in requirements if requirement.needed_by}
 
 
 def summary(old: LockDirectory, new: LockDirectory, changes: tuple[LockChange, ...]) -> str:

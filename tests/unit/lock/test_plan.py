@@ -17,9 +17,9 @@ from envbuild.git.refs import CommitKind
 from envbuild.lock.components.as_of_moment import as_of_moment, branch_bound
 from envbuild.lock.components.decide import decide_components
 from envbuild.lock.components.select import Chooser
-from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.inputs.pins import parse_pins
 from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.models import Deviation
 
 NEMO, DEP = "https://x/nemo", "https://x/dep"
 MOMENT = datetime(2025, 1, 2, 3, tzinfo=timezone.utc)  # of every commit of a fake repository

@@ -8,8 +8,7 @@ import pytest
 
 from envbuild.core.errors import BuildError, NetworkError, ResolutionError
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
-from envbuild.lock.search.blame import blame_of
-from envbuild.lock.search.search import summary
+from envbuild.lock.search.blame import blame_of, summary
 from envbuild.lock.search.state import Blame
 
 DIRECT = ("nemo-toolkit", "nemo-run", "torch", "transformer-engine", "transformer-engine-torch", "nvidia-modelopt")

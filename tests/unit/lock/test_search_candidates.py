@@ -15,7 +15,8 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.stack import Component
 from envbuild.lock.components.declarations import Declared
 from envbuild.lock.components.models import Chosen, DecidedBy
-from envbuild.lock.inputs.deviation import Deviation, texts
+from envbuild.lock.inputs.deviation import texts
+from envbuild.lock.models import Deviation
 from envbuild.lock.search import candidates as module
 from envbuild.lock.search.candidates import Candidates
 from envbuild.lock.search.state import moved

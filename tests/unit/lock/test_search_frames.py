@@ -13,8 +13,8 @@ from envbuild.catalog.data import data_root
 from envbuild.core.errors import BuildError, EnvbuildError, NetworkError, ResolutionError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
-from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.models import Deviation
 from envbuild.lock.outcome import Failure
 from envbuild.lock.search import search as module
 from envbuild.lock.search.search import Search, _Frame

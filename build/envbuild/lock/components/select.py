@@ -19,8 +19,8 @@ from envbuild.lock.components.tree import Tree, tree_of, trees_of
 from envbuild.lock.components.upstream import OVERRIDES, companions, holds_on, overrides, sources
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
-from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.inputs.pins import Ref, ref_text
+from envbuild.lock.models import Deviation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from envbuild.catalog.catalog import Selection
 from envbuild.lock.inputs.request import LockInputs, LockRequest, has_python_for, is_of_another_cuda, may_help
 from envbuild.lock.models import Lock
 from envbuild.lock.outcome import Failure
-from envbuild.lock.search.summary import summary
+from envbuild.lock.search.blame import summary
 
 
 def other_bases(selection: Selection) -> list[Selection]:

@@ -31,7 +31,7 @@ from envbuild.lock.components.placeholders import is_stub
 from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.as_of import timestamp
-from envbuild.lock.inputs.deviation import Deviation
+from envbuild.lock.models import Deviation
 from envbuild.lock.outcome import Failure
 from envbuild.lock.search.clashes import Clash
 from envbuild.lock.search.state import Move

@@ -11,15 +11,15 @@ from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
-from envbuild.lock.inputs.deviation import Deviation, locked_deviations, texts
+from envbuild.lock.inputs.deviation import texts
 from envbuild.lock.inputs.request import LockInputs, is_curable, is_of_another_cuda, may_deviate
 from envbuild.lock.lockdir import shipped_lock
 from envbuild.lock.lockfile import LockDirectory, read_lock
+from envbuild.lock.models import Deviation
 from envbuild.lock.outcome import Failure
-from envbuild.lock.search.blame import blame_of
+from envbuild.lock.search.blame import blame_of, summary
 from envbuild.lock.search.candidates import Candidates
 from envbuild.lock.search.state import Blame, Move, key_of, moved
-from envbuild.lock.search.summary import summary
 from envbuild.lock.uv.program import NoUploadTimesError
 
 # An attempt takes half a minute to two minutes, with its verification.
@@ -114,7 +114,7 @@ class Search:
             self._start = first_attempt(replace(first, pins_stay=False, deviations=()), existing)
         # Where only a branch moved, most of what failed before still does.
         moved_on = existing is not None and first.stays and not first.pins_stay
-        self._known = locked_deviations(existing.lock) if existing is not None and moved_on else ()
+        self._known = existing.lock.deviating if existing is not None and moved_on else ()
         self._context = context
         self._frames: list[_Frame] = []
         self._tried: set[tuple[tuple[str, ...], ...]] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,6 +22,7 @@ from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
+from envbuild.lock.requirement_lines import PinnedRequirement, read_requirements
 from envbuild.lock.uv.interpreter import for_any_python, with_requires_python
 from envbuild.lock.uv.program import ignored_settings, refuse_ignored_settings, run_uv
 from envbuild.lock.uv.torch_builds import TorchSource
@@ -165,42 +166,32 @@ def seconds_of(moment: str) -> int:
     return int(datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).timestamp())
 
 
-def export(project: Path, extra: str | None, what: str, log: Path) -> list[str]:
-    """``uv export`` as requirement blocks: the requirement with its hashes and the comment saying who needs it."""
+def export(project: Path, extra: str | None, what: str, log: Path) -> list[PinnedRequirement]:
+    """What ``uv export`` writes of a project's uv.lock."""
     # --frozen: what was resolved and checked is exported; uv must not look at the index again.
     arguments: list[str | Path] = ["export", *PREVIEW, "--frozen", "--format", "requirements.txt"]
-    arguments += ["--no-emit-project", "--no-header", "--quiet"]
-    if extra:
-        arguments += ["--extra", extra]
-    output = run_uv(arguments, what=what, log=log, cwd=project).output
-    blocks: list[str] = []
-    for line in output.splitlines():
-        if not line.strip():
-            continue
-        if line[0].isspace() and blocks:
-            blocks[-1] += "\n" + line
-        else:
-            blocks.append(line)
-    return blocks
+    arguments += ["--no-emit-project", "--no-header", "--quiet", *(["--extra", extra] if extra else [])]
+    return read_requirements(run_uv(arguments, what=what, log=log, cwd=project).output)
 
 
-def with_local_hashes(blocks: list[str], resolution: Resolution, source: TorchSource) -> list[str]:
-    """Add the hashes that uv does not know: those of wheels in a local find-links folder."""
+def with_local_hashes(
+    requirements: Iterable[PinnedRequirement], resolution: Resolution, source: TorchSource
+) -> list[str]:
+    """Their lines, with the hashes that uv does not know: those of wheels in a local find-links folder."""
     done: list[str] = []
-    for block in blocks:
-        if "--hash=sha256:" in block:
-            done.append(block)
+    for requirement in requirements:
+        if requirement.hashes:
+            done.append(requirement.text)
             continue
-        name = canonicalize_name(block.split("==")[0].split("[")[0].strip())
-        hashes = sorted(sha256_file(wheel) for wheel in _local_wheels(name, resolution, source))
+        hashes = sorted(sha256_file(wheel) for wheel in _local_wheels(requirement.name, resolution, source))
         if not hashes:
             raise NetworkError(
-                f"the index states no sha256 of {re.split(r'[ ;]', block)[0]}",
+                f"the index states no sha256 of {re.split(r'[ ;]', requirement.text)[0]}",
                 why="Without it, a lock cannot tell a replaced file, and none is taken from its files by itself.",
                 fix="Serve it from an index or page that states sha256 hashes, or from a folder of find-links; or pin "
-                f"another version: --pin {name}=VERSION",
+                f"another version: --pin {requirement.name}=VERSION",
             )
-        head, *comments = block.split("\n")
+        head, *comments = requirement.text.split("\n")
         pieces = [head, *(f"    --hash={digest}" for digest in hashes)]
         done.append("\n".join([" \\\n".join(pieces), *comments]))
     return done
