@@ -552,10 +552,10 @@ def test_leftovers_of_a_killed_git_are_removed(history, repository, store):
 
 def test_two_runs_at_once_fetch_once(history, server, store, reporter):
     tip = long_history(history)
-    found: list[str] = []
+    listed: list[str] = []
 
     def resolve() -> None:
-        found.append(opened(server.url("nemo"), store, reporter).resolve(GitRef("main")).sha)
+        listed.append(opened(server.url("nemo"), store, reporter).resolve(GitRef("main")).sha)
 
     threads = [threading.Thread(target=resolve) for _ in range(3)]
     key = opened(server.url("nemo"), store, reporter)._mirror.path.name
@@ -566,7 +566,7 @@ def test_two_runs_at_once_fetch_once(history, server, store, reporter):
         assert all("waiting for another fetch" in note for note in reporter.lines)
     for thread in threads:
         thread.join(30)
-    assert found == [tip] * 3
+    assert listed == [tip] * 3
     assert server.connections == 3 + 1
 
 

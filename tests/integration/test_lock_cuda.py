@@ -56,12 +56,12 @@ def moving(own: Any, wheel: Callable[..., None]) -> Any:
 
 
 def versions(own: Any, name: str, base: str = GPU_BASE) -> dict[str, str]:
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for line in files_of(own, name, base)["main.txt"].splitlines():
         if line[:1].isalpha():
             package, _, version = line.split(" ")[0].partition("==")
-            found[package] = version
-    return found
+            by_name[package] = version
+    return by_name
 
 
 def test_first_release_for_the_bases_cuda_is_exempt_with_what_it_cannot_do_without(moving: Any) -> None:

@@ -37,7 +37,7 @@ def test_family_has_one_version(engine: Any, pin: tuple[str, ...], version: str)
     pins = ("--pin", "=".join(pin), "--name", "x") if pin else ("--name", "x")
     engine.run("lock", "--stack", "s", *pins)
     components = lock_of(engine, "x").components
-    assert {item.version for item in components.values()} == {version}
+    assert {component.version for component in components.values()} == {version}
 
 
 def test_pins_of_two_versions_are_refused(engine: Any) -> None:

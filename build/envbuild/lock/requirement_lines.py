@@ -15,7 +15,7 @@ _PINNED = re.compile(
 )
 _HASH = re.compile(r"--hash=(sha256:[0-9a-f]+)")
 # `# via NAME`, or `# via` and then one `#   NAME` a line.
-_VIA = re.compile(r"^\s+#(?: via)?\s+(\S+)", re.MULTILINE)
+_VIA = re.compile(r"^[ \t]+#(?: via +| {2,})(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,8 +120,10 @@ def test_every_stack_on_every_base_once(project, monkeypatch):
     write_base(project, "another")
     builds = [{"target": "cpu", "bases": [BASE, "another"]}, {"target": "h100", "bases": [BASE]}]
     write_stack(project, "s", {"lib": {}}, builds=builds)
-    found = [(item.stack_name, item.base_name, item.target_name) for item in every_selection(Catalog.open(project))]
-    assert [item for item in found if item[0] == "s"] == [("s", BASE, "cpu"), ("s", "another", "cpu")]
+    actual = [
+        (entry.stack_name, entry.base_name, entry.target_name) for entry in every_selection(Catalog.open(project))
+    ]
+    assert [entry for entry in actual if entry[0] == "s"] == [("s", BASE, "cpu"), ("s", "another", "cpu")]
 
 
 def lock_all_of(project):

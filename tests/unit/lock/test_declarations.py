@@ -33,8 +33,8 @@ def ranges(declared, name, base, **more):
 
 
 def test_each_extra_has_its_range_under_the_markers_of_the_base(base):
-    found = ranges(MEGATRON, "transformer-engine", base)
-    assert found == [("dev", "<2.12.0,>=2.9.0a0", ["core-cu13", "pytorch"]), ("l-t-s", "<2", [])]
+    actual = ranges(MEGATRON, "transformer-engine", base)
+    assert actual == [("dev", "<2.12.0,>=2.9.0a0", ["core-cu13", "pytorch"]), ("l-t-s", "<2", [])]
     assert MEGATRON.ranges("transformer-engine", base)[0].where == "megatron-core 0.16.1 (extra dev)"
 
 
@@ -50,8 +50,8 @@ def test_what_holds_for_all_holds_for_each_extra(base):
 
 
 def test_extras_that_the_stack_asks_for_come_first_or_alone(base):
-    found = ranges(MEGATRON, "transformer-engine", base, first=("L_T_S",))
-    assert [extra for extra, *_ in found] == ["l-t-s", "dev"]
+    actual = ranges(MEGATRON, "transformer-engine", base, first=("L_T_S",))
+    assert [extra for extra, *_ in actual] == ["l-t-s", "dev"]
     assert ranges(MEGATRON, "transformer-engine", base, only={"l-t-s"}) == [("l-t-s", "<2", [])]
     assert ranges(MEGATRON, "torch", base, only={"dev"}) == []
 

@@ -32,9 +32,9 @@ def versions(tmp_path, core, torch, base=BASE, **preferences):
     chosen = {"lib": component("lib"), CORE: core, TORCH: torch}
     index = fake_index(base, lock_context(tmp_path), **RELEASES)
     preferred = {name.replace("_", "-"): Preference(version=text, because="p") for name, text in preferences.items()}
-    found = with_one_version(chosen, index, preferred)
-    assert found["lib"] == chosen["lib"]
-    return found[CORE], found[TORCH]
+    actual = with_one_version(chosen, index, preferred)
+    assert actual["lib"] == chosen["lib"]
+    return actual[CORE], actual[TORCH]
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def versions(tmp_path, core, torch, base=BASE, **preferences):
     ],
 )
 def test_newest_that_all_have(tmp_path, core, torch, version):
-    found = versions(tmp_path, component(CORE, core), component(TORCH, torch))
-    assert [(part.wanted, part.because) for part in found] == [(f"=={version}", "b")] * 2
-    assert [part.specifier for part in found] == [core, torch]
+    actual = versions(tmp_path, component(CORE, core), component(TORCH, torch))
+    assert [(part.wanted, part.because) for part in actual] == [(f"=={version}", "b")] * 2
+    assert [part.specifier for part in actual] == [core, torch]
 
 
 def test_pin_wins_over_upstream_from_either_side(tmp_path):
@@ -68,8 +68,8 @@ def test_pins_that_exclude_each_other_are_refused(tmp_path):
 
 
 def test_upstreams_lock_decides_where_the_ranges_are_open(tmp_path):
-    found = versions(tmp_path, component(CORE), component(TORCH), transformer_engine="2.5.0")
-    assert [part.version for part in found] == ["2.5.0", "2.5.0"]
+    actual = versions(tmp_path, component(CORE), component(TORCH), transformer_engine="2.5.0")
+    assert [part.version for part in actual] == ["2.5.0", "2.5.0"]
 
 
 def test_what_is_not_there_is_left_to_the_resolution(tmp_path):
@@ -106,8 +106,8 @@ def test_sdist_that_downloads_its_wheel_from_another_index_is_refused(tmp_path, 
     package = {"name": "lib", "version": "1.0", "wheels": wheels, "sdist": {"path": "lib.tar.gz", "size": 2179}}
     plan = SimpleNamespace(project=SimpleNamespace(chosen={}), keep={})
     resolution = SimpleNamespace(tables={"lib": package}, yanked={})
-    found = check_releases(plan, resolution, SimpleNamespace(folder=tmp_path, store=None))
-    assert [(item.code, item.packages) for item in found] == ([("placeholder", ("lib",))] if stub else [])
+    actual = check_releases(plan, resolution, SimpleNamespace(folder=tmp_path, store=None))
+    assert [(finding.code, finding.packages) for finding in actual] == ([("placeholder", ("lib",))] if stub else [])
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ def setup(words):
     ],
 )  # fmt: skip
 def test_what_a_tree_states(files, requires, extras):
-    found = read(files)
-    assert (found.requires_dist, found.provides_extra) == (requires, extras)
-    assert (found.name, found.version, found.sdist_digest) == ("kernels", "1.2", "")
+    declared = read(files)
+    assert (declared.requires_dist, declared.provides_extra) == (requires, extras)
+    assert (declared.name, declared.version, declared.sdist_digest) == ("kernels", "1.2", "")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_version_that_is_not_written_out_is_refused(text):
 
 def test_the_bases_cuda_and_what_builds_it():
     text = f'{PROJECT}dependencies = ["core-cu12==1"]\n[build-system]\nrequires = ["ninja", "torch"]\n'
-    found = read({"pyproject.toml": text})
-    assert found.requires_dist == ("core-cu13==1",)
-    assert found.rewritten == ("core-cu12==1 -> core-cu13==1",)
-    assert found.build_requires == ("ninja", "torch")
+    declared = read({"pyproject.toml": text})
+    assert declared.requires_dist == ("core-cu13==1",)
+    assert declared.rewritten == ("core-cu12==1 -> core-cu13==1",)
+    assert declared.build_requires == ("ninja", "torch")

@@ -204,11 +204,11 @@ def test_a_verified_lock_names_the_image_of_its_base(project):
     )
     for folder in (project / "store", project / "lockfiles/s", project / "lockfiles/s" / BASE):
         folder.chmod(0o755)
-    found = lock(project, lambda *_: verified)
-    assert found.built is False
-    assert found.directory.lock.base_image == DIGEST
-    assert found.directory.lock.base_made_at == "2026-01-02T03:04:05Z"
-    assert f'base_image = "{DIGEST}"' in (found.directory.path / "stack.lock.toml").read_text()
+    actual = lock(project, lambda *_: verified)
+    assert actual.built is False
+    assert actual.directory.lock.base_image == DIGEST
+    assert actual.directory.lock.base_made_at == "2026-01-02T03:04:05Z"
+    assert f'base_image = "{DIGEST}"' in (actual.directory.path / "stack.lock.toml").read_text()
 
 
 def test_a_place_that_takes_no_lock_is_refused_before_it_is_made(project, monkeypatch):

@@ -55,13 +55,13 @@ def moments(chosen, as_of=None, kind=CommitKind.BRANCH, **pins):
     ],
 )
 def test_moment_of_an_unpinned_branch(stack, as_of, bound, asked, text):
-    found = moments(selection(stack), as_of)
-    assert (found[0], found[1].asked, found[1].text()) == (bound, asked, text)
+    moment = moments(selection(stack), as_of)
+    assert (moment[0], moment[1].asked, moment[1].text()) == (bound, asked, text)
 
 
 def test_now_is_now():
-    bound, found = moments(selection())
-    assert (bound, found.asked) == (None, "now")
+    bound, moment = moments(selection())
+    assert (bound, moment.asked) == (None, "now")
     assert moments(selection("2025-01-02"), "now")[1].asked == "now"
 
 
@@ -75,8 +75,8 @@ def test_now_is_now():
 )
 def test_a_pinned_anchor_leads_its_own_date(pin, kind, asked):
     # The stack's own date was for the stack's own anchor.
-    bound, found = moments(selection("2025-01-02"), kind=kind, nemo=pin)
-    assert (bound, found.asked) == (None, asked)
+    bound, moment = moments(selection("2025-01-02"), kind=kind, nemo=pin)
+    assert (bound, moment.asked) == (None, asked)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_a_pinned_anchor_leads_its_own_date(pin, kind, asked):
     ],
 )
 def test_a_release_that_is_pinned_as_well_is_in_reach(monkeypatch, as_of, uploaded, text):
-    monkeypatch.setattr("envbuild.lock.components.as_of_moment._uploaded", lambda item, *_: uploaded)
-    _, found = moments(selection(), as_of, kind=CommitKind.TAG, nemo="v1", dep="2.0")
-    assert (found.asked, found.text()) == ("release", text)
-    assert ("dep 2.0 is of" in found.reason) == (text > "2025-06")
+    monkeypatch.setattr("envbuild.lock.components.as_of_moment._uploaded", lambda component, *_: uploaded)
+    _, moment = moments(selection(), as_of, kind=CommitKind.TAG, nemo="v1", dep="2.0")
+    assert (moment.asked, moment.text()) == ("release", text)
+    assert ("dep 2.0 is of" in moment.reason) == (text > "2025-06")
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_companions_are_held_to_the_release_that_deviates(tmp_path, monkeypatch)
 
     def hold(stack, items, declarations):
         assert items["lib"].specifier == "==1.*"
-        return {name: replace(item, specifier="<9") for name, item in items.items()}
+        return {name: replace(entry, specifier="<9") for name, entry in items.items()}
 
     monkeypatch.setattr("envbuild.lock.components.decide.hold_to_declared", hold)
     moved = Deviation(package="lib", specifier="==1.*", instead_of="==2", reason="it fails")
     inputs = replace(LockInputs.from_request(chosen, LockRequest()), deviations=(moved,))
     decided = decide_components(inputs, lock_context(tmp_path, FakeRepositories()))
-    assert {name: item.specifier for name, item in decided.chosen.items()} == {"lib": "==1.*", "dep": "<9"}
+    assert {name: component.specifier for name, component in decided.chosen.items()} == {"lib": "==1.*", "dep": "<9"}
 
 
 def test_as_of_a_commit_needs_an_anchor_with_a_repository():

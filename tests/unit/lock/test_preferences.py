@@ -63,8 +63,8 @@ def test_uv_lock_of_another_project():
         {"name": "kept", "marker": NEVER},
         {"name": "kept", "specifier": ">=1"},
     ]
-    found = read_uv_lock({"manifest": {"overrides": overrides}, "package": packages}, BASE)
-    assert found == {"plain-name": "1.0", "forked": "2.0", "from-git": "2.11.0", "kept": "1.0"}
+    actual = read_uv_lock({"manifest": {"overrides": overrides}, "package": packages}, BASE)
+    assert actual == {"plain-name": "1.0", "forked": "2.0", "from-git": "2.11.0", "kept": "1.0"}
 
 
 def test_first_tree_and_first_file_win():
@@ -73,8 +73,8 @@ def test_first_tree_and_first_file_win():
     second = FakeRepository(
         "https://x/b", {"uv.lock": lock.format("3"), "Dockerfile.ci": "RUN pip install mid==3 last==3"}
     )
-    found = upstream_preferences([lead_of(first), lead_of(second)], BASE, context_of(first, second))
-    assert {name: (item.version, item.because) for name, item in found.items()} == {
+    actual = upstream_preferences([lead_of(first), lead_of(second)], BASE, context_of(first, second))
+    assert {name: (entry.version, entry.because) for name, entry in actual.items()} == {
         "lib": ("1", "uv.lock of https://x/a"),
         "mid": ("2", "reinstall.sh of https://x/a"),
         "last": ("3", "Dockerfile.ci of https://x/b"),
@@ -128,10 +128,10 @@ def test_image_of_upstreams_tests(files, release):
 def test_torch_of_an_image(specifier, released, version):
     image = NgcImage(release="25.06", because="manifest of nemo")
     index = fake_index(BASE, None, torch=released)
-    found = torch_preference(SimpleNamespace(specifier=specifier), image, CATALOG, index)
-    assert (found.version if found else None) == version
-    if found:
-        assert found.because == "torch 2.8 of the image 25.06 (manifest of nemo)"
+    actual = torch_preference(SimpleNamespace(specifier=specifier), image, CATALOG, index)
+    assert (actual.version if actual else None) == version
+    if actual:
+        assert actual.because == "torch 2.8 of the image 25.06 (manifest of nemo)"
 
 
 def test_image_that_the_table_does_not_have_says_nothing():
@@ -151,7 +151,7 @@ def test_preferences_are_a_uv_lock_of_the_projects_moments(tmp_path):
         "exclude-newer": "2025-01-02T00:00:00Z",
         "exclude-newer-package": {"torch": False},
     }
-    assert [(item["name"], item["version"]) for item in written["package"]] == [("lib", "1.0")]
+    assert [(entry["name"], entry["version"]) for entry in written["package"]] == [("lib", "1.0")]
 
 
 @pytest.mark.parametrize(

@@ -117,12 +117,12 @@ def test_what_is_tried_before_other_releases(
 ) -> None:
     search = Search(inputs, None, cast("Any", SimpleNamespace(reporter=SilentReporter())))
     failed = Failure(inputs=inputs, **failure)
-    found = search.after(failed)
+    actual = search.after(failed)
     if following is None:
-        assert found == failed
+        assert actual == failed
     else:
-        assert isinstance(found, LockInputs)
-        assert {name: getattr(found, name) for name in following} == following
+        assert isinstance(actual, LockInputs)
+        assert {name: getattr(actual, name) for name in following} == following
 
 
 def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,5 +138,5 @@ def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: p
     unused: Any = None
     failure: Any = SimpleNamespace(decided=())
     inputs = inputs_of(*OPEN)
-    found = Search(inputs, unused, unused)._moves(blame("cuda-mixed", "numba-cuda"), failure)
-    assert [part.specifier for move in found for part in move] == ["without", "likely", "earlier"]
+    actual = Search(inputs, unused, unused)._moves(blame("cuda-mixed", "numba-cuda"), failure)
+    assert [part.specifier for move in actual for part in move] == ["without", "likely", "earlier"]
