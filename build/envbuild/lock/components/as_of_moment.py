@@ -81,7 +81,7 @@ def as_of_moment(
         commit = _as_of_commit(text, selection, index.context.repositories)
         reason = f"the date of {selection.stack.anchor} {commit.sha[:12]}"
         return AsOf(asked=text, moment=commit.committed_at, reason=reason)
-    title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
+    title = f"{anchor.name} {anchor.commit.title}" if anchor.commit else anchor.asked
     released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, index)
     # With --as-of release the anchor's date holds, whatever else is pinned.
     if asked is None:
