@@ -24,19 +24,25 @@ FILTER = "--filter=blob:none"
 # The namespace of fetched tips, each named by its own commit: a branch that moves, is renamed or becomes a folder of
 # branches never collides with what was fetched before.
 TIPS = "refs/tips"
-CONFIGURATION = {
-    "core.repositoryformatversion": "1",
-    "extensions.partialClone": REMOTE,
-    f"remote.{REMOTE}.promisor": "true",
-    f"remote.{REMOTE}.partialclonefilter": "blob:none",
-    # Packs are kept as they come: the mirror then has an object only with all that its pack completes, also after a
-    # kill.
-    "fetch.unpackLimit": "1",
-    "gc.auto": "0",
-    "maintenance.auto": "false",
-    # core.hooksPath of the user's settings would run hooks here.
-    "core.hooksPath": "/dev/null",
-}
+# Packs are kept as they come (unpackLimit): the mirror then has an object only with all that its pack completes, also
+# after a kill. core.hooksPath of the user's settings would run hooks here.
+CONFIGURATION = f"""
+[core]
+    repositoryformatversion = 1
+    bare = true
+    hooksPath = /dev/null
+[extensions]
+    partialClone = {REMOTE}
+[fetch]
+    unpackLimit = 1
+[gc]
+    auto = 0
+[maintenance]
+    auto = false
+[remote "{REMOTE}"]
+    promisor = true
+    partialclonefilter = blob:none
+    url = """
 # git's own number for all of a history ("git fetch", --depth).
 WHOLE_HISTORY = "--depth=2147483647"
 FETCH = ("fetch", "--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance")
@@ -77,8 +83,9 @@ class Mirror:
         what = f"make a mirror of {self.url}"
         # GIT_DEFAULT_HASH and init.templateDir of the user would give another repository.
         self._git.local(folder, ["init", "--quiet", "--bare", "--template=", "--object-format=sha1"], what)
-        for name, value in {f"remote.{REMOTE}.url": self.url, **CONFIGURATION}.items():
-            self._git.local(folder, ["config", name, value], what)
+        # One file: `git config` is a process for each key. A value in quotes has these two escaped (git-config(1)).
+        address = self.url.replace("\\", "\\\\").replace('"', '\\"')
+        (folder / "config").write_text(f'{CONFIGURATION}"{address}"\n')
 
     def local(self, arguments: Sequence[str], what: str, *, cwd: Path | None = None) -> str:
         """Run a git command that needs nothing but the mirror, and return its output.

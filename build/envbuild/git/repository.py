@@ -225,13 +225,15 @@ class GitRepository(TreeReader):
         )
 
     def _commit(self, sha: str, kind: CommitKind, name: str) -> Commit:
+        object_type = self._type_of(sha)
         # The 40 digits may be those of an annotated tag's own object.
-        if self._type_of(sha) == "tag":
+        if object_type == "tag":
             sha = self._mirror.local(["rev-parse", f"{sha}^{{}}"], "look at a tag").strip()
-        if self._type_of(sha) != "commit":
+            object_type = self._type_of(sha)
+        if object_type != "commit":
             raise ConfigurationError(
                 f"{name!r} of {self.url} is not a commit",
-                why=f"It is a {self._type_of(sha)}.",
+                why=f"It is a {object_type}.",
                 fix="Name a branch, a commit, or a tag of a commit.",
             )
         stamp = self._mirror.local(["rev-list", "--max-count=1", "--timestamp", sha], "read a date").split()[0]
