@@ -27,6 +27,13 @@ LOCK = ("lock", "--stack", "nemo", "--json")
 
 
 @pytest.fixture
+def nemo(nemo: Any) -> Any:
+    """The tool, which verifies its locks."""
+    nemo.verifies = True
+    return nemo
+
+
+@pytest.fixture
 def tip(upstream: Upstream) -> Callable[..., str]:
     """Commits to NeMo's main: what its package imports, and needs."""
 
@@ -150,7 +157,7 @@ def test_where_no_pin_changed_there_is_no_new_search(
     """A commit that touches the README takes one resolution, with every version and deviation of the lock."""
     nemo.run(*LOCK)
     first = lock_of(nemo, "nemo")
-    assert [item.package for item in first.deviating] == ["helper"]
+    assert [deviation.package for deviation in first.deviating] == ["helper"]
     wheel("helper", "3.0", LATER)
     nemo.env["UV_CACHE_DIR"] += "-new"
     head = upstream.nemo.commit("main", "2025-03-21T12:00:00Z", {"README.md": "more\n"})

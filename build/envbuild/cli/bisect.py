@@ -11,7 +11,7 @@ from envbuild.cli.command import Command
 from envbuild.cli.common import Session, output_options
 from envbuild.core.digests import is_digest, short
 from envbuild.core.errors import ConfigurationError, UsageError
-from envbuild.lock.context import Repositories
+from envbuild.lock.context import run_context
 from envbuild.lock.lockfile import read_lock
 from envbuild.nightly.bisect.bisect import BisectRequest, bisect
 from envbuild.nightly.bisect.trials import CaseTrial, ImportTrial, LockTrial
@@ -57,7 +57,7 @@ def command(
         trial=_trial(session, selection, case, matrix or selection.matrix_for(record.driver)),
         budget_seconds=None if budget is None else budget * 60,
     )
-    result = bisect(request, Repositories(session.store, session.reporter), session.context)
+    result = bisect(request, run_context(session.context))
     session.done(result.as_json(), *result.lines())
 
 

@@ -12,7 +12,7 @@ from envbuild.core.digests import Json, short
 from envbuild.core.errors import ConfigurationError, EnvbuildError
 from envbuild.image.output import PlacedImage, find_image
 from envbuild.launch.gpus import gpus_here
-from envbuild.lock.context import Repositories
+from envbuild.lock.context import run_context
 from envbuild.lock.existing import moved_branches
 from envbuild.lock.inputs.request import LockInputs, LockRequest
 from envbuild.lock.lockdir import lock_path
@@ -54,7 +54,9 @@ def plan_night(request: NightRequest, publish: PublishStep | None, context: Cont
         if selection.base_name not in locks:
             path = lock_path(request.project, request.name, selection.base_name)
             lock = read_lock(path) if (path / RECORD_FILE).is_file() else None
-            why = _why_locked(LockInputs.of(selection, LockRequest(base_named=request.base_named)), lock, context)
+            why = _why_locked(
+                LockInputs.from_request(selection, LockRequest(base_named=request.base_named)), lock, context
+            )
             text = why or f"lock {short(lock.lock.digest) if lock else ''} on {selection.base_name}"
             listed.append(PlannedStep(target="", step="lock", to_do=bool(why), text=text))
             locks[selection.base_name] = None if why else lock
@@ -74,7 +76,7 @@ def _why_locked(inputs: LockInputs, lock: LockDirectory | None, context: Context
         return "there is no lock"
     if lock.lock.inputs.digest != inputs.digest:
         return "the stack, the base or uv changed since it was locked"
-    return "; ".join(moved_branches(lock.lock, Repositories(context.store, context.reporter), context.reporter))
+    return "; ".join(moved_branches(lock.lock, run_context(context)))
 
 
 def _of_target(job: Job, request: NightRequest, publish: PublishStep | None, context: Context) -> Iterator[PlannedStep]:

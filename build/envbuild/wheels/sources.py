@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
+from envbuild.catalog.context import Context
 from envbuild.catalog.site import Site
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import CheckRefusedError
@@ -16,9 +17,8 @@ from envbuild.core.progress import Reporter
 from envbuild.lock.components.downloads import FILE, fetch_sdist
 from envbuild.lock.components.project_metadata import PYPROJECT, build_requires
 from envbuild.lock.components.sdist_metadata import kept_declarations
-from envbuild.lock.context import WorkContext
-from envbuild.lock.uv.named_index import LookUpRules
-from envbuild.lock.uv.resolution import look_up
+from envbuild.lock.context import LockContext, run_context
+from envbuild.lock.uv.package_index import PackageIndex
 from envbuild.lock.uv.torch_builds import locked_indexes
 from envbuild.store.local import LocalStore
 from envbuild.wheels.git_archive import archive_of_commit, only_folder
@@ -72,8 +72,9 @@ class WheelSources:
             return (kept / FILE).read_bytes()
         with self.reporter.step(f"download the sdist of {name} {version}"), self.workplace("sdists") as work:
             # uv looks it up, so that its index, find-links and credentials hold here too.
-            rules = LookUpRules(own=locked_indexes(self.site, {index: [name]} if index else {}, f"{name} {version}"))
-            packages = look_up({name: f"=={version}"}, self.base, rules, f"find {name} {version}", work)
+            own = locked_indexes(self.site, {index: [name]} if index else {}, f"{name} {version}")
+            asked = PackageIndex(base=self.base, context=work, own=own)
+            packages = asked.find({name: f"=={version}"}, f"find {name} {version}")
             package = packages[canonicalize_name(name)]
             stated = str(package.get("sdist", {}).get("hash", ""))
             # Refused before the download. Hashes are optional (PEP 503): without one the file itself is compared below.
@@ -85,11 +86,12 @@ class WheelSources:
         return content
 
     @contextlib.contextmanager
-    def workplace(self, label: str) -> Iterator[WorkContext]:
+    def workplace(self, label: str) -> Iterator[LockContext]:
         """A place to ask the index from, with the log ``<label>.log``; gone when the block is left."""
         log = self.store.root / "logs" / "wheels" / f"{label}.log"
         with self.store.staging(label) as folder:
-            yield WorkContext(folder=folder, log=log, site=self.site, store=self.store, reporter=self.reporter)
+            context = run_context(Context(site=self.site, store=self.store, reporter=self.reporter))
+            yield LockContext(**vars(context), folder=folder, log=log)
 
     def archive(self, origin: SourceOrigin) -> bytes:
         """The sources, as an archive with one folder on top.

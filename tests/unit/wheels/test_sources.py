@@ -31,7 +31,7 @@ def put(sources: WheelSources, content: bytes) -> str:
 
 
 def test_sdist_in_the_store_is_not_looked_up(sources, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "look_up", lambda *given: pytest.fail("it is in the store"))
+    monkeypatch.setattr(module.PackageIndex, "find", lambda *given: pytest.fail("it is in the store"))
     content = sdist(tmp_path, '[build-system]\nrequires = ["ninja", "torch"]\n')
     digest = put(sources, content)
     assert sources.sdist("k", "1.0", digest) == content
@@ -65,7 +65,7 @@ def test_a_pyproject_that_cannot_be_read_is_explained(sources, tmp_path):
 
 def test_another_file_of_that_version_is_refused(sources, monkeypatch):
     found = {"k": {"name": "k", "version": "1.0", "sdist": {"hash": "sha256:other"}}}
-    monkeypatch.setattr(module, "look_up", lambda *given: found)
+    monkeypatch.setattr(module.PackageIndex, "find", lambda *given: found)
     with pytest.raises(CheckRefusedError, match="not the one that was locked") as refused:
         sources.sdist("k", "1.0", "sha256:locked")
     assert refused.value.why == "Locked sha256:locked, the index has sha256:other."
@@ -73,7 +73,7 @@ def test_another_file_of_that_version_is_refused(sources, monkeypatch):
 
 def test_downloaded_sdist_is_compared_where_the_index_has_no_hash(sources, monkeypatch):
     found = {"k": {"name": "k", "version": "1.0", "sdist": {}}}
-    monkeypatch.setattr(module, "look_up", lambda *given: found)
+    monkeypatch.setattr(module.PackageIndex, "find", lambda *given: found)
     monkeypatch.setattr(module, "fetch_sdist", lambda *given: (b"came", sha256_bytes(b"came")))
     with pytest.raises(CheckRefusedError, match="not the one that was locked"):
         sources.sdist("k", "1.0", "sha256:locked")

@@ -27,7 +27,8 @@ from envbuild.image.layers.environment import StoredEnvironment
 from envbuild.image.output import image_tag
 from envbuild.image.record import EnvironmentRecord
 from envbuild.lock.lockfile import snapshot
-from envbuild.lock.record.content import locked_content, packages_by_index, pinned_package, without_packages
+from envbuild.lock.record.content import locked_content, packages_by_index
+from envbuild.lock.requirement_lines import pinned_package, without_packages
 from envbuild.lock.uv.program import uv_program
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 from envbuild.rootfs.gzip_writer import GzipWriter
