@@ -35,6 +35,13 @@ esac
 cause="neither envbuild's importer nor Slurm's prolog has verified its image for this step."
 case "${PYXIS_CONTAINER_IMAGE:-}" in
 [./]*) cause="PYXIS_CONTAINER_IMAGE names a path, and Slurm's prolog, which verifies paths, cannot see this variable." ;;
+*)
+    case "$root" in
+    pyxis_[0-9]*) ;;
+    pyxis_*) cause="the container ${root#pyxis_} was made before this job (enroot remove removes it), and pyxis starts \
+it instead of the image." ;;
+    esac
+    ;;
 esac
 cat >&2 << EOF
 error: this container is not started

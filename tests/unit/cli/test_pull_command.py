@@ -337,6 +337,12 @@ def test_hook_refuses_another_image_than_the_jobs(prologs, slurm, first, job):
     assert "nor Slurm's prolog has verified its image" in refused.stderr
 
 
+def test_hook_says_that_a_named_container_is_older(slurm):
+    refused = slurm(ENROOT / "hook.sh", ENROOT_ROOTFS="/data/pyxis_mine")
+    assert refused.returncode == 1
+    assert "cause: the container mine was made before this job" in refused.stderr
+
+
 def test_hook_refuses_the_verified_image_in_another_job(prologs, slurm):
     hook, root = prologs(VERIFIED)
     for job in ("8", "../7", "x/../7"):
