@@ -103,7 +103,7 @@ def _swept(
     registry = open_repository(place, session.site)
     planned = plan_sweep(registry, needs)
     if not dry_run:
-        sweep(registry, planned.going)
+        sweep(registry, planned)
     return planned, planned.going
 
 

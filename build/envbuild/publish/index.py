@@ -127,14 +127,15 @@ def _from_own_tags(registry: Registry, tags: Collection[str], before: RegistryMa
     merged = _merged((), [publication for publication, _ in entries])
     return RepositoryIndex(
         # What is in the place of a revocation revokes, whatever it is: as for readers.
-        publications=tuple(_revoked_by(tags, item) for item in merged),
+        publications=tuple(revoked_by(tags, item) for item in merged),
         sizes={publication.oci_digest: size for publication, size in entries},
         before=before,
         is_lost=True,
     )
 
 
-def _revoked_by(tags: Collection[str], item: Publication) -> Publication:
+def revoked_by(tags: Collection[str], item: Publication) -> Publication:
+    """The publication as the tags of its repository have it: taken back where one says so."""
     if item.revoked is not None or not any(tag in tags for tag in revocation_tags(item)):
         return item
     return item.model_copy(update={"revoked": unreadable_revocation(item)})
@@ -171,7 +172,7 @@ def load_all(registry: Registry) -> RepositoryIndex:
     index, tags = load_index(registry), _tags_if_allowed(registry)
     entries = [*_own_entries(registry, _without_entry(tags, index))]
     sizes = {**index.sizes, **{publication.oci_digest: size for publication, size in entries}}
-    publications = _merged(index.publications, [_revoked_by(tags, publication) for publication, _ in entries])
+    publications = _merged(index.publications, [revoked_by(tags, publication) for publication, _ in entries])
     unlisted = frozenset(publication.tag for publication, _ in entries)
     return replace(index, publications=publications, sizes=sizes, unlisted=unlisted)
 

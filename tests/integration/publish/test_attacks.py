@@ -63,6 +63,16 @@ class Attacker:
         ]
         self.write_back(replace(self.index(), content=json.dumps(document).encode()))
 
+    def relist(self, publication: Publication, **changes: object) -> None:
+        """List a publication with other fields, in its place."""
+        document = json.loads(self.index().content)
+        forged = publication.model_copy(update=changes)
+        for entry in document["manifests"]:
+            if self.tag(entry) == publication.tag:
+                entry["digest"] = forged.oci_digest
+                entry["annotations"] = {"org.envbuild.publication": forged.canonical().decode()}
+        self.write_back(replace(self.index(), content=json.dumps(document).encode()))
+
     @staticmethod
     def tag(entry: Any) -> str:
         return str(json.loads(entry["annotations"]["org.envbuild.publication"])["tag"])

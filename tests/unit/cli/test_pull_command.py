@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from helpers.processes import NOBODY
 from helpers.publish_world import make_publish_world
 from helpers.pull_world import PullWorld, make_pull_world
 from helpers.slurm_scripts import install_scripts
@@ -275,6 +276,33 @@ def test_hook_knows_a_batch_script(there, site, slurm):
     assert slurm(ENROOT / "hook.sh", **batch).returncode == 0
 
 
+def test_hook_knows_the_steps_of_a_job_that_was_requeued(there, site, slurm):
+    there.publish()
+    image, started = f"{there.store.address}:mcore-debian12-cpu", {"ENROOT_ROOTFS": "/data/pyxis_7.0"}
+    assert slurm(site / "importer.sh", "get", image).returncode == 0
+    again = {"SLURM_RESTART_COUNT": "1"}
+    assert slurm(ENROOT / "hook.sh", **started, **again).returncode == 1
+    assert slurm(site / "importer.sh", "get", image, **again).returncode == 0
+    assert slurm(ENROOT / "hook.sh", **started, **again).returncode == 0
+
+
+# Only root makes a folder that is another account's.
+@pytest.mark.parametrize("link", [True, *[False] * (os.geteuid() == 0)])
+def test_hook_believes_nothing_that_another_account_wrote(there, slurm, link):
+    """/tmp is open to all, and the folder's name is known."""
+    folder = there.home / f"envbuild-{os.geteuid()}"
+    theirs = there.home / "theirs" if link else folder
+    (theirs / "jobs/7/containers").mkdir(parents=True)
+    for name in ("0", "containers/pyxis_named"):
+        (theirs / "jobs/7" / name).write_text("verified\n")
+    if link:
+        folder.symlink_to(theirs)
+    else:
+        os.chown(theirs, NOBODY, NOBODY)
+    for root in ("/data/pyxis_7.0", "/data/pyxis_named"):
+        assert slurm(ENROOT / "hook.sh", ENROOT_ROOTFS=root).returncode == 1
+
+
 @pytest.fixture
 def prologs(tmp_path):
     """The hook of a site whose Prolog has verified the image of job 7; returns containers by their first line."""
@@ -307,6 +335,12 @@ def test_hook_refuses_another_image_than_the_jobs(prologs, slurm, first, job):
     refused = slurm(hook, ENROOT_ROOTFS=root, SLURM_JOB_ID=job)
     assert refused.returncode == 1
     assert "nor Slurm's prolog has verified its image" in refused.stderr
+
+
+def test_hook_says_that_a_named_container_is_older(slurm):
+    refused = slurm(ENROOT / "hook.sh", ENROOT_ROOTFS="/data/pyxis_mine")
+    assert refused.returncode == 1
+    assert "cause: the container mine was made before this job" in refused.stderr
 
 
 def test_hook_refuses_the_verified_image_in_another_job(prologs, slurm):

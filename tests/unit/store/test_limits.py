@@ -5,6 +5,7 @@ import http.server
 import itertools
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -198,6 +199,43 @@ def test_an_upload_that_never_goes_on(monkeypatch, tmp_path, ranges):
     with answering(answer) as (there, asked), pytest.raises(NetworkError, match="cannot be reached"):
         upload_blob(there, file, DIGEST, 5000)
     assert len(asked) < 200
+
+
+@pytest.mark.parametrize("doing", ["read", "size", "download"])
+def test_an_object_of_a_bucket_that_trickles(monkeypatch, tmp_path, doing):
+    monkeypatch.setattr(bucket, "ANSWER_SECONDS", 0.3, raising=False)
+    monkeypatch.setattr(bucket, "longest_seconds", lambda _: 0.3, raising=False)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "word")
+    over = threading.Event()
+
+    def trickle() -> Iterator[bytes]:
+        while not over.wait(0.05):
+            yield b"x"
+
+    def answer(method: str, path: str, body: bytes) -> Reply:
+        if method == "HEAD":
+            over.wait()
+        about = {"Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "ETag": '"a"', "Content-Length": "100000"}
+        return 200, about, trickle()
+
+    with answering(answer) as (there, _):
+        address, endpoint = parse_address("s3://bucket/images"), f"http://{there.address.host}"
+        store = open_object_store(address, endpoint=endpoint, ca_bundle=None, wording=Wording(noun="store"))
+        calls = {
+            "read": lambda: store.read("tags/a.json", 1 << 20),
+            "size": lambda: store.size("tags/a.json"),
+            "download": lambda: store.download("sqsh", 100_000, tmp_path / "file"),
+        }
+        # What never ends is ended here, for the test to fail.
+        ending = threading.Timer(10, over.set)
+        ending.start()
+        try:
+            with pytest.raises(NetworkError, match="is too slow to"):
+                calls[doing]()
+        finally:
+            over.set()
+            ending.cancel()
 
 
 @pytest.mark.parametrize("limit", [{"MOST_NAMES": 20}, {"LIST_SECONDS": 0.2}])
