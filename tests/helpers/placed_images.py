@@ -10,7 +10,7 @@ from unit.image.test_record import RECORD
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.image.output import OCI_DIR, SQSH_FILE, PlacedImage, image_path
 from envbuild.image.record import SqshRecord
-from envbuild.image.sbom.referrers import Attachment, attach
+from envbuild.image.sbom.reports import Attachment, attach
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.oci.models import RunConfig
 from envbuild.oci.write import make_oci, write_layout

@@ -24,13 +24,13 @@ from envbuild.core.errors import MachineError
 from envbuild.core.files import write_atomic
 from envbuild.image.base import StoredBase, base_key, check_tools, find_base, make_base
 from envbuild.image.base.locked import can_be_taken, find_locked, is_locked, refuse_rebuilt, take_locked
-from envbuild.image.checks.check import check_image
+from envbuild.image.checks.rules import check_image
 from envbuild.image.finalize import image_contents, make_record, pack_sqsh, write_oci, write_reports
 from envbuild.image.inputs import ImageInputs, ImageParts, check_inputs, image_key
 from envbuild.image.layers.environment import make_environment
 from envbuild.image.layers.sandbox import builder_paths
 from envbuild.image.record import ImageRecord
-from envbuild.image.scan.cache import scan_layer
+from envbuild.image.scan.scan import scan_layer
 from envbuild.image.squashfs.pack import check_base, find_mksquashfs
 from envbuild.lock.lockfile import LOCKFILES
 from envbuild.lock.uv.torch_builds import locked_torch

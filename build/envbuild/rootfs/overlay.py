@@ -16,9 +16,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from envbuild.rootfs.above import Above
 from envbuild.rootfs.blobs import LayerBlob, open_blob
-from envbuild.rootfs.layer_view import LayerView
+from envbuild.rootfs.layer_view import Above, LayerView
 from envbuild.rootfs.members import Kind, Member, parent_of, refusals
 from envbuild.rootfs.single_layer import members_of
 from envbuild.rootfs.stream import Content

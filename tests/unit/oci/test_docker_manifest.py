@@ -6,9 +6,8 @@ import pytest
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError
-from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.models import RunConfig
-from envbuild.oci.write import make_oci
+from envbuild.oci.write import docker_manifest, make_oci
 from envbuild.rootfs.layer import LayerRecord
 
 LAYER = LayerRecord(

@@ -13,7 +13,7 @@ from helpers.loopback import serving
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import NetworkError
 from envbuild.oci.referrers import INDEX_TYPE, list_referrers
-from envbuild.store import bucket, limits, registry, transfer
+from envbuild.store import bucket, registry, tags, transfer
 from envbuild.store.address import parse_address
 from envbuild.store.connect import open_object_store
 from envbuild.store.registry import Registry
@@ -65,7 +65,7 @@ def impatient(monkeypatch, tmp_path):
     for name, value in {"HOME": str(tmp_path), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(registry, "BACKOFF_SECONDS", 0)
-    monkeypatch.setattr(limits, "MOST_ANSWERS", 20)
+    monkeypatch.setattr(tags, "MOST_ANSWERS", 20)
 
 
 def pages(document: Callable[[int], object], kind: str = "application/json") -> Callable[[str, str, bytes], Reply]:
@@ -91,7 +91,7 @@ def test_endless_pages_of_tags():
         pytest.raises(NetworkError, match="does not end its list of tags") as refused,
     ):
         list_tags(there)
-    assert len(asked) == limits.MOST_ANSWERS
+    assert len(asked) == tags.MOST_ANSWERS
     assert refused.value.why
     assert "envbuild gc" in refused.value.fix
 
@@ -103,21 +103,21 @@ def test_endless_pages_of_artifacts():
         pytest.raises(NetworkError, match="does not end its list of artifacts"),
     ):
         list_referrers(there, DIGEST)
-    assert len(asked) == limits.MOST_ANSWERS
+    assert len(asked) == tags.MOST_ANSWERS
 
 
 def test_pages_of_too_many_bytes(monkeypatch):
-    monkeypatch.setattr(limits, "MOST_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(tags, "MOST_ANSWER_BYTES", 1000)
     with (
         answering(pages(lambda number: {"tags": [f"{number}" * 120]})) as (there, asked),
         pytest.raises(NetworkError, match="does not end"),
     ):
         list_tags(there)
-    assert len(asked) < limits.MOST_ANSWERS
+    assert len(asked) < tags.MOST_ANSWERS
 
 
 def test_pages_for_too_long(monkeypatch):
-    monkeypatch.setattr(limits, "MOST_SECONDS", -1.0)
+    monkeypatch.setattr(tags, "MOST_SECONDS", -1.0)
     with (
         answering(pages(lambda _: {"tags": []})) as (there, asked),
         pytest.raises(NetworkError, match="does not end"),

@@ -13,8 +13,7 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import Device
 from envbuild.catalog.stack import Driver
 from envbuild.core.errors import CheckRefusedError
-from envbuild.sync.driver_start import MARK, start_driver
-from envbuild.sync.driver_stub import DRIVER, MANAGEMENT, make_stub, variables_with_stub
+from envbuild.sync.driver_start import DRIVER, MANAGEMENT, MARK, make_stub, start_driver, variables_with_stub
 from envbuild.sync.zipapp import smoke_bytes
 
 

@@ -9,8 +9,8 @@ from helpers.import_probe import probe_of
 
 from envbuild.core.progress import SilentReporter
 from envbuild.sync.extension_stubs import write_stubs
+from envbuild.sync.failure_packages import InstalledPackages
 from envbuild.sync.imports import try_imports
-from envbuild.sync.installed_packages import InstalledPackages
 
 # As Transformer Engine 2.2 (the glob) and 2.17 (the checks) load theirs.
 LOADER = """

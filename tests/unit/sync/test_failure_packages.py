@@ -2,8 +2,7 @@
 
 import pytest
 
-from envbuild.sync.failure_packages import cause_of_installation, of_import, of_installation
-from envbuild.sync.installed_packages import InstalledPackages
+from envbuild.sync.failure_packages import InstalledPackages, cause_of_installation, of_import, of_installation
 
 FILES = {
     "torch-2.10.0": ["torch/__init__.py", "torch/onnx/__init__.py", "torch/_C.cpython-312-x86_64-linux-gnu.so"],

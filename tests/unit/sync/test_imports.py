@@ -12,8 +12,8 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.inputs.request import is_curable
-from envbuild.sync import conclusive
-from envbuild.sync.driver_stub import make_stub
+from envbuild.sync import install_target
+from envbuild.sync.driver_start import make_stub
 from envbuild.sync.imports import Absent, check_environment, try_imports
 from envbuild.sync.install_target import InconclusiveError
 
@@ -173,7 +173,7 @@ def test_an_import_that_never_gets_a_verdict_is_no_failed_one(tmp_path, end, cau
 
 @pytest.mark.slow
 def test_hanging_import_is_ended_with_its_calls(tmp_path, python_with, monkeypatch):
-    monkeypatch.setattr(conclusive, "LIMIT_SECONDS", 5)
+    monkeypatch.setattr(install_target, "LIMIT_SECONDS", 5)
     python = python_with(waits="import time\ndef forever():\n    time.sleep(3600)\nforever()\n", fine="")
     with pytest.raises(InconclusiveError, match="did not end within 15 s") as caught:
         check({"a": ("waits", "fine")}, tmp_path, python)

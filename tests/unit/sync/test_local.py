@@ -18,8 +18,8 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock.lockfile import read_lock
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.store.local import LocalStore
+from envbuild.sync import imports as modules_check
 from envbuild.sync import local
-from envbuild.sync import modules as modules_check
 from envbuild.sync.imports import Imports
 from envbuild.sync.install import InstallScope, PhaseRun
 from envbuild.sync.local import sync

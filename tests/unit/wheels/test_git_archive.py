@@ -5,7 +5,7 @@ import os
 import tarfile
 from pathlib import Path
 
-from envbuild.wheels.git_archive import _add, version_variables
+from envbuild.wheels.sources import _add, version_variables
 
 
 def archive(folder: Path, moment: int) -> bytes:

@@ -19,9 +19,8 @@ from envbuild.image.layers.sandbox import VENV
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.rootfs.layer_writer import LayerWriter, plain_rights
 from envbuild.wheels.build.unpack import SOURCE_DATE_EPOCH, apply_patches, unpack
-from envbuild.wheels.git_archive import version_variables
 from envbuild.wheels.plan import WheelPlan, plan_wheels
-from envbuild.wheels.sources import SourceOrigin, WheelSources
+from envbuild.wheels.sources import SourceOrigin, WheelSources, version_variables
 from envbuild.wheels.toolchain.index_toolkit import pinned_packages
 from envbuild.wheels.toolchain.toolchain import FIRST_INDEX_MAJOR, Compilers
 

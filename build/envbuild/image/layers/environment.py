@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
@@ -15,25 +17,24 @@ from envbuild.catalog.fields import Device
 from envbuild.catalog.stack import Driver
 from envbuild.core import sandbox
 from envbuild.core.digests import digest_of, sha256_bytes, sha256_file, short
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.exit_status import describe_status, tail
 from envbuild.core.files import machine_errors, make_private, remove_tree, write_atomic
 from envbuild.core.sandbox import Bind
 from envbuild.image.base import StoredBase
-from envbuild.image.checks.loaded_libraries import PROBE as LOADED_PROBE
-from envbuild.image.checks.loaded_libraries import loaded_libraries
 from envbuild.image.layers.dist_info import check_against, distributions
 from envbuild.image.layers.groups import LayerPlan, plan_layers
 from envbuild.image.layers.install import LAYER_FILE, TREE, LayerMaker
-from envbuild.image.layers.sandbox import INSIDE_LOADED, INSIDE_PROBE, INSIDE_RUNNER, VENV, InstallSandbox
+from envbuild.image.layers.sandbox import INSIDE_LOADED, INSIDE_PROBE, INSIDE_RUNNER, LOADED_PROBE, VENV, InstallSandbox
 from envbuild.image.record import EnvironmentLayerRecord, EnvironmentRecord
 from envbuild.lock.lockfile import LockDirectory, snapshot
 from envbuild.rootfs.layer import Layer
 from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump, load
-from envbuild.sync.driver_start import start_driver
-from envbuild.sync.driver_stub import DRIVER, MANAGEMENT, stub_source
+from envbuild.sync.driver_start import DRIVER, MANAGEMENT, start_driver, stub_source
 from envbuild.sync.imports import PROBE, ImportProbe, check_environment, modules_of, try_imports
 from envbuild.sync.install import add_files
-from envbuild.sync.install_target import RunCommand
+from envbuild.sync.install_target import RunCommand, run_conclusively
 from envbuild.sync.zipapp import smoke_bytes, smoke_file
 from envbuild.wheels.cache.wheelhouse import Built
 
@@ -42,6 +43,7 @@ LAYERS = "layers"
 PYTHON = f"{VENV}/bin/python"
 # Raised when something else is checked of an environment.
 FORMAT = 3
+MARK = "envbuild-loaded: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +198,7 @@ def _tried(maker: LayerMaker, plans: Sequence[LayerPlan], inputs: EnvironmentInp
         packages=packages,
         driver=driver,
         not_checked=not_checked,
-        loaded=loaded_libraries(PYTHON, checker, box.logs, INSIDE_LOADED),
+        loaded=_loaded_libraries(checker, box.logs),
     )
 
 
@@ -218,3 +220,25 @@ def _not_started(driver: Driver, maker: LayerMaker, inputs: EnvironmentInputs) -
         return "there is no C compiler in the image, which a stub of the GPU's driver takes"
     with context.reporter.step(f"import driver {driver.value}"):
         return start_driver(driver, device, PYTHON, run, box.logs, INSIDE_RUNNER)
+
+
+def _loaded_libraries(run: RunCommand, logs: Path) -> tuple[str, ...] | None:
+    """The shared libraries of a process that imported torch; None where there is no torch.
+
+    Raises:
+        CheckRefusedError: torch does not import.
+        InconclusiveError: its import did not end in time.
+    """
+    log = logs / "loaded.log"
+    finished = run_conclusively(run, [PYTHON, "-I", INSIDE_LOADED, MARK], what="import torch", log=log)
+    # By the mark: torch, and what it imports, may print before.
+    for line in reversed(finished.output.splitlines()):
+        if line.startswith(MARK):
+            paths: Any = json.loads(line.removeprefix(MARK))
+            return None if paths is None else tuple(sorted(str(path) for path in paths))
+    raise CheckRefusedError(
+        f"cannot read which libraries torch loads: its process {describe_status(finished.status)}",
+        why=tail(finished.output),
+        fix="See the log. If torch does not import, lock other versions.",
+        log=log,
+    )

@@ -13,7 +13,7 @@ from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.image import base as bases
 from envbuild.image import build
 from envbuild.image.base import apt, locked, mmdebstrap
-from envbuild.image.base.as_image import base_image, base_tag
+from envbuild.image.base.base import base_image, base_tag
 from envbuild.image.build import BaseChoice, hold_base
 from envbuild.oci.models import BaseConfig
 from envbuild.store.record import dump

@@ -10,7 +10,7 @@ from helpers.sites import context_of
 
 from envbuild.core.errors import MachineError
 from envbuild.image import build
-from envbuild.image.base import base, subids
+from envbuild.image.base import base, mmdebstrap
 from envbuild.image.build import BaseChoice
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -35,10 +35,10 @@ def write(etc: Path, subuid: str | None, subgid: str | None) -> None:
 @pytest.mark.parametrize("text", [f"{ME}:100000:65536\n", f"other:1:2\n# note\n\n{ME}:5:6"])
 def test_account_with_ranges(etc, text):
     write(etc, text, text)
-    subids.require(etc)
+    mmdebstrap.require_subids(etc)
     (etc / "subgid").unlink()
     with pytest.raises(MachineError, match="has no subordinate IDs"):
-        subids.require(etc)
+        mmdebstrap.require_subids(etc)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_account_with_ranges(etc, text):
 def test_account_without_ranges_gets_the_command(etc, subuid, subgid, missing, command):
     write(etc, subuid, subgid)
     with pytest.raises(MachineError, match="has no subordinate IDs") as caught:
-        subids.require(etc)
+        mmdebstrap.require_subids(etc)
     assert missing.format(etc=etc) in caught.value.why
     assert f"As root: {command} {ME}\n" in caught.value.fix
 
@@ -64,9 +64,9 @@ def test_account_without_a_name(etc, monkeypatch):
     def unknown(_):
         raise KeyError
 
-    monkeypatch.setattr(subids.pwd, "getpwuid", unknown)
+    monkeypatch.setattr(mmdebstrap.pwd, "getpwuid", unknown)
     with pytest.raises(MachineError, match="has no name"):
-        subids.require(etc)
+        mmdebstrap.require_subids(etc)
 
 
 def test_machine_without_the_programs_names_the_package(etc, monkeypatch):
@@ -74,7 +74,7 @@ def test_machine_without_the_programs_names_the_package(etc, monkeypatch):
     (etc / "newgidmap").unlink()
     monkeypatch.setenv("PATH", str(etc))
     with pytest.raises(MachineError, match="newgidmap is not installed") as caught:
-        subids.require(etc)
+        mmdebstrap.require_subids(etc)
     assert "uidmap" in caught.value.fix
 
 
@@ -86,7 +86,7 @@ def test_subordinate_ids_are_required_only_before_a_base_is_made(tmp_path, monke
         raise MachineError(text)
 
     monkeypatch.setattr(base.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(subids, "require", lambda: fail("asked for IDs"))
+    monkeypatch.setattr(mmdebstrap, "require_subids", lambda: fail("asked for IDs"))
     monkeypatch.setattr(build, "check_inputs", lambda *_: None)
     monkeypatch.setattr(build, "find_mksquashfs", lambda: None)
     monkeypatch.setattr(base.mmdebstrap, "require_tools", lambda: None)

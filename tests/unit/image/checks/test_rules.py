@@ -10,9 +10,8 @@ from helpers.scans import AWS_KEY, PRIVATE_KEY, SITE, package, scanned
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
-from envbuild.image.checks.check import check_image
 from envbuild.image.checks.contents import ImageContents
-from envbuild.image.checks.rules import RULES, secrets
+from envbuild.image.checks.rules import RULES, check_image, secrets
 from envbuild.image.scan.models import GpuFile
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.audit.prebuilt import FileCode

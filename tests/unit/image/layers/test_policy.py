@@ -8,7 +8,7 @@ from envbuild.catalog import toml
 from envbuild.catalog.data import data_root
 from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ConfigurationError
-from envbuild.image.layers.policy import LayerPolicy, group_packages, layer_policy
+from envbuild.image.layers.groups import LayerPolicy, group_packages, layer_policy
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, read_lock
 
 ORDER = ["python", "cuda", "slow", "fast", "compiled", "components"]

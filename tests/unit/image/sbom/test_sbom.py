@@ -20,8 +20,7 @@ from envbuild.core.errors import CheckRefusedError, InternalError
 from envbuild.image.output import PlacedImage, verify
 from envbuild.image.record import ImageRecord
 from envbuild.image.sbom.inventory import inventory
-from envbuild.image.sbom.referrers import attach
-from envbuild.image.sbom.write import reports_of
+from envbuild.image.sbom.reports import attach, reports_of
 from envbuild.lock.lockfile import read_lock
 from envbuild.lock.models import LockedComponent
 from envbuild.oci.models import REF_NAME

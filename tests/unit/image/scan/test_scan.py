@@ -9,8 +9,8 @@ from helpers.wheels import record_digest
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
-from envbuild.image.scan.cache import scan_layer
 from envbuild.image.scan.models import read_listing
+from envbuild.image.scan.scan import scan_layer
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.single_layer import members_of
 from envbuild.store.local import LocalStore
