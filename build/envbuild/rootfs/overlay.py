@@ -101,7 +101,7 @@ def _one_layer(layers: Sequence[LayerBlob], index: int, above: Above, superseded
     blob, view = layers[index], LayerView(index, above)
     # Closing ends the thread that reads ahead, also where the caller stops early.
     with contextlib.closing(open_blob(blob)) as pieces, _refusals(layers, index, pieces):
-        for place, (member, content) in enumerate(read_tar(pieces, blob.limit_bytes)):
+        for place, (member, content) in enumerate(read_tar(pieces)):
             if superseded and (index, place) in superseded:
                 continue
             if view.add(member) and content is not None:

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from envbuild.core.digests import CHUNK_BYTES, canonical_json, is_digest, sha256_bytes, sha256_file, short
+from envbuild.core.digests import CHUNK_BYTES, canonical_json, is_digest, sha256_bytes, sha256_file
 
 
 def test_canonical_json_bytes():
@@ -19,7 +19,3 @@ def test_what_a_digest_looks_like():
     digest = sha256_bytes(b"")
     assert is_digest(digest)
     assert not any(map(is_digest, (digest[:-1], f"{digest}0", f"{digest}\n", digest.upper(), digest[7:], "")))
-
-
-def test_short_is_the_first_twelve_digits():
-    assert short("sha256:" + "0123456789abcdef" * 4) == "0123456789ab"

@@ -74,12 +74,6 @@ def test_an_error_that_replaces_an_interruption_on_purpose_stays_what_it_is():
     assert isinstance(explain(raised_by(stop)), BuildError)
 
 
-def test_errors_that_cause_each_other_are_no_endless_loop():
-    first, second = ValueError(), ValueError()
-    first.__context__, second.__context__ = second, first
-    assert not is_interruption(first)
-
-
 def run_main(work: str) -> subprocess.CompletedProcess[str]:
     """envbuild's main() with ``work`` as the body of its command."""
     body = "\n".join(f"    {line}" for line in work.strip().splitlines())

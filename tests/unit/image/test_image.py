@@ -1,7 +1,7 @@
 """What `envbuild image` prints of an image."""
 
 import pytest
-from unit.image.test_record import RECORD
+from helpers.placed_images import RECORD
 
 from envbuild.cli.image import _summary
 from envbuild.image.image import ImageResult

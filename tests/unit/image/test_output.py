@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.layer_tars import file, layout_of
-from unit.image.test_record import RECORD
+from helpers.placed_images import RECORD
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError

@@ -56,13 +56,3 @@ def test_config_has_start_and_creation_time(tmp_path):
         "Volumes": {"/data": {}},
     }
     assert len(config["history"]) == len(config["rootfs"]["diff_ids"])
-
-
-def test_image_is_the_same_for_the_same_input(tmp_path):
-    record, _ = layer(tmp_path, "base")
-    again = RunConfig(
-        environment=("PATH=/bin",), command=("/bin/bash",), labels=(("a", "first"), ("z", "last")), volumes=("/data",)
-    )
-    one = make_oci(CONFIG, "linux/amd64", [record], epoch=5)
-    assert one == make_oci(again, "linux/amd64", [record], epoch=5)
-    assert one.digest != make_oci(CONFIG, "linux/amd64", [record], epoch=6).digest

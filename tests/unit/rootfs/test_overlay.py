@@ -10,15 +10,6 @@ from envbuild.rootfs.overlay import Overlay, merged, superseded_in
 D = "(directory)"
 
 
-def test_the_upper_layer_holds(tmp_path):
-    low = layer(tmp_path, folder("etc"), file("etc/a", b"low"), file("etc/b", b"kept"))
-    up = layer(tmp_path, folder("etc", 0o700), file("etc/a", b"up"))
-    assert seen(low, up) == {"etc": D, "etc/a": "up", "etc/b": "kept"}
-    modes = {member.name: (member.mode, member.layer) for member, _ in merged([low, up])}
-    assert modes["etc"] == (0o700, 1)
-    assert modes["etc/b"] == (0o644, 0)
-
-
 def test_names_come_without_dots_and_slashes(tmp_path):
     assert seen(layer(tmp_path, folder("./"), folder("./a/"), file("./a//b", b"1"))) == {"a": D, "a/b": "1"}
 
@@ -236,14 +227,6 @@ def test_folders_of_the_caller_are_yielded_last(tmp_path):
     low = layer(tmp_path, folder("srv", 0o700), symlink("app", "srv/x"), file("f", b"1"))
     found = seen(low, overlay=Overlay(folders=["srv/a/b", "app", "app/deep", "f/x"]))
     assert found == {"srv": D, "srv/a": D, "srv/a/b": D, "app": "-> srv/x", "f": "1"}
-
-
-def test_content_that_is_not_read_is_passed_over(tmp_path):
-    one = layer(tmp_path, file("a", b"1" * 5000), file("b", b"2" * 700), file("c", b"3"))
-    found = {}
-    for member, content in merged([one]):
-        found[member.name] = bytes(next(content.pieces()))[:1] if member.name != "a" else b""
-    assert found == {"a": b"", "b": b"2", "c": b"3"}
 
 
 def test_stopping_early_ends_the_reading(tmp_path):

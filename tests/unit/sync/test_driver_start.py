@@ -55,10 +55,6 @@ def test_a_driver_is_imported_with_the_variables_of_ranks(start):
     assert start(source, Device.CPU) == ""
 
 
-def test_asking_whether_there_is_a_gpu_starts_nothing_and_the_answer_is_yes(start):
-    assert start(f"{ASKS}pass\nelse:\n    raise ImportError('no GPU')\n") == ""
-
-
 @pytest.mark.parametrize(
     "source",
     [

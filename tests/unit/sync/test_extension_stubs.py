@@ -100,8 +100,3 @@ def test_the_python_code_around_a_module_comes_from_its_sources(tmp_path):
     found = try_imports({"lib-ssm": ("lib",)}, probe_of(tmp_path, str(tmp_path / "venv/bin/python")), SilentReporter())
     assert (found.imported, found.failed) == (("lib",), ())
     assert InstalledPackages(folder).of_module("lib") == "lib-ssm"
-
-
-def test_without_stubs_an_environment_stays_as_it_is(tmp_path):
-    write_stubs({}, {}, tmp_path)
-    assert list(tmp_path.iterdir()) == []

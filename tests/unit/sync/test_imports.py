@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 from helpers.import_probe import here, probe_of
 
-from envbuild.catalog.models import Target
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.inputs.request import is_curable
 from envbuild.sync import install_target
 from envbuild.sync.driver_start import make_stub
-from envbuild.sync.imports import Absent, check_environment, try_imports
+from envbuild.sync.imports import Absent, try_imports
 from envbuild.sync.install_target import InconclusiveError
 
 
@@ -60,21 +59,6 @@ def test_a_module_that_another_is_below_is_imported_by_it(tmp_path):
         check({"a": ("json", "json.no_such_part", "nope", "nope.part")}, tmp_path)
     assert caught.value.what == "3 of 4 modules of the stack do not import"
     assert "json (a)" not in caught.value.why
-
-
-def test_cause_that_a_caught_import_hides_is_shown(tmp_path, python_with):
-    """As with nvidia-modelopt 0.35 and torch 2.10: what is raised last is "cannot import name"."""
-    python = python_with(
-        app="try:\n    import lib.sub\nexcept Exception:\n    pass\nimport lib.sub.leaf as leaf\n",
-        lib__main="",
-        lib__sub__leaf="",
-        lib__sub__init="",
-    )
-    (tmp_path / "modules/lib/sub/init.py").rename(tmp_path / "modules/lib/sub/__init__.py")
-    (tmp_path / "modules/lib/sub/__init__.py").write_text("import lib.sub.leaf\nraise AttributeError('the cause')\n")
-    with pytest.raises(CheckRefusedError) as caught:
-        check({"a": ("app",)}, tmp_path, python)
-    assert "AttributeError: the cause" in caught.value.why
 
 
 def test_neither_the_current_directory_nor_the_environment_helps(tmp_path, monkeypatch):
@@ -338,22 +322,4 @@ def test_placeholders_are_not_checked(tmp_path, python_with):
     }
 
 
-def test_a_module_may_print_what_it_likes(tmp_path, python_with):
-    python = python_with(loud="import atexit\nprint('envbuild-import: {}')\nprint('no newline', end='')\n")
-    assert check({"a": ("loud",)}, tmp_path, python).imported == ("loud",)
-
-
 # ---- the target
-
-
-@pytest.mark.parametrize(
-    ("sm", "expected"),
-    [(("90",), "9.0"), (("100", "103"), "10.0;10.3"), (("90a", "100f", "120"), "9.0a;10.0f;12.0"), (("75",), "7.5")],
-)
-def test_the_architectures_of_a_target_in_torchs_words(sm, expected):
-    target = Target(summary="x", device="cuda", sm=sm, platform="linux/amd64")
-    assert check_environment(target) == {"TORCH_CUDA_ARCH_LIST": expected}
-
-
-def test_a_target_without_gpus_asks_for_none():
-    assert check_environment(Target(summary="x", device="cpu", platform="linux/amd64")) == {}

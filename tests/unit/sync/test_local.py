@@ -70,18 +70,6 @@ def run(lock, tmp_path, *phases, into="venv"):
     )
 
 
-def test_sync_installs_and_imports(lock, tmp_path, calls):
-    done = run(lock, tmp_path)
-    venv, arguments, phases = calls["install"]
-    assert (venv, arguments, phases) == (
-        str(tmp_path / "venv"),
-        ["--find-links", str(tmp_path / "wheels")],
-        ["main", "compile", "git"],
-    )
-    assert calls["imports"] == {"torch": ("torch",)}
-    assert (done.imported, done.not_checked) == (("torch",), ())
-
-
 def test_a_place_that_cannot_be_written_is_refused_before_uv_runs(lock, tmp_path, calls):
     (tmp_path / "file").touch()
     with pytest.raises(MachineError, match="file/venv"):

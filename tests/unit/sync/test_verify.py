@@ -132,15 +132,6 @@ def test_a_result_is_kept_by_lock_and_place(verifier, lock, tmp_path):
     assert len(place.trials) == 2
 
 
-def test_a_place_that_cannot_be_had_is_tried_once(verifier, lock, tmp_path):
-    gone, good = imported("gone", prepare=MachineError("no")), imported("good")
-    verify = verifier(gone, good)
-    verify(Selected(), lock)
-    make_lock(tmp_path / "another", main="torch==2.13.0+cpu\n")
-    verify(Selected(), read_lock(tmp_path / "another"))
-    assert (gone.prepared, len(good.trials)) == (1, 2)
-
-
 def test_an_import_that_fails_is_a_finding_with_its_packages_and_is_kept(verifier, lock, tmp_path, monkeypatch):
     place = broken("here")
     (finding,) = verifier(place)(Selected(), lock).findings

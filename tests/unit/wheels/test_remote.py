@@ -1,7 +1,6 @@
 """Wheels from and for a remote store: a directory here; servers are in tests/integration."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,6 @@ from helpers.notes import Notes
 from helpers.stores import keep_wheel
 from unit.wheels.plans import compile_lock
 from unit.wheels.test_key import PARTS
-from unit.wheels.test_plan import GPU
 from unit.wheels.test_wheelhouse import taken, wanted
 
 from envbuild import __version__
@@ -343,24 +341,3 @@ def test_a_lock_takes_wheels_that_only_a_remote_store_has(machine, tmp_path, mon
     (tmp_path / "share/entries" / KIND / f"{exact.record.key.removeprefix('sha256:')}.json").unlink()
     assert takes() == older.record.key
     assert two.noted("not taken", "cannot be read")
-
-
-def test_a_lock_without_wheels_anywhere_plans_nothing(machine, tmp_path, monkeypatch):
-    from envbuild.wheels.cache import reuse
-
-    lock, two = compile_lock(tmp_path / "lock"), machine("two")
-    machine("one").keep(PARTS.model_copy(update={"sdist": "sha256:" + "7" * 64}))
-    monkeypatch.setattr(reuse, "plan_wheels", lambda *given: pytest.fail("nothing is there to be planned"))
-    assert taken(lock, two.store, monkeypatch, GPU, remotes=[two.remote]) == {}
-
-
-def test_find_notes_the_use_of_an_entry(machine):
-    one = machine("one")
-    kept = one.keep()
-    os.utime(kept.path, (0, 0))
-    list(one.wheelhouse.all())
-    one.wheelhouse.problems()
-    assert kept.path.stat().st_mtime == 0, "looking is no use"
-    one.wheelhouse.find(PARTS.key)
-    assert kept.path.stat().st_mtime > 1e9
-    assert entry_index.find_damage(kept.path) == ""

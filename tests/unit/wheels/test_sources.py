@@ -38,12 +38,6 @@ def test_sdist_in_the_store_is_not_looked_up(sources, tmp_path, monkeypatch):
     assert sources.build_requires(SourceOrigin(package="k", version="1.0", sdist=digest)) == ("ninja", "torch")
 
 
-def test_an_sdist_without_pyproject_has_the_usual_requirements(sources, tmp_path):
-    assert sources.build_requires(SourceOrigin(package="k", version="1.0", sdist=put(sources, sdist(tmp_path)))) == (
-        "setuptools>=40.8.0",
-    )
-
-
 def test_of_a_folder_of_a_repository_its_own_pyproject_counts(sources, tmp_path, monkeypatch):
     inner = {"python/pyproject.toml": '[build-system]\nrequires = ["ninja"]\n', "python/deep/pyproject.toml": "x"}
     archive = make_sdist(tmp_path, "k", "1.0", pyproject='[build-system]\nrequires = ["top"]\n', files=inner)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -23,9 +24,8 @@ from envbuild.rootfs import gzip_writer
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.layer_writer import EPOCH, LayerWriter, Rights, kept_rights
-from envbuild.rootfs.overlay import Overlay
-from envbuild.rootfs.single_layer import members_of
-from envbuild.rootfs.unpack import unpack
+from envbuild.rootfs.overlay import Entry, Overlay, merged
+from envbuild.rootfs.unpack import write_members
 from envbuild.store.local import place_with_devices, temporary_store
 
 ROOTFS = "rootfs"
@@ -81,9 +81,10 @@ def build(folder: Path, base: Base, name: str, mirror: str | None, log: Path, re
     ):
         _mmdebstrap(Making(archive, work, log), base, name, sources, reporter)
     with reporter.step(f"unpack and scrub base {name}"):
-        rights = read_rights(archive)
+        rights: dict[str, Rights] = {}
+        blob = LayerBlob(file=archive, called=f"the tar of base {name}")
         rootfs.mkdir()
-        unpack([LayerBlob(file=archive, called=f"the tar of base {name}")], rootfs, Overlay(emptied=("dev",)))
+        write_members(with_rights(merged([blob], Overlay(emptied=("dev",))), rights), rootfs)
         archive.unlink()
         scrub(rootfs, scrub_patterns())
     with reporter.step(f"write the layer of base {name}"), LayerWriter(file, EPOCH) as writer:
@@ -171,10 +172,11 @@ def failure(finished: Finished, name: str, base: Base, to: Making) -> EnvbuildEr
     )
 
 
-def read_rights(archive: Path) -> dict[str, Rights]:
-    """Mode, owner and group of every member of a tar."""
-    members = members_of(LayerBlob(file=archive))
-    return {member.name: Rights(member.mode, member.uid, member.gid) for member, _ in members}
+def with_rights(entries: Iterator[Entry], rights: dict[str, Rights]) -> Iterator[Entry]:
+    """The same members; mode, owner and group of each are noted."""
+    for member, content in entries:
+        rights[member.name] = Rights(member.mode, member.uid, member.gid)
+        yield member, content
 
 
 @cache

@@ -105,7 +105,7 @@ class SourceWriter:
         if plan is None:
             recipe = self.selection.catalog.wheel_recipe(origin.package)
             # A value with a placeholder ({sm}, {cuda_major}) is about GPU code, of which there is none here.
-            return values | {name: item.value for name, item in recipe.variables.items() if "{" not in item.value}
+            return values | {name: stated.value for name, stated in recipe.variables.items() if "{" not in stated.value}
         values |= {"PYTORCH_NVCC": f"{home}/bin/nvcc", "TORCH_CUDA_ARCH_LIST": plan.asked.torch_list()}
         if plan.parts.headers:
             packages = f"{VENV}/lib/python{self.selection.base.python.version}/site-packages"

@@ -115,9 +115,11 @@ class _Export:
         (self.staged / "lock").mkdir()
         writer = SourceWriter(lock=directory, selection=selection, sources=sources, folder=self.staged, work=work)
         ready = {canonicalize_name(name) for name in wheels}
-        origins = {name: item for name, item in buildable(directory).items() if canonicalize_name(name) not in ready}
+        origins = {
+            name: origin for name, origin in buildable(directory).items() if canonicalize_name(name) not in ready
+        }
         compiled = writer.compiled(origins) if origins else None
-        trees = [writer.tree(item) for item in self._git_origins({*ready, *buildable(directory)})]
+        trees = [writer.tree(origin) for origin in self._git_origins({*ready, *buildable(directory)})]
         done = {*ready, *origins, *(tree.name for tree in trees)}
         config, carried = run_config(self.parts), self.base.record.config.environment
         phases, own = self._write_phases(done)

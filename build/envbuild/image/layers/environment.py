@@ -16,17 +16,28 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import Device
 from envbuild.catalog.stack import Driver
 from envbuild.core import sandbox
+from envbuild.core.background import interruptible
 from envbuild.core.digests import digest_of, sha256_bytes, sha256_file, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.exit_status import describe_status, tail
 from envbuild.core.files import machine_errors, make_private, remove_tree, write_atomic
+from envbuild.core.progress import SilentReporter
 from envbuild.core.sandbox import Bind
 from envbuild.image.base import StoredBase
 from envbuild.image.layers.dist_info import check_against, distributions
 from envbuild.image.layers.groups import LayerPlan, plan_layers
 from envbuild.image.layers.install import LAYER_FILE, TREE, LayerMaker
-from envbuild.image.layers.sandbox import INSIDE_LOADED, INSIDE_PROBE, INSIDE_RUNNER, LOADED_PROBE, VENV, InstallSandbox
+from envbuild.image.layers.sandbox import (
+    INSIDE_LOADED,
+    INSIDE_PROBE,
+    INSIDE_RUNNER,
+    LOADED_PROBE,
+    VENV,
+    InstallSandbox,
+    builder_paths,
+)
 from envbuild.image.record import EnvironmentLayerRecord, EnvironmentRecord
+from envbuild.image.scan.scan import scan_stored
 from envbuild.lock.lockfile import LockDirectory, snapshot
 from envbuild.rootfs.layer import Layer
 from envbuild.store.local import LocalStore
@@ -112,9 +123,15 @@ def make_environment(inputs: EnvironmentInputs, context: Context) -> StoredEnvir
     def build(folder: Path) -> None:
         logs = store.root / "logs" / f"environment-{short(key)}"
         remove_tree(logs)
-        with open_maker(inputs, "environment", logs, context) as maker:
+        with open_maker(inputs, "environment", logs, context) as maker, interruptible(1) as scanner:
+            # Layers are read while others are installed; what goes wrong with it is reported when the image is checked.
+            def read(layer: Layer) -> None:
+                scanner.submit(scan_stored, layer, builder_paths(store), LocalStore(store.root, SilentReporter()))
+
+            for layer in inputs.base.layers:
+                read(layer)
             for plan in plans:
-                _add_layer(maker, plan, store)
+                read(_add_layer(maker, plan, store))
             record = _tried(maker, plans, inputs)
         write_atomic(folder / RECORD_FILE, dump(record))
 
@@ -151,12 +168,13 @@ def open_maker(inputs: EnvironmentInputs, label: str, logs: Path, context: Conte
         )
 
 
-def _add_layer(maker: LayerMaker, plan: LayerPlan, store: LocalStore) -> None:
+def _add_layer(maker: LayerMaker, plan: LayerPlan, store: LocalStore) -> Layer:
     """Put a layer over those below it; made when it is not in the store."""
     # Removes a layer without its tree, so that it is made anew by the next line.
     _find_layer(store, plan)
     path = store.get_or_build(LAYERS, plan.key, partial(maker.make, plan)).path
     maker.assembly.add(plan.name, path / TREE)
+    return _layer(path)
 
 
 def _find_layer(store: LocalStore, plan: LayerPlan) -> Path | None:

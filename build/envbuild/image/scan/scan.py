@@ -15,6 +15,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -37,7 +38,9 @@ from envbuild.image.scan.packages import (
     python_package,
     recorded,
 )
+from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.members import Kind, Member
+from envbuild.rootfs.single_layer import members_of
 from envbuild.rootfs.stream import Content
 from envbuild.store.local import LocalStore
 from envbuild.wheels.audit.binary import ELF_MAGIC
@@ -58,6 +61,11 @@ KINDS = {
     Kind.BLOCK: "b",
     Kind.FIFO: "p",
 }
+
+
+def scan_stored(layer: Layer, builder_paths: Sequence[str], store: LocalStore) -> CachedScan:
+    """The scan of a layer that is made here; see :func:`scan_layer`."""
+    return scan_layer(layer.record.name, layer.record.digest, partial(members_of, layer.blob), builder_paths, store)
 
 
 def read_layer(

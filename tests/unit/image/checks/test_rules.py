@@ -188,19 +188,6 @@ def test_compiled_code_must_be_exactly_the_target(tmp_path):
     assert findings == ["kernels contains sm_80, sm_90; compiled for the target is sm_90"]
 
 
-def test_text_with_the_name_of_a_library_is_not_one(tmp_path):
-    assert found(facts(tmp_path, file("a/libnccl.so.2", b"INPUT(x)"), file("b/libnccl.so.2", ELF))) == {}
-
-
-def test_names_of_layers_do_not_reach_the_terminal_raw(tmp_path):
-    reporter = Notes()
-    planted = facts(tmp_path, file("usr/bin/\x1b]0;owned\x07\ncaches: fine", b"x", mode=0o4755))
-    (line,) = error_of(CheckRefusedError, check_image, planted, (), SilentReporter()).why.splitlines()
-    assert line.startswith("setuid: /usr/bin/\\x1b]0;owned\\x07\\ncaches: fine has mode")
-    check_image(planted, ("setuid",), reporter)
-    assert reporter.lines == [f"note: {line}"]
-
-
 def test_a_variable_names_what_is_there(tmp_path):
     inside = VENV.lstrip("/")
     items = [file(f"{inside}/lib/python3.11/site-packages/nvidia/nccl/lib/libx.so", b"x")]

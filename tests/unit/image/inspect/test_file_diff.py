@@ -31,10 +31,6 @@ def differences(tmp_path, old, new, *, times=False):
     return [difference.line() for difference in different_files(first, second, times=times)]
 
 
-def test_same_files_in_other_layers_are_the_same(tmp_path):
-    assert differences(tmp_path, [BASE], [BASE[:2], BASE[2:]]) == []
-
-
 def test_hidden_files_do_not_count(tmp_path):
     hidden = [folder("etc"), file("etc/gone", b"x")]
     assert differences(tmp_path, [BASE], [hidden, [*BASE, file("etc/.wh.gone")]]) == []

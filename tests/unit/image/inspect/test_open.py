@@ -12,7 +12,7 @@ import tarfile
 import pytest
 from helpers.errors import error_of
 from helpers.layer_tars import file, folder, layout_of, tar_of
-from unit.image.test_record import RECORD
+from helpers.placed_images import RECORD
 
 from envbuild.core.digests import canonical_json, sha256_bytes
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
@@ -98,12 +98,6 @@ def test_record_next_to_an_image_counts_if_it_is_of_that_image(made, scratch):
     (made / "record.json").write_bytes(dump(image.record.model_copy(update={"oci_digest": "sha256:other"})))
     again = open_image(str(made), scratch)
     assert (again.record, again.components, again.labels) == (None, (), {"envbuild.stack": "s"})
-
-
-@pytest.mark.parametrize("name", ["nothing", "nothing:tag", "nothing/at/all"])
-def test_missing_image_is_named_in_the_error(name, scratch, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert "does not exist" in error_of(ConfigurationError, open_image, name, scratch).why
 
 
 @pytest.mark.parametrize("name", ["", ":tag"])
@@ -292,13 +286,6 @@ def test_sqsh_whose_names_fill_the_memory_is_refused(tmp_path, scratch, monkeypa
     with pytest.raises(CheckRefusedError, match=r"read as an image|cannot read") as caught:
         contents_of(open_image(str(tmp_path / "names.sqsh"), scratch))
     assert "out of memory" in caught.value.why
-
-
-def test_sqsh_whose_name_begins_with_a_dash_is_read(tmp_path, scratch, pack, monkeypatch):
-    put(tmp_path / "tree/etc/environment", "A=b\n")
-    pack().rename(tmp_path / "--help")
-    monkeypatch.chdir(tmp_path)
-    assert open_image("--help", scratch).variables == {"A": "b"}
 
 
 def compressed(tmp_path, tar, form):

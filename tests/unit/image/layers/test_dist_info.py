@@ -31,14 +31,6 @@ def info(tmp_path):
     return folder
 
 
-def test_rows_are_paths_and_hashes(info):
-    assert rows(info)[:3] == [
-        ("my/__init__.py", "a"),
-        ("odd,name.py", "b"),
-        ("../../../bin/my", "c"),
-    ]
-
-
 def test_infos_are_found_by_canonical_name(info):
     assert infos(info.parent, {"my-tool", "other"}) == {"my-tool": info}
     assert infos(info.parent, {"other"}) == {}

@@ -52,12 +52,6 @@ def test_every_package_of_the_shipped_locks_is_in_one_layer(path):
     assert "megatron-core" in found["components"]
 
 
-def test_grouping_leaves_out_layers_without_packages(tmp_path):
-    make_lock(tmp_path)
-    found = group_packages(read_lock(tmp_path), layer_policy())
-    assert found == {"cuda": ["torch"], "fast": ["uvicorn"], "components": ["megatron-core"]}
-
-
 def test_components_from_git_are_of_their_phase(tmp_path):
     lock = make_lock(tmp_path)
     (tmp_path / PHASE_FILES["git"]).write_text("own @ git+https://x/own@abc\nkernels @ git+https://x/k@def\n")

@@ -9,10 +9,10 @@ from cyclonedx.validation.json import JsonStrictValidator
 from helpers.errors import error_of
 from helpers.layer_tars import file, layout_of
 from helpers.locks import make_lock
+from helpers.placed_images import RECORD
 from helpers.scans import SITE, package, scanned
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
-from unit.image.test_record import RECORD
 
 from envbuild.catalog.stack import Phase
 from envbuild.core.digests import sha256_bytes, sha256_file

@@ -92,11 +92,6 @@ def test_large_files_are_read_for_places_only(tmp_path):
     assert [hit.path for hit in kept.scan.places] == ["big"]
 
 
-def test_a_file_may_end_with_a_place(tmp_path):
-    kept = scanned(tmp_path, file("a", b"x /data/build/store"), file("b", b"\x7fELF /data/build/store"))
-    assert [hit.path for hit in kept.scan.places] == ["a", "b"]
-
-
 def test_extended_attributes_are_noted(tmp_path):
     import tarfile
 
