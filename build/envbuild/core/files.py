@@ -23,6 +23,9 @@ PRIVATE = 0o700
 # ioctl_ficlone(2), and what it says between two file systems and on those that have no clones.
 FICLONE = 0x40049409
 _NO_CLONE = (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EPERM)
+# Of link(2): another disk; a file system without links, or a file of another account (proc(5), protected_hardlinks);
+# too many links to one file (ext4: 65,000).
+NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 LOW_SPACE_BYTES = 64 * 1024 * 1024
 LOW_FILES = 64
 # How often a tree is removed into which an ending program still writes, and the seconds in between.
@@ -224,9 +227,7 @@ def link_or_copy(source: Path, destination: Path) -> None:
         try:
             os.link(source, temporary)
         except OSError as error:
-            # Another disk; a file system without links, or a file of another account (proc(5), protected_hardlinks);
-            # too many links to one file.
-            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            if error.errno not in NO_LINK:
                 raise
             shutil.copy2(source, temporary)
 

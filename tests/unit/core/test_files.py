@@ -148,12 +148,6 @@ def test_link_or_copy_copies_where_links_are_refused(tmp_path, monkeypatch, numb
     assert entries(tmp_path) == ["copy", "source"]
 
 
-def test_link_or_copy_without_its_source_leaves_nothing(tmp_path):
-    with pytest.raises(MachineError):
-        link_or_copy(tmp_path / "missing", tmp_path / "copy")
-    assert entries(tmp_path) == []
-
-
 def test_clone_or_copy_makes_a_file_of_its_own(tmp_path):
     source, copy = tmp_path / "source", tmp_path / "place" / "copy"
     source.write_text("content")
@@ -220,13 +214,6 @@ def test_remove_tree_does_not_follow_links(tmp_path):
     remove_tree(tmp_path / "link")
     assert entries(tmp_path) == ["outside"]
     assert stat.S_IMODE(outside.stat().st_mode) == 0o555
-
-
-def test_space_is_low_looks_at_the_nearest_folder_that_exists(tmp_path, monkeypatch):
-    assert files.space_is_low(tmp_path / "not" / "there") is False
-    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
-    monkeypatch.setattr(files, "LOW_SPACE_BYTES", free * 2)
-    assert files.space_is_low(tmp_path / "not" / "there") is True
 
 
 def test_a_tree_that_is_still_written_to_is_removed(tmp_path, monkeypatch):

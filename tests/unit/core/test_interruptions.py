@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.cli.report import explain
-from envbuild.core.errors import BuildError, InterruptedByUserError, MachineError
+from envbuild.core.errors import BuildError, InterruptedByUserError
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.core.interruptions import has_come, is_interruption, refuse_hidden_interruption, stoppable
+from envbuild.core.interruptions import has_come, refuse_hidden_interruption, stoppable
 
 
 def close_twice(path: Path) -> None:
@@ -55,13 +55,6 @@ def test_error_raised_from_an_interruption_is_one_too(tmp_path):
     assert explain(error).exit_code == 130
     with pytest.raises(KeyboardInterrupt):
         refuse_hidden_interruption(error)
-
-
-def test_other_errors_are_not_interruptions(tmp_path):
-    error = raised_by(lambda: os.close(987_654))
-    assert not is_interruption(error)
-    refuse_hidden_interruption(error)
-    assert isinstance(explain(error), MachineError)
 
 
 def test_an_error_that_replaces_an_interruption_on_purpose_stays_what_it_is():

@@ -157,20 +157,6 @@ def test_run_large_input_and_output_do_not_deadlock(tmp_path):
     assert (tmp_path / "log").read_bytes() == b"$ cat\n" + data
 
 
-def test_run_timeout_kills_grandchildren_too(tmp_path, end_time):
-    seen: list[int] = []
-
-    def watch(_line: str) -> None:
-        seen.extend(family(tmp_path))
-        end_time()
-
-    with pytest.raises(BuildError, match="ran longer than 1000 s") as caught:
-        run(python(f"print(flush=True)\n{FAMILY}", tmp_path), what="try", on_line=watch, options=LIMITED)
-    assert "import os" in caught.value.why
-    assert len(seen) == 2
-    wait_until(lambda: not any(map(alive, seen)))
-
-
 def test_run_timeout_kills_a_grandchild_that_ignores_sigterm(tmp_path, end_time):
     stubborn = FAMILY.replace("name =", "child or signal.signal(signal.SIGTERM, signal.SIG_IGN)\nname =")
     pids: list[int] = []
@@ -382,18 +368,6 @@ def test_stopping_background_work_ends_its_program_and_the_next_ones(tmp_path):
         begun.result(timeout=300)
 
 
-def test_stopping_background_work_leaves_other_programs_alone():
-    reading, writing = os.pipe()
-    other = run_in_background(lambda: run(["cat"], what="wait", options=ProcessOptions(stdin=reading)).status)
-    begun = run_in_background(lambda: run(["sleep", "3600"], what="sleep"))
-    wait_until(lambda: len(spawn.running) == 2)
-    begun.stop()
-    with pytest.raises(BuildError):
-        begun.result(timeout=300)
-    os.close(writing)
-    assert other.result(timeout=300) == 0
-
-
 WARNS = "echo 'warning: setlocale: LC_ALL: cannot change locale (de_DE.UTF-8)' >&2; echo 'tool 1.2'; echo \"$LC_ALL\""
 
 
@@ -451,11 +425,3 @@ def test_full_disk_is_the_one_that_a_program_could_not_write_to(tmp_path, monkey
     assert exit_status.full_disk(line, work) == work, "what is named inside a sandbox is not there"
     full.add(work)
     assert exit_status.full_disk(line, work) == work
-
-
-def test_address_is_no_path_of_a_full_disk(tmp_path, monkeypatch):
-    # pathlib keeps two slashes: //host/simple is below //.
-    monkeypatch.setattr(exit_status, "space_is_low", lambda path: path in (Path("/"), Path("//")))
-    line = "cannot write what https://host:80/simple/x.whl sends: No space left on device"
-    assert exit_status.full_disk(line, tmp_path) == tmp_path
-    assert exit_status.full_disk("file:///nowhere/x: No space left on device", tmp_path) == Path("/")

@@ -90,14 +90,6 @@ def test_layer_keeps_hard_links_and_stores_their_content_once(tmp_path):
     assert (members["usr/second"].islnk(), members["usr/second"].linkname) == (True, "usr/first")
 
 
-def test_layer_of_a_file_linked_from_elsewhere_is_a_plain_file(tmp_path):
-    """uv hard-links from its cache; the layer must not know."""
-    tree = make_tree(tmp_path / "tree", [b"a"])
-    before = digest(tmp_path, tree)
-    os.link(tree / "a", tmp_path / "cached")
-    assert digest(tmp_path, tree) == before
-
-
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_layer_with_plain_modes_does_not_depend_on_the_umask(tmp_path, umask):
     old = os.umask(umask)

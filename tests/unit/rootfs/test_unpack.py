@@ -96,11 +96,6 @@ def test_unpack_does_not_follow_a_link_in_the_way(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["root"]
 
 
-def test_unpack_of_a_very_deep_path(tmp_path, blobs):
-    root = unpacked(tmp_path, layer(blobs, file("/".join("d" * 256), b"1")))
-    assert (root / "/".join("d" * 256)).read_bytes() == b"1"
-
-
 def test_unpack_refuses_a_directory_with_something_in_it(tmp_path, blobs):
     (tmp_path / "root").mkdir()
     (tmp_path / "root/x").touch()

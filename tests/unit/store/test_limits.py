@@ -116,16 +116,6 @@ def test_pages_of_too_many_bytes(monkeypatch):
     assert len(asked) < tags.MOST_ANSWERS
 
 
-def test_pages_for_too_long(monkeypatch):
-    monkeypatch.setattr(tags, "MOST_SECONDS", -1.0)
-    with (
-        answering(pages(lambda _: {"tags": []})) as (there, asked),
-        pytest.raises(NetworkError, match="does not end"),
-    ):
-        list_tags(there)
-    assert len(asked) == 1
-
-
 def test_pages_that_end_are_read():
     def answer(method: str, path: str, body: bytes) -> Reply:
         last = "last=" in path

@@ -105,14 +105,6 @@ def rewrite(folder: Path) -> None:
     (folder / "file").write_text("anew")
 
 
-def test_rebuild_takes_the_place_of_the_entry(store):
-    store.get_or_build("image", KEY, fill)
-    entry = store.rebuild("image", KEY, rewrite)
-    assert entry.built
-    assert (entry.path / "file").read_text() == "anew"
-    assert staged(store) == []
-
-
 def test_rebuild_that_raises_keeps_the_entry(store):
     store.get_or_build("image", KEY, fill)
 

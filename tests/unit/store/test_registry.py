@@ -149,14 +149,6 @@ def test_a_token_that_is_refused_is_a_network_error(server, other, tmp_path):
     assert "wrong" not in str(refused.value.as_json())
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff"])
-def test_token_server_without_a_token_is_refused(server, other, tmp_path, body):
-    with_tokens(server, other)
-    other.answer = lambda *_: (200, {}, body)
-    with pytest.raises(NetworkError, match="gives no token"):
-        opened(server, login(tmp_path, server, {"auth": BASIC})).ask("GET", "manifests/a", accept=(200,))
-
-
 def test_credentials_do_not_go_to_a_place_without_tls(server, tmp_path):
     challenge = 'Bearer realm="http://tokens.example.org/token",service="tests"'
     server.answer = lambda *_: (401, {"WWW-Authenticate": challenge}, b"")
@@ -233,13 +225,6 @@ def test_a_message_of_a_registry_is_one_line_of_text(server, tmp_path):
     assert len(refused.value.why) < 500
 
 
-def test_a_file_that_became_longer_there_is_not_taken_whole(server, tmp_path):
-    server.answer = lambda *_: (200, {}, b"x" * (5 << 20))
-    to = tmp_path / "file"
-    opened(server, {"HOME": str(tmp_path)}).download("blobs/x", 7, to)
-    assert 7 < to.stat().st_size <= transfer.CHUNK_BYTES
-
-
 def trickling(server, monkeypatch, seconds=0.2):
     """Its bodies come byte by byte; what is a minute otherwise is an instant."""
     monkeypatch.setattr(transfer, "SLOW_SECONDS", seconds)
@@ -262,14 +247,6 @@ def test_registry_that_trickles_is_given_up(server, tmp_path, monkeypatch, askin
         asking(opened(server, {"HOME": str(tmp_path)}), tmp_path)
     assert "bytes a second for" in slow.value.why
     assert len(server.requests) == registry.RETRIES + 1
-
-
-def test_token_server_that_trickles_is_given_up(server, other, tmp_path, monkeypatch):
-    with_tokens(server, other)
-    trickling(other, monkeypatch)
-    other.answer = lambda *_: (200, {}, b"x" * 5000)
-    with pytest.raises(NetworkError, match="cannot be reached"):
-        opened(server, login(tmp_path, server, {"auth": BASIC})).ask("GET", "manifests/a", accept=(200,))
 
 
 def test_a_slow_registry_is_waited_for(server, tmp_path, monkeypatch):
@@ -327,35 +304,6 @@ def raw_server(answer):
                 listener.shutdown(socket.SHUT_RDWR)
 
     return running()
-
-
-def drip(connection, head, drops):
-    connection.sendall(head)
-    while True:
-        for drop in drops:
-            connection.sendall(drop)
-            time.sleep(0.02)
-
-
-@pytest.mark.parametrize(
-    ("head", "drops"),
-    [
-        (b"HTTP/1.1 200 OK\r\nX: ", [b"x"]),
-        (b"HTTP/1.1 200 OK\r\n", [b"X: y\r\n"]),
-        (b"", [b"HTTP/1.1 100 Continue\r\n\r\n"]),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;", [b"x"]),
-    ],
-    ids=["a header", "headers", "continue", "a chunk's head"],
-)
-@pytest.mark.parametrize("asking", [ask, download])
-def test_registry_that_trickles_in_any_answer_is_given_up(tmp_path, monkeypatch, head, drops, asking):
-    monkeypatch.setattr(transfer, "SLOW_SECONDS", 0.1)
-    monkeypatch.setattr(registry, "HEAD_SECONDS", 0.3)
-    with (
-        raw_server(lambda connection: drip(connection, head, drops)) as server,
-        pytest.raises(NetworkError, match="cannot be reached"),
-    ):
-        asking(opened(server, {"HOME": str(tmp_path)}), tmp_path)
 
 
 def test_a_file_that_is_whole_is_not_asked_for_again(tmp_path):

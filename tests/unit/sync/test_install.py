@@ -150,14 +150,6 @@ def test_install_failure_is_named_by_its_cause(tmp_path, output, kind):
     assert "compile.txt" not in str(recorder.commands)
 
 
-@pytest.mark.parametrize("phase", ["main", "compile"])
-def test_a_failed_compile_names_the_command_that_brings_a_toolkit(tmp_path, phase):
-    recorder = Recorder(failing=f"{phase}.txt", output="error: Failed to build `kernels`")
-    with pytest.raises(BuildError) as caught:
-        run_install(lock_with(tmp_path, main=1, compile=1, git=0), tmp_path, recorder)
-    assert ("`envbuild wheels`" in caught.value.fix) == (phase == "compile")
-
-
 def test_missing_python_is_an_error_of_the_machine(tmp_path):
     recorder = Recorder(failing=" venv ", output="error: No interpreter found for Python 3.99 in virtual environments")
     with pytest.raises(MachineError, match=r"Python 3\.99 is missing on this machine"):

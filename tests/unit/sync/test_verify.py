@@ -181,13 +181,6 @@ def test_without_a_place_nothing_is_verified(verifier, lock):
     assert caught.value.fix.endswith("\nenvbuild lock --no-verify")
 
 
-def test_a_command_is_refused_at_once_where_no_place_is_in_sight(verifier):
-    verifier(imported("a", problem="no bwrap"), imported("b")).require_place(Selected())
-    with pytest.raises(MachineError) as caught:
-        verifier(imported("a", problem="no bwrap"), imported("b", problem="old glibc")).require_place(Selected())
-    assert caught.value.why == "a: no bwrap\nb: old glibc"
-
-
 def test_a_place_is_made_while_a_lock_is(verifier, lock):
     """And what prevents it is known then; the cure of what failed inside is shown."""
     good = imported("good")

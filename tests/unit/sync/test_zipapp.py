@@ -9,7 +9,6 @@ import pytest
 
 from envbuild.catalog.data import data_root
 from envbuild.core.digests import sha256_bytes, sha256_file
-from envbuild.core.errors import InternalError
 from envbuild.core.progress import SilentReporter
 from envbuild.store.local import LocalStore
 from envbuild.sync.zipapp import FILE_NAME, smoke_bytes, smoke_file
@@ -38,11 +37,6 @@ def test_same_bytes_from_copies_with_other_times_modes_and_caches(copy):
     (other / "envbuild_smoke" / "__pycache__" / "x.py").write_text("")
     (other / "notes.txt").write_text("not shipped")
     assert smoke_bytes(one) == smoke_bytes(other) == smoke_bytes()
-
-
-def test_folder_without_main_is_refused(tmp_path):
-    with pytest.raises(InternalError, match="incomplete"):
-        smoke_bytes(tmp_path)
 
 
 def test_smoke_file_is_in_the_store_once_and_runs(tmp_path):

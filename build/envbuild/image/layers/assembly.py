@@ -5,7 +5,6 @@ Its files are shared with the store. A file is replaced by a new one, and never 
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import stat
@@ -14,11 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.files import machine_errors
+from envbuild.core.files import NO_LINK, machine_errors
 from envbuild.rootfs.layer_writer import walk
 
-# Another file system; one without hard links, or protected_hardlinks (proc(5)); ext4's 65,000 names of a file.
-_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 BYTECODE = "__pycache__"
 
 
@@ -112,7 +109,7 @@ def link(source: Path, target: Path) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
-        if error.errno not in _NO_LINK:
+        if error.errno not in NO_LINK:
             raise
         shutil.copy2(source, target, follow_symlinks=False)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name
 
-from envbuild.core.errors import InternalError
 from envbuild.image.scan.models import LayerScan
 from envbuild.image.scan.packages import DebianPackage, PythonPackage
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
@@ -53,9 +52,6 @@ def inventory(
         scans: of the image's layers, lowest first.
         venv: the folder of the environment, as layers have it.
         wheels: wheels of the wheelhouse that were installed, by package.
-
-    Raises:
-        InternalError: a locked package is not in the layers.
     """
     python: dict[str, PythonPackage] = {}
     debian: tuple[DebianPackage, ...] = ()
@@ -69,19 +65,11 @@ def inventory(
         canonicalize_name(name): package for name, package in lock.lock.components.items()
     }
     listed = []
-    missing = set(locked)
     for package in python.values():
         if _is_installed(package, venv):
-            missing.discard(package.name)
             listed.append(_locked(package, locked.get(package.name, Package()), components.get(package.name), built))
         else:
             listed.append(_python(package))
-    if missing:
-        raise InternalError(
-            f"the image lacks {len(missing)} locked packages",
-            why=f"No layer has a dist-info folder of {', '.join(sorted(missing))} in {venv}.",
-            fix="Report it with the lock.",
-        )
     listed += [_debian(package, lock.lock.base) for package in debian]
     # A copy that another package brings along of what is installed by itself is no second package.
     # The last of a key stays: False sorts before True, so the entry with hashes or a commit.

@@ -7,7 +7,7 @@ import pytest
 from helpers.errors import error_of
 from helpers.wheels import record_digest
 
-from envbuild.core.errors import CheckRefusedError, InternalError
+from envbuild.core.errors import CheckRefusedError
 from envbuild.image.layers.dist_info import (
     check_against,
     conflicts,
@@ -109,11 +109,6 @@ def test_check_against_accepts_other_spellings_of_a_name():
 )
 def test_check_against_names_each_difference(installed, message):
     assert error_of(CheckRefusedError, check_against, {"a": "1", "b": "2"}, installed).why == message
-
-
-def test_check_against_an_empty_lock_is_a_fault():
-    with pytest.raises(InternalError):
-        check_against({}, {})
 
 
 @pytest.mark.parametrize(
