@@ -137,7 +137,7 @@ def test_link_or_copy_links_on_one_disk_and_replaces(tmp_path):
 
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
 def test_link_or_copy_copies_where_links_are_refused(tmp_path, monkeypatch, number):
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(files.os, "link", refuse)

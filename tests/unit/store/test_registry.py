@@ -2,17 +2,14 @@
 
 import base64
 import contextlib
-import http.server
 import json
 import socket
 import threading
-import time
 import urllib.parse
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import pytest
-from helpers.loopback import serving
+from helpers.registry_servers import Reply, Server, answering
 from helpers.stores import write_docker_config
 
 from envbuild.core.errors import NetworkError
@@ -20,59 +17,6 @@ from envbuild.store import registry, transfer
 from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
 from envbuild.store.upload import mount_blob, upload_blob
-
-Reply = tuple[int, dict[str, str], bytes]
-
-
-@dataclass
-class Server:
-    """A server that gives the set answer; with a pause, byte by byte."""
-
-    port: int = 0
-    cut_once: int = 0
-    pause: float = 0.0
-    answer: Callable[[str, str, dict[str, str], bytes], Reply] = lambda *_: (404, {}, b"")
-    requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-
-@contextlib.contextmanager
-def answering() -> Iterator[Server]:
-    state = Server()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_any(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            request = (self.command, self.path, dict(self.headers), body)
-            state.requests.append(request)
-            status, headers, content = state.answer(*request)
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            cut, state.cut_once = state.cut_once, 0
-            content = content[:cut] if cut else content
-            with contextlib.suppress(OSError):  # the client left
-                for at in range(len(content)) if state.pause else ():
-                    self.wfile.write(content[at : at + 1])
-                    time.sleep(state.pause)
-                self.wfile.write(b"" if state.pause else content)
-            self.close_connection = bool(cut)
-
-        do_GET = do_PUT = do_POST = do_any
-
-    with serving(Handler) as server:
-        state.port = server.server_port
-        yield state
 
 
 @pytest.fixture

@@ -302,6 +302,3 @@ def test_placeholders_are_not_checked(tmp_path, python_with):
         "classy": "a placeholder: an object of class type stands in its place",
         "leftover": "a placeholder: a folder without any Python file",
     }
-
-
-# ---- the target

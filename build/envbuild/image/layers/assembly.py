@@ -6,14 +6,13 @@ Its files are shared with the store. A file is replaced by a new one, and never 
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.files import NO_LINK, machine_errors
+from envbuild.core.files import link, machine_errors
 from envbuild.rootfs.layer_writer import walk
 
 BYTECODE = "__pycache__"
@@ -102,16 +101,6 @@ class Assembly:
             fix="Leave one of the two packages out of the stack ([requirements] and exclude), or choose versions that "
             "agree. Where either file will do, list it under overlaps in containers/native/layers.toml.",
         )
-
-
-def link(source: Path, target: Path) -> None:
-    """Put the file or link ``source`` at ``target``: a hard link where the disk allows it, else a copy."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in NO_LINK:
-            raise
-        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def same_content(one: Path, other: Path) -> bool:

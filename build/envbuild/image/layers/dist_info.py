@@ -104,11 +104,10 @@ def check_against(locked: Mapping[str, str], installed: Mapping[str, str]) -> No
     Raises:
         CheckRefusedError: they differ.
     """
-    wanted = {str(canonicalize_name(name)): version for name, version in locked.items()}
     differing = [
-        f"{name}: locked {wanted.get(name, 'not')}, installed {installed.get(name, 'not')}"
-        for name in sorted({*wanted, *installed})
-        if wanted.get(name) != installed.get(name)
+        f"{name}: locked {locked.get(name, 'not')}, installed {installed.get(name, 'not')}"
+        for name in sorted({*locked, *installed})
+        if locked.get(name) != installed.get(name)
     ]
     if differing:
         raise CheckRefusedError(

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 
-from packaging.utils import canonicalize_name
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
@@ -97,7 +96,7 @@ def group_packages(lock: LockDirectory, policy: LayerPolicy) -> dict[str, list[s
     for phase in PHASE_FILES:
         known = Phase.COMPILE if phase == Phase.COMPILE.value else Phase.MAIN
         phases |= dict.fromkeys(locked_content(lock, (phase,)), known)
-    components = {str(canonicalize_name(name)): component for name, component in lock.lock.components.items()}
+    components = lock.lock.components
     # A component from git stands in git.txt, whichever phase it belongs to.
     phases |= {name: components[name].phase for name in components if name in phases}
     groups: dict[str, list[str]] = {name: [] for name in policy.order[1:]}
@@ -132,7 +131,7 @@ def plan_layers(
         wheels: wheels of the wheelhouse for packages that are then not built.
     """
     content = locked_content(lock, tuple(PHASE_FILES))
-    locked = {str(canonicalize_name(name)): version for name, version in lock.packages().items()}
+    locked = lock.packages()
     common = _common(base, made)
     policy = layer_policy()
     bare = policy.order[0]

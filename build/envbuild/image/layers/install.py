@@ -12,10 +12,10 @@ from envbuild.catalog.base import BasePython
 from envbuild.catalog.context import Context
 from envbuild.core.digests import short
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.files import machine_errors, write_atomic
+from envbuild.core.files import link, machine_errors, write_atomic
 from envbuild.image.base.standalone import compile_tree
 from envbuild.image.layers import network
-from envbuild.image.layers.assembly import Assembly, link
+from envbuild.image.layers.assembly import Assembly
 from envbuild.image.layers.dist_info import conflicts, from_commit, infos, remove_leftovers, rows
 from envbuild.image.layers.groups import LayerPlan, layer_policy
 from envbuild.image.layers.sandbox import BUILT, INSIDE, LOGS, PREFIX, VENV, InstallSandbox

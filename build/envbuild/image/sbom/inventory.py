@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from packageurl import PackageURL
-from packaging.utils import canonicalize_name
 
 from envbuild.image.scan.models import LayerScan
 from envbuild.image.scan.packages import DebianPackage, PythonPackage
@@ -60,14 +59,11 @@ def inventory(
         python.update({package.folder: package for package in scan.python})
         debian = scan.debian if scan.debian is not None else debian
     locked = locked_content(lock, PHASE_FILES)
-    built: dict[str, Built] = {canonicalize_name(name): package for name, package in wheels.items()}
-    components: dict[str, LockedComponent] = {
-        canonicalize_name(name): package for name, package in lock.lock.components.items()
-    }
+    components = lock.lock.components
     listed = []
     for package in python.values():
         if _is_installed(package, venv):
-            listed.append(_locked(package, locked.get(package.name, Package()), components.get(package.name), built))
+            listed.append(_locked(package, locked.get(package.name, Package()), components.get(package.name), wheels))
         else:
             listed.append(_python(package))
     listed += [_debian(package, lock.lock.base) for package in debian]

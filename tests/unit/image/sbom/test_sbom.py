@@ -37,7 +37,7 @@ STATUS = b"Package: libc6\nStatus: install ok installed\nArchitecture: amd64\nVe
 def lock(tmp_path):
     components = {
         "one": LockedComponent(asked="==1.0", version="1.0+cpu", phase=Phase.MAIN),
-        "Megatron.Core": LockedComponent(
+        "megatron-core": LockedComponent(
             asked="main", version="0.17.0", phase=Phase.MAIN, git="https://github.com/NVIDIA/Megatron-LM.git",
             commit=COMMIT, subdirectory="core",
         ),
