@@ -19,7 +19,7 @@ from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.resolve.resolve import ResolvedPlan
 from envbuild.lock.uv import resolution as uv_resolution
 from envbuild.lock.uv.program import run_uv
-from envbuild.sync import conclusive
+from envbuild.sync import install_target
 
 LATER = "2025-06-01T00:00:00Z"
 HEAD_DAY = "2025-03-20T12:00:00Z"
@@ -100,7 +100,7 @@ BLOCKS_ONCE = (
 @pytest.fixture
 def little_time(tip: Callable[..., str], wheel: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Imports have seconds, and there is an older helper, which needs none."""
-    monkeypatch.setattr(conclusive, "LIMIT_SECONDS", 4.0)
+    monkeypatch.setattr(install_target, "LIMIT_SECONDS", 4.0)
     tip("import helper\n", "helper")
     wheel("helper", "1.0")
 

@@ -85,7 +85,7 @@ def diff_command(
         changed: list[FileDifference] = []
         if files:
             with session.reporter.step("compare every file"):
-                changed = list(different_files(opened[0], opened[1], scratch, times=times))
+                changed = list(different_files(opened[0], opened[1], times=times))
         equal = difference.equal and not changed
         result: dict[str, Json] = {"equal": equal, **difference.as_json()}
         if files:

@@ -15,7 +15,7 @@ from envbuild.cli.report import as_json, print_error
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.text import quoted_command, shown
-from envbuild.sync.modules import NEVER_BUILT
+from envbuild.sync.imports import NEVER_BUILT
 
 
 @click.command("list", cls=Command)

@@ -19,9 +19,9 @@ from envbuild.core.errors import CheckRefusedError, PublicationRefusedError
 from envbuild.core.text import printable, quoted_command
 from envbuild.image.output import PlacedImage
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.push import digest_of_tag
 from envbuild.oci.referrers import has_api
+from envbuild.oci.write import docker_manifest
 from envbuild.publish.gate import Admitted
 from envbuild.publish.index import is_same
 from envbuild.publish.models import Publication, PublishedSqsh, Revocation

@@ -21,8 +21,8 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, PublicationRefusedError
 from envbuild.core.text import quoted_command
 from envbuild.image.output import OCI_DIR, PlacedImage
-from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.files import FolderFiles, blob_path
+from envbuild.oci.write import docker_manifest
 
 NOT_SIGNED, BASE_REBUILT = "not-signed", "base-rebuilt"
 NAME_KEYS = "Name a file of public keys: --trust FILE, or signing.trust of the configuration."

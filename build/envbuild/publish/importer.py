@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
-from envbuild.store.temporary import temporary_store
+from envbuild.store.local import temporary_store
 
 BATCH_STEP = "batch"
 # Folders of jobs that began longer ago go at the next use: no step of them starts any more.

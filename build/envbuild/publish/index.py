@@ -39,9 +39,8 @@ from envbuild.publish.tags import (
     is_immutable,
     revocation_tags,
 )
-from envbuild.store.limits import MOST_SECONDS
 from envbuild.store.registry import Registry
-from envbuild.store.tags import list_tags, list_tags_if_allowed
+from envbuild.store.tags import MOST_SECONDS, list_tags, list_tags_if_allowed
 
 ARTIFACT_TYPE = "application/vnd.envbuild.index.v1+json"
 # The tags of publications that were left out to keep the index small.

@@ -17,10 +17,10 @@ from envbuild.certify.run.integrity import check_unchanged
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, PublicationRefusedError
 from envbuild.image.output import PlacedImage
-from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.models import DOCKER_MANIFEST_TYPE, MANIFEST_TYPE
 from envbuild.oci.push import Blob, RegistryManifest, Sent, digest_of_tag, push_blobs, put_manifest
 from envbuild.oci.referrers import attach, list_referrers
+from envbuild.oci.write import docker_manifest
 from envbuild.publish import artifacts, index
 from envbuild.publish.artifacts import Artifact
 from envbuild.publish.draft import (

@@ -31,8 +31,8 @@ from envbuild.publish.repository import open_repository
 from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store, store_of
 from envbuild.store.address import BUCKET_PREFIXES
 from envbuild.store.address import FORMS as SCHEMES
-from envbuild.store.limits import Bounded
 from envbuild.store.registry import Registry
+from envbuild.store.tags import Bounded
 
 FORMS = "REGISTRY/REPO:TAG, s3://BUCKET/PREFIX:TAG, gs://BUCKET/PREFIX:TAG or /DIRECTORY:TAG; or @sha256:... for :TAG"
 # A tag cannot have a slash, so that the port of a registry is none.

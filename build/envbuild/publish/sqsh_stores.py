@@ -45,8 +45,8 @@ from envbuild.store.address import parse_address
 from envbuild.store.backend import ObjectStore, StoredObject
 from envbuild.store.conditional import change
 from envbuild.store.connect import open_object_store
-from envbuild.store.limits import MOST_SECONDS
 from envbuild.store.registry_errors import Wording
+from envbuild.store.tags import MOST_SECONDS
 
 FILES, NAMES, CERTIFICATES = "sqsh/sha256", "names/sha256", "certificates/sha256"
 PUBLICATIONS, TAGS, REVOKED = "publications", "tags", "revoked/sha256"

@@ -168,7 +168,9 @@ def install_again(
     file = lock.file(phase)
     if file is None or phase == GIT_PHASE:
         return
-    index, packages = next(item for item in packages_by_index(lock, phase).items() if package in item[1])
+    index, packages = next(
+        (index, packages) for index, packages in packages_by_index(lock, phase).items() if package in packages
+    )
     others = {*locked_content(lock, (phase,))} - packages
     path = _requirements(file, {*leave_out, *others}, place, index)
     _PipInstall(lock, place, phase, source).run(["--requirements", path], index=index, again=[package])

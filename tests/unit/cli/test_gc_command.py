@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.ledger_rows import night_row
-from unit.image.test_record import RECORD
+from helpers.placed_images import RECORD
 
 from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
