@@ -92,7 +92,11 @@ def _of_target(job: Job, request: NightRequest, publish: PublishStep | None, con
     yield PlannedStep(target=target, step="certify", to_do=not is_certified(certify, request.signer), text=text)
     if publish is not None:
         registry = open_repository(publish.to, context.site)
-        known = [item for item in read_index(registry) if item.oci_digest == image.record.oci_digest and item.certified]
+        known = [
+            publication
+            for publication in read_index(registry)
+            if publication.oci_digest == image.record.oci_digest and publication.certified
+        ]
         text = f"as {known[0].tag}" if known else f"to {publish.to}"
         yield PlannedStep(target=target, step="publish", to_do=not known, text=text)
 
@@ -100,13 +104,13 @@ def _of_target(job: Job, request: NightRequest, publish: PublishStep | None, con
 def _image(job: Job, request: NightRequest) -> PlacedImage | None:
     selection = job.selection
     try:
-        found = find_image(
+        image = find_image(
             request.out_dir, selection.stack_name, selection.base_name, selection.target_name, request.lock_name
         )
     except ConfigurationError:
         return None
     # The image of an older lock lies under the same name until it is built again.
-    return found if found.record.lock_digest == job.lock.lock.digest else None
+    return image if image.record.lock_digest == job.lock.lock.digest else None
 
 
 def _where(job: CertifyJob, request: NightRequest) -> str:

@@ -60,17 +60,17 @@ def wheel_rows(made: Iterable[Built], job: Job, at: str) -> list[WheelRow]:
     return [
         WheelRow(
             stack=job.selection.stack_name,
-            digest=item.record.digest,
-            build_key=item.record.key,
-            package=item.record.parts.package,
-            version=item.record.parts.version,
+            digest=built.record.digest,
+            build_key=built.record.key,
+            package=built.record.parts.package,
+            version=built.record.parts.version,
             target=job.target,
             lock_digest=job.lock.lock.digest,
-            size_bytes=item.record.size_bytes,
-            seconds=item.record.build_seconds if item.built else None,
+            size_bytes=built.record.size_bytes,
+            seconds=built.record.build_seconds if built.built else None,
             built_at=at,
         )
-        for item in made
+        for built in made
     ]
 
 

@@ -119,7 +119,7 @@ class NightSteps:
                 limits=choose_limits(None, None),
             ),
         )
-        built = [item for item in made if item.built]
+        built = [wheel for wheel in made if wheel.built]
         state: StepState = "done" if built else "nothing"
         rows = tuple(wheel_rows(made, job, self.context.moment()))
         return Outcome(job=job, state=state, note=f"{len(built)} of {len(made)} compiled", rows=rows)
@@ -143,15 +143,15 @@ class NightSteps:
         """The certificate of the image, or the plan of one that waits for hardware."""
         command = command_for(self.request.run_with, job.target, job.selection.target.device)
         access = HardwareAccess(command=command, signer=self.request.signer)
-        found = certify_somewhere(self.certify_request(job), access, self.context, again=attempt > 1)
-        if found.done is None:
-            return Outcome(job=job, state="waiting", note="its plan waits for hardware", plan=str(found.waiting))
-        rows = tuple(certificate_rows(found.done.certificate))
+        certified = certify_somewhere(self.certify_request(job), access, self.context, again=attempt > 1)
+        if certified.done is None:
+            return Outcome(job=job, state="waiting", note="its plan waits for hardware", plan=str(certified.waiting))
+        rows = tuple(certificate_rows(certified.done.certificate))
         return Outcome(
-            job=replace(job, certificate=found.done.certificate),
-            state="done" if found.done.written else "nothing",
+            job=replace(job, certificate=certified.done.certificate),
+            state="done" if certified.done.written else "nothing",
             digest=rows[0].key,
-            note=f"{len(found.done.statement.predicate.cases)} cases",
+            note=f"{len(certified.done.statement.predicate.cases)} cases",
             rows=rows,
         )
 

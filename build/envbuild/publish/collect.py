@@ -52,20 +52,22 @@ def plan_sweep(registry: Registry, needs: Needs) -> Sweep:
     """
     index = load_index(registry)
     # What was left out once stays in that list, also where it was published again since.
-    left_out = index.left_out - {item.tag for item in index.publications}
+    left_out = index.left_out - {publication.tag for publication in index.publications}
     published = [*index.publications, *_left_behind(registry, left_out)]
-    heads = {head.tag for item in index.publications if (head := head_of(index.publications, item.moving_tag))}
-    kept = {item.tag: why for item in published if (why := why_kept(item, heads, needs))}
-    images = {item.oci_digest for item in published if item.tag in kept}
+    heads = {
+        head.tag for publication in index.publications if (head := head_of(index.publications, publication.moving_tag))
+    }
+    kept = {publication.tag: why for publication in published if (why := why_kept(publication, heads, needs))}
+    images = {publication.oci_digest for publication in published if publication.tag in kept}
     going = []
-    for item in published:
+    for publication in published:
         # A removal goes by the manifest's digest, and would take the image from the tag that stays, too.
-        if item.tag not in kept and item.oci_digest in images:
-            kept[item.tag] = "its image is one that stays"
-        elif item.tag not in kept:
-            going.append(item)
-    staying = [item for item in index.publications if item.tag in kept and item.certified]
-    damaged = tuple(item for item in staying if not _has_bundle(registry, item.oci_digest))
+        if publication.tag not in kept and publication.oci_digest in images:
+            kept[publication.tag] = "its image is one that stays"
+        elif publication.tag not in kept:
+            going.append(publication)
+    staying = [publication for publication in index.publications if publication.tag in kept and publication.certified]
+    damaged = tuple(publication for publication in staying if not _has_bundle(registry, publication.oci_digest))
     return Sweep(going=tuple(going), kept=kept, damaged=damaged)
 
 
@@ -75,11 +77,11 @@ def sweep(registry: Registry, going: Iterable[Publication]) -> None:
     Raises:
         NetworkError: the registry cannot be reached, refuses, or allows no removal.
     """
-    items = tuple(going)
-    if items:
-        leave_out(registry, [item.tag for item in items])
-    for item in items:
-        _remove(registry, item)
+    publications = tuple(going)
+    if publications:
+        leave_out(registry, [publication.tag for publication in publications])
+    for publication in publications:
+        _remove(registry, publication)
 
 
 def _left_behind(registry: Registry, left_out: Collection[str]) -> list[Publication]:
@@ -88,40 +90,40 @@ def _left_behind(registry: Registry, left_out: Collection[str]) -> list[Publicat
         return []
     tags = set(list_tags(registry))
     records = [tag + PUBLICATION_SUFFIX for tag in sorted(left_out) if tag + PUBLICATION_SUFFIX in tags]
-    found = [read_own_entry(registry, record) for record in records]
-    return [entry[0] for entry in found if entry is not None]
+    entries = [read_own_entry(registry, record) for record in records]
+    return [entry[0] for entry in entries if entry is not None]
 
 
-def why_kept(item: Publication, heads: Collection[str], needs: Needs) -> str:
+def why_kept(publication: Publication, heads: Collection[str], needs: Needs) -> str:
     """Why a publication stays, with the tags that moving tags mean; empty where nothing needs it."""
-    if item.revoked is not None:
+    if publication.revoked is not None:
         return "it was revoked"
-    if item.tag in heads:
-        return f"the tag {item.moving_tag} names it"
-    if item.lock_digest in needs.locks:
+    if publication.tag in heads:
+        return f"the tag {publication.moving_tag} names it"
+    if publication.lock_digest in needs.locks:
         return "a lock needs it"
-    return "a late night needs it" if item.oci_digest in needs.images else ""
+    return "a late night needs it" if publication.oci_digest in needs.images else ""
 
 
 def _has_bundle(registry: Registry, digest: str) -> bool:
     try:
-        return any(item.artifact_type == BUNDLE_TYPE for item in list_referrers(registry, digest))
+        return any(referrer.artifact_type == BUNDLE_TYPE for referrer in list_referrers(registry, digest))
     except CheckRefusedError:
         # A list that cannot be read is as good as none: the image is reported, and nothing is stopped by it.
         return False
 
 
-def _remove(registry: Registry, item: Publication) -> None:
-    record = digest_of_tag(registry, item.tag + PUBLICATION_SUFFIX)
+def _remove(registry: Registry, publication: Publication) -> None:
+    record = digest_of_tag(registry, publication.tag + PUBLICATION_SUFFIX)
     # Asked before the image goes: afterwards the registry may not know them any more. A registry that lists referrers
     # itself has the record among them.
-    for artifact in list_referrers(registry, item.oci_digest):
+    for artifact in list_referrers(registry, publication.oci_digest):
         if artifact.digest != record:
             _delete(registry, artifact.digest)
-    for tag in (tag_of(item.oci_digest), item.tag + DOCKER_SUFFIX, item.tag):
+    for tag in (tag_of(publication.oci_digest), publication.tag + DOCKER_SUFFIX, publication.tag):
         _delete_tagged(registry, tag)
-    _delete(registry, item.oci_digest)
-    _delete_tagged(registry, item.tag + PUBLICATION_SUFFIX)
+    _delete(registry, publication.oci_digest)
+    _delete_tagged(registry, publication.tag + PUBLICATION_SUFFIX)
 
 
 def _delete_tagged(registry: Registry, tag: str) -> None:

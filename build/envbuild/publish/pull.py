@@ -81,17 +81,17 @@ class Pulled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class Fetched:
     """A publication in the store, in one of its forms.
 
     Attributes:
         verified: its certificate; None: it needs none.
-        fetched: just now.
+        anew: by this call.
         place: puts it where it is asked for, and says where that is.
     """
 
     verified: VerifiedCertificate | None
-    fetched: bool
+    anew: bool
     place: Callable[[], Path]
 
 
@@ -107,30 +107,32 @@ def pull(request: PullRequest, context: Context) -> Pulled:
     """
     source = open_source(request.reference.place, context.site)
 
-    def take(publication: Publication) -> Taken:
+    def fetch(publication: Publication) -> Fetched:
         if publication.sqsh is None:
             raise _refused(request, "no-sqsh", "It was published without a .sqsh.", "Pull it as --format oci.")
         verified = admit(publication, publication.sqsh.digest, request, source, context)
         kept = _fetch(publication, publication.sqsh, source, context)
-        return Taken(verified=verified, fetched=kept.fetched, place=lambda: kept.path)
+        return Fetched(verified=verified, anew=kept.fetched, place=lambda: kept.path)
 
-    return pull_with(take, request, source, context)
+    return pull_with(fetch, request, source, context)
 
 
-def pull_with(take: Callable[[Publication], Taken], request: PullRequest, source: Source, context: Context) -> Pulled:
-    """Take what the reference means, and again where that was changed meanwhile.
+def pull_with(
+    fetch: Callable[[Publication], Fetched], request: PullRequest, source: Source, context: Context
+) -> Pulled:
+    """Fetch what the reference means, and again where that was changed meanwhile.
 
     Raises:
         NetworkError: it is changed all the time.
     """
     for _ in range(MOST_MOVES):
         publication = find(request, source, context)
-        taken = take(publication)
+        fetched = fetch(publication)
         # A download takes minutes: the tag may have moved, and what it meant may have been taken back.
-        if taken.fetched and find(request, source, context) != publication:
+        if fetched.anew and find(request, source, context) != publication:
             context.reporter.note(f"{request.reference} was changed meanwhile: fetched again")
             continue
-        return _pulled(publication, taken, context)
+        return _pulled(publication, fetched, context)
     raise NetworkError(
         f"{request.reference} does not stay what it is",
         why=f"It was changed {MOST_MOVES} times, each time while it was fetched.",
@@ -250,15 +252,15 @@ def _fetch(publication: Publication, sqsh: PublishedSqsh, source: Source, contex
         return keep_file(context.store, wanted, partial(source.download_sqsh, sqsh))
 
 
-def _pulled(publication: Publication, taken: Taken, context: Context) -> Pulled:
-    verified = taken.verified
+def _pulled(publication: Publication, fetched: Fetched, context: Context) -> Pulled:
+    verified = fetched.verified
     folder = context.store.path_of(CERTIFICATE_KIND, str(publication.certificate_digest))
     return Pulled(
         publication=publication,
-        path=taken.place(),
+        path=fetched.place(),
         certificate=folder / CERTIFICATE_FILE if verified else None,
         key=verified.key.name if verified else None,
-        downloaded=taken.fetched,
+        downloaded=fetched.anew,
     )
 
 
