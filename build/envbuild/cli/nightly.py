@@ -18,9 +18,9 @@ from envbuild.ledger.models import NightRow, StepRow
 from envbuild.nightly.hardware import parse_run_with
 from envbuild.nightly.models import NightRequest
 from envbuild.nightly.plan import plan_night
-from envbuild.nightly.published import PublishStep
 from envbuild.nightly.run import NightPlaces, run_night
 from envbuild.nightly.state import TargetState
+from envbuild.publish.draft import Publishing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +106,12 @@ def _request(session: Session, options: Options) -> NightRequest:
     )
 
 
-def _publishing(session: Session, options: Options, request: NightRequest) -> PublishStep | None:
+def _publishing(session: Session, options: Options, request: NightRequest) -> Publishing | None:
     if options.to is None:
         if options.sqsh.sqsh_to is not None:
             raise UsageError(
                 "--sqsh-to has no effect without --to",
-                why="What is published is found by the registry's index.",
+                why="Nothing is published without a registry, whose index names the .sqsh.",
                 fix="Name the registry too: --to REGISTRY/REPO.",
             )
         return None
@@ -125,7 +125,7 @@ def _publishing(session: Session, options: Options, request: NightRequest) -> Pu
                 why="Only certificates that are signed by a trusted key are published.",
                 fix=f"Name it: {name} FILE, or signing.{setting} of the configuration.",
             )
-    return PublishStep(
+    return Publishing(
         to=options.to,
         sqsh_to=options.sqsh.sqsh_to,
         sqsh=not options.sqsh.no_sqsh,

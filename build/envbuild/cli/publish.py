@@ -75,7 +75,9 @@ def command(session: Session, options: Options) -> None:
     options.sqsh.check()
     if options.reason is not None:
         raise UsageError(
-            "--reason has no effect without --revoke", why="It is why.", fix="Name a digest, or leave it out."
+            "--reason has no effect without --revoke",
+            why="It states why a publication is revoked.",
+            fix="Name a digest with --revoke, or leave --reason out.",
         )
     base = options.locked.selection.base
     if base is not None and given_options(context) <= BASE:
@@ -93,7 +95,7 @@ def _revoke(session: Session, options: Options, digest: str) -> None:
     if not reason.strip():
         raise UsageError(
             "--revoke needs --reason TEXT",
-            why="Whoever meets the revoked image is shown it.",
+            why="It is shown to everyone who asks for the revoked image.",
             fix="Write why, in one sentence.",
         )
     revoked = revoke(options.to, digest, reason, session.context, sqsh_to=options.sqsh.sqsh_to)

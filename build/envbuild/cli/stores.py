@@ -41,7 +41,7 @@ def one_store(session: Session, store: str) -> Remote:
         names = ", ".join(remote.name for remote in remotes)
         raise UsageError(
             "which remote store is meant is not clear" if remotes else "there is no remote store",
-            why=f"Configured are: {names}." if remotes else "None is configured, or it is switched off.",
+            why=f"These are configured: {names}." if remotes else "None is configured, or it is switched off.",
             fix="Name one with --store: a name of the configuration file, or an address such as s3://BUCKET/PREFIX.",
         )
     return remotes[0]

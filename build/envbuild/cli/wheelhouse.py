@@ -24,6 +24,7 @@ from envbuild.wheels.cache.prune import plan_pruning, remove
 from envbuild.wheels.cache.remote import record_of
 from envbuild.wheels.cache.wheelhouse import Wheelhouse, key_by_prefix
 
+REPLACE = "Replace one by a good wheel of this machine: envbuild wheels push KEY --replace"
 NONE = "no wheels here: `envbuild wheels` builds those of a lock, `envbuild wheels pull` takes them from a remote store"
 
 
@@ -148,19 +149,19 @@ def verify_command(session: Session, options: PlaceOptions) -> None:
         keys = remote.keys(KIND)
         problems = _remote_problems(session, remote, keys)
         where, count = f"the store {remote.address}", len(keys)
-        fix = "They are not taken. With a good wheel here: envbuild wheels push KEY --store STORE --replace"
+        fix = f"Damaged entries are not used. {REPLACE} --store STORE"
     else:
         wheelhouse = Wheelhouse(session.store)
         problems = wheelhouse.problems()
         where, count = "the wheelhouse", len(wheelhouse.entries())
-        fix = "Run `envbuild wheels` again for them: a damaged entry is not used, and built anew."
+        fix = "Run `envbuild wheels` again: damaged entries are not used, and are built again."
     if problems:
         raise CheckRefusedError(
             f"{len(problems)} of {count} entries of {where} are damaged",
             why="\n".join(f"{short(name)}: {why}" for name, why in problems.items()),
             fix=fix,
         )
-    session.done({"verified": count}, f"{count} wheels in {where}, all as they were kept")
+    session.done({"verified": count}, f"{count} wheels in {where}, all unchanged")
 
 
 def _remote_problems(session: Session, remote: Remote, keys: list[str]) -> dict[str, str]:
@@ -226,7 +227,7 @@ def push_command(session: Session, options: PushOptions) -> None:
             raise CheckRefusedError(
                 f"the wheel {short(built.record.key)} is damaged and is not pushed",
                 why=f"{problem}. Pushed before it: {len(done)}.",
-                fix="Run `envbuild wheels` again for it: a damaged entry is not used, and built anew.",
+                fix="Run `envbuild wheels` again: damaged entries are not used, and are built again.",
             )
         done[built.record.key] = wheelhouse.remote.push(remote, built, replace=replace).value
     names = {built.record.key: built.record.file for built in wheels}
@@ -250,7 +251,7 @@ def pull_command(session: Session, options: MoveOptions) -> None:
         raise CheckRefusedError(
             f"{len(refused)} of {len(done)} wheels of the store {remote.address} are refused",
             why="\n".join(f"{short(key)}: {why}" for key, why in refused.items()),
-            fix="They were not taken; the others were. With a good wheel here: envbuild wheels push KEY --replace",
+            fix=f"The others were pulled. {REPLACE}",
         )
     names = {built.record.key: built.record.file for built in wheelhouse.all()}
     session.done({"store": remote.address, "pulled": dict(done)}, *_lines(done, names), _total(done, remote))

@@ -19,8 +19,8 @@ from envbuild.lock.lockdir import lock_path
 from envbuild.lock.lockfile import RECORD_FILE, LockDirectory, read_lock
 from envbuild.nightly.hardware import command_for, is_certified
 from envbuild.nightly.models import Job, NightRequest
-from envbuild.nightly.published import PublishStep
 from envbuild.nightly.steps import NightSteps
+from envbuild.publish.draft import Publishing
 from envbuild.publish.index import read_index
 from envbuild.publish.repository import open_repository
 
@@ -41,7 +41,7 @@ class PlannedStep:
         return {"target": self.target or None, "step": self.step, "to_do": self.to_do, "text": self.text}
 
 
-def plan_night(request: NightRequest, publish: PublishStep | None, context: Context) -> tuple[PlannedStep, ...]:
+def plan_night(request: NightRequest, publish: Publishing | None, context: Context) -> tuple[PlannedStep, ...]:
     """What a night would do.
 
     Raises:
@@ -77,7 +77,7 @@ def _why_locked(inputs: LockInputs, lock: LockDirectory | None, context: Context
     return "; ".join(moved_branches(lock.lock, Repositories(context.store, context.reporter), context.reporter))
 
 
-def _of_target(job: Job, request: NightRequest, publish: PublishStep | None, context: Context) -> Iterator[PlannedStep]:
+def _of_target(job: Job, request: NightRequest, publish: Publishing | None, context: Context) -> Iterator[PlannedStep]:
     target = job.target
     image = _image(job, request)
     text = f"image {short(image.record.oci_digest)}" if image else f"of lock {short(job.lock.lock.digest)}"

@@ -21,8 +21,9 @@ from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockfile import LOCKFILES, LockDirectory
 from envbuild.nightly.hardware import HardwareAccess, certify_somewhere, command_for
 from envbuild.nightly.models import Job, NamedStep, NightRequest, Outcome
-from envbuild.nightly.published import PublishStep
+from envbuild.nightly.published import publish_job
 from envbuild.nightly.records import certificate_rows, image_row, wheel_rows
+from envbuild.publish.draft import Publishing
 from envbuild.sync.build_environment import build_environment_for
 from envbuild.sync.verify import Verifier
 from envbuild.wheels.build.limits import choose_limits
@@ -85,7 +86,7 @@ class NightSteps:
 
     request: NightRequest
     context: Context
-    publishing: PublishStep | None = None
+    publishing: Publishing | None = None
 
     def all(self) -> tuple[NamedStep, ...]:
         steps = (
@@ -96,7 +97,7 @@ class NightSteps:
         if (publishing := self.publishing) is None:
             return steps
         # Without inputs, and so every night: keys, policies and tags decide about it, which no digest here has.
-        return (*steps, NamedStep(name="publish", run=lambda job, _: publishing.publish(job, self.context)))
+        return (*steps, NamedStep(name="publish", run=lambda job, _: publish_job(job, publishing, self.context)))
 
     def wheels(self, job: Job, attempt: int) -> Outcome:  # noqa: ARG002
         """The compile-phase wheels of the lock for the target."""

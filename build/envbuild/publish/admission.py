@@ -19,7 +19,7 @@ from envbuild.publish.models import Publication
 from envbuild.publish.signature import objection_to_signature
 from envbuild.publish.tags import wrong_tag
 
-LOOK_AT_IT = "Have the publication looked at; publish the image again."
+LOOK_AT_IT = "Find out who changed the publication, and publish the image again."
 SIGN_IT = "Publish the image again with a key that you trust: --key FILE."
 TAKE_UNSIGNED = "To take what nobody signed, write these lines to a file, and name it, --policy FILE.toml:"
 OTHER_POLICY = "Pull another image, or name the file of the policy that it was published under: --policy FILE.toml."

@@ -139,7 +139,7 @@ def _delete(registry: Registry, digest: str) -> None:
     answer = registry.ask("DELETE", f"manifests/{digest}", accept=(202, 400, 404, 405))
     if answer.status in (400, 405):
         raise NetworkError(
-            f"{registry.error.name} removes nothing",
+            f"{registry.error.name} does not allow removal",
             why=f"It answered with status {answer.status}: removal is switched off there.",
             fix="Allow it (docker's registry: storage.delete.enabled), and run the same command again: the index has "
             "forgotten these images, and their manifests are still there.",

@@ -39,13 +39,11 @@ MOST_REVISIONS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishRequest:
-    """An image, and where it is published.
+class Publishing:
+    """Where images are published, and how.
 
     Attributes:
-        selection: of the image: its stack, base and target.
         to: the repository, ``HOST/REPOSITORY``.
-        certificate: its file; None where there is none.
         trust: the keys whose certificates count; None where no trust file is named.
         uncertified: publish without a certificate, under tags that say so.
         moving_tag: instead of the one that follows from the lock and the target.
@@ -56,11 +54,7 @@ class PublishRequest:
         signer: signs the publication and the test result.
     """
 
-    image: PlacedImage
-    lock: LockDirectory
-    selection: Selection
     to: str
-    certificate: Path | None
     policy: Policy
     trust: Trust | None
     uncertified: bool = False
@@ -70,6 +64,21 @@ class PublishRequest:
     mount_from: tuple[str, ...] = ()
     docker_manifest: bool = False
     signer: Signer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishRequest(Publishing):
+    """An image that is published.
+
+    Attributes:
+        selection: of the image: its stack, base and target.
+        certificate: its file; None where there is none.
+    """
+
+    image: PlacedImage
+    lock: LockDirectory
+    selection: Selection
+    certificate: Path | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,9 +197,9 @@ def _moment(publications: tuple[Publication, ...], moving_tag: str, now: datetim
     last = max((moment for moment in moments if moment - now <= LONGEST_LEAD), default=None)
     if last is not None and last - now > CLOCK_SKEW:
         raise PublicationRefusedError(
-            f"nothing is published under {moving_tag} before its last publication",
-            why=f"That was at {last.strftime(MOMENT_FORMAT)}; this machine's clock has {now.strftime(MOMENT_FORMAT)}.",
-            fix="Look at the clocks of this machine and of the one that published last. If that one's was wrong, "
+            f"the last publication under {moving_tag} is from the future",
+            why=f"It is of {last.strftime(MOMENT_FORMAT)}; this machine's clock says {now.strftime(MOMENT_FORMAT)}.",
+            fix="Check the clocks of this machine and of the one that published last. If the other one was wrong, "
             "revoke that publication.",
             reason="clock",
         )

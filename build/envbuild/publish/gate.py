@@ -25,7 +25,7 @@ from envbuild.oci.files import FolderFiles, blob_path
 
 NOT_SIGNED, BASE_REBUILT = "not-signed", "base-rebuilt"
 NAME_KEYS = "Name a file of public keys: --trust FILE, or signing.trust of the configuration."
-CERTIFY = "Certify the image as the policy wants it: {certify} --key FILE."
+CERTIFY = "Certify the image as the policy requires: {certify} --key FILE."
 OTHER_MATRIX = "Certify it by a matrix that counts: {certify} --key FILE --matrix NAME."
 SIGN = "Certify again and sign: {certify} --key FILE."
 RECORD_BASE = (

@@ -200,7 +200,7 @@ def _read_entries(
             raise NetworkError(
                 f"{registry.error.name} has too many publications that its index lacks",
                 why=f"{count} were read in {MOST_SECONDS:.0f} s, and there are more.",
-                fix=f"Look who writes tags that end in {PUBLICATION_SUFFIX} there, and remove those that nobody needs.",
+                fix=f"Find out who writes tags that end in {PUBLICATION_SUFFIX}, and remove those that nobody needs.",
             )
         if (entry := read_one(registry, tag)) is not None:
             yield entry

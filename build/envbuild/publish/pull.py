@@ -134,7 +134,7 @@ def pull_with(
             continue
         return _pulled(publication, fetched, context)
     raise NetworkError(
-        f"{request.reference} does not stay what it is",
+        f"{request.reference} keeps changing",
         why=f"It was changed {MOST_MOVES} times, each time while it was fetched.",
         fix="Name a digest, or an immutable tag.",
     )
@@ -164,7 +164,7 @@ def find(request: PullRequest, source: Source, context: Context) -> Publication:
         raise CertificateRefusedError(
             f"{reference} is not pulled",
             why=f"It was changed: it leads to {publication.tag}, whose moving tag is {publication.moving_tag}.",
-            fix="Have the publication looked at; publish the image again.",
+            fix="Find out who changed the publication, and publish the image again.",
             reason="entry",
         )
     if target is not None and publication.target != target:
@@ -220,7 +220,7 @@ def _refuse_certified_tag(publication: Publication, request: PullRequest) -> Non
     """Refuse an image without a certificate under a tag of those that have one: nobody publishes it so."""
     if not request.reference.is_digest and not publication.moving_tag.startswith(UNCERTIFIED):
         why = f"It has no certificate, and its tags do not begin with {UNCERTIFIED}: its entry was changed."
-        raise _refused(request, "tag", why, "Have the publication looked at, or name its digest.")
+        raise _refused(request, "tag", why, "Find out who changed the publication, or name its digest.")
 
 
 def _certificate(publication: Publication, source: Source, context: Context) -> Path:

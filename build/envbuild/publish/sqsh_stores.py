@@ -230,7 +230,7 @@ class SqshStore:
                 raise NetworkError(
                     f"the .sqsh store {self.address} has too many publications",
                     why=f"{len(read)} were read in {MOST_SECONDS:.0f} s, and there are more.",
-                    fix=f"Look who writes below {PUBLICATIONS}/ there, and remove what nobody needs.",
+                    fix=f"Find out who writes below {PUBLICATIONS}/ there, and remove what nobody needs.",
                 )
             read.append(self._publication(path))
         return tuple(read)

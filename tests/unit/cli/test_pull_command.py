@@ -88,9 +88,7 @@ def test_an_output_that_is_written_into_changes_no_other(there, pull_json):
 @pytest.mark.parametrize(
     ("prepare", "arguments", "status", "part"),
     [
-        (lambda there: there.publish(certified=False), [], 9, "without a certificate"),
         (lambda there: there.store.revoke(there.publish().oci_digest, BACK), [], 9, "wrong NCCL"),
-        (lambda there: there.publish(), ["--target", "h200"], 9, "not for h200"),
         (lambda there: there.publish(), ["--max-age", "12x"], 2, "is not an age"),
         (lambda there: there.publish(), ["--format", "oci", "--output", "x"], 2, "has no OCI images"),
         (lambda there: None, [], 3, "has no such tag"),
@@ -109,12 +107,6 @@ BACK = Revocation(reason="wrong NCCL", at="2026-11-20T07:00:00Z")
 
 def test_a_layout_needs_a_place(pull_json):
     assert "needs --output" in pull_json("host/repo:tag", "--format", "oci", status=2)["error"]["what"]
-
-
-def test_without_trusted_keys_nothing_is_pulled(there, pull_json):
-    there.publish()
-    error = pull_json(f"{there.store.address}:mcore-debian12-cpu", status=2, trust=False)["error"]
-    assert "no trusted keys" in error["what"]
 
 
 def test_processes_of_one_output_copy_it_once(there, pull_json, monkeypatch):

@@ -91,7 +91,7 @@ def _refuse_other_base(good: LockDirectory, bad: LockDirectory) -> None:
     if (one.name, one.platform, one.python) != (two.name, two.platform, two.python):
         raise UsageError(
             f"the locks are of two bases: {one.name} (Python {one.python}) and {two.name} (Python {two.python})",
-            why="A bisection moves packages one by one, and the base is none.",
+            why="A bisection exchanges packages, and cannot exchange a base.",
             fix="Name two locks of one base.",
         )
 
