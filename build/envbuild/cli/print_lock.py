@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_lock(session: Session, result: LockResult) -> None:
-    """Print a lock that was made or found, and what its verification showed."""
+    """Print a lock, and what its verification showed."""
     lock, path, verified = result.directory.lock, result.directory.path, result.verified
     count = sum(phase.packages for phase in lock.phases.values())
     places = {"find-links": "found in find-links", "torch-index": "found on the index of torch builds"}

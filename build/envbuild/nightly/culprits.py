@@ -69,7 +69,7 @@ class CulpritSearch:
         if step.state != "failed" or step.error is None or not step.target:
             return None
         # The lock may be on the stack's next base, and the step says on which.
-        selection = next(item for item in self.request.selections if item.target_name == step.target)
+        selection = next(selection for selection in self.request.selections if selection.target_name == step.target)
         certified = self.ledger.rows(CertificateRow, stack=step.stack, target=step.target)
         last = next((row.lock_digest for row in reversed(certified) if row.base == step.base), step.lock_digest)
         # Without a certificate on this base `last` is the lock itself: there is nothing to compare with.

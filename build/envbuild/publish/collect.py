@@ -61,25 +61,30 @@ def plan_sweep(registry: Registry, needs: Needs) -> Sweep:
     """
     index, tags = load_index(registry), frozenset(list_tags(registry))
     # An index from before a revocation may have been put back.
-    listed = [revoked_by(tags, item) for item in index.publications]
+    listed = [revoked_by(tags, publication) for publication in index.publications]
     # What was left out once stays in that list, also where it was published again since.
-    left_out = index.left_out - {item.tag for item in listed}
-    published = [*listed, *(revoked_by(tags, item) for item in _left_behind(registry, left_out, tags))]
-    heads = {head.tag for item in listed if (head := head_of(listed, item.moving_tag))}
-    kept = {item.tag: why for item in published if (why := why_kept(item, heads, needs))}
-    images = {item.oci_digest for item in published if item.tag in kept}
+    left_out = index.left_out - {publication.tag for publication in listed}
+    published = [*listed, *(revoked_by(tags, publication) for publication in _left_behind(registry, left_out, tags))]
+    heads = {head.tag for publication in listed if (head := head_of(listed, publication.moving_tag))}
+    kept = {publication.tag: why for publication in published if (why := why_kept(publication, heads, needs))}
+    images = {publication.oci_digest for publication in published if publication.tag in kept}
     going = []
-    for item in published:
+    for publication in published:
         # A removal goes by the manifest's digest, and would take the image from the tag that stays, too.
-        if item.tag not in kept and item.oci_digest in images:
-            kept[item.tag] = "its image is one that stays"
-        elif item.tag not in kept:
-            going.append(item)
+        if publication.tag not in kept and publication.oci_digest in images:
+            kept[publication.tag] = "its image is one that stays"
+        elif publication.tag not in kept:
+            going.append(publication)
     named = _named_by_others(registry, tags, going)
-    kept |= {item.tag: "another tag names its image" for item in going if item.oci_digest in named}
-    staying = [item for item in listed if item.tag in kept and item.certified]
-    damaged = tuple(item for item in staying if not _has_bundle(registry, item.oci_digest))
-    return Sweep(going=tuple(item for item in going if item.tag not in kept), kept=kept, damaged=damaged, named=named)
+    kept |= {publication.tag: "another tag names its image" for publication in going if publication.oci_digest in named}
+    staying = [publication for publication in listed if publication.tag in kept and publication.certified]
+    damaged = tuple(publication for publication in staying if not _has_bundle(registry, publication.oci_digest))
+    return Sweep(
+        going=tuple(publication for publication in going if publication.tag not in kept),
+        kept=kept,
+        damaged=damaged,
+        named=named,
+    )
 
 
 def sweep(registry: Registry, plan: Sweep) -> None:
@@ -89,14 +94,14 @@ def sweep(registry: Registry, plan: Sweep) -> None:
         NetworkError: the registry cannot be reached, refuses, or allows no removal.
     """
     if plan.going:
-        leave_out(registry, [item.tag for item in plan.going])
-    for item in plan.going:
-        _remove(registry, item, plan.named)
+        leave_out(registry, [publication.tag for publication in plan.going])
+    for publication in plan.going:
+        _remove(registry, publication, plan.named)
 
 
 def _named_by_others(registry: Registry, tags: Collection[str], going: Iterable[Publication]) -> frozenset[str]:
     """The digests that tags name which do not go."""
-    own = {tag for item in going for tag in (*_own_tags(item), item.tag + PUBLICATION_SUFFIX)}
+    own = {tag for publication in going for tag in (*_own_tags(publication), publication.tag + PUBLICATION_SUFFIX)}
     if not own:
         return frozenset()
     # A publication of such a name is nobody's.
@@ -114,48 +119,50 @@ def _named_by_others(registry: Registry, tags: Collection[str], going: Iterable[
     return frozenset(named)
 
 
-def _own_tags(item: Publication) -> tuple[str, ...]:
+def _own_tags(publication: Publication) -> tuple[str, ...]:
     """The tags of an image alone, but for its record's."""
-    return tag_of(item.oci_digest), item.tag + DOCKER_SUFFIX, item.tag
+    return tag_of(publication.oci_digest), publication.tag + DOCKER_SUFFIX, publication.tag
 
 
 def _left_behind(registry: Registry, left_out: Collection[str], tags: Collection[str]) -> list[Publication]:
     """Publications that the index forgot, and whose record is still there."""
     records = [tag + PUBLICATION_SUFFIX for tag in sorted(left_out) if tag + PUBLICATION_SUFFIX in tags]
-    found = [read_own_entry(registry, record) for record in records]
-    return [entry[0] for entry in found if entry is not None]
+    entries = [read_own_entry(registry, record) for record in records]
+    return [entry[0] for entry in entries if entry is not None]
 
 
-def why_kept(item: Publication, heads: Collection[str], needs: Needs) -> str:
+def why_kept(publication: Publication, heads: Collection[str], needs: Needs) -> str:
     """Why a publication stays, with the tags that moving tags mean; empty where nothing needs it."""
-    if item.revoked is not None:
+    if publication.revoked is not None:
         return "it was revoked"
-    if item.tag in heads:
-        return f"the tag {item.moving_tag} names it"
-    if item.lock_digest in needs.locks:
+    if publication.tag in heads:
+        return f"the tag {publication.moving_tag} names it"
+    if publication.lock_digest in needs.locks:
         return "a lock needs it"
-    return "a late night needs it" if item.oci_digest in needs.images else ""
+    return "a late night needs it" if publication.oci_digest in needs.images else ""
 
 
 def _has_bundle(registry: Registry, digest: str) -> bool:
     try:
-        return any(item.artifact_type == BUNDLE_TYPE for item in list_referrers(registry, digest))
+        return any(referrer.artifact_type == BUNDLE_TYPE for referrer in list_referrers(registry, digest))
     except CheckRefusedError:
         # A list that cannot be read is as good as none: the image is reported, and nothing is stopped by it.
         return False
 
 
-def _remove(registry: Registry, item: Publication, named: Collection[str]) -> None:
-    tag = item.tag + PUBLICATION_SUFFIX
+def _remove(registry: Registry, publication: Publication, named: Collection[str]) -> None:
+    tag = publication.tag + PUBLICATION_SUFFIX
     record = digest_of_tag(registry, tag)
     # Asked before the image goes: afterwards the registry may not know them any more. A registry that lists referrers
     # itself has the record among them.
-    artifacts = [found.digest for found in list_referrers(registry, item.oci_digest)]
-    attached = [digest for digest in artifacts if digest != record and _refers_to(registry, digest, item.oci_digest)]
+    artifacts = [found.digest for found in list_referrers(registry, publication.oci_digest)]
+    attached = [
+        digest for digest in artifacts if digest != record and _refers_to(registry, digest, publication.oci_digest)
+    ]
     # By the digest: registries may allow the removal of manifests and not that of tags (distribution-spec 1.1, "Content
     # Management").
-    tagged = (digest_of_tag(registry, name) for name in _own_tags(item))
-    for digest in (*attached, *tagged, item.oci_digest, digest_of_tag(registry, tag)):
+    tagged = (digest_of_tag(registry, name) for name in _own_tags(publication))
+    for digest in (*attached, *tagged, publication.oci_digest, digest_of_tag(registry, tag)):
         if digest is not None and digest not in named:
             _delete(registry, digest)
 
@@ -177,7 +184,7 @@ def _delete(registry: Registry, digest: str) -> None:
     answer = registry.ask("DELETE", f"manifests/{digest}", accept=(202, 400, 404, 405))
     if answer.status in (400, 405):
         raise NetworkError(
-            f"{registry.error.name} removes nothing",
+            f"{registry.error.name} does not allow removal",
             why=f"It answered with status {answer.status}: removal is switched off there.",
             fix="Allow it (docker's registry: storage.delete.enabled), and run the same command again: the index has "
             "forgotten these images, and their manifests are still there.",

@@ -103,4 +103,4 @@ def test_a_dry_run_says_what_it_looked_at(store: LocalStore, capsys: pytest.Capt
     assert run(["gc", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "images in the store: 1, of which 1 stay" in shown
-    assert "0 would go" in shown
+    assert "0 would be removed" in shown

@@ -18,6 +18,7 @@ from envbuild.catalog.data import data_root
 from envbuild.cli.main import run
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CertificateRefusedError
+from envbuild.core.files import clone_or_copy as clone
 from envbuild.publish.models import Revocation
 
 ENROOT = data_root() / "containers" / "enroot"
@@ -88,9 +89,7 @@ def test_an_output_that_is_written_into_changes_no_other(there, pull_json):
 @pytest.mark.parametrize(
     ("prepare", "arguments", "status", "part"),
     [
-        (lambda there: there.publish(certified=False), [], 9, "without a certificate"),
         (lambda there: there.store.revoke(there.publish().oci_digest, BACK), [], 9, "wrong NCCL"),
-        (lambda there: there.publish(), ["--target", "h200"], 9, "not for h200"),
         (lambda there: there.publish(), ["--max-age", "12x"], 2, "is not an age"),
         (lambda there: there.publish(), ["--format", "oci", "--output", "x"], 2, "has no OCI images"),
         (lambda there: None, [], 3, "has no such tag"),
@@ -111,27 +110,19 @@ def test_a_layout_needs_a_place(pull_json):
     assert "needs --output" in pull_json("host/repo:tag", "--format", "oci", status=2)["error"]["what"]
 
 
-def test_without_trusted_keys_nothing_is_pulled(there, pull_json):
+def test_processes_of_one_output_copy_it_once(there, pull_json, monkeypatch):
     there.publish()
-    error = pull_json(f"{there.store.address}:mcore-debian12-cpu", status=2, trust=False)["error"]
-    assert "no trusted keys" in error["what"]
-
-
-def test_what_others_follow_is_fetched_anew_where_it_is_gone(there, pull_json, monkeypatch):
-    there.publish()
-    first = Path(pull_json(f"{there.store.address}:mcore-debian12-cpu")["path"])
-    # As if this process had begun before the first one asked, which is gone with what it fetched.
-    monkeypatch.setattr("envbuild.cli.follow.time.monotonic", lambda: 0.0)
-    first.write_bytes(b"changed")
-    assert pull_json(f"{there.store.address}:mcore-debian12-cpu")["path"] == str(first)
-    assert first.read_bytes() == there.image.read_bytes()
-
-
-def test_a_follower_imports_little():
-    # Of every rank's time: 0.3 s for pydantic and the like, 0.05 s for click.
-    code = "import sys, envbuild.cli.main, envbuild.cli.follow; print(*sorted(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"pydantic", "urllib3", "click", "dataclasses", "tempfile", "ssl"} & set(loaded)
+    copied = []
+    monkeypatch.setattr("envbuild.publish.pull.clone_or_copy", lambda *files: copied.append(files) or clone(*files))
+    words = (f"{there.store.address}:mcore-debian12-cpu", "--output", "mine.sqsh")
+    for _ in range(3):
+        assert Path(pull_json(*words)["path"]).read_bytes() == there.image.read_bytes()
+    assert len(copied) == 2  # with its certificate
+    for change in (lambda file: file.unlink(), lambda file: file.chmod(0o666)):
+        change(there.home / "mine.sqsh")
+        pull_json(*words)
+        assert len(copied) == 3
+        copied.pop()
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def _refuse_other_base(good: LockDirectory, bad: LockDirectory) -> None:
     if (one.name, one.platform, one.python) != (two.name, two.platform, two.python):
         raise UsageError(
             f"the locks are of two bases: {one.name} (Python {one.python}) and {two.name} (Python {two.python})",
-            why="A bisection moves packages one by one, and the base is none.",
+            why="A bisection exchanges packages, and cannot exchange a base.",
             fix="Name two locks of one base.",
         )
 
@@ -149,12 +149,12 @@ def _with_commit(culprit: Culprit, others: frozenset[str], trials: _Trials, repo
         return culprit
     moved = others | {package.name}
 
-    def at(count: int) -> TrialOutcome:
+    def with_first(count: int) -> TrialOutcome:
         return trials.outcome(moved, {package.name: commits[count - 1]})
 
     if not commits:
         return culprit
-    low, high = bracket(len(commits), at)
+    low, high = bracket(len(commits), with_first)
     shas = tuple(commits[low:high])
     return Culprit(packages=culprit.packages, commit=CulpritCommit(git=new.git, commits=shas, of=len(commits)))
 
