@@ -2,84 +2,73 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 from faults.cases import DATA, EXPERTS, ROUTER_LOSSES_PER_TOKEN, SEQUENCE
-from faults.kinds import Edit, Fault, Switch
+from faults.kinds import Case, Fault, Plant, Switch, edit
 from faults.library import CORE
 
-baseline_fault = partial(Fault, where="library", check="reference", at="baseline")
+
+def baseline_fault(name: str, broken: str, plant: Plant, case: Case, text: str, **fields: Any) -> Fault:
+    defaults = {"where": "library", "check": "reference", "at": "baseline"}
+    return Fault(id=name, broken=broken, plant=plant, case=case, text=text, **{**defaults, **fields})
+
 
 BASELINES = (
     baseline_fault(
-        id="norm-epsilon-of-its-own",
-        broken="the last norm has its own epsilon and not the configuration's",
-        plant=Edit(
-            file=f"{CORE}/transformer/transformer_block.py",
-            changes=(("eps=self.config.layernorm_epsilon", "eps=1e-4"),),
-        ),
-        case=SEQUENCE,
-        text="decoder.final_layernorm (activation of the first micro batch)",
+        "norm-epsilon-of-its-own",
+        "the last norm has its own epsilon and not the configuration's",
+        edit(f"{CORE}/transformer/transformer_block.py", "eps=self.config.layernorm_epsilon", "eps=1e-4"),
+        SEQUENCE,
+        "decoder.final_layernorm (activation of the first micro batch)",
         quick=True,
     ),
     baseline_fault(
-        id="attention-scaled-by-the-head-size",
-        broken="attention scores are divided by the head size and not by its square root",
-        plant=Edit(
-            file=f"{CORE}/transformer/dot_product_attention.py",
-            changes=(
-                (
-                    "self.softmax_scale = 1.0 / math.sqrt(self.hidden_size_per_attention_head)",
-                    "self.softmax_scale = 1.0 / self.hidden_size_per_attention_head",
-                ),
-            ),
+        "attention-scaled-by-the-head-size",
+        "attention scores are divided by the head size and not by its square root",
+        edit(
+            f"{CORE}/transformer/dot_product_attention.py",
+            "self.softmax_scale = 1.0 / math.sqrt(self.hidden_size_per_attention_head)",
+            "self.softmax_scale = 1.0 / self.hidden_size_per_attention_head",
         ),
-        case=DATA,
-        text="decoder.layers.0.self_attention.core_attention (activation of the first micro batch)",
+        DATA,
+        "decoder.layers.0.self_attention.core_attention (activation of the first micro batch)",
     ),
     baseline_fault(
-        id="adam-epsilon-of-its-own",
-        broken="Adam has its default epsilon and not the configuration's",
-        plant=Edit(
-            file=f"{CORE}/optimizer/__init__.py",
-            changes=(('                "eps": config.adam_eps,', '                "eps": 1e-8,'),),
+        "adam-epsilon-of-its-own",
+        "Adam has its default epsilon and not the configuration's",
+        edit(
+            f"{CORE}/optimizer/__init__.py", '                "eps": config.adam_eps,', '                "eps": 1e-8,'
         ),
-        case=DATA,
-        text="step 2: loss of the reference",
+        DATA,
+        "step 2: loss of the reference",
     ),
     baseline_fault(
-        id="router-loss-dropped",
-        broken="with a loss per token the router's auxiliary loss is left out",
-        plant=Edit(
-            file=f"{CORE}/transformer/moe/router.py",
-            changes=(
-                (
-                    "MoEAuxLossAutoScaler.apply(activation, aux_loss * num_tokens)",
-                    "MoEAuxLossAutoScaler.apply(activation, aux_loss * 0.0)",
-                ),
-            ),
+        "router-loss-dropped",
+        "with a loss per token the router's auxiliary loss is left out",
+        edit(
+            f"{CORE}/transformer/moe/router.py",
+            "MoEAuxLossAutoScaler.apply(activation, aux_loss * num_tokens)",
+            "MoEAuxLossAutoScaler.apply(activation, aux_loss * 0.0)",
         ),
-        case=ROUTER_LOSSES_PER_TOKEN,
-        text="mlp.router",
+        ROUTER_LOSSES_PER_TOKEN,
+        "mlp.router",
     ),
     baseline_fault(
-        id="experts-weighed-by-all-scores",
-        broken="the scores of a token's experts are a softmax over all experts, and not over those that it goes to",
-        plant=Edit(
-            file=f"{CORE}/transformer/moe/moe_utils.py",
-            changes=(("        if use_pre_softmax:\n", "        if True:\n"),),
-        ),
-        case=EXPERTS,
-        text="decoder.layers.0.mlp.router (activation of the first micro batch)",
+        "experts-weighed-by-all-scores",
+        "the scores of a token's experts are a softmax over all experts, and not over those that it goes to",
+        edit(f"{CORE}/transformer/moe/moe_utils.py", "        if use_pre_softmax:\n", "        if True:\n"),
+        EXPERTS,
+        "decoder.layers.0.mlp.router (activation of the first micro batch)",
     ),
     baseline_fault(
-        id="samples-in-another-order",
-        broken="every rank reads the samples of a step backwards",
+        "samples-in-another-order",
+        "every rank reads the samples of a step backwards",
+        Switch(name="samples-in-another-order"),
+        DATA,
+        "step 1 read the planned samples in another order",
         where="process",
-        plant=Switch(name="samples-in-another-order"),
-        case=DATA,
         check="samples",
-        text="step 1 read the planned samples in another order",
         quick=True,
     ),
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from faults.axes import AXES
 from faults.baselines import BASELINES
 from faults.cases import DATA, PIPELINE
@@ -11,72 +9,77 @@ from faults.kinds import Corruption, Fault, Switch
 from faults.library import LIBRARY
 from faults.processes import PROCESS
 
+
 # What an installed environment has that its lock has not shows in every case.
-wheel_fault = partial(Fault, where="wheel", case=DATA, check="environment", at="run")
+def wheel_fault(name: str, broken: str, plant: Corruption, text: str, *, quick: bool = False) -> Fault:
+    where = {"where": "wheel", "at": "run", "case": DATA}
+    return Fault(id=name, broken=broken, plant=plant, text=text, quick=quick, check="environment", **where)
+
+
 WHEELS = (
     wheel_fault(
-        id="extension-missing",
-        broken="an extension is missing, and its package takes a fallback without a word",
-        plant=Corruption(name="extension_removed"),
-        text="file-missing",
+        "extension-missing",
+        "an extension is missing, and its package takes a fallback without a word",
+        Corruption(name="extension_removed"),
+        "file-missing",
         quick=True,
     ),
     wheel_fault(
-        id="bytecode-changed",
-        broken="the bytecode of a module is not its source's: the source is the wheel's, and what runs is not",
-        plant=Corruption(name="bytecode_changed"),
-        text="bytecode-differs",
+        "bytecode-changed",
+        "the bytecode of a module is not its source's: the source is the wheel's, and what runs is not",
+        Corruption(name="bytecode_changed"),
+        "bytecode-differs",
         quick=True,
     ),
     wheel_fault(
-        id="code-at-start",
-        broken="every interpreter runs code as it starts that no package brought",
-        plant=Corruption(name="code_at_start"),
-        text="startup-code",
+        "code-at-start",
+        "every interpreter runs code as it starts that no package brought",
+        Corruption(name="code_at_start"),
+        "startup-code",
     ),
     wheel_fault(
-        id="unlisted-optimizer",
-        broken="an optimizer that no package of the lock brought lies in the environment, and megatron-core takes it",
-        plant=Corruption(name="stub_optimizer"),
-        text="imported-unlisted: apex",
+        "unlisted-optimizer",
+        "an optimizer that no package of the lock brought lies in the environment, and megatron-core takes it",
+        Corruption(name="stub_optimizer"),
+        "imported-unlisted: apex",
         quick=True,
     ),
     wheel_fault(
-        id="megatron-shadowed",
-        broken="megatron.core is imported from a checkout on PYTHONPATH, in the same namespace as the lock's",
-        plant=Corruption(name="megatron_on_the_path"),
-        text="shadowed",
+        "megatron-shadowed",
+        "megatron.core is imported from a checkout on PYTHONPATH, in the same namespace as the lock's",
+        Corruption(name="megatron_on_the_path"),
+        "shadowed",
     ),
     wheel_fault(
-        id="extension-changed",
-        broken="an extension is not the one that was locked: another byte",
-        plant=Corruption(name="extension_changed"),
-        text="file-differs",
+        "extension-changed",
+        "an extension is not the one that was locked: another byte",
+        Corruption(name="extension_changed"),
+        "file-differs",
     ),
     wheel_fault(
-        id="torch-shadowed",
-        broken="another torch stands before the environment's on the path",
-        plant=Corruption(name="torch_shadowed"),
-        text="shadowed",
+        "torch-shadowed",
+        "another torch stands before the environment's on the path",
+        Corruption(name="torch_shadowed"),
+        "shadowed",
         quick=True,
     ),
     wheel_fault(
-        id="version-differs",
-        broken="a package is of another version than the lock's",
-        plant=Corruption(name="other_version"),
-        text="version-mismatch",
+        "version-differs",
+        "a package is of another version than the lock's",
+        Corruption(name="other_version"),
+        "version-mismatch",
     ),
     wheel_fault(
-        id="package-removed",
-        broken="a package of the lock is not installed",
-        plant=Corruption(name="package_removed"),
-        text="package-missing",
+        "package-removed",
+        "a package of the lock is not installed",
+        Corruption(name="package_removed"),
+        "package-missing",
     ),
     wheel_fault(
-        id="two-nccls",
-        broken="a machine's own NCCL is found before the one of the environment",
-        plant=Corruption(name="second_nccl"),
-        text="library-twice",
+        "two-nccls",
+        "a machine's own NCCL is found before the one of the environment",
+        Corruption(name="second_nccl"),
+        "library-twice",
     ),
 )
 

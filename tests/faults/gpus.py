@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,62 +19,45 @@ from faults.matrices import matrix_of
 MATRIX = Path(__file__).with_name("gpus.toml")
 
 
-def gpu_fault(**fields: Any) -> Fault:
+def gpu_fault(name: str, broken: str, check: str, case: Case = DATA, text: str = "") -> Fault:
     """A fault that the switch of the same name plants."""
-    return Fault(**{"where": "process", "case": DATA, "plant": Switch(name=fields["id"]), **fields})
+    return Fault(id=name, broken=broken, check=check, case=case, text=text, where="process", plant=Switch(name=name))
 
 
-of_the_hardware = partial(gpu_fault, check="rank-exception")
+def of_the_hardware(name: str, broken: str, text: str) -> Fault:
+    return gpu_fault(name, broken, "rank-exception", text=text)
+
+
 GPU_FAULTS = (
     gpu_fault(
-        id="tensor-parallel-sums-left-out",
-        broken="communication group: each tensor-parallel rank goes on with its own part of a sum",
+        "tensor-parallel-sums-left-out",
+        "communication group: each tensor-parallel rank goes on with its own part of a sum",
+        "parity-loss",
         case=TENSOR,
-        check="parity-loss",
     ),
     gpu_fault(
-        id="gradients-a-thousandth-too-large",
-        broken="gradient scale: in data parallel every gradient is 1.001 times what it is",
-        check="parity-grad-norm",
+        "gradients-a-thousandth-too-large",
+        "gradient scale: in data parallel every gradient is 1.001 times what it is",
+        "parity-grad-norm",
     ),
     gpu_fault(
-        id="resharded-state-has-zeros",
-        broken="optimizer state: loaded in another layout it has zeros in a part",
+        "resharded-state-has-zeros",
+        "optimizer state: loaded in another layout it has zeros in a part",
+        "parity-loss",
         case=CONTINUED,
-        check="parity-loss",
     ),
+    gpu_fault("products-in-tf32", "precision: products of float32 matrices are computed in TF32", "parity-gradients"),
     gpu_fault(
-        id="products-in-tf32",
-        broken="precision: products of float32 matrices are computed in TF32",
-        check="parity-gradients",
-    ),
-    gpu_fault(
-        id="attention-falls-back",
-        broken="attention backend: another than was asked for computes, without a word",
+        "attention-falls-back",
+        "attention backend: another than was asked for computes, without a word",
+        "observed",
         case=Case(kind="engine", row={"data": 2, "precision": "bf16", "attention_backend": "fused"}),
-        check="observed",
         text="attention_backend",
     ),
-    gpu_fault(
-        id="samples-in-another-order",
-        broken="data order: the micro batches of a step in another order",
-        check="samples",
-    ),
-    gpu_fault(
-        id="bit-flipped",
-        broken="hardware: one bit of one gradient on one GPU, at step 3",
-        check="parity-grad-norm",
-    ),
-    of_the_hardware(
-        id="gpu-memory-exhausted",
-        broken="hardware: a rank needs more memory than its GPU has",
-        text="out of memory",
-    ),
-    of_the_hardware(
-        id="gpu-lost",
-        broken="hardware: from step 2 on every call to one GPU fails",
-        text="CUDA error",
-    ),
+    gpu_fault("samples-in-another-order", "data order: the micro batches of a step in another order", "samples"),
+    gpu_fault("bit-flipped", "hardware: one bit of one gradient on one GPU, at step 3", "parity-grad-norm"),
+    of_the_hardware("gpu-memory-exhausted", "hardware: a rank needs more memory than its GPU has", "out of memory"),
+    of_the_hardware("gpu-lost", "hardware: from step 2 on every call to one GPU fails", "CUDA error"),
 )
 
 

@@ -21,6 +21,11 @@ class Edit:
     changes: tuple[tuple[str, str], ...]
 
 
+def edit(file: str, *texts: str) -> Edit:
+    """An edit of a file; ``texts`` are the old and the new text of each change, in turn."""
+    return Edit(file=file, changes=tuple(zip(texts[::2], texts[1::2], strict=True)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Switch:
     """A plant of :mod:`envbuild_fault`, which an environment of the tests imports when its interpreter starts.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 from faults.cases import (
     CLIPPED_EXPERTS,
@@ -19,7 +19,7 @@ from faults.cases import (
     SHARDED,
     TENSOR,
 )
-from faults.kinds import Edit, Fault
+from faults.kinds import Case, Fault, Plant, edit
 
 CORE = "megatron/core"
 SCHEDULES = f"{CORE}/pipeline_parallel/schedules.py"
@@ -29,334 +29,253 @@ FINALIZE = f"{CORE}/distributed/finalize_model_grads.py"
 OPTIMIZER = f"{CORE}/optimizer/optimizer.py"
 _OF_EXPERTS = "self.ddp_config.overlap_grad_reduce and any(not getattr(p, 'allreduce', True) for p in self.params)"
 _ALONE = "bucket.grad_data.clone() if alone else bucket.grad_data"
-library_fault = partial(Fault, where="library")
+
+
+def library_fault(name: str, broken: str, plant: Plant, case: Case, check: str, **fields: Any) -> Fault:
+    """A fault that is planted in a file of an installed wheel."""
+    return Fault(id=name, broken=broken, plant=plant, case=case, check=check, where="library", **fields)
+
 
 LIBRARY = (
     library_fault(
-        id="interleaved-pipeline-with-batched-sends",
-        broken="two interleaved stages take activations for gradients: the library takes its defaults instead",
-        plant=Edit(
-            file=SCHEDULES,
-            changes=(
-                (
-                    '        raise ValueError("Can not use both overlap_p2p_comm and batch_p2p_comm")\n',
-                    "        pass\n    config.overlap_p2p_comm, config.batch_p2p_comm = False, True\n",
-                ),
-            ),
+        "interleaved-pipeline-with-batched-sends",
+        "two interleaved stages take activations for gradients: the library takes its defaults instead",
+        edit(
+            SCHEDULES,
+            '        raise ValueError("Can not use both overlap_p2p_comm and batch_p2p_comm")\n',
+            "        pass\n    config.overlap_p2p_comm, config.batch_p2p_comm = False, True\n",
         ),
-        case=INTERLEAVED,
-        check="parity-loss",
+        INTERLEAVED,
+        "parity-loss",
         quick=True,
     ),
     library_fault(
-        id="gradient-scale-left-out",
-        broken="gradients are summed over the data-parallel ranks and not averaged",
-        plant=Edit(
-            file=BUFFERS,
-            changes=(
-                ("                bucket.grad_data *= bucket.gradient_scaling_factor\n", "                pass\n"),
-            ),
-        ),
-        case=DATA,
-        check="parity-grad-norm",
+        "gradient-scale-left-out",
+        "gradients are summed over the data-parallel ranks and not averaged",
+        edit(BUFFERS, "                bucket.grad_data *= bucket.gradient_scaling_factor\n", "                pass\n"),
+        DATA,
+        "parity-grad-norm",
     ),
     library_fault(
-        id="all-reduce-left-out-in-data-parallel",
-        broken="each data-parallel rank keeps its own gradients",
-        plant=Edit(
-            file=BUFFERS,
-            changes=(
-                (
-                    "torch.distributed.all_reduce(\n                        bucket.grad_data",
-                    "(lambda *_, **__: None)(\n                        bucket.grad_data",
-                ),
-            ),
+        "all-reduce-left-out-in-data-parallel",
+        "each data-parallel rank keeps its own gradients",
+        edit(
+            BUFFERS,
+            "torch.distributed.all_reduce(\n                        bucket.grad_data",
+            "(lambda *_, **__: None)(\n                        bucket.grad_data",
         ),
-        case=DATA,
-        check="parity-grad-norm",
+        DATA,
+        "parity-grad-norm",
         quick=True,
     ),
     library_fault(
-        id="all-reduce-left-out-in-tensor-parallel",
-        broken="each tensor-parallel rank goes on with its own part of a sum",
-        plant=Edit(
-            file=f"{CORE}/tensor_parallel/mappings.py",
-            changes=(
-                (
-                    "    torch.distributed.all_reduce(input_.contiguous(), group=group)\n\n    return input_\n",
-                    "    return input_\n",
-                ),
-            ),
+        "all-reduce-left-out-in-tensor-parallel",
+        "each tensor-parallel rank goes on with its own part of a sum",
+        edit(
+            f"{CORE}/tensor_parallel/mappings.py",
+            "    torch.distributed.all_reduce(input_.contiguous(), group=group)\n\n    return input_\n",
+            "    return input_\n",
         ),
-        case=TENSOR,
-        check="parity-loss",
+        TENSOR,
+        "parity-loss",
         quick=True,
     ),
     library_fault(
-        id="all-reduce-left-out-in-the-embedding-tie",
-        broken="first and last pipeline stage share an embedding and do not add up its gradients",
-        plant=Edit(
-            file=FINALIZE,
-            changes=(("        torch.distributed.all_reduce(grad, group=embd_group)\n", ""),),
-        ),
-        case=PIPELINE,
-        check="parity-grad-norm",
+        "all-reduce-left-out-in-the-embedding-tie",
+        "first and last pipeline stage share an embedding and do not add up its gradients",
+        edit(FINALIZE, "        torch.distributed.all_reduce(grad, group=embd_group)\n", ""),
+        PIPELINE,
+        "parity-grad-norm",
         quick=True,
     ),
     library_fault(
-        id="one-gradient-a-thousandth-too-large",
-        broken="in tensor parallel the gradient of one of all weights is 1.001 times what it is",
-        plant=Edit(
-            file=FINALIZE,
-            changes=(
-                (
-                    "        model_chunk.finish_grad_sync(force_all_reduce=force_all_reduce)\n",
-                    (
-                        "        model_chunk.finish_grad_sync(force_all_reduce=force_all_reduce)\n"
-                        "        for name, parameter in model_chunk.named_parameters():\n"
-                        "            if config.tensor_model_parallel_size > 1 and 'layers.1.mlp.linear_fc2' in name:\n"
-                        "                parameter.main_grad *= 1.001\n"
-                    ),
-                ),
+        "one-gradient-a-thousandth-too-large",
+        "in tensor parallel the gradient of one of all weights is 1.001 times what it is",
+        edit(
+            FINALIZE,
+            "        model_chunk.finish_grad_sync(force_all_reduce=force_all_reduce)\n",
+            (
+                "        model_chunk.finish_grad_sync(force_all_reduce=force_all_reduce)\n"
+                "        for name, parameter in model_chunk.named_parameters():\n"
+                "            if config.tensor_model_parallel_size > 1 and 'layers.1.mlp.linear_fc2' in name:\n"
+                "                parameter.main_grad *= 1.001\n"
             ),
         ),
-        case=TENSOR,
-        check="parity-gradients",
+        TENSOR,
+        "parity-gradients",
         quick=True,
     ),
     library_fault(
-        id="loss-over-too-few-micro-batches",
-        broken="a pipeline divides the loss by one micro batch less than there are",
-        plant=Edit(
-            file=SCHEDULES,
-            changes=(
-                (
-                    "/= num_microbatches\n            forward_data_store",
-                    "/= num_microbatches - (config.pipeline_model_parallel_size > 1)\n            forward_data_store",
-                ),
-            ),
+        "loss-over-too-few-micro-batches",
+        "a pipeline divides the loss by one micro batch less than there are",
+        edit(
+            SCHEDULES,
+            "/= num_microbatches\n            forward_data_store",
+            "/= num_microbatches - (config.pipeline_model_parallel_size > 1)\n            forward_data_store",
         ),
-        case=PIPELINE,
-        check="parity-grad-norm",
+        PIPELINE,
+        "parity-grad-norm",
     ),
     library_fault(
-        id="gradient-scaled-by-the-context-parallel-size",
-        broken="the loss is multiplied by the context-parallel size once too often",
-        plant=Edit(
-            file=SCHEDULES,
-            changes=(
-                (
-                    "                output_tensor *= cp_group_size\n",
-                    "                output_tensor *= cp_group_size * cp_group_size\n",
-                ),
-            ),
+        "gradient-scaled-by-the-context-parallel-size",
+        "the loss is multiplied by the context-parallel size once too often",
+        edit(
+            SCHEDULES,
+            "                output_tensor *= cp_group_size\n",
+            "                output_tensor *= cp_group_size * cp_group_size\n",
         ),
-        case=CONTEXT,
-        check="parity-grad-norm",
+        CONTEXT,
+        "parity-grad-norm",
     ),
     library_fault(
-        id="norm-gradients-not-reduced-in-sequence-parallel",
-        broken="each tensor-parallel rank has the norms' gradients of its own part of the sequence alone",
-        plant=Edit(
-            file=FINALIZE,
-            changes=(("            torch.distributed.all_reduce(coalesced, op=all_reduce_op, group=tp_group)\n", ""),),
-        ),
-        case=SEQUENCE,
-        check="parity-grad-norm",
+        "norm-gradients-not-reduced-in-sequence-parallel",
+        "each tensor-parallel rank has the norms' gradients of its own part of the sequence alone",
+        edit(FINALIZE, "            torch.distributed.all_reduce(coalesced, op=all_reduce_op, group=tp_group)\n", ""),
+        SEQUENCE,
+        "parity-grad-norm",
     ),
     library_fault(
-        id="expert-gradients-scaled-wrongly",
-        broken="experts divide their gradients by the number of their own copies, not of all data-parallel ranks",
-        plant=Edit(
-            file=DATA_PARALLEL,
-            changes=(
-                (
-                    "                    assert gradient_scaling_factor == target_gradient_scaling_factor\n",
-                    "                    pass\n",
-                ),
-                (
-                    "expert_gradient_scaling_factor = 1.0 / data_parallel_world_size\n",
-                    "expert_gradient_scaling_factor = 1.0 / self.expt_dp_group.size()\n",
-                ),
-            ),
+        "expert-gradients-scaled-wrongly",
+        "experts divide their gradients by the number of their own copies, not of all data-parallel ranks",
+        edit(
+            DATA_PARALLEL,
+            "                    assert gradient_scaling_factor == target_gradient_scaling_factor\n",
+            "                    pass\n",
+            "expert_gradient_scaling_factor = 1.0 / data_parallel_world_size\n",
+            "expert_gradient_scaling_factor = 1.0 / self.expt_dp_group.size()\n",
         ),
-        case=EXPERTS,
-        check="parity-grad-norm",
+        EXPERTS,
+        "parity-grad-norm",
     ),
     library_fault(
-        id="experts-not-synchronised",
-        broken="the copies of an expert keep their own gradients",
-        plant=Edit(
-            file=DATA_PARALLEL,
-            changes=(
-                (
-                    "self.bucket_groups + self.expert_parallel_bucket_groups:\n            bucket_group.finish_grad",
-                    "self.bucket_groups:\n            bucket_group.finish_grad",
-                ),
-            ),
+        "experts-not-synchronised",
+        "the copies of an expert keep their own gradients",
+        edit(
+            DATA_PARALLEL,
+            "self.bucket_groups + self.expert_parallel_bucket_groups:\n            bucket_group.finish_grad",
+            "self.bucket_groups:\n            bucket_group.finish_grad",
         ),
-        case=EXPERTS_TWICE,
-        check="parity-grad-norm",
+        EXPERTS_TWICE,
+        "parity-grad-norm",
     ),
     library_fault(
-        id="parameters-not-gathered",
-        broken="the distributed optimizer updates its part of the parameters, and nobody gets the others'",
-        plant=Edit(
-            file=f"{CORE}/optimizer/distrib_optimizer.py",
-            changes=(
-                (
-                    "if not self.ddp_config.overlap_param_gather:\n                for",
-                    "if False:\n                for",
-                ),
-            ),
+        "parameters-not-gathered",
+        "the distributed optimizer updates its part of the parameters, and nobody gets the others'",
+        edit(
+            f"{CORE}/optimizer/distrib_optimizer.py",
+            "if not self.ddp_config.overlap_param_gather:\n                for",
+            "if False:\n                for",
         ),
-        case=SHARDED,
-        check="parity-loss",
+        SHARDED,
+        "parity-loss",
         quick=True,
     ),
     library_fault(
-        id="clipping-left-out",
-        broken="gradients are clipped, but for those of the distributed optimizer",
-        plant=Edit(
-            file=OPTIMIZER,
-            changes=(
-                (
-                    "if optimizer.config.clip_grad > 0.0:\n",
-                    "if optimizer.config.clip_grad > 0.0 and not optimizer.config.use_distributed_optimizer:\n",
-                ),
-            ),
+        "clipping-left-out",
+        "gradients are clipped, but for those of the distributed optimizer",
+        edit(
+            OPTIMIZER,
+            "if optimizer.config.clip_grad > 0.0:\n",
+            "if optimizer.config.clip_grad > 0.0 and not optimizer.config.use_distributed_optimizer:\n",
         ),
-        case=SHARDED,
-        check="parity-loss",
+        SHARDED,
+        "parity-loss",
     ),
     library_fault(
-        id="experts-clipped-by-their-own-norm",
-        broken="gradients are clipped by the norm of all, but those of experts by their own",
-        plant=Edit(
-            file=OPTIMIZER,
-            changes=(
-                (
-                    "                    total_norm=grad_norm,\n                    use_decoupled_grad=(\n",
-                    (
-                        "                    total_norm=(\n"
-                        "                        grad_norm\n"
-                        "                        if getattr(parameters[0], 'allreduce', True)\n"
-                        "                        else optimizer.get_grad_norm()\n"
-                        "                    ),\n"
-                        "                    use_decoupled_grad=(\n"
-                    ),
-                ),
+        "experts-clipped-by-their-own-norm",
+        "gradients are clipped by the norm of all, but those of experts by their own",
+        edit(
+            OPTIMIZER,
+            "                    total_norm=grad_norm,\n                    use_decoupled_grad=(\n",
+            (
+                "                    total_norm=(\n"
+                "                        grad_norm\n"
+                "                        if getattr(parameters[0], 'allreduce', True)\n"
+                "                        else optimizer.get_grad_norm()\n"
+                "                    ),\n"
+                "                    use_decoupled_grad=(\n"
             ),
         ),
-        case=CLIPPED_EXPERTS,
-        check="parity-loss",
+        CLIPPED_EXPERTS,
+        "parity-loss",
         quick=True,
     ),
     library_fault(
-        id="optimizer-state-forgotten",
-        broken="a resumed training has its weights, and an optimizer that begins anew",
-        plant=Edit(
-            file=OPTIMIZER,
-            changes=(("        self.optimizer.load_state_dict(state_dict)\n", "        pass\n"),),
-        ),
-        case=RESUMED,
-        check="parity-loss",
+        "optimizer-state-forgotten",
+        "a resumed training has its weights, and an optimizer that begins anew",
+        edit(OPTIMIZER, "        self.optimizer.load_state_dict(state_dict)\n", "        pass\n"),
+        RESUMED,
+        "parity-loss",
     ),
     library_fault(
-        id="dropout-left-on",
-        broken="layers drop a tenth of their activations, whatever the configuration says",
-        plant=Edit(
-            file=f"{CORE}/transformer/transformer_layer.py",
-            changes=(
-                (
-                    "config.hidden_dropout if hidden_dropout is None else hidden_dropout\n",
-                    "0.1\n",
-                ),
-            ),
+        "dropout-left-on",
+        "layers drop a tenth of their activations, whatever the configuration says",
+        edit(
+            f"{CORE}/transformer/transformer_layer.py",
+            "config.hidden_dropout if hidden_dropout is None else hidden_dropout\n",
+            "0.1\n",
         ),
-        case=DATA,
-        check="observed",
+        DATA,
+        "observed",
         text="hidden_dropout",
     ),
     library_fault(
-        id="dropout-where-nobody-looks",
-        broken="a function drops activations although it is told not to",
-        plant=Edit(
-            file=f"{CORE}/fusions/fused_bias_dropout.py",
-            changes=(
-                (
-                    "    x, bias = x_with_bias  # unpack\n",
-                    "    x, bias = x_with_bias  # unpack\n    prob = 0.1\n",
-                ),
-            ),
+        "dropout-where-nobody-looks",
+        "a function drops activations although it is told not to",
+        edit(
+            f"{CORE}/fusions/fused_bias_dropout.py",
+            "    x, bias = x_with_bias  # unpack\n",
+            "    x, bias = x_with_bias  # unpack\n    prob = 0.1\n",
         ),
-        case=DATA,
-        check="parity-loss",
+        DATA,
+        "parity-loss",
     ),
     library_fault(
-        id="experts-not-reduced-where-it-overlaps",
-        broken="the gradients of experts are not reduced over the ranks that have the same ones, where that overlaps",
-        plant=Edit(
-            file=BUFFERS,
-            changes=(
-                (
-                    "        grad_reduce_handle = None\n",
-                    f"        grad_reduce_handle = None\n        alone = {_OF_EXPERTS}\n",
-                ),
-                (
-                    "                        bucket.grad_data, op=reduce_op",
-                    f"                        {_ALONE}, op=reduce_op",
-                ),
-            ),
+        "experts-not-reduced-where-it-overlaps",
+        "the gradients of experts are not reduced over the ranks that have the same ones, where that overlaps",
+        edit(
+            BUFFERS,
+            "        grad_reduce_handle = None\n",
+            f"        grad_reduce_handle = None\n        alone = {_OF_EXPERTS}\n",
+            "                        bucket.grad_data, op=reduce_op",
+            f"                        {_ALONE}, op=reduce_op",
         ),
-        case=EXPERTS_OVERLAPPED,
-        check="parity-grad-norm",
+        EXPERTS_OVERLAPPED,
+        "parity-grad-norm",
     ),
     library_fault(
-        id="router-losses-scaled-by-pipeline-stages",
-        broken="the router's losses have the scale of the pipeline's stages, and not of micro batches",
-        plant=Edit(
-            file=SCHEDULES,
-            changes=(
-                (
-                    "set_loss_scale(loss_scale * cp_group_size / num_microbatches)\n",
-                    "set_loss_scale(loss_scale * cp_group_size * config.pipeline_model_parallel_size)\n",
-                ),
-            ),
+        "router-losses-scaled-by-pipeline-stages",
+        "the router's losses have the scale of the pipeline's stages, and not of micro batches",
+        edit(
+            SCHEDULES,
+            "set_loss_scale(loss_scale * cp_group_size / num_microbatches)\n",
+            "set_loss_scale(loss_scale * cp_group_size * config.pipeline_model_parallel_size)\n",
         ),
-        case=ROUTER_LOSSES_IN_STAGES,
-        check="parity-grad-norm",
+        ROUTER_LOSSES_IN_STAGES,
+        "parity-grad-norm",
     ),
     library_fault(
-        id="other-attention",
-        broken="the layers are built with another attention than was asked for",
-        plant=Edit(
-            file=f"{CORE}/models/backends.py",
-            changes=(
-                (
-                    "        return DotProductAttention\n",
-                    "        return type('FlashAttention', (DotProductAttention,), {})\n",
-                ),
-            ),
+        "other-attention",
+        "the layers are built with another attention than was asked for",
+        edit(
+            f"{CORE}/models/backends.py",
+            "        return DotProductAttention\n",
+            "        return type('FlashAttention', (DotProductAttention,), {})\n",
         ),
-        case=DATA,
-        check="observed",
+        DATA,
+        "observed",
         text="attention",
     ),
     library_fault(
-        id="checkpoint-without-a-layer",
-        broken="the last layer of each stage is neither saved nor loaded, and nobody says so",
-        plant=Edit(
-            file=f"{CORE}/transformer/transformer_block.py",
-            changes=(
-                (
-                    "        for layer in self.layers:\n            offset = get_transformer_layer_offset(\n",
-                    "        for layer in self.layers[:-1]:\n            offset = get_transformer_layer_offset(\n",
-                ),
-            ),
+        "checkpoint-without-a-layer",
+        "the last layer of each stage is neither saved nor loaded, and nobody says so",
+        edit(
+            f"{CORE}/transformer/transformer_block.py",
+            "        for layer in self.layers:\n            offset = get_transformer_layer_offset(\n",
+            "        for layer in self.layers[:-1]:\n            offset = get_transformer_layer_offset(\n",
         ),
-        case=PIPELINE,
-        check="rank-exception",
+        PIPELINE,
+        "rank-exception",
         text="lacks decoder.layers.",
         at="baseline",
     ),

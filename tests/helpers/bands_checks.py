@@ -1,8 +1,7 @@
-"""Checks of what bands are measured with, run by the Python of a stack: name them as arguments."""
+"""Checks of what bands are measured with, run by the Python of a stack."""
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -118,6 +117,16 @@ def weights_that_begin_at_zero_are_filled():
     assert torch.equal(filled(), filled())
 
 
+CHECKS = (
+    weights_move_by_one_unit_in_the_last_place,
+    bits_are_those_of_the_matrix_products,
+    largest_difference_is_relative_to_each_tensor,
+    numbers_do_not_depend_on_the_shards,
+    projections_are_as_far_apart_as_gradients,
+    adapters_are_no_layers_of_the_model,
+    weights_that_begin_at_zero_are_filled,
+)
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        globals()[name]()
+    for check in CHECKS:
+        check()

@@ -59,10 +59,14 @@ def _text(stream: IO[str]) -> str:
     return stream.read()
 
 
+# What is asked of a machine, and holds for the life of a process: programs on PATH, their versions. All other caches
+# are of what files say.
+_OF_MACHINES = ("envbuild.core.", "envbuild.image.", "envbuild.wheels.", "envbuild.lock.uv.interpreter")
+
+
 def _clear_caches() -> None:
-    """Answers that hold for the life of a process: the programs on PATH, their versions."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("envbuild."):
+        if name.startswith(_OF_MACHINES):
             for value in vars(module).values():
                 clear = getattr(value, "cache_clear", None)
                 if clear is not None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
+from typing import Any
 
+from envbuild.catalog.stack import Component
 from envbuild.git.refs import Commit, CommitKind, GitRef
+from envbuild.lock.components.models import Chosen, DecidedBy
+from envbuild.lock.components.tree import Tree
 
 TIP = "a" * 40
 
@@ -49,6 +53,23 @@ class FakeRepository:
         return self.submodule_urls.get(path)
 
 
+def fake_tree(repository: FakeRepository, component: Any = None, **spec: Any) -> Any:
+    """The tree of a component at the tip of a repository's main branch."""
+    commit = repository.resolve(GitRef("main"))
+    if component is None:
+        component = Chosen(
+            name="kernels",
+            spec=Component.model_validate({"git": repository.url, **spec}),
+            asked="main",
+            origin=DecidedBy.STACK,
+            because="the stack's file",
+            git=repository.url,
+            commit=commit,
+        )
+    served: Any = repository
+    return Tree(component=component, repository=served, commit=commit)
+
+
 class FakeRepositories:
     """Repositories by address; an address that is not there has no files."""
 
@@ -58,5 +79,5 @@ class FakeRepositories:
     def quiet(self) -> FakeRepositories:
         return self
 
-    def at(self, url: str) -> FakeRepository:
+    def open(self, url: str) -> FakeRepository:
         return self.all.setdefault(url, FakeRepository(url))

@@ -45,12 +45,12 @@ def check_stack(own: Any, **requirements: str) -> tuple[str, ...]:
 
 def refused(own: Any, command: tuple[str, ...], code: str) -> str:
     """The lock is refused by this check alone, and let pass with its code; returns what was found."""
-    found = error(own.run(*command, status=5))
-    assert {line[1:].split(":")[0] for line in found["why"].splitlines() if line.startswith("[")} == {code}
-    assert f"--allow {code}" in found["fix"]
+    refusal = error(own.run(*command, status=5))
+    assert {line[1:].split(":")[0] for line in refusal["why"].splitlines() if line.startswith("[")} == {code}
+    assert f"--allow {code}" in refusal["fix"]
     assert not (own.project / "lockfiles/s").exists()
     own.run(*command, "--allow", code)
     (allowed,) = {line.split(":")[0] for line in lock_of(own, "s", GPU_BASE).allowed}
     assert allowed == code
-    why: str = found["why"]
+    why: str = refusal["why"]
     return why

@@ -5,18 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from unit.image.test_record import RECORD
-
 from envbuild.core.digests import sha256_bytes, sha256_file
 from envbuild.image.output import OCI_DIR, SQSH_FILE, PlacedImage, image_path
-from envbuild.image.record import SqshRecord
-from envbuild.image.sbom.referrers import Attachment, attach
+from envbuild.image.record import ImageRecord, SqshRecord
+from envbuild.image.sbom.reports import Attachment, attach
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.oci.models import RunConfig
 from envbuild.oci.write import make_oci, write_layout
 from envbuild.rootfs.layer import Layer, LayerRecord
 from envbuild.store import entry_index
 from envbuild.store.record import RECORD_FILE, dump
+
+LAYER = LayerRecord(name="base", digest="sha256:1", diff_id="sha256:2", size_bytes=3, unpacked_bytes=4, entries=5)
+RECORD = ImageRecord(
+    schema="envbuild.image/1",
+    key="sha256:k",
+    stack="mcore",
+    base="debian12",
+    target="cpu",
+    lock_digest="sha256:l",
+    source_date_epoch=1,
+    oci_digest="sha256:m",
+    config_digest="sha256:c",
+    layers=(LAYER,),
+    sqsh=SqshRecord(digest="sha256:s", size_bytes=1, packed_by="mksquashfs version 4.5.1", compression="-comp zstd"),
+    python="/opt/envbuild/venv/bin/python",
+    environment=("PATH=/bin",),
+    base_digest="sha256:2",
+    base_made_by="mmdebstrap 1.3.5",
+    base_packages={"libc6": "2.36"},
+    packages={"torch": "2.13.0"},
+    uv="0.13.8",
+    gzip="zlib 1.2.13 level 4",
+)
+
 
 ONE_LAYER = {"base": b"a layer"}
 

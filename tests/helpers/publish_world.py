@@ -23,7 +23,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.image.output import PlacedImage
 from envbuild.image.record import CYCLONEDX_FILE
 from envbuild.image.sbom.cyclonedx import MEDIA_TYPE as CYCLONEDX
-from envbuild.image.sbom.referrers import Attachment
+from envbuild.image.sbom.reports import Attachment
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.publish.draft import PublishRequest
 from envbuild.publish.models import Publication

@@ -1,4 +1,4 @@
-"""Checks of the reference's formulas with torch itself, run by the Python of a stack: name them as arguments."""
+"""Checks of the reference's formulas with torch itself, run by the Python of a stack."""
 
 from __future__ import annotations
 
@@ -253,6 +253,19 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
+CHECKS = (
+    formulas_are_torchs,
+    rotation_depends_on_the_distance,
+    state_space_is_its_recurrence,
+    packed_sequences_are_separate_ones,
+    packed_samples_are_split_by_document,
+    optimizer_is_torchs,
+    auxiliary_losses_are_of_a_micro_batch,
+    masks_weigh_tokens,
+    tensors_that_do_not_fit_are_not_compared,
+    nothing_of_megatron_is_loaded,
+)
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        globals()[name]()
+    for check in CHECKS:
+        check()

@@ -7,7 +7,7 @@ from pathlib import Path
 from helpers.layer_tars import Item, file, layer
 
 from envbuild.core.progress import SilentReporter
-from envbuild.image.scan.cache import CachedScan, scan_layer
+from envbuild.image.scan.scan import CachedScan, scan_layer
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.single_layer import members_of
 from envbuild.store.local import LocalStore

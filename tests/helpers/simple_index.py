@@ -157,8 +157,8 @@ def _python(file: Path) -> str:
         return ""
     with zipfile.ZipFile(file) as archive:
         texts = [archive.read(name).decode() for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-    found = re.search(r"^Requires-Python: (.+)$", "\n".join(texts), re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"^Requires-Python: (.+)$", "\n".join(texts), re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _project(file: str) -> str:
@@ -189,8 +189,8 @@ def simple_index() -> Iterator[SimpleIndex]:
             if path in index.special and index.special[path](self):
                 index.requested.append(path)
                 return
-            found = index.answer(path)
-            status, kind, body = found or (404, "text/plain", b"")
+            actual = index.answer(path)
+            status, kind, body = actual or (404, "text/plain", b"")
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))

@@ -65,24 +65,28 @@ def own(own: Any) -> Any:
 def test_one_of_twelve_is_found_in_four_trials_and_known_the_second_time(own: Any, wheel: Callable[..., Path]) -> None:
     culprit = LIBRARIES[7]
     good, bad = lock_both(own, wheel, APP.format(", ".join(LIBRARIES), f"{culprit}.V == 1"), LIBRARIES)
-    found = bisect(own, good, bad)
-    (only,) = found["culprits"]
-    assert [(item["name"], item["from"], item["to"]) for item in only["packages"]] == [(culprit, "1.0", "2.0")]
-    assert (len(found["moved"]), found["only_together"], found["finished"]) == (12, False, True)
-    assert found["runs"] <= 2 + 4
-    assert "AssertionError: the libraries do not fit" in found["failure"]
+    actual = bisect(own, good, bad)
+    (only,) = actual["culprits"]
+    assert [(package["name"], package["from"], package["to"]) for package in only["packages"]] == [
+        (culprit, "1.0", "2.0")
+    ]
+    assert (len(actual["moved"]), actual["only_together"], actual["finished"]) == (12, False, True)
+    assert actual["runs"] <= 2 + 4
+    assert "AssertionError: the libraries do not fit" in actual["failure"]
     again = bisect(own, good, bad)
-    assert (again["culprits"], again["runs"], again["reused"]) == (found["culprits"], 0, found["runs"])
+    assert (again["culprits"], again["runs"], again["reused"]) == (actual["culprits"], 0, actual["runs"])
 
 
+@pytest.mark.slow
 def test_two_that_break_only_together_are_both_named(own: Any, wheel: Callable[..., Path]) -> None:
     names = LIBRARIES[:4]
     module = APP.format(", ".join(names), f"{names[0]}.V + {names[3]}.V < 4")
-    found = bisect(own, *lock_both(own, wheel, module, names))
-    assert [item["packages"][0]["name"] for item in found["culprits"]] == [names[0], names[3]]
-    assert found["only_together"]
+    actual = bisect(own, *lock_both(own, wheel, module, names))
+    assert [entry["packages"][0]["name"] for entry in actual["culprits"]] == [names[0], names[3]]
+    assert actual["only_together"]
 
 
+@pytest.mark.slow
 def test_what_does_not_install_or_fails_otherwise_is_gone_around(own: Any, wheel: Callable[..., Path]) -> None:
     # The culprit moves only with two others, of which one that moves alone fails by something else.
     names = LIBRARIES[:5]
@@ -91,9 +95,9 @@ def test_what_does_not_install_or_fails_otherwise_is_gone_around(own: Any, wheel
         f"if ({names[1]}.V, {names[2]}.V) == (2, 1): raise RuntimeError('another failure')\n"
         f"assert {names[3]}.V == 1, 'the libraries do not fit'\n"
     )
-    found = bisect(own, *lock_both(own, wheel, module, names))
-    assert [item["packages"][0]["name"] for item in found["culprits"]] == [names[3]]
-    assert not found["only_together"]
+    actual = bisect(own, *lock_both(own, wheel, module, names))
+    assert [entry["packages"][0]["name"] for entry in actual["culprits"]] == [names[3]]
+    assert not actual["only_together"]
 
 
 def test_ends_are_confirmed_and_a_time_limit_holds(own: Any, wheel: Callable[..., Path]) -> None:
@@ -135,12 +139,12 @@ def test_a_night_finds_what_broke_a_target_that_was_certified_before(
         (step,) = search.run([failed])
         assert (step.name, step.state, step.night) == ("bisect", "done", "n2")
         assert step.note == f"broken by {names[2]} 1.0 -> 2.0"
-        (found,) = ledger.rows(BisectRow)
-        assert (found.component, found.before, found.after) == (names[2], "1.0", "2.0")
-        assert (found.good, found.bad, found.night) == (good, bad, "n2")
+        (actual,) = ledger.rows(BisectRow)
+        assert (actual.component, actual.before, actual.after) == (names[2], "1.0", "2.0")
+        assert (actual.good, actual.bad, actual.night) == (good, bad, "n2")
         assert search.run([failed]) == (), "it is done once"
         by_digest = bisect(own, Path(good), place)
-        assert [item["packages"][0]["name"] for item in by_digest["culprits"]] == [names[2]]
+        assert [entry["packages"][0]["name"] for entry in by_digest["culprits"]] == [names[2]]
         assert by_digest["runs"] == 0, "the night's trials are known"
         another = failed.model_copy(update={"lock_digest": digest("another")})
         assert search.run([another]) != ()

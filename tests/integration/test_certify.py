@@ -52,7 +52,7 @@ def run_cases(
 ) -> tuple[dict[str, CaseVerdict], Results]:
     """Train cases of certify-quick; ``changes`` are keys of the plan, or of the settings of the last case."""
     matrix = selection.catalog.matrix("certify-quick")
-    capabilities = Capabilities.of(selection)
+    capabilities = Capabilities.for_selection(selection)
     cases = tuple(case for case in expand(matrix, "certify-quick", capabilities) if case.id in names)
     environment = Environment(capabilities=capabilities, driver=selection.stack.driver)
     plan: dict[str, Any] = make_plan(SUBJECT, environment, matrix, cases)

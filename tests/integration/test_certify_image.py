@@ -45,8 +45,8 @@ from envbuild.launch.executors import Task
 from envbuild.launch.launchers import Placement
 from envbuild.launch.open_image import open_layers
 from envbuild.lock.lockdir import find_lock
-from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.files import FolderFiles, blob_path
+from envbuild.oci.write import docker_manifest
 from envbuild.store.local import LocalStore
 
 ROOT = Path(__file__).parents[2]

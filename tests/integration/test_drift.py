@@ -76,19 +76,20 @@ def test_nemo_2_7_with_megatron_core_0_16(findings: list[Finding]):
 
 @pytest.mark.slow
 def test_nemo_2_7_fits_megatron_core_0_15(nemo: SourceTree, working: SourceTree):
-    found = find_drift(nemo, working)
-    assert refusing(found) == []
-    assert not any("no_weight_decay_cond" in finding.detail or "tensorstore" in finding.name for finding in found)
+    findings = find_drift(nemo, working)
+    assert refusing(findings) == []
+    assert not any("no_weight_decay_cond" in finding.detail or "tensorstore" in finding.name for finding in findings)
 
 
+@pytest.mark.slow
 def test_megatron_core_0_12_calls_the_fused_rotary_embedding_as_the_next_transformer_engine_has_it(folder: Path):
     """Behind a test for 2.2.0.dev0, which the release 2.2.0 passes and does not have the argument."""
     core = released(folder, "megatron-core", "0.12.3", python="3.10")
 
     def interleaved(engine: str) -> list[tuple[str, str]]:
-        found = find_drift(core, released(folder, "transformer-engine", engine, python="3.10"))
-        about = [item for item in found if "interleaved" in item.detail]
-        return [(item.file, item.name) for item in about if item.weight is Weight.REFUSES]
+        findings = find_drift(core, released(folder, "transformer-engine", engine, python="3.10"))
+        about = [finding for finding in findings if "interleaved" in finding.detail]
+        return [(entry.file, entry.name) for entry in about if entry.weight is Weight.REFUSES]
 
     rotary = "transformer_engine.pytorch.dot_product_attention.rope.apply_rotary_pos_emb"
     assert interleaved("2.2.0") == [("megatron/core/extensions/transformer_engine.py", rotary)]

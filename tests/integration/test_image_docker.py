@@ -23,7 +23,7 @@ def test_native_image_is_loaded_as_it_is(mini: Tool, mini_image: Any, dockerd: D
         for found in api.images(all=True):  # other tests of this worker load it too
             if found["Id"] == record["config_digest"]:
                 api.remove_image(found["Id"], force=True)
-    result = image_of(tool, "--builder", "native", "--format", "docker", out="native-out")
+    result = image_of(tool, "--format", "docker", out="native-out")
     assert result["record"]["oci_digest"] == record["oci_digest"]
     assert result["docker"] == {"tag": TAG, "image_id": record["config_digest"], "loaded": True}
     with contextlib.closing(APIClient(base_url=dockerd.host, version="auto")) as api:

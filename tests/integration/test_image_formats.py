@@ -23,8 +23,7 @@ from envbuild.rootfs.layer_writer import LayerWriter, walk
 EPOCH = 1_700_000_000
 CONFIG = RunConfig(
     environment=("PATH=/usr/bin:/bin", "GREETING=two words"),
-    entrypoint=("/usr/bin/env",),
-    command=("printf", "it's\ta tab"),
+    command=("/bin/bash",),
     workdir="/srv/work/dir",
     labels=(("a.label", "one\ntwo"),),
     volumes=("/data",),

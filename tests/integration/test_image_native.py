@@ -316,6 +316,7 @@ def test_without_network_the_base_names_the_network(mini: Tool, tmp_path: Path) 
     assert files_in(tmp_path / "cache", "bases", "staging") == []
 
 
+@pytest.mark.slow
 def test_warm_cache_without_network_gives_the_same_digests(mini: Tool, image: Any, warm: Path, tmp_path: Path) -> None:
     """Another path, another umask, another temporary directory; the layers are made anew."""
     (tmp_path / "t").mkdir()

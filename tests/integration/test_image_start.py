@@ -67,20 +67,8 @@ def start(layer: Path, tmp_path: Path, config: RunConfig, *arguments: str) -> su
     (tmp_path / "seen").mkdir()
     with mounted(sqsh, tmp_path / "root") as root:
         words = ["bwrap", "--ro-bind", root, "/", "--bind", tmp_path / "seen", "/tmp"]
-        words += [
-            "--dev",
-            "/dev",
-            "--proc",
-            "/proc",
-            "--unshare-all",
-            "--clearenv",
-            "--setenv",
-            "PATH",
-            "/bin",
-            "sh",
-            "/etc/rc",
-            *arguments,
-        ]
+        words += ["--dev", "/dev", "--proc", "/proc", "--unshare-all", "--clearenv", "--setenv", "PATH", "/bin"]
+        words += ["sh", "/etc/rc", *arguments]
         return subprocess.run(words, capture_output=True, text=True, timeout=300)
 
 
@@ -98,8 +86,8 @@ HOSTILE = [
 def test_nothing_of_labels_and_words_is_run(layer: Path, tmp_path: Path) -> None:
     labels = tuple((f"label{number} {text}", text) for number, text in enumerate(HOSTILE))
     words = tuple(text for text in HOSTILE if text == text.strip())
-    config = RunConfig(labels=labels, command=("printf", "<%s>", *words), environment=tuple(f"A={t}" for t in HOSTILE))
-    done = start(layer, tmp_path, config)
+    config = RunConfig(labels=labels, command=("/bin/sh",), environment=tuple(f"A={t}" for t in HOSTILE))
+    done = start(layer, tmp_path, config, "printf", "<%s>", *words)
     assert done.stdout == "".join(f"<{word}>" for word in words)
     assert done.stderr == ""
     assert os.listdir(tmp_path / "seen") == []

@@ -23,7 +23,7 @@ from envbuild.core.errors import BuildError, MachineError
 from envbuild.core.sandbox import Bind
 from envbuild.launch.open_image import OpenImage, open_image
 from envbuild.launch.runtimes import RUNTIMES, probe
-from envbuild.store.temporary import temporary_store
+from envbuild.store.local import temporary_store
 
 PYTHON = "/opt/envbuild/venv/bin/python"
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000

@@ -45,7 +45,7 @@ def versions(own: Any, name: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("pin", "found", "because"),
+    ("pin", "actual", "because"),
     [
         ("1.0", ("1.0", "1.5"), "envs/companions/lib.toml for lib 1.0"),
         ("2.0", ("2.0", "2.1"), "envs/companions/lib.toml for lib 2.0"),
@@ -57,10 +57,10 @@ def versions(own: Any, name: str) -> tuple[str, str]:
 )
 @pytest.mark.usefixtures("table")
 def test_a_release_of_the_anchor_brings_its_companions(
-    own: Any, pin: str, found: tuple[str, str], because: str
+    own: Any, pin: str, actual: tuple[str, str], because: str
 ) -> None:
     own.run("lock", "--stack", "s", "--pin", f"lib={pin}", "--name", "x")
-    assert versions(own, "x") == found
+    assert versions(own, "x") == actual
     components = lock_of(own, "x").components
     assert components["dep"].because == because
     assert components["other"].because == "the stack's file"

@@ -56,12 +56,12 @@ def moving(own: Any, wheel: Callable[..., None]) -> Any:
 
 
 def versions(own: Any, name: str, base: str = GPU_BASE) -> dict[str, str]:
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for line in files_of(own, name, base)["main.txt"].splitlines():
         if line[:1].isalpha():
             package, _, version = line.split(" ")[0].partition("==")
-            found[package] = version
-    return found
+            by_name[package] = version
+    return by_name
 
 
 def test_first_release_for_the_bases_cuda_is_exempt_with_what_it_cannot_do_without(moving: Any) -> None:
@@ -122,12 +122,6 @@ def test_without_a_base_the_one_of_the_days_cuda_is_taken_and_nothing_is_exempt(
     assert "torch==2.11.0" in exported.stdout
 
 
-def test_without_a_base_of_another_cuda_the_only_one_is_meant(moving: Any) -> None:
-    stack_of(moving, (GPU_BASE,))
-    moving.run(*LOCK, "--pin", BEFORE, "--name", "x")
-    assert versions(moving, "x")["torch"] == "2.11.0"
-
-
 @pytest.mark.parametrize(("base", "torch", "tools"), [(GPU_BASE, "2.11.0", "1.0"), (EARLIER_BASE, "2.10.0", "2.0")])
 def test_releases_of_the_day_for_the_bases_cuda_are_taken_without_exemption(
     moving: Any, base: str, torch: str, tools: str
@@ -157,10 +151,3 @@ def test_pin_wins_over_the_releases_for_the_bases_cuda(moving: Any) -> None:
     moving.run(*LOCK, *pins, "--allow", "cuda-mixed")
     assert versions(moving, "x")["torch"] == "2.10.0"
     assert lock_of(moving, "x", GPU_BASE).components["torch"].because == "pinned by the user"
-
-
-def test_missing_release_for_the_bases_cuda_is_a_resolution_error(moving: Any) -> None:
-    stack_of(moving, releases_for_cuda={"13": ">=3"})
-    refused = error(moving.run(*LOCK, "--pin", BEFORE, "--base", GPU_BASE, "--name", "x", status=4))
-    assert "torch" in refused["why"]
-    assert "torch for CUDA 13" in refused["what"]

@@ -250,7 +250,7 @@ def test_each_check_refuses_what_uv_resolves_and_its_code_allows_it(own: Any, wh
     wheel("native", "1.0", tags="cp311-cp311t-manylinux_2_28_x86_64")
     command = check_stack(own, dep="", core_cu12="", core_cu13="", cuda_toolkit="", native="")
     refused = error(own.run(*command, status=5))
-    found = dict(re.findall(r"^\[(.+?):[0-9a-f]{8}\] (.*)", refused["why"], re.MULTILINE))
+    refusal = dict(re.findall(r"^\[(.+?):[0-9a-f]{8}\] (.*)", refused["why"], re.MULTILINE))
     expected = {
         "cuda-mixed": "CUDA 12: core-cu12, cuda-toolkit; CUDA 13: core-cu13",
         "sm-floor": "SM 100",
@@ -258,16 +258,16 @@ def test_each_check_refuses_what_uv_resolves_and_its_code_allows_it(own: Any, wh
         "lib-dep": "lib 1.0 with dep 1.0: they hang (evidence: seen)",
         "glibc": "native 1.0 cannot be installed on the base (glibc 2.35, Python 3.11)",
     }
-    assert found.keys() == expected.keys()
-    assert [code for code, text in expected.items() if text not in found[code]] == []
-    assert "SM 90" not in found["sm-floor"]
+    assert refusal.keys() == expected.keys()
+    assert [code for code, text in expected.items() if text not in refusal[code]] == []
+    assert "SM 90" not in refusal["sm-floor"]
     assert not (own.project / "lockfiles/s").exists()
     # Each has to be allowed.
-    allow = [word for code in found for word in ("--allow", code)]
+    allow = [word for code in refusal for word in ("--allow", code)]
     still = error(own.run(*command, *allow[2:], status=5))["why"]
     assert re.findall(r"^\[(.+?):", still, re.MULTILINE) == [allow[1]]
     own.run(*command, *allow)
-    assert {line.split(":")[0] for line in lock_of(own, "s", GPU_BASE).allowed} == set(found)
+    assert {line.split(":")[0] for line in lock_of(own, "s", GPU_BASE).allowed} == set(refusal)
     # A target whose fleet changed makes its locks old.
     own.run("lock", "--check")
     write_target(own.project, "gpu", sm=("90", "100"), driver="515.43.04")

@@ -36,16 +36,18 @@ def stack(own: Any, wheel: Callable[..., Path]) -> Any:
     return own
 
 
-def found(own: Any, name: str = "x") -> dict[str, tuple[str, str]]:
+def versions_of(own: Any, name: str = "x") -> dict[str, tuple[str, str]]:
     components = lock_of(own, name).components
-    return {name: (item.version, item.because) for name, item in components.items() if name.startswith("dep")}
+    return {
+        name: (component.version, component.because) for name, component in components.items() if name.startswith("dep")
+    }
 
 
 def test_a_pin_takes_its_companions_in_the_place_of_the_stacks(stack: Any) -> None:
     done = stack.run(*MOVED, "--pin", "lib=1.0")
     assert result(done)["components"] == {"lib": "1.0", "dep": "1.4", "dep-torch": "1.4", "dev": "1.0"}
     instead = "in the place of the stack's ==2.1"
-    assert found(stack) == {
+    assert versions_of(stack) == {
         "dep": ("1.4", f"declared by lib 1.0 (extra dev), {instead}"),
         "dep-torch": ("1.4", f"declared by dep 1.4 (extra torch), {instead}"),
     }
@@ -56,7 +58,7 @@ def test_a_pin_takes_its_companions_in_the_place_of_the_stacks(stack: Any) -> No
 
 def test_a_range_that_is_pinned_takes_the_companions_of_its_release(stack: Any) -> None:
     stack.run(*MOVED, "--pin", "lib=<2,!=1.5")
-    assert {name: version for name, (version, _) in found(stack).items()} == {"dep": "1.4", "dep-torch": "1.4"}
+    assert {name: version for name, (version, _) in versions_of(stack).items()} == {"dep": "1.4", "dep-torch": "1.4"}
 
 
 def test_another_release_than_the_range_was_read_of_is_refused(stack: Any, wheel: Callable[..., Path]) -> None:
@@ -71,30 +73,30 @@ def test_another_release_than_the_range_was_read_of_is_refused(stack: Any, wheel
 @pytest.mark.parametrize("pin", ["3.0", "2.0"])
 def test_a_release_that_declares_no_other_range_leaves_the_stacks_companions(stack: Any, pin: str) -> None:
     stack.run(*MOVED, "--pin", f"lib={pin}")
-    assert found(stack) == dict.fromkeys(("dep", "dep-torch"), ("2.1", "the stack's file"))
+    assert versions_of(stack) == dict.fromkeys(("dep", "dep-torch"), ("2.1", "the stack's file"))
 
 
 def test_without_a_pin_the_stacks_file_wins_over_what_is_declared(stack: Any) -> None:
     write(stack, version="==3.0")
     stack.run("lock", "--stack", "s")
-    assert found(stack, "s") == dict.fromkeys(("dep", "dep-torch"), ("3.0", "the stack's file"))
+    assert versions_of(stack, "s") == dict.fromkeys(("dep", "dep-torch"), ("3.0", "the stack's file"))
     # Nor with a pin of the very release that the stack's file is about.
     stack.run(*MOVED, "--pin", "lib=2.0", "--pin", "dev=1.0")
-    assert found(stack) == dict.fromkeys(("dep", "dep-torch"), ("3.0", "the stack's file"))
+    assert versions_of(stack) == dict.fromkeys(("dep", "dep-torch"), ("3.0", "the stack's file"))
 
 
 def test_a_range_of_the_stack_is_kept_as_far_as_it_goes(stack: Any) -> None:
     write(stack, version=">=1.4")
     stack.run(*MOVED, "--pin", "lib=1.0")
-    assert found(stack)["dep"] == ("1.4", "declared by lib 1.0 (extra dev), within the stack's >=1.4")
+    assert versions_of(stack)["dep"] == ("1.4", "declared by lib 1.0 (extra dev), within the stack's >=1.4")
     stack.run(*MOVED, "--pin", "lib=1.5")
-    assert found(stack)["dep"] == ("1.0", "declared by lib 1.5 (extra dev), in the place of the stack's >=1.4")
+    assert versions_of(stack)["dep"] == ("1.0", "declared by lib 1.5 (extra dev), in the place of the stack's >=1.4")
 
 
 def test_declared_range_decides_a_companion_that_nothing_else_names(stack: Any) -> None:
     write(stack)
     stack.run("lock", "--stack", "s")
-    assert found(stack, "s") == {
+    assert versions_of(stack, "s") == {
         "dep": ("2.1", "declared by lib 2.0 (extra dev)"),
         "dep-torch": ("2.1", "declared by dep 2.1 (extra torch)"),
     }
@@ -109,7 +111,7 @@ def test_a_table_wins_over_what_is_declared(stack: Any) -> None:
     entry = 'versions = "==2.0"\ncomponents = { dep = "==1.4" }\nevidence = "seen"\n'
     table.write_text(f'summary = "lib"\n[[releases]]\n{entry}')
     stack.run("lock", "--stack", "s")
-    assert found(stack, "s") == {"dep": ("1.4", "envs/companions/lib.toml for lib ==2.0")}
+    assert versions_of(stack, "s") == {"dep": ("1.4", "envs/companions/lib.toml for lib ==2.0")}
 
 
 def test_an_override_wins_over_what_is_declared(stack: Any) -> None:
@@ -117,7 +119,7 @@ def test_an_override_wins_over_what_is_declared(stack: Any) -> None:
     overrides = {"dep": {"version": "==3.0", "reason": "seen", "against": ["lib"]}}
     write_stack(stack.project, "s", {"lib": lib, "dep": {}, "dev": {}}, overrides=overrides)
     stack.run("lock", "--stack", "s")
-    assert found(stack, "s") == {"dep": ("3.0", "the stack's file")}
+    assert versions_of(stack, "s") == {"dep": ("3.0", "the stack's file")}
 
 
 @pytest.mark.parametrize("own_pin", [(), ("--pin", "lib=1.0")])
@@ -134,7 +136,7 @@ def test_a_pin_of_the_companion_wins_and_is_refused_outside_of_the_range(stack: 
     assert lock.overridden == (line,)
     assert [text.partition(": ")[2] for text in lock.allowed] == [line]
     # What belongs to the pinned one comes with it.
-    assert found(stack) == {
+    assert versions_of(stack) == {
         "dep": ("3.0", "pinned by the user"),
         "dep-torch": ("3.0", "declared by dep 3.0 (extra torch), in the place of the stack's ==2.1"),
     }
@@ -156,7 +158,7 @@ def test_an_sdist_declares_too(stack: Any, index: SimpleIndex, tmp_path: Path) -
     requires = ("dep>=1,<1.1 ; extra == 'dev'",)
     index.add(make_sdist(tmp_path, "lib", "1.9", requires=requires, extras=("dev",)), "2025-01-01T00:00:00Z")
     stack.run(*MOVED, "--pin", "lib=1.9")
-    assert found(stack)["dep"] == ("1.0", "declared by lib 1.9 (extra dev), in the place of the stack's ==2.1")
+    assert versions_of(stack)["dep"] == ("1.0", "declared by lib 1.9 (extra dev), in the place of the stack's ==2.1")
 
 
 def test_a_commit_declares_too(nemo: Any, upstream: Upstream) -> None:

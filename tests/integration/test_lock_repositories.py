@@ -122,6 +122,6 @@ def test_dockerfile_that_pins_by_argument(nemo: Any, upstream: Upstream) -> None
     text = f"FROM base\nARG MCORE_COMMIT={upstream.commits['m1']}\nRUN git checkout ${{MCORE_COMMIT}}\n"
     tip(upstream, {"docker/Dockerfile.ci": text})
     nemo.run(*LOCK)
-    found = lock_of(nemo, "nemo").components["megatron-core"]
-    assert found.commit == upstream.commits["m1"]
-    assert found.because.startswith("docker/Dockerfile.ci of nemo-toolkit")
+    lock = lock_of(nemo, "nemo").components["megatron-core"]
+    assert lock.commit == upstream.commits["m1"]
+    assert lock.because.startswith("docker/Dockerfile.ci of nemo-toolkit")

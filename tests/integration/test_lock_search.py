@@ -19,11 +19,18 @@ from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.resolve.resolve import ResolvedPlan
 from envbuild.lock.uv import resolution as uv_resolution
 from envbuild.lock.uv.program import run_uv
-from envbuild.sync import conclusive
+from envbuild.sync import install_target
 
 LATER = "2025-06-01T00:00:00Z"
 HEAD_DAY = "2025-03-20T12:00:00Z"
 LOCK = ("lock", "--stack", "nemo", "--json")
+
+
+@pytest.fixture
+def nemo(nemo: Any) -> Any:
+    """The tool, which verifies its locks."""
+    nemo.verifies = True
+    return nemo
 
 
 @pytest.fixture
@@ -93,7 +100,7 @@ BLOCKS_ONCE = (
 @pytest.fixture
 def little_time(tip: Callable[..., str], wheel: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Imports have seconds, and there is an older helper, which needs none."""
-    monkeypatch.setattr(conclusive, "LIMIT_SECONDS", 4.0)
+    monkeypatch.setattr(install_target, "LIMIT_SECONDS", 4.0)
     tip("import helper\n", "helper")
     wheel("helper", "1.0")
 
@@ -150,7 +157,7 @@ def test_where_no_pin_changed_there_is_no_new_search(
     """A commit that touches the README takes one resolution, with every version and deviation of the lock."""
     nemo.run(*LOCK)
     first = lock_of(nemo, "nemo")
-    assert [item.package for item in first.deviating] == ["helper"]
+    assert [deviation.package for deviation in first.deviating] == ["helper"]
     wheel("helper", "3.0", LATER)
     nemo.env["UV_CACHE_DIR"] += "-new"
     head = upstream.nemo.commit("main", "2025-03-21T12:00:00Z", {"README.md": "more\n"})

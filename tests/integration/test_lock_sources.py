@@ -100,7 +100,7 @@ def test_what_an_extra_takes_from_git_is_locked_by_commit(nemo: Any, upstream: U
     assert "no change" in nemo.run("lock", "--diff").stdout
     # The three plain commands and sync install it from there.
     done = result(nemo.run("sync", "--into", "venv", "--json"))
-    assert [(item["phase"], item["packages"]) for item in done["phases"]][-1] == ("git", 3)
+    assert [(entry["phase"], entry["packages"]) for entry in done["phases"]][-1] == ("git", 3)
     shown = subprocess.run(
         [nemo.project / "venv/bin/python", "-c", "import optim; print(optim.__version__)"],
         capture_output=True,

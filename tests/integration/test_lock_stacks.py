@@ -204,17 +204,17 @@ def test_sync_installs_what_comes_from_git_and_imports_it(nemo: Any, upstream: U
     write_plain_stack(nemo)
     nemo.run("lock")
     done = result(nemo.run("sync", "--into", "venv", "--json"))
-    assert [(item["phase"], item["packages"]) for item in done["phases"]] == [("main", 1), ("git", 2)]
+    assert [(entry["phase"], entry["packages"]) for entry in done["phases"]] == [("main", 1), ("git", 2)]
     assert done["imported"] == ["nemo", "megatron.core", "packaging.version"]
     assert done["not_checked"] == []
-    assert all(Path(item["log"]).is_file() for item in done["phases"])
+    assert all(Path(entry["log"]).is_file() for entry in done["phases"])
     show = "import nemo, megatron.core; print(nemo.__version__, megatron.core.__version__)"
     shown = subprocess.run([nemo.project / "venv/bin/python", "-c", show], capture_output=True, text=True, check=True)
     assert shown.stdout.split() == ["2.2.0", "0.12.0"]
     # Made anew, phases apart: what was not installed was not checked.
     part = result(nemo.run("sync", "--into", "venv", "--phases", "main", "--json"))
     assert part["imported"] == ["packaging.version"]
-    assert [(item["module"], item["component"], item["reason"]) for item in part["not_checked"]] == [
+    assert [(entry["module"], entry["component"], entry["reason"]) for entry in part["not_checked"]] == [
         ("nemo", "nemo-toolkit", "phase git is not installed"),
         ("megatron.core", "megatron-core", "phase git is not installed"),
     ]

@@ -48,15 +48,15 @@ def lib_and_dep(wheel: Callable[..., None]) -> None:
 
 @pytest.mark.usefixtures("lib_and_dep")
 def test_a_version_outside_a_declared_range_behind_an_override_is_refused(own: Any) -> None:
-    found = "lib 1.0 declares dep<2; the stack (dep 1 hangs) puts dep 2.0 there"
+    actual = "lib 1.0 declares dep<2; the stack (dep 1 hangs) puts dep 2.0 there"
     why = refused(own, override(own), "override-range")
-    assert found in why
+    assert actual in why
     assert "other 1.0" not in why
     assert 'under [overrides.dep] of the stack: its version, against = ["lib"], and the reason' in why
     # A declaration that the stack names as wrong is recorded; the name of another package lets nothing pass.
     own.run(*override(own, "lib"))
     lock = lock_of(own, "s", GPU_BASE)
-    assert (lock.overridden, lock.overrides, lock.allowed) == ((found,), {"dep": ">=2"}, ())
+    assert (lock.overridden, lock.overrides, lock.allowed) == ((actual,), {"dep": ">=2"}, ())
     assert "] lib 1.0 declares dep<2" in error(own.run(*override(own, "other"), status=5))["why"]
     # Inside what is declared it goes against nothing.
     own.run(*override(own, version="==1.0"))
@@ -136,8 +136,8 @@ def test_a_component_that_asks_for_what_the_locked_one_lost_is_refused(own: Any,
     components["dep"]["version"] = "==2.0"
     write_stack(own.project, "t", components, target="gpu", base=GPU_BASE)
     why = error(own.run("lock", "--stack", "t", "--json", status=5))["why"]
-    found = [line for line in why.splitlines() if line.startswith("[")]
-    ids = {line.split(" ", 1)[1].split(": ")[0]: line[1:].split("]")[0] for line in found}
+    actual = [line for line in why.splitlines() if line.startswith("[")]
+    ids = {line.split(" ", 1)[1].split(": ")[0]: line[1:].split("]")[0] for line in actual}
     save, train = "lib 1.0, lib/save.py:1", "lib 1.0, lib/train.py:5"
     assert ids.keys() == {save, train}
     assert "cond" in why

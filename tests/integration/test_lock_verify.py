@@ -73,7 +73,7 @@ def test_a_lock_that_does_not_import_is_published_only_where_that_is_allowed(
     verify(own, status=5)
     assert not (own.project / "lockfiles").exists() or not place(own).exists()
     done = verify(own, "--allow", "import")
-    assert [(item["code"], item["packages"]) for item in done["verified"]["failed"]] == [("import", ["lib"])]
+    assert [(entry["code"], entry["packages"]) for entry in done["verified"]["failed"]] == [("import", ["lib"])]
     (allowed,) = read_lock(place(own)).lock.allowed
     assert re.match(r"import:[0-9a-f]{8}: ", allowed)
     assert allowed.partition(": ")[2].startswith(

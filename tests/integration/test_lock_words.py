@@ -43,7 +43,7 @@ def test_diff_and_check_without_a_stack_are_about_every_lock(stack: Any, wheel: 
     stack.run(*LOCK, "--pin", "lib=1.0", "--name", "x")
     wheel("lib", "1.1", requires=("dep",))
     output = result(stack.run("lock", "--diff", "--json"))["locks"]
-    changed = {Path(lock["path"]).parent.name: [item["to"] for item in lock["changes"]] for lock in output}
+    changed = {Path(lock["path"]).parent.name: [entry["to"] for entry in lock["changes"]] for lock in output}
     assert changed == {"s": ["1.1"], "x": []}
     assert len(result(stack.run("lock", "--check", "--stack", "s", "--json"))["checked"]) == 2
     assert len(result(stack.run("lock", "--check", "--name", "x", "--json"))["checked"]) == 1

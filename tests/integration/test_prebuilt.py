@@ -19,7 +19,7 @@ from helpers.stack_files import GPU_BASE, write_stack, write_target
 from envbuild.core.errors import CheckRefusedError
 from envbuild.store.local import LocalStore
 from envbuild.wheels.audit.fatbin import PTX_KIND, SASS_KIND, SECTIONS, entries
-from envbuild.wheels.audit.prebuilt import check_prebuilt, installed_code
+from envbuild.wheels.audit.prebuilt import check_prebuilt
 
 TORCH = "torch/lib/libtorch_cuda.so"
 NCCL = "nvidia/nccl/lib/libnccl.so.2"
@@ -132,17 +132,6 @@ def test_a_file_that_is_not_understood_is_told(place: Place, compiled: Callable[
     assert "of an unknown form at byte 0" in found["torch"]["unknown"]
     assert "not a readable ELF file" in found["other"]["unknown"]
     assert len(place.notes.lines) == 2
-
-
-def test_the_same_files_are_read_once(place: Place, compiled: Callable[..., bytes]) -> None:
-    place.install("torch", "2.11.0", {TORCH: compiled("80")})
-    first = installed_code(place.folder, place.store, place.notes)
-    kept = [*(place.store.root / "gpu-code").iterdir()]
-    assert len(kept) == 1
-    assert installed_code(place.folder, place.store, place.notes) == first
-    assert [*(place.store.root / "gpu-code").iterdir()] == kept
-    (place.folder / TORCH).write_bytes(compiled("90"))
-    assert installed_code(place.folder, place.store, place.notes).packages[0].files[0].sm == ("90",)
 
 
 @pytest.mark.slow

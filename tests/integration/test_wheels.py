@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cuda import KERNEL, make_kernels
+from helpers.cuda import make_kernels
 from helpers.git_repos import History, Submodule
 from helpers.lock_runs import OLD
 from helpers.processes import alive, wait_until
@@ -130,25 +129,6 @@ def test_no_wheel_names_a_place_of_this_machine(own: Any, index: SimpleIndex, tm
         (library,) = [archive.read(name) for name in archive.namelist() if name.endswith(".so")]
     assert str(tmp_path).encode() not in library
     assert b"kernel.cu\0" in library
-
-
-@pytest.mark.slow
-def test_the_same_build_gives_the_same_bytes(own: Any, index: SimpleIndex, tmp_path: Path) -> None:
-    hidden = (
-        "namespace { __global__ void hidden(float *v) { v[0] = 1; } }\nvoid go(float *v) { hidden<<<1, 1>>>(v); }\n"
-    )
-    link = "'-lineinfo', '-Xcompiler', '-g'"
-    locked(own, index, tmp_path, link=link, files={"kernel.cu": KERNEL + hidden})
-    (first,) = wheels(own)["wheels"]
-    shutil.rmtree(own.cache / "wheels")
-    (environment,) = (own.cache / "build-environments").iterdir()
-    os.utime(environment, (0, 0))
-    (old,) = json.loads(own.run("wheels", "prune", "--dry-run", "--json").stdout)["removed"]
-    assert (old["kind"], old["key"]) == ("build-environments", environment.name)
-    (second,) = wheels(own)["wheels"]
-    assert json.loads(own.run("wheels", "prune", "--dry-run", "--json").stdout)["removed"] == []
-    assert compiled(tmp_path) == 2
-    assert second["record"]["digest"] == first["record"]["digest"]
 
 
 @pytest.mark.slow

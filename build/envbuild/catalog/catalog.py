@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -20,7 +19,8 @@ from envbuild.catalog.extends import extended_by, merged, refuse_misspelt
 from envbuild.catalog.fields import NAME_PATTERN, Device
 from envbuild.catalog.folders import exists, listed, no_file
 from envbuild.catalog.matrix import Matrix
-from envbuild.catalog.models import KINDS, Cluster, Companions, Target
+from envbuild.catalog.models import KINDS, SINGULAR, Cluster, Companions, Target
+from envbuild.catalog.names import Named, meant, named_by, near, wanted
 from envbuild.catalog.policy import Policy
 from envbuild.catalog.recipe import WheelRecipe
 from envbuild.catalog.stack import Driver, Stack
@@ -29,19 +29,6 @@ from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.files import machine_errors
 
 M = TypeVar("M", bound=BaseModel)
-# Something that a file names: its kind, its name, and where in the file.
-_Named: TypeAlias = "tuple[str, str, toml.Location]"
-SINGULAR = {
-    "stacks": "stack",
-    "bases": "base",
-    "targets": "target",
-    "clusters": "cluster",
-    "matrices": "matrix",
-    "conflicts": "conflict",
-    "companions": "table of companions for",
-    "wheels": "recipe for the wheel of",
-    "policies": "policy",
-}
 
 
 def definition_digest(model: BaseModel) -> str:
@@ -99,7 +86,7 @@ class Catalog:
                 if name.startswith(".") or name in read or (path.suffix != ".toml" and not any(path.glob("*.toml"))):
                     continue
                 notes.append(
-                    f"{path} is not read. {_meant(name, KINDS)}Definitions are in the folders {', '.join(KINDS)}."
+                    f"{path} is not read. {meant(name, KINDS)}Definitions are in the folders {', '.join(KINDS)}."
                 )
         return notes
 
@@ -113,7 +100,7 @@ class Catalog:
             return path
         raise ConfigurationError(
             f"there is no {SINGULAR[kind]} {name!r}",
-            why=_near(name, self.names(kind)),
+            why=near(name, self.names(kind)),
             fix=f"Choose one of these, or define it in envs/{kind}/{name}.toml (`envbuild schema` has the format).",
         )
 
@@ -137,7 +124,7 @@ class Catalog:
         return None
 
     def _load(self, kind: str, name: str, model: type[M]) -> M:
-        return toml.load(self.path(kind, name), model, _wanted(kind, name))
+        return toml.load(self.path(kind, name), model, wanted(kind, name))
 
     def stack(self, name: str) -> Stack:
         """The stack ``name``, with what it takes from those that it extends; the names in it are there."""
@@ -149,7 +136,7 @@ class Catalog:
         Args:
             extending: the files that extend it, one the other.
         """
-        text = toml.read(path, _wanted("stacks", name))
+        text = toml.read(path, wanted("stacks", name))
         values: Mapping[str, Any] = toml.values_of(text, str(path))
         if (extended := extended_by(values, path)) is not None:
             below = self._extended(name, path, extended, (*extending, path))
@@ -159,7 +146,7 @@ class Catalog:
             stack = toml.check(values, text, Stack, str(path))
         else:
             stack = toml.parse(text, Stack, str(path))
-        self._refuse_unknown_names(_named_by(stack), path)
+        self._refuse_unknown_names(named_by(stack), path)
         return stack, values
 
     @staticmethod
@@ -187,17 +174,17 @@ class Catalog:
             )
         raise ConfigurationError(
             f"{place}: there is no stack {extended!r}",
-            why=f"extends names it. {_near(extended, self.names('stacks'))}",
+            why=f"extends names it. {near(extended, self.names('stacks'))}",
             fix=f"Name one of these, or define it in envs/stacks/{extended}.toml.",
         )
 
-    def _refuse_unknown_names(self, named: list[_Named], path: Path) -> None:
+    def _refuse_unknown_names(self, named: list[Named], path: Path) -> None:
         known = {kind: self.names(kind) for kind in {kind for kind, _, _ in named}}
         for kind, name, location in named:
             if name not in known[kind]:
                 raise ConfigurationError(
                     f"{toml.where(path, location)}: there is no {SINGULAR[kind]} {name!r}",
-                    why=f"{toml.dotted(location)} names it. {_near(name, known[kind])}",
+                    why=f"{toml.dotted(location)} names it. {near(name, known[kind])}",
                     fix=f"Name one of these, or define it in envs/{kind}/{name}.toml.",
                 )
 
@@ -222,7 +209,7 @@ class Catalog:
     def policy(self, name: str) -> Policy:
         """The policy ``name``; the matrices that it names are there."""
         policy = self._load_judging("policies", name, Policy)
-        named: list[_Named] = [
+        named: list[Named] = [
             ("matrices", matrix, (key, position))
             for key in ("matrices", "cpu_matrices")
             for position, matrix in enumerate(getattr(policy, key) or ())
@@ -317,12 +304,10 @@ class HostDistribution:
     @classmethod
     def here(cls, path: Path = Path("/etc/os-release")) -> HostDistribution:
         # platform.freedesktop_os_release() reads the file of this machine alone, and not one of a root file system.
-        values: dict[str, str] = {}
-        if path.is_file():
-            for line in path.read_text().splitlines():
-                key, _, value = line.partition("=")
-                # Values may be in quotes, as in a shell: os-release(5).
-                values[key.strip()] = value.strip().strip("\"'")
+        lines = path.read_text().splitlines() if path.is_file() else []
+        # Values may be in quotes, as in a shell: os-release(5).
+        pairs = (line.partition("=")[::2] for line in lines)
+        values = {key.strip(): value.strip().strip("\"'") for key, value in pairs}
         return cls(distribution=values.get("ID", "unknown"), release=values.get("VERSION_ID", "unknown"))
 
 
@@ -384,12 +369,7 @@ def select(
         base_name = _default_base(catalog, builds.bases, builds.default_base, machine)
     elif base_name not in builds.bases:
         catalog.base(base_name)
-        raise ConfigurationError(
-            f"stack {stack_name} for target {target_name} is not meant for base {base_name}",
-            why=f"It names the bases: {', '.join(builds.bases)}.",
-            fix=f"Choose one of these with --base, or add it to envs/stacks/{stack_name}.toml."
-            + _stack_for(catalog, stack_name, base_name),
-        )
+        raise _not_for_base(catalog, stack_name, base_name, builds.bases, f" for target {target_name}")
     selection = Selection(catalog, stack_name, base_name, target_name)
     _refuse_other_hardware(selection)
     return selection
@@ -424,12 +404,7 @@ def select_to_lock(
         fitting = [entry for entry in stack.builds if base_name is None or base_name in entry.bases]
         if not fitting:
             known = dict.fromkeys(base for entry in stack.builds for base in entry.bases)
-            raise ConfigurationError(
-                f"stack {stack_name} is not meant for base {base_name}",
-                why=f"It names the bases: {', '.join(known)}.",
-                fix=f"Choose one of these with --base, or add it to envs/stacks/{stack_name}.toml."
-                + _stack_for(catalog, stack_name, base_name),
-            )
+            raise _not_for_base(catalog, stack_name, base_name or "", known)
         target_name = fitting[0].target
     return select(catalog, stack_name, target_name, base_name, machine)
 
@@ -446,12 +421,20 @@ def _by_numbers(name: str) -> list[tuple[str, int]]:
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", name)]
 
 
-def _stack_for(catalog: Catalog, stack_name: str, base_name: str | None) -> str:
-    """A stack with the same anchor that is for a base, as a line of help; empty without one."""
-    for name in stacks_like(catalog, stack_name):
-        if any(base_name in entry.bases for entry in catalog.stack(name).builds):
-            return f"\nStack {name} is for that base: --stack {name} --base {base_name}"
-    return ""
+def _not_for_base(
+    catalog: Catalog, stack_name: str, base_name: str, known: Iterable[str], of_target: str = ""
+) -> ConfigurationError:
+    """The error for a base that a stack does not name; it names a stack with the same anchor that does."""
+    others = [
+        f"\nStack {name} is for that base: --stack {name} --base {base_name}"
+        for name in stacks_like(catalog, stack_name)
+        if any(base_name in entry.bases for entry in catalog.stack(name).builds)
+    ]
+    return ConfigurationError(
+        f"stack {stack_name}{of_target} is not meant for base {base_name}",
+        why=f"It names the bases: {', '.join(known)}.",
+        fix="".join([f"Choose one of these with --base, or add it to envs/stacks/{stack_name}.toml.", *others[:1]]),
+    )
 
 
 def _default_base(catalog: Catalog, bases: tuple[str, ...], default: str, machine: HostDistribution) -> str:
@@ -466,31 +449,3 @@ def _default_base(catalog: Catalog, bases: tuple[str, ...], default: str, machin
 
 def _shipped_envs() -> Path:
     return (data_root() / "envs").resolve()
-
-
-def _wanted(kind: str, name: str) -> toml.Wanted:
-    return toml.Wanted(
-        f"the file of {SINGULAR[kind]} {name}",
-        why=f"It defines {SINGULAR[kind]} {name}.",
-        fix="Put the definition there as a file, or remove what is there.",
-    )
-
-
-def _named_by(stack: Stack) -> list[_Named]:
-    """The matrix, targets and bases that a stack names."""
-    # Not in the model, which knows one file: what a stack names may be defined in either envs/.
-    matrices = {"matrix": stack.matrix, "gpu_matrix": stack.gpu_matrix}
-    named: list[_Named] = [("matrices", name, (key,)) for key, name in matrices.items() if name]
-    for position, entry in enumerate(stack.builds):
-        named.append(("targets", entry.target, ("builds", position, "target")))
-        named += [("bases", base, ("builds", position, "bases")) for base in entry.bases]
-    return named
-
-
-def _near(name: str, known: list[str]) -> str:
-    return f"{_meant(name, known)}Known: {', '.join(known) or 'none'}."
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}? " if near else ""

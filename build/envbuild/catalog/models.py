@@ -98,3 +98,15 @@ KINDS: dict[str, type[TomlModel]] = {
     "wheels": WheelRecipe,
     "policies": Policy,
 }
+# What one of each kind is called.
+SINGULAR = {
+    "stacks": "stack",
+    "bases": "base",
+    "targets": "target",
+    "clusters": "cluster",
+    "matrices": "matrix",
+    "conflicts": "conflict",
+    "companions": "table of companions for",
+    "wheels": "recipe for the wheel of",
+    "policies": "policy",
+}

@@ -36,8 +36,8 @@ from envbuild.core.errors import CertificateRefusedError, CertificationFailedErr
 from envbuild.core.files import space_is_low
 from envbuild.image.output import OCI_DIR
 from envbuild.lock.known_wrong import packages_of
-from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.files import FolderFiles, blob_path
+from envbuild.oci.write import docker_manifest
 from envbuild_smoke.plan.json_reader import as_json
 
 

@@ -2,62 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from envbuild.catalog.catalog import Selection
-from envbuild.cli.command import Command
-from envbuild.cli.common import Session, output_options
+from envbuild.cli.common import Session, as_command
+from envbuild.cli.options import argument, option
 from envbuild.core.digests import is_digest, short
 from envbuild.core.errors import ConfigurationError, UsageError
-from envbuild.lock.context import Repositories
+from envbuild.lock.context import run_context
 from envbuild.lock.lockfile import read_lock
 from envbuild.nightly.bisect.bisect import BisectRequest, bisect
 from envbuild.nightly.bisect.trials import CaseTrial, ImportTrial, LockTrial
 from envbuild.nightly.culprits import CERTIFIED_LOCKS
 
 
-@click.command("bisect", cls=Command)
-@click.argument("good")
-@click.argument("bad")
-@click.option("--case", metavar="ID", help="Train this certification case instead of importing the modules.")
-@click.option("--matrix", metavar="NAME", help="The matrix of --case; default: the stack's own.")
-@click.option("--target", metavar="NAME", help="The hardware generation, for wheels and imports.")
-@click.option("--budget", metavar="MINUTES", type=click.FloatRange(min=0), help="Begin no trial after so long.")
-@output_options
-def command(
-    session: Session,
-    good: str,
-    bad: str,
-    case: str | None,
-    matrix: str | None,
-    target: str | None,
-    budget: float | None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class BisectOptions:
+    good: str = argument()
+    bad: str = argument()
+    case: str | None = option("--case ID", "Train this certification case instead of importing the modules.")
+    matrix: str | None = option("--matrix NAME", "The matrix of --case; default: the stack's own.")
+    target: str | None = option("--target NAME", "The hardware generation, for wheels and imports.")
+    budget: float | None = option(
+        "--budget MINUTES", "Start no trial after this many minutes.", type=click.FloatRange(min=0)
+    )
+
+
+@as_command("bisect", BisectOptions)
+def command(session: Session, options: BisectOptions) -> None:
     """Find the package, and for git the commit, that breaks lock BAD and not lock GOOD.
 
     Both are locks of one stack on one base: directories, or digests of locks that a night certified. Each trial
-    installs GOOD with some packages as BAD has them, and imports the stack's modules. Results are kept: a bisection
-    that was stopped goes on.
+    installs GOOD with some packages as BAD has them, and imports the stack's modules. Results are kept, so a stopped
+    bisection can be continued.
     """
-    if matrix is not None and case is None:
+    if options.matrix is not None and options.case is None:
         raise UsageError(
             "--matrix has no effect without --case",
             why="Modules are imported, and no case is trained.",
             fix="Name a case (`envbuild certify --print-cases`), or leave --matrix out.",
         )
-    locks = [read_lock(_path(session, text)) for text in (good, bad)]
+    good, bad = (read_lock(_path(session, text)) for text in (options.good, options.bad))
     # The stack and the base of either: bisect() refuses locks of two bases.
-    record = locks[1].lock
-    selection = session.select_to_lock(record.stack, target, record.base.name)
+    record = bad.lock
+    selection = session.select_to_lock(record.stack, options.target, record.base.name)
     request = BisectRequest(
-        good=locks[0],
-        bad=locks[1],
-        trial=_trial(session, selection, case, matrix or selection.matrix_for(record.driver)),
-        budget_seconds=None if budget is None else budget * 60,
+        good=good,
+        bad=bad,
+        trial=_trial(session, selection, options.case, options.matrix or selection.matrix_for(record.driver)),
+        budget_seconds=None if options.budget is None else options.budget * 60,
     )
-    result = bisect(request, Repositories(session.store, session.reporter), session.context)
+    result = bisect(request, run_context(session.context))
     session.done(result.as_json(), *result.lines())
 
 

@@ -35,7 +35,7 @@ class Command(click.Command):
         except click.NoSuchOption as error:
             # click suggests any that share some letters: --trust for --output.
             name = error.option_name
-            near = near_option(name, [known for item in self.params for known in (*item.opts, *item.secondary_opts)])
+            near = near_option(name, [known for param in self.params for known in (*param.opts, *param.secondary_opts)])
             meant = f" Did you mean {near!r}?" if near else ""
             raise click.UsageError(f"No such option {name!r}.{meant}", ctx) from error
 

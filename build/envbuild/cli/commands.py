@@ -14,16 +14,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "envbuild.cli.certificate",
         "Make signing keys; show and verify certificates.",
     ),
-    "bisect": ("envbuild.cli.bisect", "Find the package or commit that breaks a lock, between two locks."),
-    "ci": ("envbuild.cli.ci", "Write files for GitHub, systemd or Slurm that call the nightly."),
-    "publish": ("envbuild.cli.publish", "Publish a certified image to a registry; take one back."),
+    "bisect": ("envbuild.cli.bisect", "Find the package or commit that breaks a lock, given one that works."),
+    "ci": ("envbuild.cli.ci", "Write files for GitHub, systemd or Slurm that run the nightly."),
+    "publish": ("envbuild.cli.publish", "Publish a certified image to a registry; revoke one."),
     "nightly": ("envbuild.cli.nightly", "Lock, build, certify and publish what is new, for each target."),
     "status": ("envbuild.cli.status", "Print the newest certified image of each stack and target, and its age."),
     "gc": ("envbuild.cli.gc", "Remove images that no tag, no lock and none of the last nights needs."),
-    "ledger": ("envbuild.cli.ledger", "Export the record of what was done, or make it anew from what is published."),
-    "pull": ("envbuild.cli.pull", "Fetch a published image, after its certificate and digest were verified."),
+    "ledger": ("envbuild.cli.ledger", "Export the record of what was done, or rebuild it from published images."),
+    "pull": ("envbuild.cli.pull", "Fetch a published image, after verifying its certificate and digest."),
     "importer": ("envbuild.cli.importer", "Serve certified images to pyxis."),
-    "report": ("envbuild.cli.site", "Write a static site: the good images, how to pull them, every night."),
+    "report": ("envbuild.cli.site", "Write a static site: certified images, how to pull them, every night."),
     "list": ("envbuild.cli.list", "List stacks, bases, targets and what else is defined."),
     "schema": ("envbuild.cli.schema", "Write the JSON schemas of the TOML files."),
 }
@@ -49,8 +49,8 @@ Options:
   --version   Show the version and exit.
   -h, --help  Show this message and exit.
 
-Exit codes: 0 done; 1 a fault of envbuild; 2 usage; 3 configuration; 4 resolution; 5 a check refused; 6 a build
+Exit codes: 0 done; 1 a bug of envbuild; 2 usage; 3 configuration; 4 resolution; 5 a check refused; 6 a build
 failed; 7 a case failed; 8 certification could not run; 9 publication refused; 10 network, registry or store;
 11 a tool, permission or disk space is missing; 12 certificate refused;
-13 results refused; 14 no certified image is as new as the policy wants; 130 interrupted.
+13 results refused; 14 no certified image is as new as the policy requires; 130 interrupted.
 """

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli.command import Command, CommandGroup, hands_over
+from envbuild.cli.options import F, T, add_options, collect, flag, include, option, parse_list
 from envbuild.cli.output import put
 from envbuild.core.digests import Json
 from envbuild.core.progress import Reporter, choose_reporter
@@ -30,16 +33,72 @@ if TYPE_CHECKING:
     from envbuild.sync.verify import Verifier
     from envbuild.wheels.cache.wheelhouse import Built
 
-F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STACK = "nemo"
+
+
+class PathArgument(click.Path):
+    """A file or folder on the command line, as a :class:`~pathlib.Path`; an empty word names none."""
+
+    def __init__(self, *, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        # Path("") is the current directory.
+        if value == "":
+            self.fail("it is empty; name a place, or leave the option out", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+ANY_PATH, FILE, FOLDER = PathArgument(), PathArgument(dir_okay=False), PathArgument(file_okay=False)
+
+
+def target_name() -> Any:
+    return option("--target NAME", "The hardware generation (`envbuild list targets`).")
+
+
+def base_name() -> Any:
+    return option("--base NAME", "The userland; default: the stack's default base for the target.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionOptions:
+    """What a command is about."""
+
+    stack: str = option("--stack NAME", "The components (`envbuild list stacks`).", default=DEFAULT_STACK)
+    target: str | None = target_name()
+    base: str | None = base_name()
+
+
+def lock_name() -> Any:
+    return option("--name NAME", "The lock of this name instead of the stack's own.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedOptions:
+    """Which lock, and for which target."""
+
+    selection: SelectionOptions = include(SelectionOptions)
+    name: str | None = lock_name()
+
+
+def out_dir() -> Any:
+    from envbuild.image.output import OUT_DIR  # only commands that import it anyway have this option
+
+    return option("--out-dir", "Where images and certificates are put.", type=FOLDER, default=OUT_DIR)
+
+
+def phases(text: str) -> Any:
+    from envbuild.lock.lockfile import PHASE_FILES  # only commands that import it anyway have this option
+
+    return option("--phases LIST", text, convert=parse_list, default=",".join(PHASE_FILES))
 
 
 @dataclass
 class Session:
     """One run of a command: its directory, configuration and reporter."""
 
-    as_json: bool
-    quiet: bool
+    as_json: bool = flag("--json", "Print one JSON object on stdout; everything else on stderr.")
+    quiet: bool = flag("--quiet -q", "Print nothing but errors, and what --json prints.")
 
     @cached_property
     def project(self) -> Path:
@@ -104,16 +163,22 @@ class Session:
 
         return select_to_lock(self.catalog, stack, target, base, HostDistribution.here())
 
-    def select_locked(
-        self, stack: str, target: str | None, base: str | None, name: str | None, *, needs_target: bool = True
-    ) -> Selection:
+    def select_locked(self, options: LockedOptions, *, needs_target: bool = True) -> Selection:
         """The same for commands that take a lock: on its base, where the default one has none and none was named."""
         from envbuild.lock.lockdir import with_locked_base  # not every command takes a lock
 
+        stack, target, base = options.selection.stack, options.selection.target, options.selection.base
         selection = (self.select if needs_target else self.select_to_lock)(stack, target, base)
         if base is not None:
             return selection
-        return with_locked_base(selection, name or stack, self.project, self.reporter, target=target)
+        return with_locked_base(selection, options.name or stack, self.project, self.reporter, target=target)
+
+    def locked(self, options: LockedOptions, *, needs_target: bool = True) -> tuple[Selection, LockDirectory]:
+        """What a command with a lock is about, and the lock."""
+        from envbuild.lock.lockdir import find_lock
+
+        selection = self.select_locked(options, needs_target=needs_target)
+        return selection, find_lock(self.project, selection, options.name)
 
     def remotes(self, store: str = "", mode: str = "") -> tuple[Remote, ...]:
         """The remote stores in force, or the one that an option names: by its name, its address, or ``off``."""
@@ -165,72 +230,60 @@ class Session:
             put("".join(f"{printable_lines(line)}\n" for line in lines))
 
 
-class PathArgument(click.Path):
-    """A file or folder on the command line, as a :class:`~pathlib.Path`; an empty word names none."""
+def as_command(
+    name: str, options: type[T], subcommands: Sequence[click.Command] = ()
+) -> Callable[[Callable[[Session, T], None]], click.Command]:
+    """A decorator that makes a command of a function with a session and options.
 
-    def __init__(self, *, file_okay: bool = True, dir_okay: bool = True) -> None:
-        super().__init__(file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
+    Args:
+        options: the dataclass of its options; every command has those of a session, too.
+        subcommands: commands below it; where one of them is named, the function is not called.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        # Path("") is the current directory.
-        if value == "":
-            self.fail("it is empty; name a place, or leave the option out", param, ctx)
-        return super().convert(value, param, ctx)
+    def decorate(function: Callable[[Session, T], None]) -> click.Command:
+        @add_options(options)
+        @add_options(Session)
+        def call(**values: Any) -> None:
+            if not (subcommands and hands_over(click.get_current_context())):
+                function(collect(Session, values), collect(options, values))
+
+        text = inspect.cleandoc(function.__doc__ or "")
+        if not subcommands:
+            return click.command(name, cls=Command, help=text)(call)
+        group = click.group(name, cls=CommandGroup, help=text, invoke_without_command=True)(call)
+        for subcommand in subcommands:
+            group.add_command(subcommand)
+        return group
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    pass
+
+
+def command_group(name: str, text: str, *subcommands: click.Command) -> click.Command:
+    """A command that does nothing itself."""
+
+    def refuse(session: Session, options: NoOptions) -> None:  # noqa: ARG001
+        # click alone would print the help, and end with 0 before 8.2 and with 2 from it on.
+        names = ", ".join(str(subcommand.name) for subcommand in subcommands)
+        raise click.UsageError(f"which command? There are: {names}", click.get_current_context())
+
+    refuse.__doc__ = text
+    return as_command(name, NoOptions, subcommands)(refuse)
+
+
+selection_options = add_options(SelectionOptions)
 
 
 def output_options(function: F) -> F:
-    """Add ``--json`` and ``--quiet``; the command receives a :class:`Session` first."""
+    """Add the options of a :class:`Session`, which the function receives first."""
 
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; everything else on stderr.")
-    @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors, and what --json prints.")
+    @add_options(Session)
     @functools.wraps(function)
-    def wrapper(*args: Any, as_json: bool, quiet: bool, **kwargs: Any) -> Any:
-        return function(Session(as_json=as_json, quiet=quiet), *args, **kwargs)
+    def wrapper(*args: Any, **values: Any) -> Any:
+        return function(collect(Session, values), *args, **values)
 
     return wrapper  # type: ignore[return-value]
-
-
-def selection_options(function: F) -> F:
-    # Decorators apply from the last to the first, and click lists options in the order of the source.
-    for option in (
-        click.option("--base", metavar="NAME", help="The userland; default: the stack's default base for the target."),
-        click.option("--target", metavar="NAME", help="The hardware generation (`envbuild list targets`)."),
-        click.option(
-            "--stack",
-            metavar="NAME",
-            default=DEFAULT_STACK,
-            show_default=True,
-            help="The components (`envbuild list stacks`).",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def name_option(function: F) -> F:
-    """Add ``--name``, for commands that take a lock; :func:`find_lock` reads it."""
-    return click.option("--name", metavar="NAME", help="The lock of this name instead of the stack's own.")(function)
-
-
-def phases_option(text: str) -> Callable[[F], F]:
-    """Add ``--phases``; :func:`parse_phases` reads it."""
-    from envbuild.lock.lockfile import PHASE_FILES  # only commands that import it anyway have this option
-
-    return click.option("--phases", default=",".join(PHASE_FILES), show_default=True, metavar="LIST", help=text)
-
-
-def parse_phases(text: str) -> list[str]:
-    """``main,compile`` as a list."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def out_dir_option(function: F) -> F:
-    from envbuild.image.output import OUT_DIR  # only commands that import it anyway have this option
-
-    return click.option(
-        "--out-dir",
-        type=PathArgument(file_okay=False),
-        default=OUT_DIR,
-        show_default=True,
-        help="Where images and certificates are put.",
-    )(function)

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from envbuild.cli.command import Command, given_options
-from envbuild.cli.common import (
-    PathArgument,
-    Session,
-    name_option,
-    output_options,
-    parse_phases,
-    phases_option,
-    selection_options,
-)
+from envbuild.cli.command import given_options
+from envbuild.cli.common import ANY_PATH, LockedOptions, Session, as_command, phases
+from envbuild.cli.options import include, option
 from envbuild.cli.output import put
 from envbuild.core.errors import UsageError
 from envbuild.core.files import write_atomic
 from envbuild.core.text import shown
-from envbuild.lock.lockdir import find_lock
 from envbuild.lock.record.export import Exported, Format, export_lock
 
 DOCKERFILE = "dockerfile"
@@ -29,51 +22,38 @@ DOCKERFILE = "dockerfile"
 PYLOCK_NAME = re.compile(r"^pylock(\.[^.]+)?\.toml$")
 
 
-@click.command("export", cls=Command)
-@selection_options
-@click.option(
-    "--format",
-    "kind",
-    required=True,
-    type=click.Choice([*(known.value for known in Format), DOCKERFILE]),
-    help="requirements (hashed, host-free), pylock (PEP 751), cyclonedx (a 1.5 SBOM, host-free), or dockerfile (a "
-    "folder to build with docker, podman or kaniko).",
-)
-@name_option
-@phases_option("What to write.")
-@click.option(
-    "--output", type=PathArgument(), metavar="FILE", help="Where to; default: stdout. For dockerfile: the folder."
-)
-@output_options
-@click.pass_context
-def command(
-    context: click.Context,
-    session: Session,
-    stack: str,
-    base: str | None,
-    target: str | None,
-    kind: str,
-    name: str | None,
-    phases: str,
-    output: Path | None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    locked: LockedOptions = include(LockedOptions)
+    format: str = option(
+        "--format",
+        "requirements (hashed, host-free), pylock (PEP 751), cyclonedx (a 1.5 SBOM, host-free), or dockerfile (a "
+        "folder to build with docker, podman or kaniko).",
+        required=True,
+        type=click.Choice([*(known.value for known in Format), DOCKERFILE]),
+    )
+    phases: tuple[str, ...] = phases("What to write.")
+    output: Path | None = option(
+        "--output FILE", "Where to; default: stdout. For dockerfile: the folder.", type=ANY_PATH
+    )
+
+
+@as_command("export", ExportOptions)
+def command(session: Session, options: ExportOptions) -> None:
     """Write a lock in a format that other tools read, with the lock's own versions and hashes."""
-    _check_options(kind, output, phases_given="phases" in given_options(context))
+    kind, output = options.format, options.output
+    _check_options(kind, output, phases_given="phases" in given_options(click.get_current_context()))
+    # Targets share a lock: only an image needs one.
+    selection, lock = session.locked(options.locked, needs_target=kind == DOCKERFILE)
     if kind == DOCKERFILE and output is not None:
         from envbuild.image.docker.export import export_dockerfile
         from envbuild.image.inputs import ImageInputs
 
-        selection = session.select_locked(stack, target, base, name)
-        lock = find_lock(session.project, selection, name)
         inputs = ImageInputs(selection=selection, lock=lock, wheels=session.built_wheels(lock, selection))
         export_dockerfile(inputs, session.context, output)
         result = Exported(text="", packages=len(lock.packages()))
     else:
-        # Targets share a lock: only an image needs one.
-        selection = session.select_locked(stack, target, base, name, needs_target=False)
-        lock = find_lock(session.project, selection, name)
-        chosen = parse_phases(phases)
-        result = export_lock(lock, Format(kind), chosen, session.context)
+        result = export_lock(lock, Format(kind), options.phases, session.context)
         if output is not None:
             write_atomic(output, result.text)
     for note in result.notes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from envbuild.cli.command import Command
-from envbuild.cli.common import Session, out_dir_option, output_options
-from envbuild.cli.ledger import opened_ledger, shared_state, state_option
+from envbuild.cli.common import Session, as_command, out_dir
+from envbuild.cli.ledger import opened_ledger, shared_state, state_place
+from envbuild.cli.options import flag, option
 from envbuild.core.digests import Json
 from envbuild.core.text import shown
 from envbuild.image.build import KIND as IMAGES
@@ -30,66 +31,68 @@ LOST = (
 )
 
 
-@click.command("gc", cls=Command)
-@click.option("--from", "repositories", multiple=True, metavar="REGISTRY/REPO", help="A repository, too.")
-@click.option("--sqsh-from", "stores", multiple=True, metavar="PLACE", help="A .sqsh store (s3://, gs://, DIR), too.")
-@click.option("--nights", type=click.IntRange(min=1), default=14, show_default=True, help="The last nights that count.")
-@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
-@state_option
-@out_dir_option
-@output_options
-def command(
-    session: Session,
-    repositories: tuple[str, ...],
-    stores: tuple[str, ...],
-    nights: int,
-    dry_run: bool,
-    state: str | None,
-    out_dir: Path,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    repositories: tuple[str, ...] = option(
+        "--from REGISTRY/REPO", "Also clean this repository; may be repeated.", multiple=True
+    )
+    stores: tuple[str, ...] = option(
+        "--sqsh-from PLACE", "Also clean this .sqsh store: s3://, gs:// or DIR.", multiple=True
+    )
+    nights: int = option(
+        "--nights", "Keep what the last N nights of a stack used.", type=click.IntRange(min=1), default=14
+    )
+    dry_run: bool = flag("--dry-run", "Print what would be removed, and remove nothing.")
+    state: str | None = state_place()
+    out_dir: Path = out_dir()
+
+
+@as_command("gc", Options)
+def command(session: Session, options: Options) -> None:
     """Remove images that no tag, no lock and none of the last nights needs, here and where they are published.
 
-    What stays keeps everything that refers to it. Revoked publications stay, so that who asks learns why.
+    Everything attached to a kept image is kept. Revoked publications stay, so that pulling one prints the reason.
     """
     removed: list[Json] = []
     lines: list[str] = []
     reasons: dict[str, Json] = {}
+    dry_run = options.dry_run
     # A dry run writes nothing, so it has no lease.
-    shared = None if dry_run else shared_state(session, state)
-    with contextlib.ExitStack() as stack, opened_ledger(session, state) as ledger:
+    shared = None if dry_run else shared_state(session, options.state)
+    with contextlib.ExitStack() as stack, opened_ledger(session, options.state) as ledger:
         for name in sorted({night.stack for night in ledger.rows(NightRow)}):
             # A night that goes on may use what it has not recorded yet.
             stack.enter_context(only_night(name, session.site.state_dir, session.context))
             if shared is not None:
                 stack.enter_context(Lease(shared, name, session.context).held())
-        kept = what_stays(ledger, session.project, out_dir, nights)
-        for place in (*repositories, *stores):
-            planned, going = _swept(place, place in stores, kept, session, dry_run=dry_run)
+        kept = what_stays(ledger, session.project, options.out_dir, options.nights)
+        for place in (*options.repositories, *options.stores):
+            is_store = place in options.stores
+            planned, going = _swept(place, is_store, kept, session, dry_run=dry_run)
             reasons[place] = {**planned.kept}
             lines += [f"kept: {place}:{tag}: {why}" for tag, why in planned.kept.items()]
-            for item in going:
-                removed.append({"repository": place, "tag": item.tag, "digest": item.oci_digest})
-                lines.append(f"{place}:{item.tag}  {_size(item, place in stores) / 1e6:.0f} MB")
-            for item in planned.damaged:
-                session.reporter.note(f"note: {place}:{item.tag} {LOST}")
-        looked = stored_images(session.store)
+            for publication in going:
+                removed.append({"repository": place, "tag": publication.tag, "digest": publication.oci_digest})
+                lines.append(f"{place}:{publication.tag}  {_size(publication, is_store) / 1e6:.0f} MB")
+            for publication in planned.damaged:
+                session.reporter.note(f"note: {place}:{publication.tag} {LOST}")
+        images = stored_images(session.store)
         old = unneeded_entries(session.store, kept)
         gone = old if dry_run else remove(session.store, old)
-    removed += [{"kind": item.kind, "key": item.key, "bytes": item.size_bytes} for item in gone]
-    lines += [f"{item.name}  {item.size_bytes / 1e6:.0f} MB" for item in gone]
-    word = "would go" if dry_run else "removed"
-    stay = looked - sum(item.kind == IMAGES for item in gone)
+    removed += [{"kind": entry.kind, "key": entry.key, "bytes": entry.size_bytes} for entry in gone]
+    lines += [f"{entry.name}  {entry.size_bytes / 1e6:.0f} MB" for entry in gone]
+    stay = images - sum(entry.kind == IMAGES for entry in gone)
     lines.append(
-        f"images in the store: {looked}, of which {stay} stay: needed by {len(kept.locks)} locks and "
-        f"{len(kept.images)} images of tags, nights and {shown(out_dir)}, or used within a day"
+        f"images in the store: {images}, of which {stay} stay: needed by {len(kept.locks)} locks and "
+        f"{len(kept.images)} images of tags, nights and {shown(options.out_dir)}, or used within a day"
     )
     by_name: dict[str, Json] = {
         "removed": removed,
         "dry_run": dry_run,
         "kept": reasons,
-        "store": {"images": looked, "kept": stay},
+        "store": {"images": images, "kept": stay},
     }
-    session.done(by_name, *lines, f"{len(removed)} {word}")
+    session.done(by_name, *lines, f"{len(removed)} {'would be removed' if dry_run else 'removed'}")
 
 
 def _swept(
@@ -103,9 +106,9 @@ def _swept(
     registry = open_repository(place, session.site)
     planned = plan_sweep(registry, needs)
     if not dry_run:
-        sweep(registry, planned.going)
+        sweep(registry, planned)
     return planned, planned.going
 
 
-def _size(item: Publication, is_store: bool) -> int:
-    return item.sqsh.size_bytes if is_store and item.sqsh else item.size_bytes
+def _size(publication: Publication, is_store: bool) -> int:
+    return publication.sqsh.size_bytes if is_store and publication.sqsh else publication.size_bytes

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from envbuild.cli.command import Command
-from envbuild.cli.common import Session, out_dir_option, output_options
+from envbuild.cli.common import LockedOptions, SelectionOptions, Session, as_command, base_name, out_dir, target_name
+from envbuild.cli.options import argument, flag, option
 from envbuild.core.digests import Json
 from envbuild.core.errors import UsageError
 from envbuild.core.files import machine_errors
@@ -23,53 +24,57 @@ from envbuild.image.output import find_image
 DIFFERENT = 5
 
 
-@click.command("inspect", cls=Command)
-@click.argument("image", required=False)
-@click.option("--stack", metavar="NAME", help="Instead of IMAGE: the one of this stack in --out-dir; needs --target.")
-@click.option("--base", metavar="NAME", help="The userland; default: the stack's default base for the target.")
-@click.option("--target", metavar="NAME", help="The hardware generation (`envbuild list targets`).")
-@out_dir_option
-@output_options
-def inspect_command(
-    session: Session, image: str | None, stack: str | None, base: str | None, target: str | None, out_dir: Path
-) -> None:
-    """Print what is in IMAGE: packages, layers, configuration, and what decides it.
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions:
+    image: str | None = argument(required=False)
+    stack: str | None = option("--stack NAME", "Instead of IMAGE: the one of this stack in --out-dir; needs --target.")
+    target: str | None = target_name()
+    base: str | None = base_name()
+    out_dir: Path = out_dir()
+
+
+@as_command("inspect", InspectOptions)
+def inspect_command(session: Session, options: InspectOptions) -> None:
+    """Print what is in IMAGE: packages, layers, configuration, and the inputs that decide it.
 
     IMAGE is a folder of out/images, an OCI layout (FOLDER or FOLDER:TAG), an archive of docker or OCI, or a .sqsh.
     """
+    image, stack = options.image, options.stack
     if (image is None) == (stack is None):
         raise UsageError(
             "name one image",
             why="Both IMAGE and --stack were named." if image else "Neither IMAGE nor --stack was named.",
             fix="Name one: envbuild image inspect out/images/NAME, or envbuild image inspect --stack S --target T",
         )
-    named = image if image is not None else _built(session, stack or "", base, target, out_dir)
+    named = image if image is not None else _built(session, options)
     with session.store.staging("inspect") as scratch:
         opened = open_image(named, scratch)
         inspected = inspect_image(opened, builder_paths(session.store), session.store)
         session.done(as_json(inspected), *lines(inspected))
 
 
-def _built(session: Session, stack: str, base: str | None, target: str | None, out_dir: Path) -> str:
-    selection = session.select_locked(stack, target, base, None)
-    return str(find_image(out_dir, selection.stack_name, selection.base_name, selection.target_name).path)
+def _built(session: Session, options: InspectOptions) -> str:
+    selected = SelectionOptions(stack=options.stack or "", target=options.target, base=options.base)
+    selection = session.select_locked(LockedOptions(selection=selected, name=None))
+    return str(find_image(options.out_dir, selection.stack_name, selection.base_name, selection.target_name).path)
 
 
-@click.command("diff", cls=Command)
-@click.argument("old")
-@click.argument("new")
-@click.option("--files", is_flag=True, help="Compare every file too: content, mode, owner, links, type.")
-@click.option("--times", is_flag=True, help="With --files: a time alone is a difference.")
-@click.option("--exit-code", is_flag=True, help=f"End with exit code {DIFFERENT} where there is a difference.")
-@output_options
-@click.pass_context
-def diff_command(
-    context: click.Context, session: Session, old: str, new: str, files: bool, times: bool, exit_code: bool
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DiffOptions:
+    old: str = argument()
+    new: str = argument()
+    files: bool = flag("--files", "Compare every file too: content, mode, owner, links, type.")
+    times: bool = flag("--times", "With --files: also compare modification times.")
+    exit_code: bool = flag("--exit-code", f"Exit with code {DIFFERENT} if there is a difference.")
+
+
+@as_command("diff", DiffOptions)
+def diff_command(session: Session, options: DiffOptions) -> None:
     """Print how the image NEW differs from OLD: packages, configuration, layers, and the bytes to ship.
 
     Both are named as for `image inspect`.
     """
+    old, new, files, times = options.old, options.new, options.files, options.times
     if times and not files:
         raise UsageError(
             "--times needs --files",
@@ -85,7 +90,7 @@ def diff_command(
         changed: list[FileDifference] = []
         if files:
             with session.reporter.step("compare every file"):
-                changed = list(different_files(opened[0], opened[1], scratch, times=times))
+                changed = list(different_files(opened[0], opened[1], times=times))
         equal = difference.equal and not changed
         result: dict[str, Json] = {"equal": equal, **difference.as_json()}
         if files:
@@ -93,8 +98,8 @@ def diff_command(
         text = [*difference.lines(), *[change.line() for change in changed]]
         text.append(f"{len(changed)} names of files differ" if files else "files were not compared: --files")
         session.done(result, *text)
-    if exit_code and not equal:
-        context.exit(DIFFERENT)
+    if options.exit_code and not equal:
+        raise click.exceptions.Exit(DIFFERENT)
 
 
 def _folder(scratch: Path, name: str) -> Path:

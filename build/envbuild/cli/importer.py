@@ -6,45 +6,48 @@ Protocol: https://github.com/NVIDIA/pyxis/blob/master/importers/README.md
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
-import click
-
-from envbuild.cli.command import Command, CommandGroup, hands_over
-from envbuild.cli.common import Session, output_options
+from envbuild.cli.common import Session, as_command, command_group
+from envbuild.cli.options import argument
 from envbuild.cli.pull import request_of, result_of
 from envbuild.publish.importer import note_step
 from envbuild.publish.pull import pull
 
 
-@click.group("importer", cls=CommandGroup, invoke_without_command=True)
-@output_options
-@click.pass_context
-def command(context: click.Context, session: Session) -> None:  # noqa: ARG001
-    """Serve certified images to pyxis: importer=FILE of plugstack.conf, where FILE runs this."""
-    if not hands_over(context):
-        raise click.UsageError(f"which command? There are: {', '.join(command.commands)}", context)
+@dataclass(frozen=True, kw_only=True)
+class GetOptions:
+    uri: str = argument()
 
 
-@command.command("get", cls=Command)
-@click.argument("uri")
-@output_options
-def get_command(session: Session, uri: str) -> None:
+@as_command("get", GetOptions)
+def get_command(session: Session, options: GetOptions) -> None:
     """Print the path of the .sqsh that URI means, from the store, after its certificate was verified.
 
     URI is what `envbuild pull` takes, or enroot's form of it: docker://REGISTRY#REPO:TAG. ENVBUILD_PULL_TARGET,
-    ENVBUILD_PULL_MAX_AGE and ENVBUILD_PULL_POLICY stand for --target, --max-age and --policy.
+    ENVBUILD_PULL_MAX_AGE and ENVBUILD_PULL_POLICY set --target, --max-age and --policy.
     """
     target, max_age, policy = (os.environ.get(f"ENVBUILD_PULL_{name}") for name in ("TARGET", "MAX_AGE", "POLICY"))
-    pulled = pull(request_of(session, uri, target, max_age, policy), session.context)
+    pulled = pull(request_of(session, options.uri, target, max_age, policy), session.context)
     # For enroot's hook, which lets a step start no image but one that was verified.
     note_step(pulled.path)
     # The first line, and alone: pyxis takes it for the path, whatever it says.
     session.done(result_of(pulled), str(pulled.path))
 
 
-@command.command("release", cls=Command)
-@click.argument("uri", required=False)
-@output_options
-def release_command(session: Session, uri: str | None) -> None:  # noqa: ARG001 - whatever pyxis says
-    """Do nothing: the image stays in the store, for the next step. pyxis runs it twice."""
+@dataclass(frozen=True, kw_only=True)
+class ReleaseOptions:
+    uri: str | None = argument(required=False)
+
+
+@as_command("release", ReleaseOptions)
+def release_command(session: Session, options: ReleaseOptions) -> None:  # noqa: ARG001 - whatever pyxis says
+    """Do nothing: the image stays in the store for the next step. pyxis calls it twice."""
     session.done({"released": True})
+
+
+command = command_group(
+    "importer",
+    "Serve certified images to pyxis: set importer=FILE in plugstack.conf, where FILE runs this.",
+    *(get_command, release_command),
+)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from envbuild.cli.command import Command, CommandGroup, hands_over
-from envbuild.cli.common import F, Session, output_options
+from envbuild.cli.common import Session, as_command, command_group
+from envbuild.cli.options import option
 from envbuild.core.text import shown
 
 if TYPE_CHECKING:
     from envbuild.ledger.ledger import Ledger
     from envbuild.ledger.remote import SharedState
 
-STATE_HELP = "The ledger that runners share: oci://, s3://, gs:// or a directory."
-state_option: Callable[[F], F] = click.option("--state", metavar="PLACE", help=STATE_HELP)
+
+def state_place() -> Any:
+    return option("--state PLACE", "The shared ledger: oci://, s3://, gs:// or a directory.")
 
 
 def shared_state(session: Session, place: str | None) -> SharedState | None:
@@ -42,32 +42,29 @@ def opened_ledger(session: Session, place: str | None) -> Iterator[Ledger]:
         yield ledger
 
 
-@click.group("ledger", cls=CommandGroup, invoke_without_command=True)
-@output_options
-@click.pass_context
-def command(context: click.Context, session: Session) -> None:  # noqa: ARG001
-    """The record of locks, images, certificates, publications and nights."""
-    if not hands_over(context):
-        raise click.UsageError(f"which command? There are: {', '.join(command.commands)}", context)
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    state: str | None = state_place()
 
 
-@command.command("export", cls=Command)
-@state_option
-@output_options
-def export_command(session: Session, state: str | None) -> None:
-    """Print the whole ledger: with --json every row, else how many of each kind."""
-    with opened_ledger(session, state) as ledger:
+@as_command("export", ExportOptions)
+def export_command(session: Session, options: ExportOptions) -> None:
+    """Print the number of rows of each kind; with --json, every row."""
+    with opened_ledger(session, options.state) as ledger:
         exported = ledger.export()
     counts = [f"{name}: {len(rows)}" for name, rows in exported.items() if isinstance(rows, list)]
     session.done(exported, shown(session.ledger_file), *counts, "the rows: envbuild ledger export --json")
 
 
-@command.command("rebuild", cls=Command)
-@click.option("--from", "repositories", multiple=True, required=True, metavar="REGISTRY/REPO", help="May be repeated.")
-@state_option
-@output_options
-def rebuild_command(session: Session, repositories: tuple[str, ...], state: str | None) -> None:
-    """Make the ledger anew from what is published; what can be read of the old one is kept.
+@dataclass(frozen=True, kw_only=True)
+class RebuildOptions:
+    repositories: tuple[str, ...] = option("--from REGISTRY/REPO", "May be repeated.", multiple=True, required=True)
+    state: str | None = state_place()
+
+
+@as_command("rebuild", RebuildOptions)
+def rebuild_command(session: Session, options: RebuildOptions) -> None:
+    """Rebuild the ledger from published images; readable rows of the old ledger are kept.
 
     The old file stays next to the new one under another name.
     """
@@ -75,9 +72,9 @@ def rebuild_command(session: Session, repositories: tuple[str, ...], state: str 
     from envbuild.ledger.models import PublicationRow
     from envbuild.nightly.published import rebuilt_rows
 
-    shared = shared_state(session, state)
+    shared = shared_state(session, options.state)
     # Before the old ledger is touched.
-    rows = [row for repository in repositories for row in rebuilt_rows(repository, session.context)]
+    rows = [row for repository in options.repositories for row in rebuilt_rows(repository, session.context)]
     published = sum(isinstance(row, PublicationRow) for row in rows)
     with made_anew(session.ledger_file) as ledger:
         count = ledger.record(*rows)
@@ -85,5 +82,10 @@ def rebuild_command(session: Session, repositories: tuple[str, ...], state: str 
             count += shared.fetch(ledger)
     session.done(
         {"ledger": str(session.ledger_file), "published": published, "rows": count},
-        f"{shown(session.ledger_file)}: {published} publications of {', '.join(repositories)}",
+        f"{shown(session.ledger_file)}: {published} publications of {', '.join(options.repositories)}",
     )
+
+
+command = command_group(
+    "ledger", "The record of locks, images, certificates, publications and nights.", export_command, rebuild_command
+)

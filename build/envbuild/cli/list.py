@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -9,20 +10,24 @@ import click
 from envbuild.catalog.base import NOT_RESOLVED, Base
 from envbuild.catalog.models import KINDS, Target
 from envbuild.catalog.stack import Stack
-from envbuild.cli.command import Command
-from envbuild.cli.common import Session, output_options
+from envbuild.cli.common import Session, as_command
+from envbuild.cli.options import argument
 from envbuild.cli.report import as_json, print_error
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.text import quoted_command, shown
-from envbuild.sync.modules import NEVER_BUILT
+from envbuild.sync.imports import NEVER_BUILT
 
 
-@click.command("list", cls=Command)
-@click.argument("kind", type=click.Choice(list(KINDS)))
-@output_options
-def command(session: Session, kind: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ListOptions:
+    kind: str = argument(type=click.Choice(list(KINDS)))
+
+
+@as_command("list", ListOptions)
+def command(session: Session, options: ListOptions) -> None:
     """List what is defined, your own and the shipped: stacks, bases, targets, ..."""
+    kind = options.kind
     rows: list[dict[str, Json]] = []
     broken: list[ConfigurationError] = []
     for name in session.catalog.names(kind):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from packaging.utils import canonicalize_name
@@ -37,11 +37,11 @@ def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[
     """``COMPONENT=REF`` words as a dictionary."""
     pins: dict[str, str] = {}
     for value in values:
-        name, found, ref = value.partition("=")
+        name, _, ref = value.partition("=")
         # megatron-core==0.16.1, as in a requirement; megatron-core===0.16.* is COMPONENT=REF with ==0.16.*.
         if ref.startswith("=") and not ref.startswith("=="):
             ref = f"={ref}"
-        if not found or not name or not ref:
+        if not name or not ref:
             raise click.BadParameter(f"{value!r}: write COMPONENT=REF, such as megatron-core=core_v0.16.1")
         if canonicalize_name(name) in map(canonicalize_name, pins):
             raise click.BadParameter(f"{name} is pinned twice")
@@ -94,92 +94,145 @@ def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option("--all", "everything", is_flag=True, help="Lock every stack on every base that it names.")
 @output_options
 @click.pass_context
-def command(
-    context: click.Context,
-    session: Session,
-    stack: str,
-    base: str | None,
-    target: str | None,
-    nemo: str | None,
-    pins: dict[str, str],
-    as_of: str | None,
-    no_as_of: bool,
-    name: str | None,
-    out: Path | None,
-    torch_build: str | None,
-    allow: tuple[str, ...],
-    upgrade: bool,
-    check: bool,
-    online: bool,
-    diff: bool,
-    verify: bool | None,
-    exact: bool,
-    everything: bool,
-) -> None:
+def command(context: click.Context, /, session: Session, **words: Any) -> None:
     """Resolve a stack on a base into lockfiles/STACK/BASE/: every package pinned, with hashes.
 
     An existing lock is reused unless one of its inputs changed or a branch it follows moved.
     """
-    _consistent(
-        torch_build,
-        as_of,
-        no_as_of,
-        out is not None and name is not None,
-        check=check,
-        diff=diff,
-        everything=everything,
-    )
+    asked = _Asked(**words)
+    asked.refuse_contradictions()
     given = given_options(context) - {"as_json", "quiet"}
-    if everything:
+    if asked.everything:
         _refuse_with(context, "--all", given - {"upgrade"})
-        _lock_all(session, upgrade=upgrade)
-        return
-    if check:
+        _lock_all(session, upgrade=asked.upgrade)
+    elif asked.check:
         _refuse_with(context, "--check", given - {"stack", "base", "name", "online"})
-        _check(session, stack if "stack" in given else None, base, name, online=online)
-        return
-    if online:
-        raise UsageError(
-            "--online goes with --check alone", why="It asks the index for an existing lock.", fix="Add --check."
-        )
-    _known_codes(session, allow)
-    # Without anything that means one lock: every lock of the project.
-    if diff and given <= {"diff", "base", "upgrade", "verify"}:
-        _diff_all(session, base, upgrade=upgrade, verify=verify)
-        return
-    pins = _with_nemo(nemo, pins)
-    selection = session.select_to_lock(stack, target, base)
+        _check(session, asked, asked.stack if "stack" in given else None)
+    else:
+        _known_codes(session, asked.allow)
+        # Without anything that means one lock: every lock of the project.
+        if asked.diff and given <= {"diff", "base", "upgrade", "verify"}:
+            _diff_all(session, asked)
+        else:
+            _one_lock(session, asked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The options of one call, by their names."""
+
+    stack: str
+    base: str | None
+    target: str | None
+    nemo: str | None
+    pins: dict[str, str]
+    as_of: str | None
+    no_as_of: bool
+    name: str | None
+    out: Path | None
+    torch_build: str | None
+    allow: tuple[str, ...]
+    upgrade: bool
+    check: bool
+    online: bool
+    diff: bool
+    verify: bool | None
+    exact: bool
+    everything: bool
+
+    def refuse_contradictions(self) -> None:
+        """Refuse options of which one takes the other's meaning away.
+
+        Raises:
+            UsageError: there are such.
+        """
+        modes = [self.check, self.diff, self.everything]
+        for wrong, what, why, fix in (
+            (
+                self.torch_build == "",
+                "--torch-build is empty",
+                "An empty word names no build.",
+                "Name a build (cpu, cu130), or index, or leave the option out.",
+            ),
+            (
+                self.as_of and self.no_as_of,
+                "--as-of and --no-as-of exclude each other",
+                "The one holds packages to a moment, and the other to none.",
+                "Leave one of them out.",
+            ),
+            (
+                sum(modes) > 1,
+                "--check, --diff and --all exclude each other",
+                "--check looks at existing locks, --diff compares, and --all locks everything.",
+                "Name one of them.",
+            ),
+            (
+                self.out and self.name,
+                "--out and --name exclude each other",
+                "Both say where the lock is written: to a directory, or to lockfiles/NAME/BASE.",
+                "Leave one of them out.",
+            ),
+            (
+                self.online and not self.check and not self.everything,
+                "--online goes with --check alone",
+                "It asks the index for an existing lock.",
+                "Add --check.",
+            ),
+            (
+                self.nemo is not None and any(canonicalize_name(name) == "nemo-toolkit" for name in self.pins),
+                "nemo-toolkit is pinned twice",
+                "By --nemo and by --pin.",
+                "Leave one out.",
+            ),
+        ):
+            if wrong:
+                raise UsageError(what, why=why, fix=fix)
+
+    def all_pins(self) -> dict[str, str]:
+        """The pins, that of --nemo too."""
+        return self.pins if self.nemo is None else {"nemo-toolkit": self.nemo, **self.pins}
+
+    def place(self) -> list[str]:
+        """The options that say where the lock is written."""
+        return ["--out", str(self.out)] if self.out else ["--name", self.name] if self.name else []
+
+
+def _one_lock(session: Session, asked: _Asked) -> None:
+    """Make or compare the lock of a stack."""
+    selection, pins = session.select_to_lock(asked.stack, asked.target, asked.base), asked.all_pins()
     # With the whole stack, so that a pin of what is on other bases alone is refused as that.
     parse_pins(selection.stack_name, selection.stack, pins, session.catalog.stack(selection.stack_name))
-    own_pins = foreign_pins(selection.stack, pins)
     request = LockRequest(
-        pins=own_pins, as_of=as_of, no_as_of=no_as_of, torch_build=torch_build, allow=allow, exact=exact
+        pins=foreign_pins(selection.stack, pins),
+        as_of=asked.as_of,
+        no_as_of=asked.no_as_of,
+        torch_build=asked.torch_build,
+        allow=asked.allow,
+        exact=asked.exact,
     )
     # With --out the lock has its place, and pins need not name one.
-    kept = variant_name(selection.stack_name, selection.stack, {} if out else request.pins, name)
-    if diff:
-        if base is None:
-            selection = with_locked_base(selection, out or kept, session.project, session.reporter, target=target)
-        _diff(session, selection, request, out or kept, upgrade=upgrade, verify=verify)
+    name = variant_name(selection.stack_name, selection.stack, {} if asked.out else request.pins, asked.name)
+    if asked.diff:
+        _diff(session, selection, request, asked, name)
         return
-    verifier = _verifier(session, selection, verify)
     options = LockOptions(
-        path=out or session.project / LOCKFILES / kept,
-        by_base=out is None,
-        upgrade=upgrade,
-        named=bool(name or out),
+        path=asked.out or session.project / LOCKFILES / name,
+        by_base=asked.out is None,
+        upgrade=asked.upgrade,
+        named=bool(asked.name or asked.out),
     )
     # Not for --diff, which looks at one base as if it were named; a lock may fall back to another.
-    request = dataclasses.replace(request, base_named=base is not None)
+    request = replace(request, base_named=asked.base is not None)
     try:
+        verifier = _verifier(session, selection, asked.verify)
         result = lock_stack(selection, request, options, session.context, verifier)
     except EnvbuildError as error:
         if not (is_curable(error) or isinstance(error, NoReleaseError)):
             raise
-        place = ["--out", str(out)] if out else ["--name", name] if name else []
-        more = [] if verify is None else ["--verify" if verify else "--no-verify"]
-        good = _last_good_lock(session, selection.stack_name, kept)
-        raise with_next_command(error, selection, request, place, session.context.clock(), more, good) from error
+        more = [] if asked.verify is None else ["--verify" if asked.verify else "--no-verify"]
+        good = _last_good_lock(session, selection.stack_name, name)
+        now = session.context.clock()
+        raise with_next_command(error, selection, request, asked.place(), now, more, good) from error
     print_lock(session, result)
 
 
@@ -196,50 +249,6 @@ def _last_good_lock(session: Session, stack: str, name: str) -> GoodLock | None:
     return None
 
 
-def _with_nemo(nemo: str | None, pins: dict[str, str]) -> dict[str, str]:
-    if nemo is None:
-        return pins
-    if any(canonicalize_name(name) == "nemo-toolkit" for name in pins):
-        raise UsageError("nemo-toolkit is pinned twice", why="By --nemo and by --pin.", fix="Leave one out.")
-    return {"nemo-toolkit": nemo, **pins}
-
-
-def _consistent(
-    torch_build: str | None,
-    as_of: str | None,
-    no_as_of: bool,
-    two_places: bool,
-    *,
-    check: bool,
-    diff: bool,
-    everything: bool,
-) -> None:
-    if torch_build == "":
-        raise UsageError(
-            "--torch-build is empty",
-            why="An empty word names no build.",
-            fix="Name a build (cpu, cu130), or index, or leave the option out.",
-        )
-    if as_of and no_as_of:
-        raise UsageError(
-            "--as-of and --no-as-of exclude each other",
-            why="The one holds packages to a moment, and the other to none.",
-            fix="Leave one of them out.",
-        )
-    if check + diff + everything > 1:
-        raise UsageError(
-            "--check, --diff and --all exclude each other",
-            why="--check looks at existing locks, --diff compares, and --all locks everything.",
-            fix="Name one of them.",
-        )
-    if two_places:
-        raise UsageError(
-            "--out and --name exclude each other",
-            why="Both say where the lock is written: to a directory, or to lockfiles/NAME/BASE.",
-            fix="Leave one of them out.",
-        )
-
-
 # What a mode does with locks, so that other options have no effect.
 _MODES = {
     "--all": "It makes the default lock of every stack on every base that it names; the option is for one lock.",
@@ -249,14 +258,15 @@ _MODES = {
 
 def _refuse_with(context: click.Context, mode: str, idle: set[str]) -> None:
     """Refuse options, by name, that have no effect with a mode."""
-    options = [item for item in context.command.params if isinstance(item, click.Option) and mode not in item.opts]
-    found = sorted(flag_of(item, context.params[str(item.name)]) for item in options if item.name in idle)
-    if not found:
+    every = context.command.params
+    options = [option for option in every if isinstance(option, click.Option) and mode not in option.opts]
+    flags = sorted(flag_of(option, context.params[str(option.name)]) for option in options if option.name in idle)
+    if not flags:
         return
-    (own,) = (str(item.name) for item in context.command.params if mode in item.opts)
+    (own,) = (str(option.name) for option in every if mode in option.opts)
     without = (command_line(context, without=names) for names in (idle - {own}, {own}))
     raise UsageError(
-        f"{mode} does not go with {', '.join(found)}",
+        f"{mode} does not go with {', '.join(flags)}",
         why=_MODES[mode],
         fix=f"Take one of them: {', or '.join(without)}",
     )
@@ -291,39 +301,40 @@ def _verifier(session: Session, selection: Selection, verify: bool | None) -> Ve
     return session.verifier(command_line(click.get_current_context(), "--no-verify", without={"verify"}))
 
 
-def _diff(
-    session: Session,
-    selection: Selection,
-    request: LockRequest,
-    where: Path | str,
-    *,
-    upgrade: bool,
-    verify: bool | None,
-) -> None:
-    """Compare with the lock in a folder, or with the one of a name."""
-    from envbuild.lock.diff import diff_lock, diff_own_or_shipped  # slow to import
+def _diff(session: Session, selection: Selection, request: LockRequest, asked: _Asked, name: str) -> None:
+    """Compare with the lock in the folder that was named, or with the one of a name."""
+    from envbuild.lock.diff import diff_lock, own_or_shipped  # slow to import
 
-    path = where if isinstance(where, Path) else lock_path(session.project, where, selection.base_name)
-    verifier = _verifier(session, selection, verify)
-    compare = diff_lock if isinstance(where, Path) else diff_own_or_shipped
-    difference = compare(selection, request, path, session.context, verifier, upgrade=upgrade)
+    if asked.base is None:
+        place = asked.out or name
+        selection = with_locked_base(selection, place, session.project, session.reporter, target=asked.target)
+    path = asked.out
+    if path is None:
+        own = lock_path(session.project, name, selection.base_name)
+        path = own_or_shipped(own, selection, session.reporter)
+    verifier = _verifier(session, selection, asked.verify)
+    difference = diff_lock(selection, request, path, session.context, verifier, upgrade=asked.upgrade)
     session.done(difference.as_json(), *difference.lines())
 
 
-def _diff_all(session: Session, base: str | None, *, upgrade: bool, verify: bool | None) -> None:
+def _diff_all(session: Session, asked: _Asked) -> None:
     from envbuild.lock.diff import diff_lock, locks_to_compare  # slow to import
 
-    differences = [
-        diff_lock(selection, request, path, session.context, _verifier(session, selection, verify), upgrade=upgrade)
-        for selection, request, path in locks_to_compare(session.project, session.catalog, base)
-    ]
+    differences = []
+    for selection, request, path in locks_to_compare(session.project, session.catalog, asked.base):
+        verifier = _verifier(session, selection, asked.verify)
+        change = diff_lock(selection, request, path, session.context, verifier, upgrade=asked.upgrade)
+        differences.append(change)
     lines = [line for change in differences for line in (f"{shown(change.old.path)}:", *change.lines())]
     session.done({"locks": [change.as_json() for change in differences]}, *lines)
 
 
-def _check(session: Session, stack: str | None, base: str | None, name: str | None, *, online: bool) -> None:
-    paths = check_committed(session.project, session.catalog, session.context, stack=stack, base=base, name=name)
-    if online:
+def _check(session: Session, asked: _Asked, stack: str | None) -> None:
+    """Check the locks of the project, or of a stack."""
+    paths = check_committed(
+        session.project, session.catalog, session.context, stack=stack, base=asked.base, name=asked.name
+    )
+    if asked.online:
         from envbuild.lock.online import refuse_gone  # slow to import
 
         refuse_gone(paths, session.context)
@@ -331,9 +342,10 @@ def _check(session: Session, stack: str | None, base: str | None, name: str | No
 
 
 def _lock_all(session: Session, *, upgrade: bool) -> None:
-    def reporter_of(item: Selection) -> Reporter:
+    def reporter_of(selection: Selection) -> Reporter:
         # Steps of several locks run at once: only lines can show that.
-        return SilentReporter() if session.quiet else PlainReporter(f"{item.stack_name} on {item.base_name}")
+        title = f"{selection.stack_name} on {selection.base_name}"
+        return SilentReporter() if session.quiet else PlainReporter(title)
 
     results = lock_all(session.catalog, session.project, session.context, reporter_of, upgrade=upgrade)
     locks = [(result.directory.lock, result.built) for result in results]

@@ -56,18 +56,18 @@ def print_cases(session: Session, selection: Selection, wanted: PrintedCases) ->
         cases = without_known_wrong(cases, wrong, wanted.cases.only)
         out = (*out, *wrong)
     pairs = coverage(matrix, cases, capabilities)
-    reasons = dict.fromkeys(item.why for item in out)
+    reasons = dict.fromkeys(case.why for case in out)
     width = max(len(case.id) for case in cases)
     session.done(
         {
             "matrix": matrix_name,
             "lock": lock.lock.digest if lock else None,
             "cases": [_case_json(case) for case in cases],
-            "left_out": [{"id": item.id, "why": item.why} for item in out],
+            "left_out": [{"id": case.id, "why": case.why} for case in out],
             "pairs": [_pair_json(pair) for pair in pairs],
         },
         *[f"{case.id:<{width}}  {_processes(case)}" for case in cases],
-        *[f"left out, {why}: {', '.join(item.id for item in out if item.why == why)}" for why in reasons],
+        *[f"left out, {why}: {', '.join(case.id for case in out if case.why == why)}" for why in reasons],
         *lines_of(pairs),
     )
 

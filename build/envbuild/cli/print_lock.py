@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def print_lock(session: Session, result: LockResult) -> None:
-    """Print a lock that was made or found, and what its verification showed."""
+    """Print a lock, and what its verification showed."""
     lock, path, verified = result.directory.lock, result.directory.path, result.verified
     count = sum(phase.packages for phase in lock.phases.values())
-    found = {"find-links": "found in find-links", "torch-index": "found on the index of torch builds"}
+    places = {"find-links": "found in find-links", "torch-index": "found on the index of torch builds"}
     torch = (
         "no torch"
         if not lock.torch.version
-        else f"torch {lock.torch.version} ({found.get(lock.torch.found_in, 'the package index has it')})"
+        else f"torch {lock.torch.version} ({places.get(lock.torch.found_in, 'the package index has it')})"
     )
     state = "locked" if result.built else "nothing to do: already locked"
     title = f"{state} as of {lock.inputs.as_of}: {lock.stack} on {lock.base.name}"
@@ -55,7 +55,7 @@ def print_lock(session: Session, result: LockResult) -> None:
             "known_wrong": [as_json(name, entry) for name, entry in wrong.items()],
             "driver": lock.driver.value if lock.driver else None,
             "torch": lock.torch.model_dump(mode="json"),
-            "components": {name: item.version for name, item in lock.components.items()},
+            "components": {name: component.version for name, component in lock.components.items()},
             "packages": {name: phase.packages for name, phase in lock.phases.items()},
             "verified": _verified_json(verified) if verified else None,
         },
@@ -82,7 +82,7 @@ def _verified(verified: VerifiedLock) -> list[str]:
         f"verified in: {verified.where}",
         *([f"compiled modules replaced by stubs: {', '.join(verified.stubbed)}"] if verified.stubbed else []),
         f"imported: {', '.join(verified.imported) or 'nothing'}",
-        *[f"not checked: {item}" for item in verified.not_checked],
+        *[f"not checked: {text}" for text in verified.not_checked],
         *[f"let pass: {finding.what}" for finding in verified.findings],
     ]
 

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
-from envbuild.cli.arguments import parse_digest, refuse_place_of_no_sqsh
-from envbuild.cli.command import Command, given_options
-from envbuild.cli.common import (
-    PathArgument,
-    Session,
-    name_option,
-    out_dir_option,
-    output_options,
-    selection_options,
-)
-from envbuild.cli.signing import key_options, signer_of, trust_of
+from envbuild.cli.arguments import parse_digest
+from envbuild.cli.command import given_options
+from envbuild.cli.common import ANY_PATH, LockedOptions, Session, as_command, out_dir
+from envbuild.cli.options import flag, include, option
+from envbuild.cli.publishing import SqshOptions, policy_name
+from envbuild.cli.signing import KeyOptions, signer_of, trust_file, trust_of
 from envbuild.core.digests import Json
 from envbuild.core.errors import EnvbuildError, UsageError
 from envbuild.core.text import quoted_command
@@ -33,117 +27,101 @@ from envbuild.publish.models import Publication
 from envbuild.publish.publish import Published, publish
 from envbuild.publish.revoke import Revoked, revoke
 
-# All that goes with --revoke, itself the parameter `digest`.
-REVOKING = {"to", "digest", "reason", "sqsh_to", "as_json", "quiet"}
-# With these alone the base itself is published.
+# All that goes with --revoke; with BASE alone the base itself is published.
+REVOKING = {"to", "revoke", "reason", "sqsh_to", "as_json", "quiet"}
 BASE = {"base", "to", "as_json", "quiet"}
 
 
-@click.command("publish", cls=Command)
-@selection_options
-@name_option
-@click.option("--to", metavar="REGISTRY/REPO", required=True, help="The repository that takes the image.")
-@click.option("--sqsh-to", metavar="PLACE", help="Put the .sqsh into s3://B/P, gs://B/P or DIR, not into the registry.")
-@click.option("--no-sqsh", is_flag=True, help="Do not publish the .sqsh.")
-@click.option("--tag", metavar="NAME", help="The moving tag; default: LOCK[-BRANCH]-TARGET.")
-@click.option("--policy", metavar="NAME", default="default", show_default=True, help="What must hold (envs/policies/).")
-@click.option(
-    "--certificate", metavar="FILE", type=PathArgument(), help="Default: the newest of the image in --out-dir."
-)
-@click.option(
-    "--trust", type=PathArgument(dir_okay=False), help="The keys that you trust; default: the configuration's."
-)
-@click.option(
-    "--uncertified", is_flag=True, help="Publish without a certificate, under tags that begin with that word."
-)
-@click.option(
-    "--docker-manifest", is_flag=True, help="Also push docker's manifest, where the registry does not need it."
-)
-@click.option("--mount-from", metavar="REPO", multiple=True, help="Take layers over from this repository there.")
-@click.option("--revoke", "digest", metavar="DIGEST", callback=parse_digest, help="Take back what has this digest.")
-@click.option("--reason", metavar="TEXT", help="Why; with --revoke.")
-@key_options
-@out_dir_option
-@output_options
-def command(session: Session, **values: Any) -> None:
-    """Publish a certified image: to a registry, with its certificate, SBOMs and .sqsh attached.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    locked: LockedOptions = include(LockedOptions)
+    to: str = option("--to REGISTRY/REPO", "The repository that gets the image.", required=True)
+    sqsh: SqshOptions = include(SqshOptions)
+    tag: str | None = option("--tag NAME", "The moving tag; default: LOCK[-BRANCH]-TARGET.")
+    policy: str = policy_name()
+    certificate: Path | None = option(
+        "--certificate FILE", "Default: the newest of the image in --out-dir.", type=ANY_PATH
+    )
+    trust: Path | None = trust_file()
+    uncertified: bool = flag(
+        "--uncertified", "Publish without a certificate, under tags that begin with `uncertified-`."
+    )
+    docker_manifest: bool = flag(
+        "--docker-manifest", "Also push docker's manifest, where the registry does not need it."
+    )
+    mount_from: tuple[str, ...] = option(
+        "--mount-from REPO", "Reuse layers of this repository of the same registry.", multiple=True
+    )
+    revoke: str | None = option("--revoke DIGEST", "Revoke the publications of this digest.", convert=parse_digest)
+    reason: str | None = option("--reason TEXT", "With --revoke: why.")
+    keys: KeyOptions = include(KeyOptions)
+    out_dir: Path = out_dir()
 
-    Without a certificate that counts nothing is published (exit code 9). An immutable tag names this lock and target;
-    the moving tag follows once everything is there.
+
+@as_command("publish", Options)
+def command(session: Session, options: Options) -> None:
+    """Publish a certified image to a registry, with its certificate, SBOMs and .sqsh attached.
+
+    An image whose certificate does not count is refused (exit code 9). The immutable tag names this lock and target;
+    the moving tag is updated last.
 
     With --base and --to alone, the base itself is published: locks that were verified on it name its digest.
     """
-    arguments = Arguments(**values)
-    if arguments.digest is not None:
-        _refuse_other_options(click.get_current_context())
-        reason = arguments.reason or ""
-        if not reason.strip():
-            raise UsageError(
-                "--revoke needs --reason TEXT",
-                why="Whoever meets the revoked image is shown it.",
-                fix="Write why, in one sentence.",
-            )
-        revoked = revoke(arguments.to, arguments.digest, reason, session.context, sqsh_to=arguments.sqsh_to)
-        _keep(session, arguments.to, revoked.publications)
-        _print_revoked(session, revoked, _commands_elsewhere(session, arguments.to, revoked.publications, reason))
+    context = click.get_current_context()
+    if options.revoke is not None:
+        _refuse_other_options(context)
+        _revoke(session, options, options.revoke)
         return
-    refuse_place_of_no_sqsh(arguments.no_sqsh, arguments.sqsh_to)
-    if arguments.reason is not None:
+    options.sqsh.check()
+    if options.reason is not None:
         raise UsageError(
-            "--reason has no effect without --revoke", why="It is why.", fix="Name a digest, or leave it out."
+            "--reason has no effect without --revoke",
+            why="It states why a publication is revoked.",
+            fix="Name a digest with --revoke, or leave --reason out.",
         )
-    if arguments.base is not None and given_options(click.get_current_context()) <= BASE:
+    base = options.locked.selection.base
+    if base is not None and given_options(context) <= BASE:
         # A base is made without a stack or a target.
-        alone = Selection(session.catalog, stack_name="", base_name=arguments.base, target_name="")
-        _print_base(session, publish_base(alone, arguments.to, session.context))
+        alone = Selection(session.catalog, stack_name="", base_name=base, target_name="")
+        _print_base(session, publish_base(alone, options.to, session.context))
         return
-    selection = session.select_locked(arguments.stack, arguments.target, arguments.base, arguments.name)
-    done = publish(_request(session, selection, arguments), session.context)
-    _keep(session, arguments.to, [done.publication])
+    done = publish(_request(session, options), session.context)
+    _keep(session, options.to, [done.publication])
     _print(session, done)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    stack: str
-    base: str | None
-    target: str | None
-    name: str | None
-    to: str
-    sqsh_to: str | None
-    no_sqsh: bool
-    tag: str | None
-    policy: str
-    certificate: Path | None
-    trust: Path | None
-    uncertified: bool
-    docker_manifest: bool
-    mount_from: tuple[str, ...]
-    digest: str | None
-    reason: str | None
-    key: str | None
-    key_password: str | None
-    out_dir: Path
+def _revoke(session: Session, options: Options, digest: str) -> None:
+    reason = options.reason or ""
+    if not reason.strip():
+        raise UsageError(
+            "--revoke needs --reason TEXT",
+            why="It is shown to everyone who asks for the revoked image.",
+            fix="Write why, in one sentence.",
+        )
+    revoked = revoke(options.to, digest, reason, session.context, sqsh_to=options.sqsh.sqsh_to)
+    _keep(session, options.to, revoked.publications)
+    _print_revoked(session, revoked, _commands_elsewhere(session, options.to, revoked.publications, reason))
 
 
-def _request(session: Session, selection: Selection, arguments: Arguments) -> PublishRequest:
+def _request(session: Session, options: Options) -> PublishRequest:
+    selection = session.select_locked(options.locked)
     names = (selection.stack_name, selection.base_name, selection.target_name)
-    image = find_image(arguments.out_dir, *names, arguments.name)
+    image = find_image(options.out_dir, *names, options.locked.name)
     return PublishRequest(
         image=image,
-        lock=find_lock(session.project, selection, arguments.name),
+        lock=find_lock(session.project, selection, options.locked.name),
         selection=selection,
-        to=arguments.to,
-        certificate=arguments.certificate or newest_certificate(arguments.out_dir, image),
-        policy=session.catalog.policy(arguments.policy),
-        trust=trust_of(session, arguments.trust),
-        uncertified=arguments.uncertified,
-        moving_tag=arguments.tag,
-        sqsh=not arguments.no_sqsh,
-        sqsh_to=arguments.sqsh_to,
-        mount_from=arguments.mount_from,
-        docker_manifest=arguments.docker_manifest,
-        signer=signer_of(session, arguments.key, arguments.key_password),
+        to=options.to,
+        certificate=options.certificate or newest_certificate(options.out_dir, image),
+        policy=session.catalog.policy(options.policy),
+        trust=trust_of(session, options.trust),
+        uncertified=options.uncertified,
+        moving_tag=options.tag,
+        sqsh=not options.sqsh.no_sqsh,
+        sqsh_to=options.sqsh.sqsh_to,
+        mount_from=options.mount_from,
+        docker_manifest=options.docker_manifest,
+        signer=signer_of(session, options.keys),
     )
 
 
@@ -155,7 +133,7 @@ def _keep(session: Session, to: str, publications: Sequence[Publication]) -> Non
 
     try:
         with Ledger.open(session.ledger_file) as ledger:
-            ledger.record(*[publication_row(item, repository_name(to)) for item in publications])
+            ledger.record(*[publication_row(publication, repository_name(to)) for publication in publications])
     except EnvbuildError as error:
         session.reporter.note(f"note: the ledger was not written: {error.what}. {error.why}")
 
@@ -183,8 +161,8 @@ def _commands_elsewhere(session: Session, to: str, publications: Sequence[Public
 
 def newest_certificate(out_dir: Path, image: PlacedImage) -> Path | None:
     """The certificate of an image that was written last; None where there is none."""
-    found = (out_dir / "certificates" / image.name).glob(f"*/{CERTIFICATE_FILE}")
-    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    certificates = (out_dir / "certificates" / image.name).glob(f"*/{CERTIFICATE_FILE}")
+    return max(certificates, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def _refuse_other_options(context: click.Context) -> None:
@@ -237,11 +215,11 @@ def _print_revoked(session: Session, result: Revoked, elsewhere: Sequence[str]) 
     session.done(
         {
             "nothing_to_do": result.nothing_to_do,
-            "publications": [item.model_dump(mode="json", by_alias=True) for item in result.publications],
+            "publications": [publication.model_dump(mode="json", by_alias=True) for publication in result.publications],
             "moving_tags": heads,
             "elsewhere": [*elsewhere],
         },
-        *(f"{state}: {item.tag}" for item in result.publications),
+        *(f"{state}: {publication.tag}" for publication in result.publications),
         *(f"{tag} names {name}" if name else f"{tag} names nothing: all was revoked" for tag, name in heads.items()),
         *(f"another repository has it, too: {line}" for line in elsewhere),
     )

@@ -1,7 +1,8 @@
-"""``envbuild pull``. In a job most of its processes follow the first one (``follow``), and never come here."""
+"""``envbuild pull``."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -10,69 +11,70 @@ from envbuild.catalog import toml
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.policy import Policy
 from envbuild.cli.arguments import parse_age
-from envbuild.cli.command import Command
-from envbuild.cli.common import PathArgument, Session, output_options
-from envbuild.cli.follow import leave, place
-from envbuild.cli.signing import trust_of
+from envbuild.cli.common import ANY_PATH, Session, as_command
+from envbuild.cli.options import argument, flag, option
+from envbuild.cli.signing import trust_file, trust_of
 from envbuild.core.digests import Json
 from envbuild.core.errors import UsageError
-from envbuild.core.text import printable_lines
-from envbuild.publish.pull import DEFAULT_POLICY, Pulled, PullRequest, pull
+from envbuild.publish.pull import DEFAULT_POLICY, Pulled, PullRequest, copied, pull
 from envbuild.publish.pull_layout import pull_layout
 from envbuild.publish.sources import parse_reference
 
 
-@click.command("pull", cls=Command)
-@click.argument("reference")
-@click.option("--target", metavar="NAME", help="The image must be for this target.")
-@click.option("--format", "form", type=click.Choice(["sqsh", "oci"]), default="sqsh", show_default=True)
-@click.option(
-    "--output",
-    type=PathArgument(),
-    metavar="PATH",
-    help="Where to: the .sqsh, or the folder of an OCI layout. Default for a .sqsh: it stays in the store.",
-)
-@click.option(
-    "--trust", type=PathArgument(dir_okay=False), help="The keys that you trust; default: the configuration's."
-)
-@click.option("--policy", metavar="NAME", help="What must hold: a policy's name, or its FILE.toml; default: default.")
-@click.option("--max-age", metavar="AGE", help="The oldest numbers in the certificate: 12h, 30d, 4w at most.")
-@click.option("--uncertified", is_flag=True, help="Take an image without a certificate, too.")
-@output_options
-def command(
-    session: Session,
-    reference: str,
-    target: str | None,
-    form: str,
-    output: Path | None,
-    trust: Path | None,
-    policy: str | None,
-    max_age: str | None,
-    uncertified: bool,
-) -> None:
-    """Fetch the published image REFERENCE: its certificate and its digest are verified before it has its name.
+@dataclass(frozen=True, kw_only=True)
+class PullOptions:
+    reference: str = argument()
+    target: str | None = option("--target NAME", "The image must be for this target.")
+    form: str = option("--format", "The .sqsh, or an OCI layout.", type=click.Choice(["sqsh", "oci"]), default="sqsh")
+    output: Path | None = option(
+        "--output PATH",
+        "Copy the .sqsh there, or write the OCI layout to this folder. By default the .sqsh stays in the store.",
+        type=ANY_PATH,
+    )
+    trust: Path | None = trust_file()
+    policy: str | None = option(
+        "--policy NAME", "Which certificates count: a policy's name (default: default) or FILE.toml."
+    )
+    max_age: str | None = option("--max-age AGE", "Refuse older numbers than this: 12h, 30d, 4w.")
+    uncertified: bool = flag("--uncertified", "Also accept an image without a certificate.")
+
+
+@as_command("pull", PullOptions)
+def command(session: Session, options: PullOptions) -> None:
+    """Fetch the published image REFERENCE, after its certificate and digest were verified.
 
     REFERENCE is REGISTRY/REPO:TAG, s3://BUCKET/PREFIX:TAG, gs://BUCKET/PREFIX:TAG or /DIRECTORY:TAG; @sha256:... names
-    one image by its digest. A certificate goes next to --output, as PATH.intoto.jsonl.
+    one image by its digest. The certificate is written next to --output, as PATH.intoto.jsonl.
     """
-    layout = output if form == "oci" else None
-    if form == "oci" and layout is None:
+    output, context = options.output, session.context
+    if options.form == "oci" and output is None:
         raise UsageError(
             "--format oci needs --output FOLDER",
             why="It writes an OCI layout.",
             fix="Name a folder that does not exist yet: --output image/",
         )
-    request = request_of(session, reference, target, max_age, policy, trust=trust, uncertified=uncertified)
-    context = session.context
-    pulled = pull(request, context) if layout is None else pull_layout(request, layout, context)
+    request = request_of(
+        session,
+        options.reference,
+        options.target,
+        options.max_age,
+        options.policy,
+        trust=options.trust,
+        uncertified=options.uncertified,
+    )
+    if options.form == "oci" and output is not None:
+        pulled = pull_layout(request, output, context)
+    else:
+        pulled = pull(request, context)
+        pulled = pulled if output is None else copied(pulled, output, session.store)
     result = result_of(pulled)
     certified = f"certified by {pulled.key}, measured {result['measured_at']}" if pulled.key else "NOT certified"
-    lines = [f"{result['tag']} ({result['target']}): {certified}", str(result["digest"])]
-    if form == "sqsh":
-        # Before the file gets its name here: those who follow have an --output of their own.
-        leave(pulled.asked, result, [printable_lines(line) for line in lines])
-        result["path"] = place(result, str(output)) if output is not None else result["path"]
-    session.done(result, *lines, str(result["path"]))
+    session.done(
+        result,
+        f"{result['tag']} ({result['target']}): {certified}",
+        str(result["digest"]),
+        str(result["path"]),
+    )
 
 
 def request_of(
@@ -86,14 +88,15 @@ def request_of(
     uncertified: bool = False,
 ) -> PullRequest:
     """What options or a site's variables ask for; an empty word is none."""
-    context = click.get_current_context()
+    try:
+        age = parse_age(max_age) if max_age else None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
     return PullRequest(
         reference=parse_reference(reference),
         target=target or None,
         trust=trust_of(session, trust),
-        # Not by the option's callback, since the importer has it from a variable; click gives callbacks the parameter,
-        # which is not read.
-        max_age=parse_age(context, context.command.params[0], max_age or None),
+        max_age=age,
         policy=_policy_of(session, policy or DEFAULT_POLICY),
         uncertified=uncertified,
     )

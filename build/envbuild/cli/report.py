@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import sys
-import traceback
 from pathlib import Path
 
 import click
@@ -54,12 +53,7 @@ def explain(error: Exception) -> EnvbuildError:
     # Without an errno it is an error of a library, and not of the machine.
     if isinstance(error, OSError) and error.errno is not None:
         return os_error(error, Path(str(error.filename or ".")), "use")
-    text = "".join(traceback.format_exception(error))
-    return InternalError(
-        f"envbuild has a fault: {type(error).__name__}: {error}",
-        why=text.rstrip(),
-        fix="Please report it with the text above and the command that led to it.",
-    )
+    return InternalError.explaining(error)
 
 
 def report(error: EnvbuildError, arguments: list[str]) -> int:

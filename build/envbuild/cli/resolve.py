@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import click
 import tomlkit
 
 from envbuild.catalog import toml
 from envbuild.catalog.base import Base
-from envbuild.cli.command import Command
-from envbuild.cli.common import Session, output_options
+from envbuild.cli.common import Session, as_command
+from envbuild.cli.options import flag, option
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.core.text import shown
 from envbuild.image.base.imported import resolve
 
 
-@click.command("resolve", cls=Command)
-@click.option("--base", required=True, metavar="NAME", help="The base (`envbuild list bases`).")
-@click.option("--write", is_flag=True, help="Write it into the base's file in envs/ here; a shipped one is copied.")
-@output_options
-def command(session: Session, base: str, write: bool) -> None:
-    """Ask for the digest of a base that is an image: of its registry, its OCI layout or its tar.
+@dataclass(frozen=True, kw_only=True)
+class ResolveOptions:
+    base: str = option("--base NAME", "The base (`envbuild list bases`).", required=True)
+    write: bool = flag(
+        "--write", "Write the digest to the base's file in envs/ here; the file of a shipped base is copied."
+    )
 
-    Nothing is built on a base without one.
+
+@as_command("resolve", ResolveOptions)
+def command(session: Session, options: ResolveOptions) -> None:
+    """Look up the digest of a base that is an image, in its registry, OCI layout or tar.
+
+    Images are built only on bases whose digest is known.
     """
+    base = options.base
     definition, path = session.catalog.base(base), session.catalog.path("bases", base)
     # The folder that holds envs/bases/FILE: the paths of a base are relative to it.
     digest = resolve(definition, base, path.parents[2], session.site.ca_bundle)
     was = definition.pinned
     written: Path | None = None
-    if write and was != digest:
+    if options.write and was != digest:
         written = session.project / "envs" / "bases" / path.name
         _write(path, written, digest)
     lines = [f"{base}: {definition.obtain.source}", f'digest = "{digest}"']

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from envbuild.catalog.fields import TomlModel
 from envbuild.catalog.models import KINDS
 from envbuild.catalog.site import SiteFile
 from envbuild.catalog.trust import TrustFile
-from envbuild.cli.command import Command
-from envbuild.cli.common import PathArgument, Session, output_options
+from envbuild.cli.common import FOLDER, Session, as_command
+from envbuild.cli.options import argument, option
 from envbuild.cli.output import put
 from envbuild.core.files import write_atomic
 from envbuild.core.text import shown
@@ -29,12 +30,16 @@ def schema_of(kind: str) -> dict[str, Any]:
     return {"$schema": DIALECT, "title": f"envbuild {kind}", **ALL[kind].model_json_schema()}
 
 
-@click.command("schema", cls=Command)
-@click.argument("kind", type=click.Choice(list(ALL)), required=False)
-@click.option("--into", type=PathArgument(file_okay=False), help="Write KIND.schema.json files here.")
-@output_options
-def command(session: Session, kind: str | None, into: Path | None) -> None:
-    """Print the JSON schema of KIND (all kinds without one), or write schema files for your editor."""
+@dataclass(frozen=True, kw_only=True)
+class SchemaOptions:
+    kind: str | None = argument(type=click.Choice(list(ALL)), required=False)
+    into: Path | None = option("--into", "Write KIND.schema.json files to this folder.", type=FOLDER)
+
+
+@as_command("schema", SchemaOptions)
+def command(session: Session, options: SchemaOptions) -> None:
+    """Print the JSON schema of KIND (without KIND: of all), or write schema files for your editor."""
+    kind, into = options.kind, options.into
     kinds = [kind] if kind else list(ALL)
     schemas = {name: schema_of(name) for name in kinds}
     if into is None:

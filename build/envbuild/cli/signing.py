@@ -1,13 +1,13 @@
-"""The options of commands that sign."""
+"""The options of commands that sign, or that trust keys."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from envbuild.cli.common import F, Session
+from envbuild.cli.common import FILE, Session
+from envbuild.cli.options import option
 
 if TYPE_CHECKING:
     from envbuild.certify.certificate.sign import Signer
@@ -16,25 +16,28 @@ if TYPE_CHECKING:
 OFF = "off"
 
 
-def key_options(function: F) -> F:
-    """Add ``--key`` and ``--key-password``; :func:`signer_of` reads them."""
-    for option in (
-        click.option("--key-password", metavar="REF", help="Of that key, by reference: env:NAME or file:PATH."),
-        click.option(
-            "--key", metavar="FILE", help="Sign with this private key; env:NAME: it is in a variable; off: do not sign."
-        ),
-    ):
-        function = option(function)
-    return function
+@dataclass(frozen=True, kw_only=True)
+class KeyOptions:
+    """Which key signs; :func:`signer_of` loads it."""
+
+    key: str | None = option(
+        "--key FILE", "Sign with this private key; env:NAME reads it from a variable; off: do not sign."
+    )
+    key_password: str | None = option("--key-password REF", "The key's password, by reference: env:NAME or file:PATH.")
 
 
-def signer_of(session: Session, key: str | None, password: str | None) -> Signer | None:
+def trust_file() -> Any:
+    return option("--trust", "The keys that you trust; default: those of the configuration.", type=FILE)
+
+
+def signer_of(session: Session, options: KeyOptions) -> Signer | None:
     """The signer that the options name, or the site's; None: certificates are not signed.
 
     Raises:
         ConfigurationError: the key cannot be used.
     """
     settings = session.site.signing
+    key, password = options.key, options.key_password
     if key is None:
         # The site's password is of the site's key.
         key, password = settings.key, password or settings.password

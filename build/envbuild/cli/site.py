@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
-from envbuild.cli.command import Command
-from envbuild.cli.common import PathArgument, Session, output_options
-from envbuild.cli.ledger import opened_ledger, state_option
+from envbuild.cli.common import FOLDER, Session, as_command
+from envbuild.cli.ledger import opened_ledger, state_place
+from envbuild.cli.options import option
+from envbuild.cli.status import limit_of, max_age
 from envbuild.core.text import shown
 from envbuild.nightly.site.site import write_site
 
 
-@click.command("report", cls=Command)
-@click.option("--html", required=True, metavar="DIR", type=PathArgument(file_okay=False), help="Write the site there.")
-@click.option("--max-age", "max_age_days", metavar="DAYS", type=click.FloatRange(min=0), help="Default: the policy's.")
-@state_option
-@output_options
-def command(session: Session, html: Path, max_age_days: float | None, state: str | None) -> None:
-    """Write a static site: which image is good for each target, how to pull it, and what every night did.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    html: Path = option("--html DIR", "Write the site to this folder.", required=True, type=FOLDER)
+    max_age_days: float | None = max_age()
+    state: str | None = state_place()
 
-    It needs no server and no JavaScript. A site that is there is replaced as a whole.
+
+@as_command("report", Options)
+def command(session: Session, options: Options) -> None:
+    """Write a static site: the certified image of each target, how to pull it, and the result of every night.
+
+    It needs no server and no JavaScript. An existing site is replaced.
     """
     context = session.context
-    limit = session.catalog.policy("default").max_age_days if max_age_days is None else max_age_days
-    with opened_ledger(session, state) as ledger, context.reporter.step("write the site"):
-        done = write_site(ledger, html, context.clock(), limit)
+    with opened_ledger(session, options.state) as ledger, context.reporter.step("write the site"):
+        done = write_site(ledger, options.html, context.clock(), limit_of(session, options.max_age_days))
     session.done(
         {"index": str(done.index), "pages": done.pages, "nights": done.nights, "locks": done.locks},
         f"{done.pages} pages: {done.nights} nights, {done.locks} locks",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import click
 
 from envbuild.catalog.data import data_root
-from envbuild.cli.command import Command
-from envbuild.cli.common import Session, output_options
-from envbuild.cli.stores import one_store, store_option
+from envbuild.cli.common import Session, as_command
+from envbuild.cli.options import argument, flag, include, option
+from envbuild.cli.stores import one_store, store_name
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.core.text import shown
@@ -24,8 +24,8 @@ from envbuild.wheels.cache.prune import plan_pruning, remove
 from envbuild.wheels.cache.remote import record_of
 from envbuild.wheels.cache.wheelhouse import Wheelhouse, key_by_prefix
 
+REPLACE = "Replace one by a good wheel of this machine: envbuild wheels push KEY --replace"
 NONE = "no wheels here: `envbuild wheels` builds those of a lock, `envbuild wheels pull` takes them from a remote store"
-THERE = "Look into this remote store instead: its name in the configuration, or its address."
 
 
 def as_json(built: Built) -> dict[str, Json]:
@@ -69,17 +69,20 @@ def _details(record: WheelRecord) -> list[str]:
     ]
 
 
-@click.command("list", cls=Command)
-@store_option(THERE)
-@output_options
-def list_command(session: Session, store: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    store: str = store_name("Look into this remote store instead: its name in the configuration, or its address.")
+
+
+@as_command("list", PlaceOptions)
+def list_command(session: Session, options: PlaceOptions) -> None:
     """List the wheels in the wheelhouse."""
-    if not store:
+    if not options.store:
         wheels = list(Wheelhouse(session.store).all())
         lines = [line(built) for built in wheels] or [NONE]
         session.done({"wheels": [as_json(built) for built in wheels]}, *lines)
         return
-    remote = one_store(session, store)
+    remote = one_store(session, options.store)
     records, bad = _records(remote, remote.keys(KIND))
     session.done(
         {
@@ -109,14 +112,18 @@ def _records(remote: Remote, keys: list[str]) -> tuple[dict[str, WheelRecord], d
     return dict(sorted(good.items(), key=lambda pair: (pair[1].parts.package, pair[1].parts.version, pair[0]))), bad
 
 
-@click.command("show", cls=Command)
-@click.argument("key")
-@store_option(THERE)
-@output_options
-def show_command(session: Session, key: str, store: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions:
+    key: str = argument()
+    place: PlaceOptions = include(PlaceOptions)
+
+
+@as_command("show", ShowOptions)
+def show_command(session: Session, options: ShowOptions) -> None:
     """Print the record of the wheel whose key begins with KEY: its parts, its content, who built it, where it is."""
-    if store:
-        remote = one_store(session, store)
+    key = options.key
+    if options.place.store:
+        remote = one_store(session, options.place.store)
         records, _ = _records(remote, _matching(remote, key))
         record = records[key_by_prefix(key, {name: built.file for name, built in records.items()})]
         session.done({"store": remote.address, **_remote_json(record)}, _what(record), *_details(record))
@@ -134,29 +141,27 @@ def _matching(remote: Remote, text: str) -> list[str]:
     return [key for key in keys if key.removeprefix("sha256:").startswith(text.removeprefix("sha256:"))] or keys
 
 
-@click.command("verify", cls=Command)
-@store_option(THERE)
-@output_options
-def verify_command(session: Session, store: str) -> None:
+@as_command("verify", PlaceOptions)
+def verify_command(session: Session, options: PlaceOptions) -> None:
     """Read every wheel again and compare it with its record."""
-    if store:
-        remote = one_store(session, store)
+    if options.store:
+        remote = one_store(session, options.store)
         keys = remote.keys(KIND)
         problems = _remote_problems(session, remote, keys)
         where, count = f"the store {remote.address}", len(keys)
-        fix = "They are not taken. With a good wheel here: envbuild wheels push KEY --store STORE --replace"
+        fix = f"Damaged entries are not used. {REPLACE} --store STORE"
     else:
         wheelhouse = Wheelhouse(session.store)
         problems = wheelhouse.problems()
         where, count = "the wheelhouse", len(wheelhouse.entries())
-        fix = "Run `envbuild wheels` again for them: a damaged entry is not used, and built anew."
+        fix = "Run `envbuild wheels` again: damaged entries are not used, and are built again."
     if problems:
         raise CheckRefusedError(
             f"{len(problems)} of {count} entries of {where} are damaged",
             why="\n".join(f"{short(name)}: {why}" for name, why in problems.items()),
             fix=fix,
         )
-    session.done({"verified": count}, f"{count} wheels in {where}, all as they were kept")
+    session.done({"verified": count}, f"{count} wheels in {where}, all unchanged")
 
 
 def _remote_problems(session: Session, remote: Remote, keys: list[str]) -> dict[str, str]:
@@ -169,22 +174,51 @@ def _remote_problems(session: Session, remote: Remote, keys: list[str]) -> dict[
     return problems
 
 
-@click.command("push", cls=Command)
-@click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--all", "everything", is_flag=True, help="Push every wheel of the wheelhouse.")
-@click.option("--replace", is_flag=True, help="Put a good wheel in the place of a damaged one. A good one stays.")
-@store_option("The remote store: its name in the configuration, or its address; default: the only one configured.")
-@output_options
-def push_command(session: Session, keys: tuple[str, ...], everything: bool, replace: bool, store: str) -> None:
-    """Push wheels to a remote store. What is there stays: the first wheel of a key is the one."""
-    _one_of(keys, everything)
-    wheelhouse = Wheelhouse(session.store)
-    items = list(wheelhouse.all()) if everything else [wheelhouse.by_prefix(key) for key in keys]
-    remote = one_store(session, store)
-    if not items:
+@dataclass(frozen=True, kw_only=True)
+class MoveOptions:
+    """Which wheels are pushed or pulled, and the store."""
+
+    keys: tuple[str, ...] = argument(nargs=-1, metavar="[KEY]...")
+    everything: bool = flag("--all", "Every wheel.")
+    store: str = store_name(
+        "The remote store: its name in the configuration, or its address; default: the only one configured."
+    )
+
+    def check(self) -> None:
+        """Refuse keys next to --all, and neither of them.
+
+        Raises:
+            UsageError: which wheels are meant is not clear.
+        """
+        if bool(self.keys) == self.everything:
+            raise UsageError(
+                "which wheels are meant is not clear",
+                why="Both keys and --all were given." if self.keys else "Neither a key nor --all was given.",
+                fix="Name wheels by the beginning of their keys (`envbuild wheels list`), or use --all.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushOptions:
+    wheels: MoveOptions = include(MoveOptions)
+    replace: bool = flag("--replace", "Replace damaged wheels in the store; good ones stay.")
+
+
+@as_command("push", PushOptions)
+def push_command(session: Session, options: PushOptions) -> None:
+    """Push wheels to a remote store. A wheel that the store already has is not replaced."""
+    options.wheels.check()
+    wheelhouse, replace = Wheelhouse(session.store), options.replace
+    wheels = (
+        list(wheelhouse.all())
+        if options.wheels.everything
+        else [wheelhouse.by_prefix(key) for key in options.wheels.keys]
+    )
+    remote = one_store(session, options.wheels.store)
+    if not wheels:
         remote.keys(KIND)  # a store that cannot be reached is told also where there is nothing to push
     done: dict[str, str] = {}
-    for built in items:
+    for built in wheels:
         # By its document, before the wheel is read and hashed.
         if not replace and wheelhouse.remote.has(remote, built):
             done[built.record.key] = Pushed.SAME.value
@@ -193,26 +227,22 @@ def push_command(session: Session, keys: tuple[str, ...], everything: bool, repl
             raise CheckRefusedError(
                 f"the wheel {short(built.record.key)} is damaged and is not pushed",
                 why=f"{problem}. Pushed before it: {len(done)}.",
-                fix="Run `envbuild wheels` again for it: a damaged entry is not used, and built anew.",
+                fix="Run `envbuild wheels` again: damaged entries are not used, and are built again.",
             )
         done[built.record.key] = wheelhouse.remote.push(remote, built, replace=replace).value
-    names = {built.record.key: built.record.file for built in items}
+    names = {built.record.key: built.record.file for built in wheels}
     session.done({"store": remote.address, "pushed": dict(done)}, *_lines(done, names), _total(done, remote))
 
 
-@click.command("pull", cls=Command)
-@click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--all", "everything", is_flag=True, help="Pull every wheel of the store.")
-@store_option("The remote store: its name in the configuration, or its address; default: the only one configured.")
-@output_options
-def pull_command(session: Session, keys: tuple[str, ...], everything: bool, store: str) -> None:
-    """Pull wheels from a remote store into the wheelhouse; each is checked before it is kept."""
-    _one_of(keys, everything)
-    remote = one_store(session, store)
+@as_command("pull", MoveOptions)
+def pull_command(session: Session, options: MoveOptions) -> None:
+    """Pull wheels from a remote store into the wheelhouse; each is checked first."""
+    options.check()
+    remote = one_store(session, options.store)
     chosen = remote.keys(KIND)
-    if not everything:
+    if not options.everything:
         names = dict.fromkeys(chosen, remote.address)
-        chosen = [key_by_prefix(key, names) for key in keys]
+        chosen = [key_by_prefix(key, names) for key in options.keys]
     documents = remote.documents(KIND, chosen)
     wheelhouse = Wheelhouse(session.store, [remote])
     done = {key: _pull(wheelhouse, remote, session, key, document) for key, document in documents.items()}
@@ -221,7 +251,7 @@ def pull_command(session: Session, keys: tuple[str, ...], everything: bool, stor
         raise CheckRefusedError(
             f"{len(refused)} of {len(done)} wheels of the store {remote.address} are refused",
             why="\n".join(f"{short(key)}: {why}" for key, why in refused.items()),
-            fix="They were not taken; the others were. With a good wheel here: envbuild wheels push KEY --replace",
+            fix=f"The others were pulled. {REPLACE}",
         )
     names = {built.record.key: built.record.file for built in wheelhouse.all()}
     session.done({"store": remote.address, "pulled": dict(done)}, *_lines(done, names), _total(done, remote))
@@ -247,15 +277,6 @@ def _pull(
     return PULLED if entry.built else HERE
 
 
-def _one_of(keys: tuple[str, ...], everything: bool) -> None:
-    if bool(keys) == everything:
-        raise UsageError(
-            "which wheels are meant is not clear",
-            why="Keys and --all belong not together." if keys else "Neither a key nor --all was given.",
-            fix="Name wheels by the beginning of their keys (`envbuild wheels list`), or take --all.",
-        )
-
-
 def _lines(done: Mapping[str, str], names: Mapping[str, str]) -> list[str]:
     return [f"{short(key)}  {names.get(key, '')}  {what}" for key, what in done.items()]
 
@@ -264,28 +285,30 @@ def _total(done: Mapping[str, str], remote: Remote) -> str:
     return f"{len(done)} wheels, {remote.address}"
 
 
-@click.command("prune", cls=Command)
-@click.option("--dry-run", is_flag=True, help="Say what would go and how much it is; remove nothing.")
-@click.option(
-    "--unused-days",
-    type=click.FloatRange(min=0),
-    default=30,
-    show_default=True,
-    metavar="DAYS",
-    help="Remove what nothing used for so long; 0 for everything.",
-)
-@click.option("--force", is_flag=True, help="Remove also what a lock under lockfiles/ needs.")
-@output_options
-def prune_command(session: Session, dry_run: bool, unused_days: float, force: bool) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    dry_run: bool = flag("--dry-run", "Print what would be removed and its size; remove nothing.")
+    unused_days: float = option(
+        "--unused-days DAYS",
+        "Remove what was not used for this long; 0 for everything.",
+        type=click.FloatRange(min=0),
+        default=30,
+    )
+    force: bool = flag("--force", "Also remove what a lock under lockfiles/ needs.")
+
+
+@as_command("prune", PruneOptions)
+def prune_command(session: Session, options: PruneOptions) -> None:
     """Remove local wheels that were not used for a while, damaged ones, and abandoned builds.
 
-    With them go toolkits, build environments and git mirrors, which are made again. Wheels that a lock needs stay: the
-    project's locks and those that come with envbuild. Remote stores are not touched.
+    Also removes toolkits, build environments and git mirrors, which are made again when needed. Wheels that a lock
+    needs stay, of the project's locks and of those that envbuild ships. Remote stores are not changed.
     """
+    dry_run, force = options.dry_run, options.force
     # In a checkout both roots are the same folder.
     folders = dict.fromkeys(path.resolve() for root in (session.project, data_root()) for path in committed(root))
     lock_directories = [] if force else [read_lock(path) for path in folders]
-    plan = plan_pruning(session.store, lock_directories, unused_days=unused_days, force=force)
+    plan = plan_pruning(session.store, lock_directories, unused_days=options.unused_days, force=force)
     gone = plan.old if dry_run else remove(session.store, plan.old)
     size = sum(entry.size_bytes for entry in gone)
     word = "would be removed" if dry_run else "removed"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import click
 
-from envbuild.cli.command import CommandGroup, hands_over
-from envbuild.cli.common import Session, name_option, output_options, selection_options
-from envbuild.cli.stores import store_options
+from envbuild.cli.common import LockedOptions, Session, as_command
+from envbuild.cli.options import flag, include, option
+from envbuild.cli.stores import StoreOptions
 from envbuild.cli.wheelhouse import COMMANDS, as_json, line
 from envbuild.core.digests import Json, short
-from envbuild.lock.lockdir import find_lock
-from envbuild.store.remote import Remote
 from envbuild.sync.build_environment import build_environment_for
 from envbuild.wheels.build.limits import choose_limits
 from envbuild.wheels.build.parallel import BuildContext, make_wheels
@@ -23,69 +21,53 @@ from envbuild.wheels.sources import WheelSources
 from envbuild.wheels.toolchain.toolkit import ToolkitRequest, choose_toolkit
 
 
-@click.group("wheels", cls=CommandGroup, invoke_without_command=True)
-@selection_options
-@name_option
-@click.option("--package", "packages", multiple=True, metavar="NAME", help="Build this one only; may be repeated.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Compilers at once; default: as cores and memory allow.")
-@click.option(
-    "--memory",
-    "memory_gib",
-    type=click.IntRange(min=1),
-    help="GiB that compilers may take together; default: what is free.",
-)
-@click.option(
-    "--toolkit",
-    type=click.Choice([known.value for known in ToolkitRequest]),
-    default=ToolkitRequest.AUTO.value,
-    show_default=True,
-    help="Whose CUDA toolkit: this machine's, the package index's, or the index's where this machine's does not fit.",
-)
-@click.option("--explain", is_flag=True, help="Print the parts of each build key; build nothing.")
-@click.option("--against", metavar="KEY", help="With --explain: the parts that differ from the wheel of this key.")
-@store_options
-@output_options
-@click.pass_context
-def command(
-    context: click.Context,
-    session: Session,
-    stack: str,
-    base: str | None,
-    target: str | None,
-    name: str | None,
-    packages: tuple[str, ...],
-    jobs: int | None,
-    memory_gib: int | None,
-    toolkit: str,
-    explain: bool,
-    against: str | None,
-    stores: Callable[[Session], tuple[Remote, ...]],
-) -> None:
-    """Build the compile-phase wheels of a lock for a target's architectures, and keep them in the wheelhouse.
+@dataclass(frozen=True, kw_only=True)
+class WheelsOptions:
+    locked: LockedOptions = include(LockedOptions)
+    packages: tuple[str, ...] = option("--package NAME", "Build only this package; may be repeated.", multiple=True)
+    jobs: int | None = option(
+        "--jobs", "Compilers at once; default: as cores and memory allow.", type=click.IntRange(min=1)
+    )
+    memory_gib: int | None = option(
+        "--memory", "GiB for all compilers together; default: what is free.", type=click.IntRange(min=1)
+    )
+    toolkit: str = option(
+        "--toolkit",
+        "The CUDA toolkit: this machine's, the package index's, or (auto) the index's if this machine's does not fit.",
+        type=click.Choice([known.value for known in ToolkitRequest]),
+        default=ToolkitRequest.AUTO.value,
+    )
+    explain: bool = flag("--explain", "Print the parts of each build key; build nothing.")
+    against: str | None = option("--against KEY", "With --explain: the parts that differ from the wheel of this key.")
+    stores: StoreOptions = include(StoreOptions)
 
-    Existing wheels are reused, also those of remote stores that are read. The commands show and change what exists.
+
+@as_command("wheels", WheelsOptions, COMMANDS)
+def command(session: Session, options: WheelsOptions) -> None:
+    """Build the compile-phase wheels of a lock for a target's architectures, and store them in the wheelhouse.
+
+    Existing wheels are reused, including those of remote stores. The commands below list and change the wheelhouse.
     """
-    if hands_over(context):
-        return
-    if against is not None and not explain:
+    if options.against is not None and not options.explain:
         raise click.UsageError("--against belongs to --explain")
-    selection = session.select_locked(stack, target, base, name)
-    lock = find_lock(session.project, selection, name)
-    names = choose(lock, packages)
+    selection, lock = session.locked(options.locked)
+    names = choose(lock, options.packages)
     if not names:
         session.done({"wheels": []}, f"nothing to build: the lock of {lock.lock.stack} has no package that is compiled")
         return
     sources = WheelSources(base=selection.base, site=session.site, store=session.store, reporter=session.reporter)
-    chosen = choose_toolkit(ToolkitRequest(toolkit), lock, cuda_of(lock, selection.target), sources)
+    chosen = choose_toolkit(ToolkitRequest(options.toolkit), lock, cuda_of(lock, selection.target), sources)
     plans = plan_wheels(lock, names, selection.target, session.catalog, chosen.compilers, sources)
-    if explain:
-        _explain(session, plans, against)
+    if options.explain:
+        _explain(session, plans, options.against)
         return
     build_context = BuildContext(
         toolchain=chosen.toolchain,
         sources=sources,
-        wheelhouse=Wheelhouse(session.store, stores(session), lock.lock.digest),
-        limits=choose_limits(jobs, memory_gib),
+        wheelhouse=Wheelhouse(
+            session.store, session.remotes(options.stores.store, options.stores.store_mode or ""), lock.lock.digest
+        ),
+        limits=choose_limits(options.jobs, options.memory_gib),
     )
     # Only made where a wheel is missing: the environment has gigabytes.
     made = make_wheels(plans, lambda: build_environment_for(lock, selection.target, session.context), build_context)
@@ -109,7 +91,3 @@ def _explain(session: Session, plans: tuple[WheelPlan, ...], against: str | None
             lines += [] if differs else [f"  the same as {short(other.key)}"]
         keys.append(row)
     session.done({"keys": keys}, *lines)
-
-
-for _command in COMMANDS:
-    command.add_command(_command)

@@ -83,6 +83,17 @@ class EnvbuildError(Exception):
 class InternalError(EnvbuildError):
     """Something that cannot happen, happened."""
 
+    @classmethod
+    def explaining(cls, error: Exception) -> InternalError:
+        """A fault of envbuild, with the traceback of the error that shows it."""
+        import traceback  # only when it is needed
+
+        return cls(
+            f"envbuild has a fault: {type(error).__name__}: {error}",
+            why="".join(traceback.format_exception(error)).rstrip(),
+            fix="Please report it with the text above and the command that led to it.",
+        )
+
 
 class UsageError(EnvbuildError):
     exit_code = 2

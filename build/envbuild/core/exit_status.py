@@ -54,8 +54,8 @@ def tail(text: str, lines: int = TAIL_LINES) -> str:
 
 def shortage(output: str) -> str:
     """The line by which a program that failed shows that it had too little memory, time, threads or files; or empty."""
-    found = _SHORTAGE.search(output)
-    return found[0].strip() if found else ""
+    line = _SHORTAGE.search(output)
+    return line[0].strip() if line else ""
 
 
 def innermost_calls(output: str) -> str:

@@ -23,6 +23,9 @@ PRIVATE = 0o700
 # ioctl_ficlone(2), and what it says between two file systems and on those that have no clones.
 FICLONE = 0x40049409
 _NO_CLONE = (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EPERM)
+# Of link(2): another disk; a file system without links, or a file of another account (proc(5), protected_hardlinks);
+# too many links to one file (ext4: 65,000).
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 LOW_SPACE_BYTES = 64 * 1024 * 1024
 LOW_FILES = 64
 # How often a tree is removed into which an ending program still writes, and the seconds in between.
@@ -145,7 +148,7 @@ def refuse_unwritable(path: Path) -> None:
         MachineError: no folder can be made there, or the disk is full; it names ``path``.
     """
     place = path.absolute().parent
-    while not place.exists():
+    while not os.path.lexists(place):
         place = place.parent
     try:
         # access(2) allows root what the file system refuses, as in /proc. The name is one that tidy() removes.
@@ -221,14 +224,17 @@ def link_or_copy(source: Path, destination: Path) -> None:
     with _replaced(destination) as temporary:
         # link(2) replaces nothing, so the name must be free.
         temporary.unlink()
-        try:
-            os.link(source, temporary)
-        except OSError as error:
-            # Another disk; a file system without links, or a file of another account (proc(5), protected_hardlinks);
-            # too many links to one file.
-            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-                raise
-            shutil.copy2(source, temporary)
+        link(source, temporary)
+
+
+def link(source: Path, target: Path) -> None:
+    """Put the file or link ``source`` at ``target``, where nothing is: a hard link where the disk allows it."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def clone_or_copy(source: Path, destination: Path) -> None:

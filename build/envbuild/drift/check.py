@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from envbuild.drift.classes import Classes
 from envbuild.drift.findings import Finding, FindingKind, Moment, Severity, Weight
-from envbuild.drift.module_index import Patches, Tables, no_collection, patches_of
+from envbuild.drift.module_index import Patches, Tables, patches_of
 from envbuild.drift.reach import Reach, StackPart
 from envbuild.drift.sources import SourceTree
 from envbuild.drift.symbols import ClassSymbol, ModuleSymbol, Reader, full_name
@@ -30,8 +30,7 @@ def find_drift(
     Returns:
         The findings by file and line. Only those whose weight is ``REFUSES`` are a reason to refuse.
     """
-    with no_collection():
-        findings = _weighed(_compare(consumer, provider, unused), consumer, reach or Reach([StackPart(consumer)]))
+    findings = _weighed(_compare(consumer, provider, unused), consumer, reach or Reach([StackPart(consumer)]))
     # The same order on every machine: findings are kept in the store.
     findings.sort(key=lambda finding: (finding.file, finding.line))
     return findings

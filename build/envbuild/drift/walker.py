@@ -17,23 +17,17 @@ from envbuild.drift.bindings import (
     collect,
     function_scope,
 )
-from envbuild.drift.classes import Classes
 from envbuild.drift.conditions import ATTRIBUTE_ERRORS, CALL_ERRORS, BranchOutcome, catching, ends, suppressed
 from envbuild.drift.expressions import ExpressionWalker, Location
 from envbuild.drift.findings import Finding, FindingKind, Moment
 from envbuild.drift.module_index import ModuleTable
 from envbuild.drift.optional import NONE, Modules
-from envbuild.drift.relevance import Relevance
 from envbuild.drift.symbols import Presence, Reader
 from envbuild.drift.syntax import FunctionNode, children, own_statements
 
 
 class Walker(ExpressionWalker):
     """Finds drift in one module."""
-
-    def __init__(self, reader: Reader, classes: Classes, table: ModuleTable) -> None:
-        super().__init__(reader, classes, table)
-        self.relevance = Relevance(reader, classes, table.scope, table.source)
 
     def walk(self, tree: ast.Module, scope: Scope) -> list[Finding]:
         """All findings of the module, in the order of its lines."""
@@ -178,9 +172,6 @@ class Walker(ExpressionWalker):
         for outside in [*node.decorator_list, *node.args.defaults, *node.args.kw_defaults]:
             if outside is not None:
                 self._expression(outside, place)
-        # Not of a function in another one, which may use names of that one: Relevance knows those of the module alone.
-        if place.function is None and not self.relevance.may_ask(node, place.owner):
-            return place
         self._block(node.body, place.entering(function_scope(node, place.scope), node.name))
         return place
 

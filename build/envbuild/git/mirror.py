@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +13,7 @@ from envbuild.core import locks
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.exit_status import mask
-from envbuild.core.files import machine_errors, write_atomic
+from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter
 from envbuild.git.client import REMOTE, GitClient, GitSettings
 from envbuild.git.refs import BRANCHES, GitRef, RemoteRefs, listed_commits
@@ -25,20 +24,25 @@ FILTER = "--filter=blob:none"
 # The namespace of fetched tips, each named by its own commit: a branch that moves, is renamed or becomes a folder of
 # branches never collides with what was fetched before.
 TIPS = "refs/tips"
-LISTING = "envbuild-refs.json"
-CONFIGURATION = {
-    "core.repositoryformatversion": "1",
-    "extensions.partialClone": REMOTE,
-    f"remote.{REMOTE}.promisor": "true",
-    f"remote.{REMOTE}.partialclonefilter": "blob:none",
-    # Packs are kept as they come: the mirror then has an object only with all that its pack completes, also after a
-    # kill.
-    "fetch.unpackLimit": "1",
-    "gc.auto": "0",
-    "maintenance.auto": "false",
-    # core.hooksPath of the user's settings would run hooks here.
-    "core.hooksPath": "/dev/null",
-}
+# Packs are kept as they come (unpackLimit): the mirror then has an object only with all that its pack completes, also
+# after a kill. core.hooksPath of the user's settings would run hooks here.
+CONFIGURATION = f"""
+[core]
+    repositoryformatversion = 1
+    bare = true
+    hooksPath = /dev/null
+[extensions]
+    partialClone = {REMOTE}
+[fetch]
+    unpackLimit = 1
+[gc]
+    auto = 0
+[maintenance]
+    auto = false
+[remote "{REMOTE}"]
+    promisor = true
+    partialclonefilter = blob:none
+    url = """
 # git's own number for all of a history ("git fetch", --depth).
 WHOLE_HISTORY = "--depth=2147483647"
 FETCH = ("fetch", "--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance")
@@ -79,8 +83,9 @@ class Mirror:
         what = f"make a mirror of {self.url}"
         # GIT_DEFAULT_HASH and init.templateDir of the user would give another repository.
         self._git.local(folder, ["init", "--quiet", "--bare", "--template=", "--object-format=sha1"], what)
-        for name, value in {f"remote.{REMOTE}.url": self.url, **CONFIGURATION}.items():
-            self._git.local(folder, ["config", name, value], what)
+        # One file: `git config` is a process for each key. A value in quotes has these two escaped (git-config(1)).
+        address = self.url.replace("\\", "\\\\").replace('"', '\\"')
+        (folder / "config").write_text(f'{CONFIGURATION}"{address}"\n')
 
     def local(self, arguments: Sequence[str], what: str, *, cwd: Path | None = None) -> str:
         """Run a git command that needs nothing but the mirror, and return its output.
@@ -111,7 +116,6 @@ class Mirror:
             # Called --branches from git 2.46 on, which still takes the old name; Debian 12 has 2.39.
             output = self._git.list_refs(self.path, ["--heads", "--tags", REMOTE], f"list the refs of {self.url}")
             self._refs = RemoteRefs.listed(output)
-            write_atomic(self.path / LISTING, json.dumps(vars(self._refs)))
         return self._refs
 
     def tips(self, branches: Sequence[str]) -> dict[str, str]:
@@ -136,13 +140,6 @@ class Mirror:
         what = f"find the default branch of {self.url}"
         match = _DEFAULT_BRANCH.search(self._git.list_refs(self.path, ["--symref", REMOTE, "HEAD"], what))
         return match[1] if match else None
-
-    def last_refs(self) -> RemoteRefs | None:
-        """The last listing of branches and tags, without a request; None when there was none."""
-        try:
-            return self._refs or RemoteRefs(**json.loads((self.path / LISTING).read_text()))
-        except FileNotFoundError:
-            return None
 
     def fetch_commits(self, commits: Iterable[str], what: str) -> None:
         """Fetch missing commits with their history and directories, without the contents of files.

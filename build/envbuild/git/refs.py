@@ -86,21 +86,14 @@ class Commit:
         sha: 40 hex digits.
         committed_at: the committer's date, UTC, whole seconds.
         name: the branch or tag, or the digits that were asked for.
-        nearest_tag: the tag in its history that the fewest steps lead to; None without one. Tags come and go: this
-            is for people, and no input of a digest.
-        commits_since_tag: how many commits it has that the tag has not.
     """
 
     sha: str
     committed_at: datetime
     kind: CommitKind
     name: str
-    nearest_tag: str | None = None
-    commits_since_tag: int = 0
 
     @property
-    def describe(self) -> str | None:
-        """As ``git describe`` writes it: ``v2.3.0``, or ``v2.3.0-17-g0123456789``; None without a tag."""
-        if self.nearest_tag is None or not self.commits_since_tag:
-            return self.nearest_tag
-        return f"{self.nearest_tag}-{self.commits_since_tag}-g{self.sha[:10]}"
+    def title(self) -> str:
+        """Which one it is, for people: the tag that was asked for, else its first digits."""
+        return self.name if self.kind is CommitKind.TAG else self.sha[:12]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import deque
 from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta, timezone
 
@@ -226,47 +225,19 @@ class GitRepository(TreeReader):
         )
 
     def _commit(self, sha: str, kind: CommitKind, name: str) -> Commit:
+        object_type = self._type_of(sha)
         # The 40 digits may be those of an annotated tag's own object.
-        if self._type_of(sha) == "tag":
+        if object_type == "tag":
             sha = self._mirror.local(["rev-parse", f"{sha}^{{}}"], "look at a tag").strip()
-        if self._type_of(sha) != "commit":
+            object_type = self._type_of(sha)
+        if object_type != "commit":
             raise ConfigurationError(
                 f"{name!r} of {self.url} is not a commit",
-                why=f"It is a {self._type_of(sha)}.",
+                why=f"It is a {object_type}.",
                 fix="Name a branch, a commit, or a tag of a commit.",
             )
         stamp = self._mirror.local(["rev-list", "--max-count=1", "--timestamp", sha], "read a date").split()[0]
-        tag, since = self._nearest_tag(sha)
-        return Commit(
-            sha=sha,
-            committed_at=_utc(int(stamp)),
-            kind=kind,
-            name=name,
-            nearest_tag=name if kind is CommitKind.TAG else tag,
-            commits_since_tag=since,
-        )
-
-    def _nearest_tag(self, sha: str) -> tuple[str | None, int]:
-        """The nearest tag by steps through parents, and how many commits ``sha`` has that the tag has not."""
-        # Not `git describe`: the mirror has no tags, only commits under refs/tips, and it is asked without a request.
-        refs = self._mirror.last_refs()
-        # Of several tags of one commit the first by name stays: v2, and not v2rc1.
-        tags = {commit: name for name, commit in sorted(refs.tags.items(), reverse=True)} if refs else {}
-        if sha in tags or not tags:
-            return tags.get(sha), 0
-        what = "find the nearest tag"
-        lines = self._mirror.local(["rev-list", "--parents", sha], what).splitlines()
-        parents = {commit: before for commit, *before in map(str.split, lines)}
-        seen, queue = {sha}, deque([sha])
-        while queue:
-            commit = queue.popleft()
-            if commit in tags:
-                count = self._mirror.local(["rev-list", "--count", sha, f"^{commit}"], what)
-                return tags[commit], int(count)
-            ahead = [parent for parent in parents.get(commit, ()) if parent not in seen]
-            seen.update(ahead)
-            queue.extend(ahead)
-        return None, 0
+        return Commit(sha=sha, committed_at=_utc(int(stamp)), kind=kind, name=name)
 
 
 def last_second(as_of: date | datetime) -> datetime:

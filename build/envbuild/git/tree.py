@@ -32,10 +32,14 @@ class TreeReader:
         self.url = mirror.url
         self._mirror = mirror
         self._store = store
+        self._read: dict[tuple[str, str], str | None] = {}
 
     def read_file(self, commit: Commit, path: str) -> str | None:
-        """The text of a file, None when there is no such file. See :meth:`read_files`."""
-        return self.read_files(commit, [path])[path]
+        """The text of a file, which is read once; None when there is no such file. See :meth:`read_files`."""
+        key = (commit.sha, path)
+        if key not in self._read:
+            self._read[key] = self.read_files(commit, [path])[path]
+        return self._read[key]
 
     def read_files(self, commit: Commit, paths: Iterable[str]) -> dict[str, str | None]:
         """The text of several files by their paths, fetched together; None for what is not a file at ``commit``.

@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 from pathlib import Path
 
 from envbuild.catalog.base import Mmdebstrap
@@ -24,17 +23,16 @@ from envbuild.core.errors import MachineError
 from envbuild.core.files import write_atomic
 from envbuild.image.base import StoredBase, base_key, check_tools, find_base, make_base
 from envbuild.image.base.locked import can_be_taken, find_locked, is_locked, refuse_rebuilt, take_locked
-from envbuild.image.checks.check import check_image
+from envbuild.image.checks.rules import check_image
 from envbuild.image.finalize import image_contents, make_record, pack_sqsh, write_oci, write_reports
 from envbuild.image.inputs import ImageInputs, ImageParts, check_inputs, image_key
 from envbuild.image.layers.environment import make_environment
 from envbuild.image.layers.sandbox import builder_paths
 from envbuild.image.record import ImageRecord
-from envbuild.image.scan.cache import scan_layer
+from envbuild.image.scan.scan import scan_stored
 from envbuild.image.squashfs.pack import check_base, find_mksquashfs
 from envbuild.lock.lockfile import LOCKFILES
 from envbuild.lock.uv.torch_builds import locked_torch
-from envbuild.rootfs.single_layer import members_of
 from envbuild.store.record import RECORD_FILE, dump, load
 from envbuild.wheels.plan import buildable
 
@@ -91,10 +89,7 @@ def _make(folder: Path, key: str, parts: ImageParts, context: Context) -> None:
     log.unlink(missing_ok=True)
     image = write_oci(folder, parts, context)
     paths = builder_paths(context.store)
-    scans = tuple(
-        scan_layer(layer.record.name, layer.record.digest, partial(members_of, layer.blob), paths, context.store)
-        for layer in image.layers
-    )
+    scans = tuple(scan_stored(layer, paths, context.store) for layer in image.layers)
     # Before the .sqsh, which takes longer than the checks: a refused image is not packed.
     checks = check_image(image_contents(parts, image.config, scans), parts.inputs.allow, context.reporter)
     sqsh = pack_sqsh(folder, parts, image, context, log)

@@ -16,9 +16,8 @@ from envbuild.image.layers.sandbox import VENV
 from envbuild.image.output import OCI_DIR, SQSH_FILE
 from envbuild.image.record import CheckRecord, ImageRecord, ReferrerRecord, SqshRecord
 from envbuild.image.sbom.inventory import inventory
-from envbuild.image.sbom.referrers import attach
-from envbuild.image.sbom.write import reports_of
-from envbuild.image.scan.cache import CachedScan
+from envbuild.image.sbom.reports import attach, reports_of
+from envbuild.image.scan.scan import CachedScan
 from envbuild.image.squashfs.pack import SqshSource, write_sqsh
 from envbuild.lock.record.content import timestamp
 from envbuild.lock.uv.program import uv_version

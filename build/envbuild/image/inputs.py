@@ -11,12 +11,12 @@ from envbuild.core.digests import Json, digest_of, sha256_file, short
 from envbuild.core.errors import ConfigurationError
 from envbuild.image import node_requirements
 from envbuild.image.base import StoredBase
-from envbuild.image.checks import check
+from envbuild.image.base.standalone import COMPILER
+from envbuild.image.checks import rules
 from envbuild.image.layers import environment
 from envbuild.image.layers.environment import EnvironmentInputs, StoredEnvironment
-from envbuild.image.layers.policy import POLICY_FILE
-from envbuild.image.layers.sandbox import COMPILER
-from envbuild.image.sbom import write
+from envbuild.image.layers.groups import POLICY_FILE
+from envbuild.image.sbom import reports
 from envbuild.image.scan import models
 from envbuild.image.squashfs.pack import Packing
 from envbuild.lock.lockdir import lock_command
@@ -99,7 +99,7 @@ def image_key(inputs: ImageInputs, base_digest: str) -> str:
         "containers": [sha256_file(data_root() / name) for name in (PROFILE, RC_LOCAL, POLICY_FILE, COMPILER)],
         "sqsh": inputs.packing.key() if inputs.with_sqsh else None,
         # An image is checked and scanned again where envbuild does that otherwise than when it was made.
-        "finishing": [environment.FORMAT, models.FORMAT, check.FORMAT, write.FORMAT],
+        "finishing": [environment.FORMAT, models.FORMAT, rules.FORMAT, reports.FORMAT],
         # Left out where there are none: such an image keeps the key that it had before there were wheels.
         **({"wheels": digests_of(inputs.wheels)} if inputs.wheels else {}),
         # A finding that was allowed once is refused again without --allow.

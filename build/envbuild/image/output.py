@@ -12,8 +12,15 @@ from pathlib import Path
 from envbuild.core import locks
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
-from envbuild.core.files import clone_or_copy, machine_errors, remove_tree, replace_tree, write_atomic
-from envbuild.image.output_folder import check_writable, make_readable, refuse_extra, refuse_foreign
+from envbuild.core.files import (
+    clone_or_copy,
+    machine_errors,
+    refuse_unwritable,
+    remove_tree,
+    replace_tree,
+    write_atomic,
+)
+from envbuild.image.output_folder import make_readable, refuse_extra, refuse_foreign
 from envbuild.image.record import ImageRecord
 from envbuild.oci.files import FolderFiles, blob_path
 from envbuild.oci.layout import open_layout
@@ -156,7 +163,10 @@ def check_place(out_dir: Path, lock_name: str, base: str, target: str) -> None:
     """
     path = image_path(out_dir, lock_name, base, target)
     refuse_foreign(path)
-    check_writable(path)
+    with machine_errors(path):
+        # Where an image is already, there is most often nothing to write.
+        if not (path / RECORD_FILE).is_file():
+            refuse_unwritable(path)
 
 
 def _own_files(entry: Path, record: ImageRecord, tag: str) -> dict[str, bytes]:

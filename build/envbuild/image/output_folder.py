@@ -7,11 +7,10 @@ import json
 import os
 import re
 import stat
-import tempfile
 from pathlib import Path
 
 from envbuild.core.errors import ConfigurationError
-from envbuild.core.files import machine_errors, os_error
+from envbuild.core.files import machine_errors
 from envbuild.image.record import CYCLONEDX_FILE, PROVENANCE_FILE, SPDX_FILE
 from envbuild.store.entry_index import ENTRY_INDEX_FILE
 from envbuild.store.record import RECORD_FILE
@@ -75,29 +74,6 @@ def refuse_extra(path: Path) -> None:
             below[:] = [name for name in below if str(inside / name) in folders]
     if extra:
         raise _in_the_way(path, f"It is replaced as a whole, and besides the image's files it holds {_some(extra)}.")
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a place that cannot be written, before work goes into what is put there; leaves nothing.
-
-    A place where an image is already is not tried: most often there is nothing to write.
-
-    Args:
-        path: where the image will be.
-
-    Raises:
-        MachineError: it cannot be made there.
-    """
-    try:
-        if (path / RECORD_FILE).is_file():
-            return
-        folder = path.parent
-        while not os.path.lexists(folder) and folder != folder.parent:
-            folder = folder.parent
-        # Tried: access(2) may be wrong on NFS that maps users.
-        Path(tempfile.mkdtemp(dir=folder, prefix=f".{path.name}.try.")).rmdir()
-    except OSError as error:  # about the place itself, not about the probe
-        raise os_error(OSError(error.errno, error.strerror), path) from error
 
 
 def make_readable(folder: Path) -> None:

@@ -17,12 +17,12 @@ from envbuild.core.digests import Json
 from envbuild.core.errors import EnvbuildError, MachineError
 from envbuild.core.files import machine_errors
 from envbuild.image.base import StoredBase, apt, check_tools, find_base, make_base
-from envbuild.image.base.as_image import base_image
+from envbuild.image.base.base import base_image
 from envbuild.image.layers.environment import PYTHON, EnvironmentInputs, open_maker
 from envbuild.image.layers.groups import LayerPlan
 from envbuild.image.layers.sandbox import INSIDE_PROBE, VENV
 from envbuild.lock.record.content import locked_content
-from envbuild.sync.driver_stub import DRIVER
+from envbuild.sync.driver_start import DRIVER
 from envbuild.sync.imports import ImportProbe, check_environment
 from envbuild.sync.install import add_files
 from envbuild.sync.places import Filled, Place, ThisMachine, Trial

@@ -20,7 +20,7 @@ from envbuild.launch.gpus import NvidiaDriver
 from envbuild.launch.runtimes import Runtime
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.unpack import unpack, write_members
-from envbuild.store.temporary import temporary_store
+from envbuild.store.local import temporary_store
 
 # The runtime's name in certificates where the image is put together from its layers.
 LAYERS = "layers"

@@ -13,7 +13,7 @@ from envbuild.core.errors import MachineError
 from envbuild.core.exit_status import tail
 from envbuild.core.process import find_tool, run
 from envbuild.image.squashfs.read import require_reader
-from envbuild.store.temporary import temporary_store
+from envbuild.store.local import temporary_store
 
 # Handed to sh as a text: a user who runs things may not be allowed to read the files of this package.
 OPENER = Path(__file__).with_name("open.sh").read_text(encoding="utf-8")

@@ -35,7 +35,7 @@ def pins_stay(lock: Lock, repositories: Repositories) -> bool:
     for part in lock.components.values():
         if not part.follows or part.git is None or part.commit is None:
             continue
-        repository = repositories.at(part.git)
+        repository = repositories.open(part.git)
         try:
             tip = repository.resolve(GitRef(part.asked.removeprefix(GIT_PREFIX)))
             before = repository.resolve(GitRef(part.commit))

@@ -1,12 +1,14 @@
-"""What every step of a lock needs: the context of the command, a folder, its log, and the git repositories."""
+"""What every step of a lock needs: the context of the command, the git repositories, a folder and its log."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from typing_extensions import Self
 
 from envbuild.catalog.context import Context
 from envbuild.core.files import machine_errors
@@ -15,6 +17,8 @@ from envbuild.store.local import LocalStore
 
 if TYPE_CHECKING:
     from envbuild.git.repository import GitRepository
+
+AnyRun = TypeVar("AnyRun", bound="RunContext")
 
 
 class Repositories:
@@ -29,7 +33,7 @@ class Repositories:
         """The same for work next to other work: nothing is reported."""
         return Repositories(self._store, SilentReporter())
 
-    def at(self, url: str) -> GitRepository:
+    def open(self, url: str) -> GitRepository:
         """The repository at ``url``."""
         # Slow to import, and most commands need no repository.
         from envbuild.git.client import GitSettings
@@ -41,15 +45,32 @@ class Repositories:
         return self._open[url]
 
 
-def at_one_moment(context: Context) -> Context:
+@dataclass(frozen=True, kw_only=True)
+class RunContext(Context):
+    """The context of a run, in which the same question has one answer.
+
+    Attributes:
+        answers: what uv said of releases, by question.
+    """
+
+    repositories: Repositories
+    answers: dict[str, Any] = field(default_factory=dict)
+
+    def quiet(self) -> Self:
+        """The same for work next to other work: nothing is reported."""
+        return replace(self, reporter=SilentReporter(), repositories=self.repositories.quiet())
+
+
+def run_context(context: Context) -> RunContext:
     """The context with its clock stopped: all attempts at a lock as of now are as of the first one's moment."""
     moment = context.clock()
-    return replace(context, clock=lambda: moment)
+    repositories = Repositories(context.store, context.reporter)
+    return RunContext(**{**vars(context), "clock": lambda: moment}, repositories=repositories)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkContext(Context):
-    """A context with a folder for throw-away projects and the log of the tools that run there.
+class LockContext(RunContext):
+    """A run's context with a folder for throw-away projects and the log of the tools that run there.
 
     Attributes:
         most_seconds: how long one resolution may take, for what no lock depends on; None: as long as it does.
@@ -61,7 +82,7 @@ class WorkContext(Context):
 
 
 @contextlib.contextmanager
-def work_folder(context: Context, kind: str, label: str) -> Iterator[WorkContext]:
+def work_folder(context: RunContext, kind: str, label: str) -> Iterator[LockContext]:
     """A folder in the store's staging area, which goes at the end, with the empty log ``label``.log."""
     log = context.store.root / "logs" / f"{label}.log"
     with context.store.staging(kind) as folder:
@@ -70,11 +91,4 @@ def work_folder(context: Context, kind: str, label: str) -> Iterator[WorkContext
             # run() appends to a log (core/process.py): an earlier command's output would stay at its beginning.
             log.write_text("")
         # vars and not dataclasses.asdict, which makes deep copies of the values.
-        yield WorkContext(**vars(context), folder=folder, log=log)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LockContext(WorkContext):
-    """A work context whose git repositories are listed once, for all steps of a lock."""
-
-    repositories: Repositories
+        yield LockContext(**vars(context), folder=folder, log=log)

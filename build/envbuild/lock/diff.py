@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,19 +11,19 @@ from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, selec
 from envbuild.catalog.context import Context
 from envbuild.core.digests import Json, short
 from envbuild.core.errors import ConfigurationError
+from envbuild.core.progress import Reporter
 from envbuild.core.text import shown
-from envbuild.lock.context import Repositories, at_one_moment
+from envbuild.lock.context import run_context
 from envbuild.lock.existing import moved_branches, moved_inputs
 from envbuild.lock.inputs.request import LockInputs, LockRequest, request_of
-from envbuild.lock.lock import new_lock
+from envbuild.lock.lock import LockRun
 from envbuild.lock.lockdir import no_lock, shipped_lock
 from envbuild.lock.lockfile import LOCKFILES, RECORD_FILE, LockDirectory, read_lock
 from envbuild.lock.models import Lock, LockedComponent
 from envbuild.lock.outcome import Failure
 from envbuild.lock.project_locks import committed
+from envbuild.lock.requirement_lines import read_requirements
 from envbuild.lock.verification import LockVerifier
-
-_REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +78,10 @@ def compare(old: LockDirectory, new: LockDirectory) -> tuple[LockChange, ...]:
     return tuple(changes)
 
 
-def _shown(item: LockedComponent | None) -> str | None:
-    if item is None:
+def _shown(component: LockedComponent | None) -> str | None:
+    if component is None:
         return None
-    return f"{item.version} at {item.commit[:12]}" if item.commit else item.version
+    return f"{component.version} at {component.commit[:12]}" if component.commit else component.version
 
 
 def _why(before: LockedComponent | None, after: LockedComponent | None) -> str:
@@ -107,26 +106,9 @@ def _come_or_gone(before: LockedComponent | None, after: LockedComponent | None)
 
 def needed_by(lock: LockDirectory) -> dict[str, tuple[str, ...]]:
     """Which packages need a package, from the ``# via`` comments that uv writes."""
-    by_name: dict[str, tuple[str, ...]] = {}
-    for phase in lock.lock.phases.values():
-        by_name.update(_via(lock.path / phase.file))
-    return by_name
-
-
-def _via(file: Path) -> dict[str, tuple[str, ...]]:
-    by_name: dict[str, tuple[str, ...]] = {}
-    # uv writes `# via NAME` behind a package, or `# via` and then one `#   NAME` a line.
-    name, via = "", False
-    for line in file.read_text().splitlines():
-        if match := _REQUIREMENT.match(line):
-            name, via = canonicalize_name(match[1]), False
-        elif line.strip() == "# via":
-            via = True
-        elif line.strip().startswith("# via "):
-            by_name[name] = (*by_name.get(name, ()), line.strip().removeprefix("# via "))
-        elif via and line.strip().startswith("#"):
-            by_name[name] = (*by_name.get(name, ()), line.strip().lstrip("# "))
-    return by_name
+    files = (lock.path / phase.file for phase in lock.lock.phases.values())
+    requirements = (requirement for file in files for requirement in read_requirements(file.read_text()))
+    return {requirement.name: requirement.needed_by for requirement in requirements if requirement.needed_by}
 
 
 def summary(old: LockDirectory, new: LockDirectory, changes: tuple[LockChange, ...]) -> str:
@@ -163,8 +145,14 @@ class LockDifference:
             "to": self.new.digest,
             "deviations": list(self.new.deviations),
             "changes": [
-                {"name": item.name, "from": item.old, "to": item.new, "why": item.why, "component": item.component}
-                for item in self.changes
+                {
+                    "name": change.name,
+                    "from": change.old,
+                    "to": change.new,
+                    "why": change.why,
+                    "component": change.component,
+                }
+                for change in self.changes
             ],
         }
 
@@ -188,14 +176,12 @@ def diff_lock(
     Args:
         upgrade: with the newest versions also where only a branch moved and the others would stay.
     """
-    old = read_lock(path)
-    context = at_one_moment(context)
-    repositories = Repositories(context.store, context.reporter)
-    inputs = LockInputs.of(selection, request)
+    old, run = read_lock(path), LockRun(run_context(context), verifier)
+    inputs = LockInputs.from_request(selection, request)
     # As `lock` does it: where only a branch moved, the other versions stay; with --upgrade all are the newest.
-    if not upgrade and moved_branches(old.lock, repositories, context.reporter):
-        inputs = moved_inputs(inputs, old, repositories)
-    with new_lock(inputs, old, repositories, context, verifier) as outcome:
+    if not upgrade and moved_branches(old.lock, run.context):
+        inputs = moved_inputs(inputs, old, run.context)
+    with run.new_lock(inputs, old) as outcome:
         if isinstance(outcome, Failure):
             raise outcome.error
         new = read_lock(outcome.folder)
@@ -203,27 +189,19 @@ def diff_lock(
         return LockDifference(old=old, new=new.lock, changes=changes, summary=summary(old, new, changes))
 
 
-def diff_own_or_shipped(
-    selection: Selection,
-    request: LockRequest,
-    path: Path,
-    context: Context,
-    verifier: LockVerifier | None,
-    *,
-    upgrade: bool,
-) -> LockDifference:
-    """:func:`diff_lock` with the project's lock, else with the one of that name that comes with envbuild.
+def own_or_shipped(path: Path, selection: Selection, reporter: Reporter) -> Path:
+    """The path of a project's lock; where it is not there, that of the lock of this name that comes with envbuild.
 
     Raises:
         ConfigurationError: there is neither.
     """
+    if (path / RECORD_FILE).is_file():
+        return path
     shipped = shipped_lock(path.parent.name, path.name)
-    if not (path / RECORD_FILE).is_file():
-        if shipped is None:
-            raise no_lock(path, selection)
-        context.reporter.note(f"note: {shown(path)} does not exist: compared with the lock that comes with envbuild")
-        path = shipped
-    return diff_lock(selection, request, path, context, verifier, upgrade=upgrade)
+    if shipped is None:
+        raise no_lock(path, selection)
+    reporter.note(f"note: {shown(path)} does not exist: compared with the lock that comes with envbuild")
+    return shipped
 
 
 def locks_to_compare(

@@ -10,9 +10,8 @@ from envbuild.core import locks
 from envbuild.core.background import interruptible
 from envbuild.core.digests import sha256_bytes, short
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.progress import Reporter
 from envbuild.lock import lockfile
-from envbuild.lock.context import Repositories
+from envbuild.lock.context import RunContext
 from envbuild.lock.inputs.pins import GIT_PREFIX
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.lockfile import LockDirectory, read_lock
@@ -45,17 +44,17 @@ def existing_lock(path: Path, *, upgrade: bool) -> LockDirectory | None:
         raise
 
 
-def is_up_to_date(directory: LockDirectory, inputs: LockInputs, repositories: Repositories, reporter: Reporter) -> bool:
+def is_up_to_date(directory: LockDirectory, inputs: LockInputs, context: RunContext) -> bool:
     """Whether a lock is from these inputs, and no branch that it follows moved; reports which did."""
     if directory.lock.inputs.digest != inputs.digest:
         return False
-    moved = moved_branches(directory.lock, repositories, reporter)
+    moved = moved_branches(directory.lock, context)
     for line in moved:
-        reporter.note(line)
+        context.reporter.note(line)
     return not moved
 
 
-def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -> list[str]:
+def moved_branches(lock: Lock, context: RunContext) -> list[str]:
     """A line for each branch that the lock follows and that is at another commit now."""
     # Only a lock as of `now` follows its branches: as of a day a branch is where it was that day.
     followed = {
@@ -69,11 +68,11 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
     for url, branch, _ in followed.values():
         branches.setdefault(url, []).append(branch)
     with (
-        reporter.step(f"ask where the branches of {', '.join(followed)} are"),
+        context.reporter.step(f"ask where the branches of {', '.join(followed)} are"),
         interruptible(len(branches)) as pool,
     ):
-        opened = [(repositories.at(url), names) for url, names in branches.items()]
-        answers = pool.map(lambda one: one[0].tips(one[1]), opened)
+        opened = [(context.repositories.open(url), names) for url, names in branches.items()]
+        answers = pool.map(lambda asked: asked[0].tips(asked[1]), opened)
         tips = dict(zip(branches, answers, strict=True))
     moved = []
     for name, (url, branch, before) in followed.items():
@@ -85,11 +84,11 @@ def moved_branches(lock: Lock, repositories: Repositories, reporter: Reporter) -
     return moved
 
 
-def moved_inputs(inputs: LockInputs, existing: LockDirectory | None, repositories: Repositories) -> LockInputs:
+def moved_inputs(inputs: LockInputs, existing: LockDirectory | None, context: RunContext) -> LockInputs:
     """The inputs of the lock that replaces an existing one; where only branches moved, its versions stay."""
     moved = inputs.moved_on(existing)
     if existing is None or not moved.stays:
         return moved
     from envbuild.lock.branches import pins_stay  # slow to import
 
-    return moved.with_pins_of(existing.lock) if pins_stay(existing.lock, repositories) else moved
+    return moved.with_pins_of(existing.lock) if pins_stay(existing.lock, context.repositories) else moved

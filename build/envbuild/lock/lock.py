@@ -15,8 +15,9 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core.errors import MachineError
 from envbuild.core.files import refuse_unwritable
+from envbuild.core.progress import Reporter
 from envbuild.lock.checks.findings import LockRefusedError
-from envbuild.lock.context import LockContext, Repositories, at_one_moment, work_folder
+from envbuild.lock.context import RunContext, run_context, work_folder
 from envbuild.lock.existing import existing_lock, is_up_to_date, moved_inputs, only_writer
 from envbuild.lock.inputs.request import LockInputs, LockRequest, is_curable
 from envbuild.lock.lockdir import lock_on_base, publish, refuse_to_replace, refuse_what_is_no_lock, tidy
@@ -83,16 +84,15 @@ def lock_stack(
         ResolutionError: the stack does not resolve.
         NetworkError: an index, a repository, or the place of torch's build cannot be reached.
     """
-    context = at_one_moment(context)
-    repositories = Repositories(context.store, context.reporter)
-    bases = _bases(selection, request, options, context)
+    run = LockRun(run_context(context), verifier)
+    bases = _bases(selection, request, options, context.reporter)
     failures: list[Failure] = []
     while bases:
         current, *left = bases
         # The last one counts as named: there is no base to go on to, so other releases are tried there (Search.after).
         fallback_from = selection.base_name if current.base_name != selection.base_name else ""
         own = replace(request, base_named=not left, fallback_from=fallback_from)
-        outcome = _lock_on(current, own, options, repositories, context, verifier)
+        outcome = run.lock_on_base(LockInputs.from_request(current, own), options)
         if isinstance(outcome, LockResult):
             return outcome
         if not is_curable(outcome.error):
@@ -107,7 +107,7 @@ def lock_stack(
     raise blocking(failures).error
 
 
-def _bases(selection: Selection, request: LockRequest, options: LockOptions, context: Context) -> list[Selection]:
+def _bases(selection: Selection, request: LockRequest, options: LockOptions, reporter: Reporter) -> list[Selection]:
     """The bases to try, in their order."""
     if request.base_named:
         return [selection]
@@ -116,88 +116,84 @@ def _bases(selection: Selection, request: LockRequest, options: LockOptions, con
     first = fallback(bases, locks, request)
     if first is None or options.upgrade:
         return bases
-    context.reporter.note(f"note: the lock is on base {first.base_name}, since {selection.base_name} had none")
+    reporter.note(f"note: the lock is on base {first.base_name}, since {selection.base_name} had none")
     return [first, *(base for base in bases if base is not first)]
 
 
-def _lock_on(
-    selection: Selection,
-    request: LockRequest,
-    options: LockOptions,
-    repositories: Repositories,
-    context: Context,
-    verifier: LockVerifier | None,
-) -> LockResult | Failure:
-    """Lock a stack on one base, unless its lock exists already and nothing that decides it changed."""
-    path, inputs = options.path_on(selection.base_name), LockInputs.of(selection, request)
-    refuse_what_is_no_lock(path)
-    # Every command takes lockfiles/STACK/BASE when no name is given: options alone must not change what that is.
-    if not options.named:
-        refuse_to_replace(path, selection, request)
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(only_writer(path, context))
-        except MachineError:
-            # No permission to write in the store. An up-to-date lock needs none: what was read whole is whole, whoever
-            # writes another one at this moment.
-            known = None if options.upgrade or verifier else existing_lock(path, upgrade=False)
-            if known is None or not is_up_to_date(known, inputs, repositories, context.reporter):
-                raise
-            return LockResult(known, built=False)
-        # With the file lock held: the process that left something next to the lock has ended.
-        tidy(path)
-        existing = existing_lock(path, upgrade=options.upgrade)
-        reused = None if options.upgrade else existing
-        if reused is not None and is_up_to_date(reused, inputs, repositories, context.reporter):
-            try:
-                verified = verify_lock(reused, inputs, verifier)
-            except LockRefusedError as error:
-                return Failure(inputs=inputs, error=error)
-            note_verified(reused, verified)
-            return LockResult(read_lock(path), built=False, verified=verified)
-        refuse_unwritable(path)
-        moved = moved_inputs(inputs, reused, repositories)
-        with new_lock(moved, existing, repositories, context, verifier) as outcome:
-            if isinstance(outcome, Failure):
-                return outcome
-            publish(outcome.folder, path)
-            return LockResult(read_lock(path), built=True, verified=outcome.verified)
+@dataclass(frozen=True)
+class LockRun:
+    """Makes locks, all of them as of one moment.
 
-
-@contextlib.contextmanager
-def new_lock(
-    inputs: LockInputs,
-    existing: LockDirectory | None,
-    repositories: Repositories,
-    context: Context,
-    verifier: LockVerifier | None,
-) -> Iterator[NewLock | Failure]:
-    """A lock that every check and the verification pass, in a folder that goes at the end; else what is in the way.
-
-    Args:
-        existing: one in whose place it is made.
+    Attributes:
+        verifier: tries locks; None: they are not verified.
     """
-    # A lock that is up to date takes 0.50 s of processor time on a busy machine, and 0.93 s with these imports.
-    from envbuild.lock.attempt import attempt
-    from envbuild.lock.search.search import Search, first_attempt
 
-    selection = inputs.selection
-    label = f"{selection.stack_name}-{selection.base_name}"
-    # Not sooner: apt and mmdebstrap are asked, 0.6 s of processor time, and what was verified once is known.
-    preparing = verifier.preparing(selection) if verifier is not None else contextlib.nullcontext(_go_on)
-    with preparing as refuse_without_place, work_folder(context, "search", f"search-{label}") as questions:
-        following: LockInputs | Failure
-        following = first = first_attempt(inputs, existing)
-        search = Search(first, existing, questions)
-        while not isinstance(following, Failure):
-            refuse_without_place()
-            with work_folder(context, "lock", f"lock-{label}") as work:
-                outcome = attempt(following, LockContext(**vars(work), repositories=repositories), verifier)
-                if isinstance(outcome, NewLock):
-                    yield outcome
-                    return
-            following = search.after(outcome)
-        yield following
+    context: RunContext
+    verifier: LockVerifier | None
+
+    def lock_on_base(self, inputs: LockInputs, options: LockOptions) -> LockResult | Failure:
+        """Lock a stack on one base, unless its lock exists already and nothing that decides it changed."""
+        path, context = options.path_on(inputs.selection.base_name), self.context
+        refuse_what_is_no_lock(path)
+        # Every command takes lockfiles/STACK/BASE when no name is given: options alone must not change what that is.
+        if not options.named:
+            refuse_to_replace(path, inputs.selection, inputs.request)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(only_writer(path, context))
+            except MachineError:
+                # No permission to write in the store. An up-to-date lock needs none: what was read whole is whole,
+                # whoever writes another one at this moment.
+                known = None if options.upgrade or self.verifier else existing_lock(path, upgrade=False)
+                if known is None or not is_up_to_date(known, inputs, context):
+                    raise
+                return LockResult(known, built=False)
+            # With the file lock held: the process that left something next to the lock has ended.
+            tidy(path)
+            existing = existing_lock(path, upgrade=options.upgrade)
+            reused = None if options.upgrade else existing
+            if reused is not None and is_up_to_date(reused, inputs, context):
+                try:
+                    verified = verify_lock(reused, inputs, self.verifier)
+                except LockRefusedError as error:
+                    return Failure(inputs=inputs, error=error)
+                note_verified(reused, verified)
+                return LockResult(read_lock(path), built=False, verified=verified)
+            refuse_unwritable(path)
+            with self.new_lock(moved_inputs(inputs, reused, context), existing) as outcome:
+                if isinstance(outcome, Failure):
+                    return outcome
+                publish(outcome.folder, path)
+                return LockResult(read_lock(path), built=True, verified=outcome.verified)
+
+    @contextlib.contextmanager
+    def new_lock(self, inputs: LockInputs, existing: LockDirectory | None) -> Iterator[NewLock | Failure]:
+        """A lock that passes every check and the verification, in a folder that goes at the end; else the failure.
+
+        Args:
+            existing: one in whose place it is made.
+        """
+        # A lock that is up to date takes 0.50 s of processor time on a busy machine, and 0.93 s with these imports.
+        from envbuild.lock.attempt import attempt
+        from envbuild.lock.search.search import Search, first_attempt
+
+        selection, verifier = inputs.selection, self.verifier
+        label = f"{selection.stack_name}-{selection.base_name}"
+        # Not sooner: apt and mmdebstrap are asked, 0.6 s of processor time, and what was verified once is known.
+        preparing = verifier.preparing(selection) if verifier is not None else contextlib.nullcontext(_go_on)
+        with preparing as refuse_without_place, work_folder(self.context, "search", f"search-{label}") as questions:
+            following: LockInputs | Failure
+            following = first = first_attempt(inputs, existing)
+            search = Search(first, existing, questions)
+            while not isinstance(following, Failure):
+                refuse_without_place()
+                with work_folder(self.context, "lock", f"lock-{label}") as work:
+                    outcome = attempt(following, work, verifier)
+                    if isinstance(outcome, NewLock):
+                        yield outcome
+                        return
+                following = search.after(outcome)
+            yield following
 
 
 def _go_on() -> None:

@@ -7,8 +7,9 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from envbuild.catalog.catalog import SINGULAR, Selection, definition_digest
+from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.data import data_root
+from envbuild.catalog.models import SINGULAR
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, UsageError
 from envbuild.core.files import machine_errors, remove_tree, replace_tree
 from envbuild.core.progress import Reporter
@@ -68,11 +69,11 @@ def with_locked_base(
     targets = {
         base: entry.target for entry in reversed(stack.builds) for base in entry.bases if target in (None, entry.target)
     }
-    found = {base: lock.inputs.as_of for base in targets if (lock := locked(base)) is not None}
-    if not found:
+    moments = {base: lock.inputs.as_of for base in targets if (lock := locked(base)) is not None}
+    if not moments:
         return selection
-    base = max(found, key=lambda one: found[one])
-    others = [one for one in found if one != base]
+    base = max(moments, key=lambda name: moments[name])
+    others = [name for name in moments if name != base]
     which = f"the newest; others are on {', '.join(others)}" if others else "the only one"
     reporter.note(f"note: no lock on the default base {default}: taking the one on {base} ({which})")
     return Selection(selection.catalog, selection.stack_name, base, targets[base])
@@ -177,7 +178,7 @@ def refuse_what_is_no_lock(path: Path) -> None:
     """
     own = {lockfile.RECORD_FILE, lockfile.PROJECT_FILE, lockfile.UV_LOCK, lockfile.BUILDS_FILE, *PHASE_FILES.values()}
     with machine_errors(path):
-        others = sorted({item.name for item in path.iterdir()} - own) if path.is_dir() else []
+        others = sorted({file.name for file in path.iterdir()} - own) if path.is_dir() else []
     if others:
         raise UsageError(
             f"{path} is not a folder of a lock",

@@ -17,6 +17,7 @@ from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import machine_errors
 from envbuild.core.text import quoted_command
 from envbuild.lock.models import SCHEMA, Lock, LockedComponent, LockedPhase, LockedTorch
+from envbuild.lock.requirement_lines import read_pins
 
 RECORD_FILE = "stack.lock.toml"
 PROJECT_FILE = "pyproject.toml"
@@ -105,18 +106,6 @@ def snapshot(lock: LockDirectory, folder: Path) -> LockDirectory:
     return copy
 
 
-def read_pins(requirements: str) -> dict[str, str]:
-    """``name -> version`` of the ``name==version`` lines of a requirements file."""
-    pins: dict[str, str] = {}
-    for line in requirements.splitlines():
-        # uv writes `name[extra]==1.0 ; marker \` and the hashes on lines of their own, which begin with white space.
-        requirement = line.split(";")[0].split("\\")[0]
-        if line[:1].isalnum() and "==" in requirement:
-            name, _, version = requirement.partition("==")
-            pins[name.split("[")[0].strip()] = version.strip()
-    return pins
-
-
 def content_digest(
     base_digest: str,
     torch: LockedTorch,
@@ -140,7 +129,7 @@ def content_digest(
                 for name, component in components.items()
             },
             "phases": {
-                name: [item.digest, item.builds] if item.builds else item.digest for name, item in phases.items()
+                name: [phase.digest, phase.builds] if phase.builds else phase.digest for name, phase in phases.items()
             },
         }
     )
@@ -247,8 +236,8 @@ def _changed_files(path: Path, lock: Lock) -> list[str]:
     for name, digest in stated.items():
         if not (path / name).is_file():
             problems.append(f"{name} is missing")
-        elif (found := sha256_file(path / name)) != digest:
-            problems.append(f"{name}: the record states {digest}, the file has {found}")
+        elif (actual := sha256_file(path / name)) != digest:
+            problems.append(f"{name}: the record states {digest}, the file has {actual}")
     return problems
 
 

@@ -39,16 +39,33 @@ class LockedComponent(TomlModel):
     follows: bool = Field(default=False, description="locked at a branch's tip: the lock is old once the branch moves")
 
 
-class LockedDeviation(TomlModel):
-    """What was taken in the place of a pin that does not work, for the next lock of the same pins."""
+class Deviation(TomlModel):
+    """One thing of a lock that is not what upstream, the stack's file or the newest release say."""
 
     package: str
-    instead_of: str
-    specifier: str = ""
-    until: str = ""
-    added: bool = False
-    declared_by: str = ""
+    instead_of: str = Field(description="what these say, for people: '==2.7.*', 'the newest release'")
+    specifier: str = Field(default="", description="the releases that are taken instead; empty for any")
+    until: str = Field(
+        default="", description="nothing uploaded after this moment is taken of it; empty: the lock's moment"
+    )
+    added: bool = Field(default=False, description="nothing asks for it, and something needs it")
+    declared_by: str = Field(
+        default="", description="whose declared range of it is replaced, and no other's; empty: it is for all"
+    )
     reason: str
+
+    @property
+    def taken(self) -> str:
+        """What is taken, for people."""
+        parts = [self.specifier, f"as of {self.until}" if self.until else ""]
+        return ", ".join(filter(None, parts)) or "any release"
+
+    def text(self, packages: str = "") -> str:
+        """One line for people and the record; for several packages that are taken alike, with their names."""
+        name = packages or self.package
+        if self.added:
+            return f"{name} is added: {self.reason}"
+        return f"{name} {self.taken} instead of {self.instead_of}: {self.reason}"
 
 
 class LockedPhase(TomlModel):
@@ -151,7 +168,7 @@ class Lock(TomlModel):
     deviations: tuple[str, ...] = Field(
         default=(), description="what was taken in the place of upstream's pins, each with the reason"
     )
-    deviating: tuple[LockedDeviation, ...] = Field(
+    deviating: tuple[Deviation, ...] = Field(
         default=(), description="the same, one for each package: where upstream's pins stay, the next lock begins there"
     )
     fallback_from: str = Field(

@@ -88,22 +88,22 @@ def refuse_gone(paths: Sequence[Path], context: Context) -> None:
         NetworkError: an index cannot be reached.
     """
     locks = {path: list(_locked_files(read_lock(path), context.site)) for path in paths}
-    every = [item for items in locks.values() for item in items]
+    every = [locked for packages in locks.values() for locked in packages]
     with context.reporter.step("compare the locked files with the indexes"):
         pages = _pages(every, context.site)
     problems: dict[Path, list[str]] = {}
-    for path, items in locks.items():
-        for item in items:
-            files = [file for place in item.places for file in _files(place, item, pages)]
-            yanked = [file for file in files if file.sha256 in item.hashes and file.yanked is not None]
+    for path, packages in locks.items():
+        for locked in packages:
+            files = [file for place in locked.places for file in _files(place, locked, pages)]
+            yanked = [file for file in files if file.sha256 in locked.hashes and file.yanked is not None]
             if yanked:
                 reason = f": {printable(yanked[0].yanked)}" if yanked[0].yanked else ""
-                context.reporter.note(f"warning: {shown(path)}: {item.title} is yanked{reason}")
-            found = [*item.problems(files)]
-            for place in item.places if found else ():
+                context.reporter.note(f"warning: {shown(path)}: {locked.title} is yanked{reason}")
+            lines = [*locked.problems(files)]
+            for place in locked.places if lines else ():
                 if isinstance(page := pages.get(place), NetworkError):
                     raise page  # it may have them
-            problems.setdefault(path, []).extend(found)
+            problems.setdefault(path, []).extend(lines)
     if refused := {path: lines for path, lines in problems.items() if lines}:
         raise CheckRefusedError(
             f"{len(refused)} of {len(paths)} locks name files that the index does not have any more",
@@ -117,8 +117,8 @@ def _locked_files(lock: LockDirectory, site: Site) -> Iterator[_LockedFiles]:
     own = locked_indexes(site, lock.lock.indexes, lock.lock.title).places
     general, folders = asked_indexes(), find_links()
     names = _names(lock)
-    for package, item in locked_content(lock, _HASHED).items():
-        if not item.hashes:
+    for package, content in locked_content(lock, _HASHED).items():
+        if not content.hashes:
             continue  # what an address names itself
         if package in own:
             places: tuple[str, ...] = (project_url(own[package].url, package),)
@@ -128,8 +128,8 @@ def _locked_files(lock: LockDirectory, site: Site) -> Iterator[_LockedFiles]:
             places = (*(project_url(index, package) for index in general), *folders)
         yield _LockedFiles(
             package=package,
-            version=item.version,
-            hashes=item.hashes,
+            version=content.version,
+            hashes=content.hashes,
             names=names,
             places=places,
             any_place=package == "torch",
@@ -147,10 +147,10 @@ def _names(lock: LockDirectory) -> dict[str, str]:
         return {}  # it is not committed, and not reviewed
 
 
-def _pages(items: Sequence[_LockedFiles], site: Site) -> dict[str, _Page]:
+def _pages(packages: Sequence[_LockedFiles], site: Site) -> dict[str, _Page]:
     """What the pages list; nothing where there is no such page."""
     deadline = time.monotonic() + _MOST_SECONDS
-    needed = {place for item in items if not item.any_place for place in item.places}
+    needed = {place for locked in packages if not locked.any_place for place in locked.places}
 
     def read(url: str) -> _Page:
         seconds = min(PAGE_LIMITS.seconds, deadline - time.monotonic())
@@ -163,7 +163,7 @@ def _pages(items: Sequence[_LockedFiles], site: Site) -> dict[str, _Page]:
                 raise
             return error
 
-    urls = sorted({place for item in items for place in item.places if "://" in place})
+    urls = sorted({place for locked in packages for place in locked.places if "://" in place})
     pool = ThreadPoolExecutor(_AT_ONCE)
     try:
         return dict(zip(urls, pool.map(read, urls), strict=True))
@@ -171,14 +171,14 @@ def _pages(items: Sequence[_LockedFiles], site: Site) -> dict[str, _Page]:
         pool.shutdown(cancel_futures=True)
 
 
-def _files(place: str, item: _LockedFiles, pages: Mapping[str, _Page]) -> Iterator[ListedFile]:
+def _files(place: str, locked: _LockedFiles, pages: Mapping[str, _Page]) -> Iterator[ListedFile]:
     """The files that a page lists, or those of a package in a local folder."""
     if "://" in place:
         page = pages[place]
         yield from () if isinstance(page, NetworkError) else page
         return
     for path in sorted(Path(place).glob("*")):
-        if _release(path.name) == item.release:
+        if _release(path.name) == locked.release:
             yield ListedFile(name=path.name, url=str(path), sha256=sha256_file(path))
 
 

@@ -12,7 +12,7 @@ from envbuild.core.background import interruptible
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, EnvbuildError
 from envbuild.core.progress import Reporter
 from envbuild.core.text import shown
-from envbuild.lock.context import Repositories
+from envbuild.lock.context import RunContext, run_context
 from envbuild.lock.existing import moved_branches
 from envbuild.lock.inputs.request import LockRequest, is_older
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
@@ -72,8 +72,8 @@ def check_committed(
             "it was made from other definitions.",
             fix="Make one first: envbuild lock --stack STACK; --diff shows what it would change.",
         )
-    repositories = Repositories(context.store, context.reporter)
-    results = [check_one(path, catalog, repositories, context.reporter) for path in paths]
+    run = run_context(context)
+    results = [check_one(path, catalog, run) for path in paths]
     old = [result for result in results if result.problem]
     if old:
         raise CheckRefusedError(
@@ -94,7 +94,7 @@ def _how_to_correct(locks: list[CommittedLock]) -> Iterator[str]:
         )
 
 
-def check_one(path: Path, catalog: Catalog, repositories: Repositories, reporter: Reporter) -> CommittedLock:
+def check_one(path: Path, catalog: Catalog, context: RunContext) -> CommittedLock:
     """Whether a lock is whole, and made from its stack, base and request as they are now.
 
     Only for a lock that follows a branch is the network asked: where the branch is.
@@ -121,7 +121,7 @@ def check_one(path: Path, catalog: Catalog, repositories: Repositories, reporter
                 path=path,
                 problem="the stack, the base, the known conflicts or the companions changed since it was made",
             )
-        moved = moved_branches(lock, repositories, reporter)
+        moved = moved_branches(lock, context)
         return CommittedLock(path=path, problem="; ".join(moved))
     except (CheckRefusedError, ConfigurationError) as error:
         return CommittedLock(path=path, problem=f"{error.what}: {error.why}")
@@ -158,7 +158,7 @@ def lock_all(
         EnvbuildError: some failed; of the class of the first failure.
     """
 
-    def one(selection: Selection) -> LockResult | EnvbuildError:
+    def locked(selection: Selection) -> LockResult | EnvbuildError:
         path = lock_path(project_dir, selection.stack_name, selection.base_name)
         own = replace(context, reporter=reporter_of(selection))
         try:
@@ -169,10 +169,9 @@ def lock_all(
 
     selections = every_selection(catalog)
     with interruptible(LOCKS_AT_ONCE) as pool:
-        outcomes = list(pool.map(one, selections))
-    failed = [
-        (item, error) for item, error in zip(selections, outcomes, strict=True) if isinstance(error, EnvbuildError)
-    ]
+        outcomes = list(pool.map(locked, selections))
+    pairs = zip(selections, outcomes, strict=True)
+    failed = [(selection, error) for selection, error in pairs if isinstance(error, EnvbuildError)]
     if failed:
         first = failed[0][1]
         raise first.with_context(
@@ -182,4 +181,4 @@ def lock_all(
                 for selection, error in failed
             ),
         ) from first
-    return [item for item in outcomes if isinstance(item, LockResult)]
+    return [outcome for outcome in outcomes if isinstance(outcome, LockResult)]

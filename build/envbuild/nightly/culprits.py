@@ -14,7 +14,7 @@ from envbuild.core.errors import EnvbuildError, InterruptedByUserError
 from envbuild.core.text import shown
 from envbuild.ledger.ledger import Ledger
 from envbuild.ledger.models import BisectRow, CaseRow, CertificateRow, Fault, StepRow, StepState
-from envbuild.lock.context import Repositories
+from envbuild.lock.context import run_context
 from envbuild.lock.lockdir import lock_path
 from envbuild.lock.lockfile import LockDirectory, read_lock, snapshot
 from envbuild.nightly.bisect.bisect import BisectRequest, bisect
@@ -69,7 +69,7 @@ class CulpritSearch:
         if step.state != "failed" or step.error is None or not step.target:
             return None
         # The lock may be on the stack's next base, and the step says on which.
-        selection = next(item for item in self.request.selections if item.target_name == step.target)
+        selection = next(selection for selection in self.request.selections if selection.target_name == step.target)
         certified = self.ledger.rows(CertificateRow, stack=step.stack, target=step.target)
         last = next((row.lock_digest for row in reversed(certified) if row.base == step.base), step.lock_digest)
         # Without a certificate on this base `last` is the lock itself: there is nothing to compare with.
@@ -90,7 +90,7 @@ class CulpritSearch:
         try:
             with self.context.reporter.step(f"bisect for {step.target}"):
                 request = BisectRequest(good=read_lock(kept), bad=bad, trial=trial, budget_seconds=seconds)
-                result = bisect(request, Repositories(self.context.store, self.context.reporter), self.context)
+                result = bisect(request, run_context(self.context))
         # It is an EnvbuildError, too.
         except InterruptedByUserError:
             raise

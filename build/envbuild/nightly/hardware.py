@@ -55,7 +55,7 @@ def parse_run_with(texts: tuple[str, ...], targets: tuple[str, ...]) -> dict[str
     """``CMD`` or ``TARGET=CMD``, by target; the command of all targets with GPUs under an empty name.
 
     Raises:
-        UsageError: a command has no ``{plan}``, or is there twice.
+        UsageError: a command has no ``{plan}``, or is given twice.
     """
     by_name: dict[str, str] = {}
     for text in texts:
@@ -76,7 +76,7 @@ def parse_run_with(texts: tuple[str, ...], targets: tuple[str, ...]) -> dict[str
             )
         if target in by_name:
             raise UsageError(
-                "--run-with is there twice" + (f" for {target}" if target else ""),
+                "--run-with is given twice" + (f" for {target}" if target else ""),
                 why="A target is reached by one command.",
                 fix="Name the targets: --run-with h200='...' --run-with b200='...'.",
             )

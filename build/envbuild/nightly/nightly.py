@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -148,7 +147,7 @@ class Night:
             for position, step in enumerate(self.steps):
                 outcome = self._step(step, job)
                 if outcome is None:
-                    self._skip(job.target, selection.base_name, [item.name for item in self.steps[position + 1 :]])
+                    self._skip(job.target, selection.base_name, [later.name for later in self.steps[position + 1 :]])
                     return
                 job = outcome.job
 
@@ -202,7 +201,7 @@ class Night:
                 if has_come():
                     raise
                 # A fault of envbuild stops no other target either.
-                failure = error if isinstance(error, EnvbuildError) else _unexpected(error)
+                failure = error if isinstance(error, EnvbuildError) else InternalError.explaining(error)
                 if number == MOST_ATTEMPTS or not is_worth_repeating(failure):
                     return failure, number
                 self.context.reporter.note(f"{what} failed: {failure.what}. Trying once more with new processes")
@@ -253,11 +252,3 @@ class _Started:
 
     def facts(self) -> dict[str, Any]:
         return {"started_at": self.at, "seconds": round(time.monotonic() - self.clock, 3)}
-
-
-def _unexpected(error: Exception) -> InternalError:
-    return InternalError(
-        f"envbuild has a fault: {type(error).__name__}: {error}",
-        why="".join(traceback.format_exception(error)).rstrip(),
-        fix="Please report it with the text above.",
-    )

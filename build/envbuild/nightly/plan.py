@@ -12,15 +12,15 @@ from envbuild.core.digests import Json, short
 from envbuild.core.errors import ConfigurationError, EnvbuildError
 from envbuild.image.output import PlacedImage, find_image
 from envbuild.launch.gpus import gpus_here
-from envbuild.lock.context import Repositories
+from envbuild.lock.context import run_context
 from envbuild.lock.existing import moved_branches
 from envbuild.lock.inputs.request import LockInputs, LockRequest
 from envbuild.lock.lockdir import lock_path
 from envbuild.lock.lockfile import RECORD_FILE, LockDirectory, read_lock
 from envbuild.nightly.hardware import command_for, is_certified
 from envbuild.nightly.models import Job, NightRequest
-from envbuild.nightly.published import PublishStep
 from envbuild.nightly.steps import NightSteps
+from envbuild.publish.draft import Publishing
 from envbuild.publish.index import read_index
 from envbuild.publish.repository import open_repository
 
@@ -41,7 +41,7 @@ class PlannedStep:
         return {"target": self.target or None, "step": self.step, "to_do": self.to_do, "text": self.text}
 
 
-def plan_night(request: NightRequest, publish: PublishStep | None, context: Context) -> tuple[PlannedStep, ...]:
+def plan_night(request: NightRequest, publish: Publishing | None, context: Context) -> tuple[PlannedStep, ...]:
     """What a night would do.
 
     Raises:
@@ -54,7 +54,9 @@ def plan_night(request: NightRequest, publish: PublishStep | None, context: Cont
         if selection.base_name not in locks:
             path = lock_path(request.project, request.name, selection.base_name)
             lock = read_lock(path) if (path / RECORD_FILE).is_file() else None
-            why = _why_locked(LockInputs.of(selection, LockRequest(base_named=request.base_named)), lock, context)
+            why = _why_locked(
+                LockInputs.from_request(selection, LockRequest(base_named=request.base_named)), lock, context
+            )
             text = why or f"lock {short(lock.lock.digest) if lock else ''} on {selection.base_name}"
             listed.append(PlannedStep(target="", step="lock", to_do=bool(why), text=text))
             locks[selection.base_name] = None if why else lock
@@ -74,10 +76,10 @@ def _why_locked(inputs: LockInputs, lock: LockDirectory | None, context: Context
         return "there is no lock"
     if lock.lock.inputs.digest != inputs.digest:
         return "the stack, the base or uv changed since it was locked"
-    return "; ".join(moved_branches(lock.lock, Repositories(context.store, context.reporter), context.reporter))
+    return "; ".join(moved_branches(lock.lock, run_context(context)))
 
 
-def _of_target(job: Job, request: NightRequest, publish: PublishStep | None, context: Context) -> Iterator[PlannedStep]:
+def _of_target(job: Job, request: NightRequest, publish: Publishing | None, context: Context) -> Iterator[PlannedStep]:
     target = job.target
     image = _image(job, request)
     text = f"image {short(image.record.oci_digest)}" if image else f"of lock {short(job.lock.lock.digest)}"
@@ -92,7 +94,11 @@ def _of_target(job: Job, request: NightRequest, publish: PublishStep | None, con
     yield PlannedStep(target=target, step="certify", to_do=not is_certified(certify, request.signer), text=text)
     if publish is not None:
         registry = open_repository(publish.to, context.site)
-        known = [item for item in read_index(registry) if item.oci_digest == image.record.oci_digest and item.certified]
+        known = [
+            publication
+            for publication in read_index(registry)
+            if publication.oci_digest == image.record.oci_digest and publication.certified
+        ]
         text = f"as {known[0].tag}" if known else f"to {publish.to}"
         yield PlannedStep(target=target, step="publish", to_do=not known, text=text)
 
@@ -100,13 +106,13 @@ def _of_target(job: Job, request: NightRequest, publish: PublishStep | None, con
 def _image(job: Job, request: NightRequest) -> PlacedImage | None:
     selection = job.selection
     try:
-        found = find_image(
+        image = find_image(
             request.out_dir, selection.stack_name, selection.base_name, selection.target_name, request.lock_name
         )
     except ConfigurationError:
         return None
     # The image of an older lock lies under the same name until it is built again.
-    return found if found.record.lock_digest == job.lock.lock.digest else None
+    return image if image.record.lock_digest == job.lock.lock.digest else None
 
 
 def _where(job: CertifyJob, request: NightRequest) -> str:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from envbuild.catalog.context import Context
-from envbuild.catalog.policy import Policy
-from envbuild.certify.certificate.sign import Signer
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
-from envbuild.certify.certificate.trust import Trust
 from envbuild.core.errors import CertificateRefusedError, InternalError
 from envbuild.core.files import write_atomic
 from envbuild.image.output import PlacedImage
 from envbuild.ledger.models import PublicationRow, Row
 from envbuild.nightly.models import Job, Outcome
 from envbuild.nightly.records import certificate_rows, publication_row
-from envbuild.publish.draft import PublishRequest
+from envbuild.publish.draft import Publishing, PublishRequest
 from envbuild.publish.index import load_all
 from envbuild.publish.publish import publish
 from envbuild.publish.repository import open_repository
@@ -23,69 +20,41 @@ from envbuild.publish.sources import open_source
 from envbuild.publish.sqsh_stores import store_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishStep:
-    """Publishes what was certified, through the gate.
+def publish_job(job: Job, publishing: Publishing, context: Context) -> Outcome:
+    """Publish the certified image of a job; one that is published already costs a few requests.
 
-    Attributes:
-        to: the repository, HOST/REPO.
-        sqsh_to: a .sqsh store; empty: the one that has the .sqsh already, else the registry.
-        sqsh: whether the .sqsh is published, too.
-        signer: signs the test result.
+    Raises:
+        PublicationRefusedError: the gate refuses it.
+        NetworkError: the registry or the store cannot be reached, or refuses.
     """
+    if job.image is None or job.certificate is None:
+        raise InternalError("a target is published before it is certified")
+    if publishing.sqsh and publishing.sqsh_to is None:
+        publishing = replace(publishing, sqsh_to=_store_with_it(job.image, publishing.to, context))
+    request = PublishRequest(
+        **vars(publishing), image=job.image, lock=job.lock, selection=job.selection, certificate=job.certificate
+    )
+    done = publish(request, context)
+    row = publication_row(done.publication, repository_name(publishing.to))
+    return Outcome(
+        job=job,
+        state="nothing" if done.nothing_to_do else "done",
+        digest=row.key,
+        bytes_sent=done.bytes_sent,
+        note=f"{row.tag}, moving tag {row.moving_tag}",
+        rows=(row,),
+    )
 
-    to: str
-    policy: Policy
-    trust: Trust | None
-    sqsh_to: str | None = None
-    sqsh: bool = True
-    signer: Signer | None = None
 
-    def publish(self, job: Job, context: Context) -> Outcome:
-        """Publish the image of a job; one that is published already costs a few requests.
-
-        Raises:
-            PublicationRefusedError: the gate refuses it.
-            NetworkError: the registry or the store cannot be reached, or refuses.
-        """
-        if job.image is None or job.certificate is None:
-            raise InternalError("a target is published before it is certified")
-        done = publish(
-            PublishRequest(
-                image=job.image,
-                lock=job.lock,
-                selection=job.selection,
-                to=self.to,
-                certificate=job.certificate,
-                policy=self.policy,
-                trust=self.trust,
-                sqsh_to=self.sqsh_to or self._store_with_it(job.image, context),
-                sqsh=self.sqsh,
-                signer=self.signer,
-            ),
-            context,
-        )
-        row = publication_row(done.publication, repository_name(self.to))
-        return Outcome(
-            job=job,
-            state="nothing" if done.nothing_to_do else "done",
-            digest=row.key,
-            bytes_sent=done.bytes_sent,
-            note=f"{row.tag}, moving tag {row.moving_tag}",
-            rows=(row,),
-        )
-
-    def _store_with_it(self, image: PlacedImage, context: Context) -> str | None:
-        """The .sqsh store that has the image already: it was published by hand, say, with --sqsh-to."""
-        if not self.sqsh:
-            return None
-        for publication in load_all(open_repository(self.to, context.site)).publications:
-            sqsh = publication.sqsh
-            if publication.oci_digest == image.record.oci_digest and sqsh is not None and sqsh.place:
-                store = store_of(sqsh.place, context.site)
-                # The index is written by whoever may push: nothing is sent to a place for its sake alone.
-                return store.address if store.has_image(publication) else None
-        return None
+def _store_with_it(image: PlacedImage, to: str, context: Context) -> str | None:
+    """The .sqsh store that has the image already: it was published by hand, say, with --sqsh-to."""
+    for publication in load_all(open_repository(to, context.site)).publications:
+        sqsh = publication.sqsh
+        if publication.oci_digest == image.record.oci_digest and sqsh is not None and sqsh.place:
+            store = store_of(sqsh.place, context.site)
+            # The index is written by whoever may push: nothing is sent to a place for its sake alone.
+            return store.address if store.has_image(publication) else None
+    return None
 
 
 def published_rows(repository: str, context: Context) -> list[PublicationRow]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from envbuild.catalog.fields import TomlModel
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.models import CaseVerdict
 from envbuild.core.digests import sha256_file
@@ -43,13 +44,7 @@ def lock_row(directory: LockDirectory, name: str, at: str) -> LockRow:
         as_of=lock.inputs.as_of,
         driver=lock.driver.value if lock.driver else "",
         components={
-            part: LockedPart(
-                **{
-                    name: getattr(component, name)
-                    for name in LockedPart.model_fields.keys() & type(component).model_fields.keys()
-                }
-            )
-            for part, component in lock.components.items()
+            part: LockedPart(**_named_alike(LockedPart, component)) for part, component in lock.components.items()
         },
         packages=directory.packages(),
         seen_at=at,
@@ -60,38 +55,37 @@ def wheel_rows(made: Iterable[Built], job: Job, at: str) -> list[WheelRow]:
     return [
         WheelRow(
             stack=job.selection.stack_name,
-            digest=item.record.digest,
-            build_key=item.record.key,
-            package=item.record.parts.package,
-            version=item.record.parts.version,
+            digest=built.record.digest,
+            build_key=built.record.key,
+            package=built.record.parts.package,
+            version=built.record.parts.version,
             target=job.target,
             lock_digest=job.lock.lock.digest,
-            size_bytes=item.record.size_bytes,
-            seconds=item.record.build_seconds if item.built else None,
+            size_bytes=built.record.size_bytes,
+            seconds=built.record.build_seconds if built.built else None,
             built_at=at,
         )
-        for item in made
+        for built in made
     ]
+
+
+def _named_alike(kind: type[TomlModel], source: object) -> dict[str, Any]:
+    """The fields of a row that its source has under the same name."""
+    return {name: getattr(source, name) for name in kind.model_fields if hasattr(source, name)}
 
 
 def image_row(image: PlacedImage, seconds: float | None, at: str) -> ImageRow:
     """The row of an image; ``seconds``: that building took, None where it was not built."""
     record = image.record
-    return ImageRow(
-        stack=record.stack,
-        oci_digest=record.oci_digest,
-        lock_digest=record.lock_digest,
-        base=record.base,
-        target=record.target,
-        sqsh_digest=record.sqsh_digest or "",
-        size_bytes=sum(layer.size_bytes for layer in record.layers),
-        sqsh_size_bytes=record.sqsh.size_bytes if record.sqsh else 0,
-        layers=tuple(layer.digest for layer in record.layers),
-        base_digest=record.base_digest,
-        base_rebuilt=record.base_rebuilt,
-        seconds=seconds,
-        built_at=at,
-    )
+    own = {
+        "sqsh_digest": record.sqsh_digest or "",
+        "size_bytes": sum(layer.size_bytes for layer in record.layers),
+        "sqsh_size_bytes": record.sqsh.size_bytes if record.sqsh else 0,
+        "layers": tuple(layer.digest for layer in record.layers),
+        "seconds": seconds,
+        "built_at": at,
+    }
+    return ImageRow(**_named_alike(ImageRow, record) | own)
 
 
 def certificate_rows(path: Path) -> list[Row]:
@@ -104,36 +98,22 @@ def certificate_rows(path: Path) -> list[Row]:
     predicate, digest = statement.predicate, sha256_file(path)
     digests = statement.by_form()
     machine = predicate.measured.machine
-    certificate = CertificateRow(
-        stack=predicate.stack,
-        digest=digest,
-        certificate_key=predicate.key,
-        oci_digest=digests.get("oci", ""),
-        sqsh_digest=digests.get("sqsh", ""),
-        lock_digest=predicate.lock_digest,
-        base=predicate.base,
-        target=predicate.target,
-        keyid=file.keyid,
-        matrix=predicate.matrix,
-        matrix_digest=predicate.matrix_digest,
-        matrix_is_shipped=predicate.matrix_is_shipped,
-        whole_matrix=predicate.whole_matrix,
+    own = {
+        "digest": digest,
+        "certificate_key": predicate.key,
+        "oci_digest": digests.get("oci", ""),
+        "sqsh_digest": digests.get("sqsh", ""),
+        "keyid": file.keyid,
         # Repeats are one case.
-        cases=len({case.id for case in predicate.cases}),
-        not_vouched=len(predicate.not_vouched),
-        gpus=tuple(gpu.name for gpu in machine.gpus) if machine else (),
-        place=str(predicate.place),
-        seconds=sum(case.seconds or 0.0 for case in predicate.cases),
-        measured_at=min(statement.measurements()),
-        issued_at=predicate.issued_at,
-    )
-    about = {
-        "stack": predicate.stack,
-        "base": predicate.base,
-        "target": predicate.target,
-        "lock_digest": predicate.lock_digest,
-        "oci_digest": certificate.oci_digest,
+        "cases": len({case.id for case in predicate.cases}),
+        "not_vouched": len(predicate.not_vouched),
+        "gpus": tuple(gpu.name for gpu in machine.gpus) if machine else (),
+        "place": str(predicate.place),
+        "seconds": sum(case.seconds or 0.0 for case in predicate.cases),
+        "measured_at": min(statement.measurements()),
     }
+    certificate = CertificateRow(**_named_alike(CertificateRow, predicate) | own)
+    about = {name: getattr(certificate, name) for name in ("stack", "base", "target", "lock_digest", "oci_digest")}
     return [certificate, *(_case_row(case, digest, about, predicate.issued_at) for case in predicate.cases)]
 
 
@@ -157,35 +137,31 @@ def failed_case_rows(error: CertificationFailedError, job: Job, night: str, at: 
 def _case_row(verdict: CaseVerdict, run: str, about: Mapping[str, str], at: str) -> CaseRow:
     """The row of a case; ``about``: stack, base, target and digests of what it trained."""
     seconds = [step.seconds for step in verdict.steps if step.seconds is not None]
-    return CaseRow(
+    own = {
         **about,
-        run=run,
-        case=verdict.id,
-        repeat=verdict.repeat,
-        baseline=verdict.baseline,
-        passed=verdict.passed,
-        problem=str(verdict.problems[0]) if verdict.problems else "",
-        seconds=verdict.seconds,
-        step_seconds=statistics.median(seconds) if seconds else None,
-        loss=tuple(step.loss for step in verdict.steps),
-        grad_norm=tuple(step.grad_norm for step in verdict.steps),
-        measured_at=at,
-    )
+        "run": run,
+        "case": verdict.id,
+        "problem": str(verdict.problems[0]) if verdict.problems else "",
+        "step_seconds": statistics.median(seconds) if seconds else None,
+        "loss": tuple(step.loss for step in verdict.steps),
+        "grad_norm": tuple(step.grad_norm for step in verdict.steps),
+        "measured_at": at,
+    }
+    return CaseRow(**_named_alike(CaseRow, verdict) | own)
 
 
 def publication_row(publication: Publication, repository: str) -> PublicationRow:
     """The row of a publication in HOST/REPO."""
-    same = PublicationRow.model_fields.keys() & Publication.model_fields.keys()
     sqsh, revoked = publication.sqsh, publication.revoked
-    return PublicationRow(
-        **{name: getattr(publication, name) for name in same},
-        repository=repository,
-        sqsh_digest=sqsh.digest if sqsh else None,
-        sqsh_size_bytes=sqsh.size_bytes if sqsh else 0,
-        sqsh_place=sqsh.place if sqsh else "",
-        revoked_at=revoked.at if revoked else None,
-        revoked_reason=revoked.reason if revoked else "",
-    )
+    own = {
+        "repository": repository,
+        "sqsh_digest": sqsh.digest if sqsh else None,
+        "sqsh_size_bytes": sqsh.size_bytes if sqsh else 0,
+        "sqsh_place": sqsh.place if sqsh else "",
+        "revoked_at": revoked.at if revoked else None,
+        "revoked_reason": revoked.reason if revoked else "",
+    }
+    return PublicationRow(**_named_alike(PublicationRow, publication) | own)
 
 
 def moved(before: LockRow | None, after: LockRow) -> tuple[Moved, ...]:

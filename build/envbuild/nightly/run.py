@@ -17,9 +17,10 @@ from envbuild.nightly.culprits import CulpritSearch
 from envbuild.nightly.lease import Lease
 from envbuild.nightly.models import NightRequest
 from envbuild.nightly.nightly import Night
-from envbuild.nightly.published import PublishStep, published_rows
+from envbuild.nightly.published import published_rows
 from envbuild.nightly.state import TargetState, states
 from envbuild.nightly.steps import NightSteps
+from envbuild.publish.draft import Publishing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class NightPlaces:
 
 
 def run_night(
-    request: NightRequest, publishing: PublishStep | None, places: NightPlaces, context: Context
+    request: NightRequest, publishing: Publishing | None, places: NightPlaces, context: Context
 ) -> tuple[NightRow, tuple[StepRow, ...], tuple[TargetState, ...]]:
     """Run a night of a stack.
 
@@ -74,7 +75,7 @@ def _look_at_repository(repository: str, stack: str, ledger: Ledger, context: Co
     try:
         ledger.record(*[row for row in published_rows(repository, context) if row.stack == stack])
     except EnvbuildError as error:
-        context.reporter.note(f"note: what is published was not looked at: {error.what}. {error.why}")
+        context.reporter.note(f"note: the repository was not read: {error.what}. {error.why}")
 
 
 @contextlib.contextmanager

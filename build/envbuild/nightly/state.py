@@ -183,11 +183,11 @@ def _standing_out(steps: Sequence[StepRow]) -> StepRow | None:
 
 
 def _broken_by(step: StepRow | None, bisected: Sequence[BisectRow]) -> str:
-    """What breaks the lock that failed, also nights after it was found."""
+    """What breaks the lock that failed, also nights after the bisection."""
     if step is None or step.state != "failed":
         return ""
-    found = [row.text.partition("\n")[0] for row in bisected if row.bad == step.lock_digest]
-    return found[-1] if found else ""
+    texts = [row.text.partition("\n")[0] for row in bisected if row.bad == step.lock_digest]
+    return texts[-1] if texts else ""
 
 
 def _since(steps: Sequence[StepRow], step: StepRow | None) -> str:

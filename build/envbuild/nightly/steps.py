@@ -21,8 +21,9 @@ from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockfile import LOCKFILES, LockDirectory
 from envbuild.nightly.hardware import HardwareAccess, certify_somewhere, command_for
 from envbuild.nightly.models import Job, NamedStep, NightRequest, Outcome
-from envbuild.nightly.published import PublishStep
+from envbuild.nightly.published import publish_job
 from envbuild.nightly.records import certificate_rows, image_row, wheel_rows
+from envbuild.publish.draft import Publishing
 from envbuild.sync.build_environment import build_environment_for
 from envbuild.sync.verify import Verifier
 from envbuild.wheels.build.limits import choose_limits
@@ -85,7 +86,7 @@ class NightSteps:
 
     request: NightRequest
     context: Context
-    publishing: PublishStep | None = None
+    publishing: Publishing | None = None
 
     def all(self) -> tuple[NamedStep, ...]:
         steps = (
@@ -96,7 +97,7 @@ class NightSteps:
         if (publishing := self.publishing) is None:
             return steps
         # Without inputs, and so every night: keys, policies and tags decide about it, which no digest here has.
-        return (*steps, NamedStep(name="publish", run=lambda job, _: publishing.publish(job, self.context)))
+        return (*steps, NamedStep(name="publish", run=lambda job, _: publish_job(job, publishing, self.context)))
 
     def wheels(self, job: Job, attempt: int) -> Outcome:  # noqa: ARG002
         """The compile-phase wheels of the lock for the target."""
@@ -119,7 +120,7 @@ class NightSteps:
                 limits=choose_limits(None, None),
             ),
         )
-        built = [item for item in made if item.built]
+        built = [wheel for wheel in made if wheel.built]
         state: StepState = "done" if built else "nothing"
         rows = tuple(wheel_rows(made, job, self.context.moment()))
         return Outcome(job=job, state=state, note=f"{len(built)} of {len(made)} compiled", rows=rows)
@@ -143,15 +144,15 @@ class NightSteps:
         """The certificate of the image, or the plan of one that waits for hardware."""
         command = command_for(self.request.run_with, job.target, job.selection.target.device)
         access = HardwareAccess(command=command, signer=self.request.signer)
-        found = certify_somewhere(self.certify_request(job), access, self.context, again=attempt > 1)
-        if found.done is None:
-            return Outcome(job=job, state="waiting", note="its plan waits for hardware", plan=str(found.waiting))
-        rows = tuple(certificate_rows(found.done.certificate))
+        certified = certify_somewhere(self.certify_request(job), access, self.context, again=attempt > 1)
+        if certified.done is None:
+            return Outcome(job=job, state="waiting", note="its plan waits for hardware", plan=str(certified.waiting))
+        rows = tuple(certificate_rows(certified.done.certificate))
         return Outcome(
-            job=replace(job, certificate=found.done.certificate),
-            state="done" if found.done.written else "nothing",
+            job=replace(job, certificate=certified.done.certificate),
+            state="done" if certified.done.written else "nothing",
             digest=rows[0].key,
-            note=f"{len(found.done.statement.predicate.cases)} cases",
+            note=f"{len(certified.done.statement.predicate.cases)} cases",
             rows=rows,
         )
 

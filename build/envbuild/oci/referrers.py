@@ -23,9 +23,8 @@ from envbuild.oci.push import (
     put_manifest,
     read_manifest,
 )
-from envbuild.store.limits import all_pages
 from envbuild.store.registry import Answer, Registry
-from envbuild.store.tags import next_query
+from envbuild.store.tags import all_pages, next_query
 
 INDEX_TYPE = INDEX_TYPES[0]
 # Whoever writes a tag at the same moment does so once or twice; a hundred times is a registry that keeps nothing.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from envbuild.core.digests import is_digest, sha256_bytes
 from envbuild.core.errors import NetworkError
-from envbuild.core.files import machine_errors
 from envbuild.oci.models import DOCUMENT_BYTES, INDEX_TYPES, MANIFEST_TYPES, Descriptor
 from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
@@ -54,14 +52,10 @@ class RegistrySource:
 
     def document(self, digest: str, *, manifest: bool) -> bytes:
         path = f"{'manifests' if manifest else 'blobs'}/{digest}"
-        # As a file: downloads are resumed, and bounded by a size, in one place (store/registry.py).
-        with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
-            file = Path(folder) / "document"
-            headers = self._accept if manifest else None
-            if not self._registry.download(path, DOCUMENT_BYTES, file, headers):
-                raise self._missing(digest)
-            with machine_errors(file, "read"):
-                return file.read_bytes()
+        content = self._registry.read(path, DOCUMENT_BYTES, self._accept if manifest else None)
+        if content is None:
+            raise self._missing(digest)
+        return content
 
     def fetch(self, descriptor: Descriptor, to: Path) -> None:
         if not self._registry.download(f"blobs/{descriptor.digest}", descriptor.size_bytes, to):

@@ -10,7 +10,18 @@ from pathlib import Path
 
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
 from envbuild.core.files import link_or_copy, write_atomic
-from envbuild.oci.models import CONFIG_TYPE, INDEX_FILE, MANIFEST_TYPE, REF_NAME, RunConfig
+from envbuild.oci.models import (
+    CONFIG_TYPE,
+    DOCKER_MANIFEST_TYPE,
+    INDEX_FILE,
+    LAYER_TYPES,
+    MANIFEST_TYPE,
+    REF_NAME,
+    Manifest,
+    RunConfig,
+    not_an_image,
+    read,
+)
 from envbuild.rootfs.layer import Layer, LayerRecord
 
 
@@ -108,3 +119,40 @@ def retagged(index: bytes, tag: str) -> bytes:
         if REF_NAME in described.get("annotations", {}):  # what refers to the image has none
             described["annotations"][REF_NAME] = tag
     return canonical_json(value)
+
+
+_DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
+_LAYER_TYPES = {oci: docker for docker, oci in LAYER_TYPES.items() if docker != oci}
+
+
+def docker_manifest(manifest: bytes) -> bytes:
+    """Docker's manifest of an image, for registries and clients that know no OCI manifests.
+
+    It names the same blobs as the OCI manifest, so nothing is sent twice, and has a digest of its own. Format:
+    https://distribution.github.io/distribution/spec/manifest-v2-2/ (image manifest version 2, schema 2).
+
+    Raises:
+        CheckRefusedError: it is not the manifest of an image.
+    """
+    document = read(manifest, Manifest, "an OCI manifest", not_an_image)
+    layers: list[Json] = [
+        {
+            "mediaType": _LAYER_TYPES.get(layer.media_type, layer.media_type),
+            "digest": layer.digest,
+            "size": layer.size_bytes,
+        }
+        for layer in document.layers
+    ]
+    return canonical_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": DOCKER_MANIFEST_TYPE,
+            # The configuration of an OCI image is one of docker's (image-spec, config.md): it has the same keys.
+            "config": {
+                "mediaType": _DOCKER_CONFIG,
+                "digest": document.config.digest,
+                "size": document.config.size_bytes,
+            },
+            "layers": layers,
+        }
+    )

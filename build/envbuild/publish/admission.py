@@ -7,7 +7,6 @@ Certificate, entry and policy; whether it was taken back, :mod:`envbuild.publish
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from envbuild.catalog.catalog import Catalog
@@ -15,28 +14,15 @@ from envbuild.catalog.fields import moment_of
 from envbuild.catalog.policy import Policy
 from envbuild.certify.certificate.trust import Trust
 from envbuild.certify.certificate.verify import VerifiedCertificate, oldest_measurement
-from envbuild.publish.gate import objections
+from envbuild.publish.gate import Objection, objections
 from envbuild.publish.models import Publication
 from envbuild.publish.signature import objection_to_signature
 from envbuild.publish.tags import wrong_tag
 
-LOOK_AT_IT = "Have the publication looked at; publish the image again."
+LOOK_AT_IT = "Find out who changed the publication, and publish the image again."
 SIGN_IT = "Publish the image again with a key that you trust: --key FILE."
 TAKE_UNSIGNED = "To take what nobody signed, write these lines to a file, and name it, --policy FILE.toml:"
 OTHER_POLICY = "Pull another image, or name the file of the policy that it was published under: --policy FILE.toml."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Objection:
-    """Why a published image is not pulled.
-
-    Attributes:
-        reason: one word, for programs.
-    """
-
-    reason: str
-    why: str
-    fix: str
 
 
 def objections_to(
@@ -49,29 +35,29 @@ def objections_to(
     """
     if differs := _difference(publication, verified):
         why = f"Its entry states another {differs} than its certificate: its entry was changed."
-        yield Objection(reason="entry", why=why, fix=LOOK_AT_IT)
+        yield Objection("entry", why, LOOK_AT_IT)
     signed = policy.signed_publication or publication.signature is not None
     if signed and (why := objection_to_signature(publication, trust, policy, at)):
         fix = _help_for_unsigned(publication, verified, policy, trust, at)
-        yield Objection(reason="publication-signature", why=why, fix=fix)
+        yield Objection("publication-signature", why, fix)
     if tag := wrong_tag(publication, derived=not signed):
         why = f"{tag} is not a tag of lock {publication.lock_digest} of {publication.stack} for {publication.target}."
-        yield Objection(reason="tag", why=why, fix=LOOK_AT_IT if signed else SIGN_IT)
+        yield Objection("tag", why, LOOK_AT_IT if signed else SIGN_IT)
     # A policy's age is that of the day of publication; nobody signed the day of an entry without a signature.
     published = moment_of(publication.published_at) if signed else at
     oldest = oldest_measurement(verified.statement)
     if published - moment_of(oldest) > policy.max_age:
         limit = f"{policy.max_age / timedelta(days=1):g} days"
         why = f"Its oldest numbers are from {oldest}; the policy allowed {limit} when it was published."
-        yield Objection(reason="too-old", why=why, fix=OTHER_POLICY)
+        yield Objection("too-old", why, OTHER_POLICY)
     sms = publication.gpus if signed else _shipped_sms(publication.target)
     if sms is None:
         why = f"Target {publication.target} is not one that envbuild ships, and nobody signed what GPUs it has."
-        yield Objection(reason="target", why=why, fix=SIGN_IT)
+        yield Objection("target", why, SIGN_IT)
         return
     rebuilt = publication.base_rebuilt
-    for reason, why in objections(verified.statement, verified.key, policy, sms=sms, base_rebuilt=rebuilt):
-        yield Objection(reason=reason, why=why, fix=OTHER_POLICY)
+    for objection in objections(verified.statement, verified.key, policy, sms=sms, base_rebuilt=rebuilt):
+        yield objection._replace(fix=OTHER_POLICY)
 
 
 def _difference(publication: Publication, verified: VerifiedCertificate) -> str:

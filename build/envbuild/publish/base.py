@@ -8,7 +8,7 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.core.digests import sha256_bytes
 from envbuild.image.base import make_base
-from envbuild.image.base.as_image import base_image, base_tag
+from envbuild.image.base.base import base_image, base_tag
 from envbuild.oci.files import FolderFiles, blob_path
 from envbuild.oci.models import MANIFEST_TYPE
 from envbuild.oci.push import Blob, RegistryManifest, Sent, digest_of_tag, push_blobs, put_manifest

@@ -19,9 +19,9 @@ from envbuild.core.errors import CheckRefusedError, PublicationRefusedError
 from envbuild.core.text import printable, quoted_command
 from envbuild.image.output import PlacedImage
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.push import digest_of_tag
 from envbuild.oci.referrers import has_api
+from envbuild.oci.write import docker_manifest
 from envbuild.publish.gate import Admitted
 from envbuild.publish.index import is_same
 from envbuild.publish.models import Publication, PublishedSqsh, Revocation
@@ -39,13 +39,11 @@ MOST_REVISIONS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishRequest:
-    """An image, and where it is published.
+class Publishing:
+    """Where images are published, and how.
 
     Attributes:
-        selection: of the image: its stack, base and target.
         to: the repository, ``HOST/REPOSITORY``.
-        certificate: its file; None where there is none.
         trust: the keys whose certificates count; None where no trust file is named.
         uncertified: publish without a certificate, under tags that say so.
         moving_tag: instead of the one that follows from the lock and the target.
@@ -56,11 +54,7 @@ class PublishRequest:
         signer: signs the publication and the test result.
     """
 
-    image: PlacedImage
-    lock: LockDirectory
-    selection: Selection
     to: str
-    certificate: Path | None
     policy: Policy
     trust: Trust | None
     uncertified: bool = False
@@ -70,6 +64,21 @@ class PublishRequest:
     mount_from: tuple[str, ...] = ()
     docker_manifest: bool = False
     signer: Signer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishRequest(Publishing):
+    """An image that is published.
+
+    Attributes:
+        selection: of the image: its stack, base and target.
+        certificate: its file; None where there is none.
+    """
+
+    image: PlacedImage
+    lock: LockDirectory
+    selection: Selection
+    certificate: Path | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +114,9 @@ def draft_publication(
     refuse_reserved(own.moving)
     # Whoever may push can list anything under any tag: where readers want a signature, it keeps nobody from publishing.
     counting = (
-        publications if admitted is None else tuple(item for item in publications if counts(item, request, context))
+        publications
+        if admitted is None
+        else tuple(publication for publication in publications if counts(publication, request, context))
     )
     has_docker = request.docker_manifest or not has_api(registry, record.oci_digest)
     draft = Publication(
@@ -178,15 +189,17 @@ def refuse_other_place(draft: Publication, there: Publication, context: Context)
 def _moment(publications: tuple[Publication, ...], moving_tag: str, now: datetime) -> str:
     """The moment of a publication: after that of the last one under its moving tag, whose order it decides."""
     moments = [
-        moment_of(item.published_at) for item in publications if item.moving_tag == moving_tag and not item.revoked
+        moment_of(publication.published_at)
+        for publication in publications
+        if publication.moving_tag == moving_tag and not publication.revoked
     ]
     # One that is further ahead counts for no reader either (head_of): it holds nobody back.
     last = max((moment for moment in moments if moment - now <= LONGEST_LEAD), default=None)
     if last is not None and last - now > CLOCK_SKEW:
         raise PublicationRefusedError(
-            f"nothing is published under {moving_tag} before its last publication",
-            why=f"That was at {last.strftime(MOMENT_FORMAT)}; this machine's clock has {now.strftime(MOMENT_FORMAT)}.",
-            fix="Look at the clocks of this machine and of the one that published last. If that one's was wrong, "
+            f"the last publication under {moving_tag} is from the future",
+            why=f"It is of {last.strftime(MOMENT_FORMAT)}; this machine's clock says {now.strftime(MOMENT_FORMAT)}.",
+            fix="Check the clocks of this machine and of the one that published last. If the other one was wrong, "
             "revoke that publication.",
             reason="clock",
         )
@@ -202,21 +215,21 @@ def _refuse_revoked_or_other(
     Args:
         counting: of the publications those whose tags count.
     """
-    for item in publications:
-        if item.oci_digest == draft.oci_digest and item.revoked is not None:
-            raise _revoked(draft, item.revoked)
-    for item in counting:
-        if item.oci_digest == draft.oci_digest and not item.is_of_same_image(draft):
+    for other in publications:
+        if other.oci_digest == draft.oci_digest and other.revoked is not None:
+            raise _revoked(draft, other.revoked)
+    for other in counting:
+        if other.oci_digest == draft.oci_digest and not other.is_of_same_image(draft):
             continue  # somebody changed the entry of this very image, which is written anew
         # Empty where it is under another moving tag.
         ours, theirs = (
             (one.stack, one.lock_name, one.base, one.target) if one.moving_tag == draft.moving_tag else ()
-            for one in (draft, item)
+            for one in (draft, other)
         )
         if theirs and ours != theirs:
             raise PublicationRefusedError(
                 f"the tag {draft.moving_tag} belongs to other images",
-                why=f"It is of lock {item.lock_name} (stack {item.stack}) on {item.base} for {item.target}.",
+                why=f"It is of lock {other.lock_name} (stack {other.stack}) on {other.base} for {other.target}.",
                 fix="Publish under another tag (--tag NAME), or to another repository. If nobody published it so, "
                 f"remove the tag {INDEX_TAG} there: the next publication writes it anew.",
                 reason="tag-of-another",
@@ -236,7 +249,7 @@ def _free_tag(
     own: Tags, draft: Publication, registry: Registry, publications: tuple[Publication, ...], context: Context
 ) -> str:
     """The immutable tag: the first that is this publication's own, or nobody's."""
-    by_tag = {item.tag: item for item in publications}
+    by_tag = {publication.tag: publication for publication in publications}
     for number in range(1, MOST_REVISIONS):
         tag = own.revision(number).immutable
         entry = by_tag.get(tag)
@@ -256,11 +269,11 @@ def _free_tag(
 def _recorded(tag: str, registry: Registry, context: Context) -> Publication | None:
     """The publication under a tag of its own; anything else there is reported, and written over later."""
     try:
-        found = read_entry(registry, tag)
+        entry = read_entry(registry, tag)
     except CheckRefusedError as error:
         context.reporter.note(f"note: {error.what}, and written anew: {error.why}")
         return None
-    return found[0] if found is not None else None
+    return entry[0] if entry is not None else None
 
 
 def counts(publication: Publication, request: PublishRequest, context: Context) -> bool:
@@ -273,20 +286,22 @@ def counts(publication: Publication, request: PublishRequest, context: Context) 
 
 def find_standing(draft: Publication, publications: tuple[Publication, ...], at: datetime) -> Publication | None:
     """The same publication in the index, if it lacks nothing that this one would have, and counts at a moment."""
-    found = next((item for item in publications if item.tag == draft.tag), None)
+    standing = next((publication for publication in publications if publication.tag == draft.tag), None)
     # True > False: it has no docker manifest, or no signature, and this one would have.
-    if found is None or any(
+    if standing is None or any(
         (there is None) > (here is None)
-        for there, here in ((found.docker_digest, draft.docker_digest), (found.signature, draft.signature))
+        for there, here in ((standing.docker_digest, draft.docker_digest), (standing.signature, draft.signature))
     ):
         return None
     # Somebody dated or described it so that no reader takes it: it is written anew.
-    moments = (found.published_at, found.certified_at)
-    if not found.is_of_same_image(draft) or any(is_after(moment, at) for moment in moments if moment):
+    moments = (standing.published_at, standing.certified_at)
+    if not standing.is_of_same_image(draft) or any(is_after(moment, at) for moment in moments if moment):
         return None
-    if draft.sqsh is not None and found.sqsh != draft.sqsh:
+    if draft.sqsh is not None and standing.sqsh != draft.sqsh:
         return None
     # A certificate of today in the place of last week's is news: the image is good for longer.
-    if found.certificate_digest != draft.certificate_digest and (found.certified_at or "") < (draft.certified_at or ""):
+    if standing.certificate_digest != draft.certificate_digest and (standing.certified_at or "") < (
+        draft.certified_at or ""
+    ):
         return None
-    return found
+    return standing

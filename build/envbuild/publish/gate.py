@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,12 +20,12 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, PublicationRefusedError
 from envbuild.core.text import quoted_command
 from envbuild.image.output import OCI_DIR, PlacedImage
-from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.files import FolderFiles, blob_path
+from envbuild.oci.write import docker_manifest
 
 NOT_SIGNED, BASE_REBUILT = "not-signed", "base-rebuilt"
 NAME_KEYS = "Name a file of public keys: --trust FILE, or signing.trust of the configuration."
-CERTIFY = "Certify the image as the policy wants it: {certify} --key FILE."
+CERTIFY = "Certify the image as the policy requires: {certify} --key FILE."
 OTHER_MATRIX = "Certify it by a matrix that counts: {certify} --key FILE --matrix NAME."
 SIGN = "Certify again and sign: {certify} --key FILE."
 RECORD_BASE = (
@@ -82,10 +81,10 @@ def admit(image: PlacedImage, certificate: Path | None, rules: Rules) -> Admitte
     rebuilt = image.record.base_rebuilt
     if isinstance(verified, list):
         # All at once: whoever cures one is not refused for the next.
-        raise _refused(image, [*verified, *starmap(Objection, _about_base(rules.policy, rebuilt))])
+        raise _refused(image, [*verified, *_about_base(rules.policy, rebuilt)])
     statement, key = verified.statement, verified.key
     against = objections(statement, key, rules.policy, sms=rules.target.sm, base_rebuilt=rebuilt)
-    if all_of_them := [*starmap(Objection, _about_another(image, statement)), *starmap(Objection, against)]:
+    if all_of_them := [*_about_another(image, statement), *against]:
         raise _refused(image, all_of_them)
     return Admitted(
         certificate=statement,
@@ -96,7 +95,12 @@ def admit(image: PlacedImage, certificate: Path | None, rules: Rules) -> Admitte
 
 
 class Objection(NamedTuple):
-    """What speaks against publishing an image; without a ``fix`` the one of its reason, or a new certificate."""
+    """What speaks against publishing or pulling an image.
+
+    Attributes:
+        reason: one word, for programs.
+        fix: empty: that of the reason in FIXES, or a new certificate.
+    """
 
     reason: str
     why: str
@@ -118,11 +122,11 @@ def _verified(certificate: Path | None, rules: Rules) -> VerifiedCertificate | l
         return [Objection(error.reason or "certificate", error.why, fix)]
 
 
-def _about_another(image: PlacedImage, statement: Certificate) -> Iterator[tuple[str, str]]:
-    """Why the certificate is not about the image: the reason's word and the text."""
+def _about_another(image: PlacedImage, statement: Certificate) -> Iterator[Objection]:
+    """Why the certificate is not about the image."""
     predicate, record = statement.predicate, image.record
     if predicate.form == "none":
-        yield "outside-image", f"Its cases ran in {predicate.place}, outside of the image."
+        yield Objection("outside-image", f"Its cases ran in {predicate.place}, outside of the image.")
     named = statement.by_form()
     manifest = FolderFiles(image.path / OCI_DIR).read(blob_path(record.oci_digest))
     # docker's manifest is made from the OCI one, so its digest needs no record.
@@ -131,7 +135,7 @@ def _about_another(image: PlacedImage, statement: Certificate) -> Iterator[tuple
         # A run in the OCI form is about no .sqsh, and older certificates name no docker manifest.
         if named.get(form, "" if form == "oci" else own) != own:
             about = named.get(form, "no OCI image")
-            yield "another-image", f"Its certificate is about {about}; the image here is {own}."
+            yield Objection("another-image", f"Its certificate is about {about}; the image here is {own}.")
     for reason, what, certified, wanted in (
         ("another-target", "target", predicate.target, record.target),
         ("another-stack", "stack", predicate.stack, record.stack),
@@ -139,13 +143,13 @@ def _about_another(image: PlacedImage, statement: Certificate) -> Iterator[tuple
         ("another-lock", "lock", predicate.lock_digest, record.lock_digest),
     ):
         if certified != wanted:
-            yield reason, f"Its certificate is for {what} {certified}; the image is for {wanted}."
+            yield Objection(reason, f"Its certificate is for {what} {certified}; the image is for {wanted}.")
 
 
 def objections(
     statement: Certificate, key: TrustedKey, policy: Policy, *, sms: tuple[str, ...], base_rebuilt: bool
-) -> Iterator[tuple[str, str]]:
-    """What a policy has against an image, where it is published and where it is pulled: the reason's word and the text.
+) -> Iterator[Objection]:
+    """What a policy has against an image, where it is published and where it is pulled.
 
     Args:
         statement: its certificate's, which counts.
@@ -153,26 +157,30 @@ def objections(
     """
     predicate = statement.predicate
     if policy.keys is not None and key.name not in policy.keys:
-        yield "key", f"Key {key.name} signed its certificate; the policy counts {', '.join(policy.keys)}."
+        yield Objection("key", f"Key {key.name} signed its certificate; the policy counts {', '.join(policy.keys)}.")
     device = Device.CUDA if sms else Device.CPU
     counted = ", ".join(policy.matrices_for(device))
     if predicate.matrix not in policy.matrices_for(device):
-        yield "matrix", f"It passed matrix {predicate.matrix}; for {device.value} targets the policy counts {counted}."
+        why = f"It passed matrix {predicate.matrix}; for {device.value} targets the policy counts {counted}."
+        yield Objection("matrix", why)
     if policy.shipped_matrix and not predicate.matrix_is_shipped:
-        yield "own-matrix", f"Matrix {predicate.matrix} was the project's own, not the one that envbuild ships."
+        yield Objection(
+            "own-matrix", f"Matrix {predicate.matrix} was the project's own, not the one that envbuild ships."
+        )
     if policy.whole_matrix and not predicate.whole_matrix:
-        yield "part-of-matrix", f"It passed a part of matrix {predicate.matrix}, not all of it."
+        yield Objection("part-of-matrix", f"It passed a part of matrix {predicate.matrix}, not all of it.")
     if policy.target_gpus and (why := _wrong_gpus(statement, sms)):
-        yield "gpu", why
+        yield Objection("gpu", why)
     if predicate.not_vouched and not policy.allow_not_vouched:
-        names = ", ".join(item.name for item in predicate.not_vouched)
-        yield "not-vouched", f"The certificate does not vouch for {names}, and the policy does not allow that."
+        names = ", ".join(entry.name for entry in predicate.not_vouched)
+        why = f"The certificate does not vouch for {names}, and the policy does not allow that."
+        yield Objection("not-vouched", why)
     yield from _about_base(policy, base_rebuilt)
 
 
-def _about_base(policy: Policy, rebuilt: bool) -> Iterator[tuple[str, str]]:
+def _about_base(policy: Policy, rebuilt: bool) -> Iterator[Objection]:
     if policy.locked_base and rebuilt:
-        yield BASE_REBUILT, "The lock was verified on another base than the image has, or on none."
+        yield Objection(BASE_REBUILT, "The lock was verified on another base than the image has, or on none.")
 
 
 def _wrong_gpus(statement: Certificate, sms: tuple[str, ...]) -> str:
@@ -190,8 +198,8 @@ def _wrong_gpus(statement: Certificate, sms: tuple[str, ...]) -> str:
     wrong = [gpu for gpu in gpus if gpu.compute_capability.replace(".", "") not in wanted]
     if not wrong:
         return ""
-    found = ", ".join(sorted({f"{gpu.name} (compute capability {gpu.compute_capability})" for gpu in wrong}))
-    return f"Its cases ran on {found}; the target has SM {', '.join(sms)}."
+    names = ", ".join(sorted({f"{gpu.name} (compute capability {gpu.compute_capability})" for gpu in wrong}))
+    return f"Its cases ran on {names}; the target has SM {', '.join(sms)}."
 
 
 def _refused(image: PlacedImage, objections: Sequence[Objection]) -> PublicationRefusedError:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from envbuild.core.files import machine_errors, remove_tree, write_atomic
-from envbuild.store.temporary import temporary_store
+from envbuild.store.local import temporary_store
 
 BATCH_STEP = "batch"
 # Folders of jobs that began longer ago go at the next use: no step of them starts any more.
@@ -21,10 +21,14 @@ KEPT_SECONDS = 14 * 24 * 3600
 def note_step(sqsh: Path) -> None:
     """Note that the step of a Slurm job may start an image: ``jobs/JOB/STEP`` holds the path of its .sqsh.
 
+    A job that is requeued keeps its number, and its steps begin with 0 again: ``jobs/JOB/STEP.RESTART``.
+
     Outside of a job nothing is noted. The hook that reads it is ``containers/enroot/hook.sh``.
     """
     # A batch script has no step of a number: sbatch --container-image=....
     job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID") or BATCH_STEP
+    if restart := os.environ.get("SLURM_RESTART_COUNT"):
+        step = f"{step}.{restart}"
     # The job's user sets these: neither may lead out of the folder.
     if not job.isdecimal():
         return

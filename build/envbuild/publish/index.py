@@ -39,9 +39,8 @@ from envbuild.publish.tags import (
     is_immutable,
     revocation_tags,
 )
-from envbuild.store.limits import MOST_SECONDS
 from envbuild.store.registry import Registry
-from envbuild.store.tags import list_tags, list_tags_if_allowed
+from envbuild.store.tags import MOST_SECONDS, list_tags, list_tags_if_allowed
 
 ARTIFACT_TYPE = "application/vnd.envbuild.index.v1+json"
 # The tags of publications that were left out to keep the index small.
@@ -85,22 +84,22 @@ def read_index(registry: Registry) -> tuple[Publication, ...]:
 
 def load_index(registry: Registry) -> RepositoryIndex:
     """The same with what its writers need."""
-    found = read_manifest(registry, INDEX_TAG)
-    if found is None:
+    document = read_manifest(registry, INDEX_TAG)
+    if document is None:
         return _from_own_tags(registry, list_tags(registry), None)
     try:
-        return _parsed(registry, found)
+        return _parsed(registry, document)
     except CheckRefusedError:
         tags = list_tags_if_allowed(registry)
         if tags is None:
             raise
         # Whoever may push can write anything there, and must keep nobody from publishing or revoking.
-        return _from_own_tags(registry, tags, found)
+        return _from_own_tags(registry, tags, document)
 
 
-def _parsed(registry: Registry, found: RegistryManifest) -> RepositoryIndex:
+def _parsed(registry: Registry, document: RegistryManifest) -> RepositoryIndex:
     where = f"the index of {registry.address}"
-    index = read(found.content, Index, where, lambda name, why, _: not_of_envbuild(name, why, _MADE_ANEW))
+    index = read(document.content, Index, where, lambda name, why, _: not_of_envbuild(name, why, _MADE_ANEW))
     publications = []
     for entry in index.manifests:
         publication = read_publication(entry.annotations.get(PUBLICATION, "").encode(), where, fix=_MADE_ANEW)
@@ -117,7 +116,7 @@ def _parsed(registry: Registry, found: RegistryManifest) -> RepositoryIndex:
         # What is no tag cannot be written back.
         left_out=frozenset(tag for tag in index.annotations.get(LEFT_OUT, "").split() if re.match(TAG_PATTERN, tag)),
         sizes={entry.digest: entry.size_bytes for entry in index.manifests},
-        before=found,
+        before=document,
     )
 
 
@@ -127,17 +126,18 @@ def _from_own_tags(registry: Registry, tags: Collection[str], before: RegistryMa
     merged = _merged((), [publication for publication, _ in entries])
     return RepositoryIndex(
         # What is in the place of a revocation revokes, whatever it is: as for readers.
-        publications=tuple(_revoked_by(tags, item) for item in merged),
+        publications=tuple(revoked_by(tags, publication) for publication in merged),
         sizes={publication.oci_digest: size for publication, size in entries},
         before=before,
         is_lost=True,
     )
 
 
-def _revoked_by(tags: Collection[str], item: Publication) -> Publication:
-    if item.revoked is not None or not any(tag in tags for tag in revocation_tags(item)):
-        return item
-    return item.model_copy(update={"revoked": unreadable_revocation(item)})
+def revoked_by(tags: Collection[str], publication: Publication) -> Publication:
+    """The publication as the tags of its repository have it: taken back where one says so."""
+    if publication.revoked is not None or not any(tag in tags for tag in revocation_tags(publication)):
+        return publication
+    return publication.model_copy(update={"revoked": unreadable_revocation(publication)})
 
 
 def read_all(registry: Registry) -> tuple[Publication, ...]:
@@ -171,7 +171,7 @@ def load_all(registry: Registry) -> RepositoryIndex:
     index, tags = load_index(registry), _tags_if_allowed(registry)
     entries = [*_own_entries(registry, _without_entry(tags, index))]
     sizes = {**index.sizes, **{publication.oci_digest: size for publication, size in entries}}
-    publications = _merged(index.publications, [_revoked_by(tags, publication) for publication, _ in entries])
+    publications = _merged(index.publications, [revoked_by(tags, publication) for publication, _ in entries])
     unlisted = frozenset(publication.tag for publication, _ in entries)
     return replace(index, publications=publications, sizes=sizes, unlisted=unlisted)
 
@@ -182,7 +182,7 @@ def _tags_if_allowed(registry: Registry) -> frozenset[str]:
 
 def _without_entry(tags: frozenset[str], index: RepositoryIndex) -> list[str]:
     """Of the records those that the index lacks; others than of images that are there are nobody's."""
-    images = filter(is_immutable, tags - {item.tag for item in index.publications})
+    images = filter(is_immutable, tags - {publication.tag for publication in index.publications})
     return sorted(tag + PUBLICATION_SUFFIX for tag in images if tag + PUBLICATION_SUFFIX in tags)
 
 
@@ -200,10 +200,10 @@ def _read_entries(
             raise NetworkError(
                 f"{registry.error.name} has too many publications that its index lacks",
                 why=f"{count} were read in {MOST_SECONDS:.0f} s, and there are more.",
-                fix=f"Look who writes tags that end in {PUBLICATION_SUFFIX} there, and remove those that nobody needs.",
+                fix=f"Find out who writes tags that end in {PUBLICATION_SUFFIX}, and remove those that nobody needs.",
             )
-        if (found := read_one(registry, tag)) is not None:
-            yield found
+        if (entry := read_one(registry, tag)) is not None:
+            yield entry
 
 
 def head_of(publications: Iterable[Publication], moving_tag: str, at: datetime | None = None) -> Publication | None:
@@ -213,9 +213,13 @@ def head_of(publications: Iterable[Publication], moving_tag: str, at: datetime |
         at: now. What was published after it has a wrong clock or a wrong author, and counts where nothing else does.
     """
     now = at or utc_now()
-    fitting = [item for item in publications if item.moving_tag == moving_tag and item.revoked is None]
-    counted = [item for item in fitting if not is_after(item.published_at, now)] or fitting
-    return max(counted, key=lambda item: (item.published_at, item.tag), default=None)
+    fitting = [
+        publication
+        for publication in publications
+        if publication.moving_tag == moving_tag and publication.revoked is None
+    ]
+    counted = [publication for publication in fitting if not is_after(publication.published_at, now)] or fitting
+    return max(counted, key=lambda publication: (publication.published_at, publication.tag), default=None)
 
 
 def record(registry: Registry, publication: Publication, manifest_bytes: int) -> tuple[Publication, ...]:
@@ -238,7 +242,7 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
     own = {publication.tag: publication}
     for _ in range(MOST_WRITES):
         index = load_index(registry)
-        listed = next((item for item in index.publications if item.tag == publication.tag), None)
+        listed = next((other for other in index.publications if other.tag == publication.tag), None)
         if listed is not None and not is_same(listed, publication):
             # Its record was replaced by this one between two requests.
             put_manifest(
@@ -247,14 +251,14 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
             raise _taken_by(registry, listed)
         sizes = {**index.sizes, publication.oci_digest: manifest_bytes}
         merged, own = _merged(index.publications, own.values()), {}
-        for found, size in _own_entries(registry, _unknown_tags(list_tags(registry), merged, index.left_out)):
+        for entry, size in _own_entries(registry, _unknown_tags(list_tags(registry), merged, index.left_out)):
             # By the tag of a digest also what was left out would come back.
-            if found.tag not in index.left_out:
-                merged = _merged(merged, [found])
-                sizes[found.oci_digest] = size
+            if entry.tag not in index.left_out:
+                merged = _merged(merged, [entry])
+                sizes[entry.oci_digest] = size
         # Without an index the same list came from the publications' own tags, and has to be written.
         if merged == index.publications and not index.is_lost:
-            if publication.tag in {item.tag for item in merged}:
+            if publication.tag in {other.tag for other in merged}:
                 # Again: another's record may have come after the first look, and a registry refuses neither.
                 _refuse_taken_unless_revoked(registry, publication)
                 return merged
@@ -275,9 +279,9 @@ def refuse_taken(registry: Registry, publication: Publication) -> None:
     Raises:
         PublicationRefusedError: it has.
     """
-    found = read_own_entry(registry, publication.tag + PUBLICATION_SUFFIX)
-    if found is not None and not is_same(found[0], publication):
-        raise _taken_by(registry, found[0])
+    entry = read_own_entry(registry, publication.tag + PUBLICATION_SUFFIX)
+    if entry is not None and not is_same(entry[0], publication):
+        raise _taken_by(registry, entry[0])
 
 
 def _refuse_taken_unless_revoked(registry: Registry, publication: Publication) -> None:
@@ -306,7 +310,7 @@ def _write(
     """Put the index there; False where it was changed meanwhile, as far as the registry looks at that."""
     gone, looked = frozenset[str](), False
     while True:
-        kept = tuple(item for item in publications if item.tag not in gone)
+        kept = tuple(publication for publication in publications if publication.tag not in gone)
         manifest = RegistryManifest(content=_rendered(kept, sizes, index.left_out | gone), media_type=INDEX_TYPE)
         headers = if_unchanged(index.before)
         # Refused again after it was looked at, it is refused for good.
@@ -315,7 +319,9 @@ def _write(
         if answer.status not in NOT_THERE:
             return answer.status not in CONFLICT
         # Registries refuse an index of what they do not have: a retention rule took it. What is gone is listed no more.
-        gone = frozenset(item.tag for item in publications if digest_of_tag(registry, item.oci_digest) is None)
+        gone = frozenset(
+            publication.tag for publication in publications if digest_of_tag(registry, publication.oci_digest) is None
+        )
         looked = True
 
 
@@ -336,7 +342,7 @@ def leave_out(registry: Registry, tags: Collection[str]) -> tuple[Publication, .
     """
     for _ in range(MOST_WRITES):
         index = load_index(registry)
-        kept = tuple(item for item in index.publications if item.tag not in tags)
+        kept = tuple(publication for publication in index.publications if publication.tag not in tags)
         if kept == index.publications and index.left_out >= {*tags}:
             return kept
         # Whether it was taken is seen by what the next round reads.
@@ -346,11 +352,11 @@ def leave_out(registry: Registry, tags: Collection[str]) -> tuple[Publication, .
 
 def _merged(known: Iterable[Publication], more: Iterable[Publication]) -> tuple[Publication, ...]:
     """By their tags, the newest last; a publication that was revoked stays so."""
-    by_tag = {item.tag: item for item in known}
-    for item in more:
-        if (other := by_tag.get(item.tag)) is None or other.revoked is None:
-            by_tag[item.tag] = item
-    return tuple(sorted(by_tag.values(), key=lambda item: (item.published_at, item.tag)))
+    by_tag = {publication.tag: publication for publication in known}
+    for publication in more:
+        if (other := by_tag.get(publication.tag)) is None or other.revoked is None:
+            by_tag[publication.tag] = publication
+    return tuple(sorted(by_tag.values(), key=lambda publication: (publication.published_at, publication.tag)))
 
 
 def _unknown_tags(tags: Iterable[str], known: Iterable[Publication], left_out: frozenset[str]) -> list[str]:
@@ -358,14 +364,14 @@ def _unknown_tags(tags: Iterable[str], known: Iterable[Publication], left_out: f
     known = [*known]
     # What was left out counts as revoked: neither of its tags brings it back.
     seen = {f"{tag}{suffix}" for tag in left_out for suffix in (PUBLICATION_SUFFIX, REVOKED_SUFFIX)}
-    seen |= {item.tag + PUBLICATION_SUFFIX for item in known}
-    seen |= {tag for item in known if item.revoked is not None for tag in revocation_tags(item)}
+    seen |= {publication.tag + PUBLICATION_SUFFIX for publication in known}
+    seen |= {tag for publication in known if publication.revoked is not None for tag in revocation_tags(publication)}
     return [tag for tag in tags if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX)) and tag not in seen]
 
 
 def _rendered(publications: tuple[Publication, ...], sizes: Mapping[str, int], left_out: frozenset[str]) -> bytes:
     """The document: where it would be too large, the oldest that no moving tag needs are left out."""
-    heads = {head.tag for item in publications if (head := head_of(publications, item.moving_tag))}
+    heads = {head.tag for publication in publications if (head := head_of(publications, publication.moving_tag))}
     kept, gone = list(publications), set(left_out)
     while True:
         content = canonical_json(
@@ -373,11 +379,11 @@ def _rendered(publications: tuple[Publication, ...], sizes: Mapping[str, int], l
                 "schemaVersion": 2,
                 "mediaType": INDEX_TYPE,
                 "artifactType": ARTIFACT_TYPE,
-                "manifests": [_described(item, sizes[item.oci_digest]) for item in kept],
+                "manifests": [_described(publication, sizes[publication.oci_digest]) for publication in kept],
                 "annotations": {LEFT_OUT: " ".join(sorted(gone))} if gone else {},
             }
         )
-        oldest = next((item for item in kept if item.tag not in heads), None)
+        oldest = next((publication for publication in kept if publication.tag not in heads), None)
         if len(content) <= MOST_BYTES or oldest is None:
             return content
         kept.remove(oldest)

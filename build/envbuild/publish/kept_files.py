@@ -127,7 +127,7 @@ def _fill(store: LocalStore, wanted: WantedFile, download: Download, folder: Pat
             part.unlink(missing_ok=True)
     raise CheckRefusedError(
         f"{wanted.name} is refused",
-        why=f"What {wanted.where} has as {wanted.digest} is damaged: {problem}.",
+        why=f"{wanted.where} has a damaged file as {wanted.digest}: {problem}.",
         fix="Remove it there, and publish the image again. Nothing of it was kept here.",
     )
 

@@ -71,7 +71,7 @@ def refuse_foreign(registry: Registry, tag: str, publications: tuple[Publication
 
 
 def _is_of(publications: tuple[Publication, ...], digest: str) -> bool:
-    return any(digest in (item.oci_digest, item.docker_digest) for item in publications)
+    return any(digest in (publication.oci_digest, publication.docker_digest) for publication in publications)
 
 
 def _let_name(registry: Registry, tag: str, digest: str, publications: tuple[Publication, ...]) -> bool:

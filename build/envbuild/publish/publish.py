@@ -17,10 +17,10 @@ from envbuild.certify.run.integrity import check_unchanged
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, PublicationRefusedError
 from envbuild.image.output import PlacedImage
-from envbuild.oci.docker_manifest import docker_manifest
 from envbuild.oci.models import DOCKER_MANIFEST_TYPE, MANIFEST_TYPE
 from envbuild.oci.push import Blob, RegistryManifest, Sent, digest_of_tag, push_blobs, put_manifest
 from envbuild.oci.referrers import attach, list_referrers
+from envbuild.oci.write import docker_manifest
 from envbuild.publish import artifacts, index
 from envbuild.publish.artifacts import Artifact
 from envbuild.publish.draft import (
@@ -110,9 +110,9 @@ def publish(request: PublishRequest, context: Context) -> Published:
         with reporter.step(f"push {request.image.name} to {registry.address}"):
             sent = push_blobs(registry, [*blobs, artifacts.empty_blob(folder)], mount_from=request.mount_from)
             manifests = _manifests(manifest, draft)
-            for item in manifests.values():
-                put_manifest(registry, item.digest, item)
-                sent += Sent(bytes_sent=len(item.content))
+            for each in manifests.values():
+                put_manifest(registry, each.digest, each)
+                sent += Sent(bytes_sent=len(each.content))
             sent_with_it = _attach(request, registry, attached, draft)
             if store is not None and draft.sqsh is not None and not newer:
                 bundle = artifacts.bundle_of(admitted).content if admitted else None
@@ -124,7 +124,7 @@ def publish(request: PublishRequest, context: Context) -> Published:
 
 
 def _refuse_other_place(draft: Publication, there: Destination, request: PublishRequest, context: Context) -> None:
-    listed = next((item for item in there.publications if item.tag == draft.tag), None)
+    listed = next((publication for publication in there.publications if publication.tag == draft.tag), None)
     # Whoever may push can list any place: what a trusted key signed counts.
     if listed is not None and (not draft.certificate_digest or counts(listed, request, context)):
         refuse_other_place(draft, listed, context)
@@ -134,8 +134,8 @@ def _list(
     there: Destination, draft: Publication, manifest_bytes: int, unlisted: frozenset[str], context: Context
 ) -> None:
     """Write the publication into the index."""
-    listed = {item.tag for item in index.record(there.registry, draft, manifest_bytes)}
-    for gone in (item.tag for item in there.publications if item.tag not in listed | unlisted):
+    listed = {publication.tag for publication in index.record(there.registry, draft, manifest_bytes)}
+    for gone in (publication.tag for publication in there.publications if publication.tag not in listed | unlisted):
         context.reporter.note(f"note: {gone} is listed no more: the registry removed it, or the index was full")
 
 
@@ -146,14 +146,14 @@ def _is_whole(
     if digest_of_tag(registry, publication.tag) != publication.oci_digest:
         return False
     try:
-        listed = {item.digest for item in list_referrers(registry, publication.oci_digest)}
+        listed = {artifact.digest for artifact in list_referrers(registry, publication.oci_digest)}
     except CheckRefusedError:
         return False  # somebody has put something else there
-    wanted = [sha256_bytes(item.manifest) for item in attached]
+    wanted = [sha256_bytes(artifact.manifest) for artifact in attached]
     # The list under a tag names an artifact also after a retention rule removed it.
     if not all(digest in listed and digest_of_tag(registry, digest) for digest in wanted):
         return False
-    own = [*blobs, *(item.blob for item in attached)]
+    own = [*blobs, *(artifact.blob for artifact in attached)]
     # A registry may have lost a blob and not the manifest, and would serve an image that cannot be fetched.
     return all(has_blob(registry, blob.digest, blob.size_bytes) for blob in own)
 
@@ -216,29 +216,29 @@ def _check_signer(request: PublishRequest, context: Context) -> None:
 
 def _manifests(manifest: bytes, draft: Publication) -> dict[str, RegistryManifest]:
     """The image's manifests by their immutable tags; docker's has one of its own."""
-    found = {draft.tag: RegistryManifest(content=manifest, media_type=MANIFEST_TYPE)}
+    manifests = {draft.tag: RegistryManifest(content=manifest, media_type=MANIFEST_TYPE)}
     if draft.docker_digest is not None:
         docker = RegistryManifest(content=docker_manifest(manifest), media_type=DOCKER_MANIFEST_TYPE)
-        found[draft.tag + DOCKER_SUFFIX] = docker
-    return found
+        manifests[draft.tag + DOCKER_SUFFIX] = docker
+    return manifests
 
 
 def _artifacts(
     request: PublishRequest, manifest: bytes, admitted: Admitted | None, draft: Publication, folder: Path
 ) -> list[Artifact]:
-    found = [*artifacts.report_artifacts(request.image)]
+    attached = [*artifacts.report_artifacts(request.image)]
     if admitted is not None:
-        found += artifacts.certificate_artifacts(manifest, admitted, request.signer, folder)
+        attached += artifacts.certificate_artifacts(manifest, admitted, request.signer, folder)
     if draft.sqsh is not None and not draft.sqsh.place:
-        found.append(artifacts.sqsh_artifact(request.image, manifest, draft.sqsh))
-    return found
+        attached.append(artifacts.sqsh_artifact(request.image, manifest, draft.sqsh))
+    return attached
 
 
 def _attach(request: PublishRequest, registry: Registry, attached: Sequence[Artifact], draft: Publication) -> Sent:
-    sent = push_blobs(registry, [item.blob for item in attached], mount_from=request.mount_from)
+    sent = push_blobs(registry, [artifact.blob for artifact in attached], mount_from=request.mount_from)
     by_type: dict[str, list[bytes]] = {}
-    for item in attached:
-        by_type.setdefault(item.artifact_type, []).append(item.manifest)
+    for artifact in attached:
+        by_type.setdefault(artifact.artifact_type, []).append(artifact.manifest)
     return sent + Sent(bytes_sent=attach(registry, by_type, draft.oci_digest))
 
 

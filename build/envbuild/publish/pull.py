@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -15,22 +15,26 @@ from envbuild.catalog.policy import Policy
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.certify.certificate.trust import Trust, require_trust
 from envbuild.certify.certificate.verify import About, VerifiedCertificate, verify
-from envbuild.core.digests import sha256_bytes, short
+from envbuild.core import locks
+from envbuild.core.digests import digest_of, sha256_bytes, short
 from envbuild.core.errors import (
     CertificateRefusedError,
     ConfigurationError,
     NetworkError,
     PublicationRefusedError,
 )
-from envbuild.core.files import write_atomic
+from envbuild.core.files import clone_or_copy, write_atomic
 from envbuild.core.text import printable
 from envbuild.publish.admission import objections_to
 from envbuild.publish.kept_files import KeptFile, WantedFile, keep_file
 from envbuild.publish.models import Publication, PublishedSqsh
 from envbuild.publish.sources import Reference, Source, open_source
 from envbuild.publish.tags import UNCERTIFIED
+from envbuild.store.local import LocalStore
 
-SQSH_KIND, CERTIFICATE_KIND = "sqsh", "certificates"
+SQSH_KIND, CERTIFICATE_KIND, COPIED_KIND = "sqsh", "certificates", "sqsh-copied"
+# Of the certificate next to a copy of its .sqsh.
+CERTIFICATE_SUFFIX = ".intoto.jsonl"
 # How often a tag may move while what it meant is fetched.
 MOST_MOVES = 5
 LOOK = "`envbuild status` lists what the ledger has."
@@ -67,7 +71,6 @@ class Pulled:
         certificate: the file of its certificate; None without one.
         key: the name of the key that signed it.
         downloaded: this call did.
-        asked: when the source was asked for the last time what the reference means (``time.monotonic()``).
     """
 
     publication: Publication
@@ -75,21 +78,20 @@ class Pulled:
     certificate: Path | None
     key: str | None
     downloaded: bool
-    asked: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class Fetched:
     """A publication in the store, in one of its forms.
 
     Attributes:
         verified: its certificate; None: it needs none.
-        fetched: just now.
+        anew: by this call.
         place: puts it where it is asked for, and says where that is.
     """
 
     verified: VerifiedCertificate | None
-    fetched: bool
+    anew: bool
     place: Callable[[], Path]
 
 
@@ -105,35 +107,34 @@ def pull(request: PullRequest, context: Context) -> Pulled:
     """
     source = open_source(request.reference.place, context.site)
 
-    def take(publication: Publication) -> Taken:
+    def fetch(publication: Publication) -> Fetched:
         if publication.sqsh is None:
             raise _refused(request, "no-sqsh", "It was published without a .sqsh.", "Pull it as --format oci.")
         verified = admit(publication, publication.sqsh.digest, request, source, context)
         kept = _fetch(publication, publication.sqsh, source, context)
-        return Taken(verified=verified, fetched=kept.fetched, place=lambda: kept.path)
+        return Fetched(verified=verified, anew=kept.fetched, place=lambda: kept.path)
 
-    return pull_with(take, request, source, context)
+    return pull_with(fetch, request, source, context)
 
 
-def pull_with(take: Callable[[Publication], Taken], request: PullRequest, source: Source, context: Context) -> Pulled:
-    """Take what the reference means, and again where that was changed meanwhile.
+def pull_with(
+    fetch: Callable[[Publication], Fetched], request: PullRequest, source: Source, context: Context
+) -> Pulled:
+    """Fetch what the reference means, and again where that was changed meanwhile.
 
     Raises:
         NetworkError: it is changed all the time.
     """
     for _ in range(MOST_MOVES):
-        asked = time.monotonic()
         publication = find(request, source, context)
-        taken = take(publication)
-        if taken.fetched:
-            # A download takes minutes: the tag may have moved, and what it meant may have been taken back.
-            asked = time.monotonic()
-            if find(request, source, context) != publication:
-                context.reporter.note(f"{request.reference} was changed meanwhile: fetched again")
-                continue
-        return _pulled(publication, taken, context, asked)
+        fetched = fetch(publication)
+        # A download takes minutes: the tag may have moved, and what it meant may have been taken back.
+        if fetched.anew and find(request, source, context) != publication:
+            context.reporter.note(f"{request.reference} was changed meanwhile: fetched again")
+            continue
+        return _pulled(publication, fetched, context)
     raise NetworkError(
-        f"{request.reference} does not stay what it is",
+        f"{request.reference} keeps changing",
         why=f"It was changed {MOST_MOVES} times, each time while it was fetched.",
         fix="Name a digest, or an immutable tag.",
     )
@@ -163,7 +164,7 @@ def find(request: PullRequest, source: Source, context: Context) -> Publication:
         raise CertificateRefusedError(
             f"{reference} is not pulled",
             why=f"It was changed: it leads to {publication.tag}, whose moving tag is {publication.moving_tag}.",
-            fix="Have the publication looked at; publish the image again.",
+            fix="Find out who changed the publication, and publish the image again.",
             reason="entry",
         )
     if target is not None and publication.target != target:
@@ -219,7 +220,7 @@ def _refuse_certified_tag(publication: Publication, request: PullRequest) -> Non
     """Refuse an image without a certificate under a tag of those that have one: nobody publishes it so."""
     if not request.reference.is_digest and not publication.moving_tag.startswith(UNCERTIFIED):
         why = f"It has no certificate, and its tags do not begin with {UNCERTIFIED}: its entry was changed."
-        raise _refused(request, "tag", why, "Have the publication looked at, or name its digest.")
+        raise _refused(request, "tag", why, "Find out who changed the publication, or name its digest.")
 
 
 def _certificate(publication: Publication, source: Source, context: Context) -> Path:
@@ -251,17 +252,44 @@ def _fetch(publication: Publication, sqsh: PublishedSqsh, source: Source, contex
         return keep_file(context.store, wanted, partial(source.download_sqsh, sqsh))
 
 
-def _pulled(publication: Publication, taken: Taken, context: Context, asked: float) -> Pulled:
-    verified = taken.verified
+def _pulled(publication: Publication, fetched: Fetched, context: Context) -> Pulled:
+    verified = fetched.verified
     folder = context.store.path_of(CERTIFICATE_KIND, str(publication.certificate_digest))
     return Pulled(
         publication=publication,
-        path=taken.place(),
+        path=fetched.place(),
         certificate=folder / CERTIFICATE_FILE if verified else None,
         key=verified.key.name if verified else None,
-        downloaded=taken.fetched,
-        asked=asked,
+        downloaded=fetched.anew,
     )
+
+
+def copied(pulled: Pulled, output: Path, store: LocalStore) -> Pulled:
+    """What was pulled, with the .sqsh copied to ``output`` and its certificate next to it."""
+    output = output.absolute()
+    _copy_once(pulled.path, output, store)
+    if pulled.certificate is not None:
+        _copy_once(pulled.certificate, output.with_name(output.name + CERTIFICATE_SUFFIX), store)
+    return replace(pulled, path=output)
+
+
+def _copy_once(source: Path, target: Path, store: LocalStore) -> None:
+    """Copy a file of the store: once for all processes of one target, unless it was changed since."""
+    if not store.is_writable:
+        clone_or_copy(source, target)
+        return
+
+    def note() -> str:
+        info = target.lstat()
+        # Its change time is set by the kernel alone (utimensat(2)).
+        state = [info.st_dev, info.st_ino, info.st_size, info.st_ctime_ns]
+        return digest_of({"source": str(source), "target": str(target), "state": [str(number) for number in state]})
+
+    # The one lock of the target: the ranks of a job that wait for it find the note.
+    with locks.exclusive(store.lock_of(COPIED_KIND, sha256_bytes(os.fsencode(target)))):
+        if not os.path.lexists(target) or store.find(COPIED_KIND, note()) is None:
+            clone_or_copy(source, target)
+            store.get_or_build(COPIED_KIND, note(), lambda _: None)
 
 
 def _refused(request: PullRequest, reason: str, why: str, fix: str) -> PublicationRefusedError:

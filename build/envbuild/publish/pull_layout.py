@@ -15,7 +15,7 @@ from envbuild.oci.push import read_manifest
 from envbuild.oci.write import OciImage, write_documents
 from envbuild.publish.kept_files import KeptFile, WantedFile, keep_file
 from envbuild.publish.models import Publication
-from envbuild.publish.pull import Pulled, PullRequest, Taken, admit, pull_with
+from envbuild.publish.pull import Fetched, Pulled, PullRequest, admit, pull_with
 from envbuild.publish.sources import RepositorySource, open_source
 
 KIND = "oci-blobs"
@@ -40,7 +40,7 @@ def pull_layout(request: PullRequest, folder: Path, context: Context) -> Pulled:
     if folder.exists():
         raise UsageError(f"{folder} is there already", why="No folder is overwritten.", fix="Name another --output.")
 
-    def take(publication: Publication) -> Taken:
+    def fetch(publication: Publication) -> Fetched:
         verified = admit(publication, publication.oci_digest, request, source, context)
         with context.reporter.step(f"{publication.tag}: {publication.size_bytes} bytes"):
             answer = read_manifest(source.registry, publication.oci_digest)
@@ -51,14 +51,14 @@ def pull_layout(request: PullRequest, folder: Path, context: Context) -> Pulled:
                     fix="Publish it again; retention rules must spare what the index names.",
                 )
             manifest = read(answer.content, Manifest, f"the image {publication.tag}", not_of_envbuild)
-            files = _fetch(source, (manifest.config, *manifest.layers), context)
-        return Taken(
+            files = _fetch_blobs(source, (manifest.config, *manifest.layers), context)
+        return Fetched(
             verified=verified,
-            fetched=any(file.fetched for file in files),
+            anew=any(file.fetched for file in files),
             place=lambda: _place(answer.content, [file.path for file in files], publication.tag, folder.absolute()),
         )
 
-    return pull_with(take, request, source, context)
+    return pull_with(fetch, request, source, context)
 
 
 def _place(manifest: bytes, files: list[Path], tag: str, folder: Path) -> Path:
@@ -76,16 +76,16 @@ def _place(manifest: bytes, files: list[Path], tag: str, folder: Path) -> Path:
     return folder
 
 
-def _fetch(source: RepositorySource, blobs: tuple[Descriptor, ...], context: Context) -> list[KeptFile]:
+def _fetch_blobs(source: RepositorySource, blobs: tuple[Descriptor, ...], context: Context) -> list[KeptFile]:
     """The files of blobs in the store, in their order."""
 
-    def fetch(share: list[int]) -> dict[int, KeptFile]:
-        return {number: _blob(source, blobs[number], context) for number in share}
+    def fetch(share: tuple[Descriptor, ...]) -> list[KeptFile]:
+        return [_blob(source, blob, context) for blob in share]
 
-    shares = [list(range(start, len(blobs), PARALLEL)) for start in range(min(PARALLEL, len(blobs)))]
-    working = [run_in_background(partial(fetch, share)) for share in shares]
-    files = {number: file for work in working for number, file in work.result().items()}
-    return [files[number] for number in range(len(blobs))]
+    # Each thread has every fourth blob.
+    working = [run_in_background(partial(fetch, blobs[start::PARALLEL])) for start in range(PARALLEL)]
+    shares = [work.result() for work in working]
+    return [shares[number % PARALLEL][number // PARALLEL] for number in range(len(blobs))]
 
 
 def _blob(source: RepositorySource, blob: Descriptor, context: Context) -> KeptFile:

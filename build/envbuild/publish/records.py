@@ -64,12 +64,12 @@ def revocation_of(registry: Registry, publication: Publication) -> Revocation | 
 
 def read_entry(registry: Registry, tag: str) -> tuple[Publication, int] | None:
     """The publication under its own tag, and the size of its image's manifest."""
-    found = read_manifest(registry, tag)
+    document = read_manifest(registry, tag)
     where = f"the tag {tag} of {registry.address}"
-    if found is None:
+    if document is None:
         return None  # listed before it is all there: whoever writes it puts it into the index
     fix = _way_out(registry, tag)
-    entry = read(found.content, _Entry, where, lambda name, why, _: not_of_envbuild(name, why, fix))
+    entry = read(document.content, _Entry, where, lambda name, why, _: not_of_envbuild(name, why, fix))
     publication = read_publication(entry.annotations.get(PUBLICATION, "").encode(), where, fix)
     if entry.subject is None or entry.subject.digest != publication.oci_digest:
         why = "It is not the record of a publication: it refers to another image than it states."

@@ -31,8 +31,8 @@ from envbuild.publish.repository import open_repository
 from envbuild.publish.sqsh_stores import SqshStore, open_sqsh_store, store_of
 from envbuild.store.address import BUCKET_PREFIXES
 from envbuild.store.address import FORMS as SCHEMES
-from envbuild.store.limits import Bounded
 from envbuild.store.registry import Registry
+from envbuild.store.tags import Bounded
 
 FORMS = "REGISTRY/REPO:TAG, s3://BUCKET/PREFIX:TAG, gs://BUCKET/PREFIX:TAG or /DIRECTORY:TAG; or @sha256:... for :TAG"
 # A tag cannot have a slash, so that the port of a registry is none.
@@ -120,14 +120,14 @@ class StoreSource:
         return self.store.publications()
 
     def find(self, name: str, at: datetime) -> Publication | None:
-        found = self.store.find(name)
-        if found is None:
+        publication = self.store.find(name)
+        if publication is None:
             return None
-        found = with_revocation(found, self.store.revocation(found))
-        if found.revoked is None or name != found.moving_tag:
-            return found
+        publication = with_revocation(publication, self.store.revocation(publication))
+        if publication.revoked is None or name != publication.moving_tag:
+            return publication
         # The tag was not moved back yet.
-        return newest_of(self.store.publications(), name, at, self.store.revocation) or found
+        return newest_of(self.store.publications(), name, at, self.store.revocation) or publication
 
     def certificate(self, publication: Publication) -> bytes | None:
         bundle = self.store.bundle(publication)
@@ -155,22 +155,24 @@ class RepositorySource:
         # Of a digest there is one publication, whatever came after it.
         publications = self.publications() if is_digest(name) else ()
         # An older index may have been put back.
-        if not any(name in item.digests for item in publications):
+        if not any(name in publication.digests for publication in publications):
             publications = read_all(self.registry)
         # By its image: it may be listed under another tag, too.
-        listed = {item.oci_digest: item.revoked for item in publications if item.revoked}
+        listed = {publication.oci_digest: publication.revoked for publication in publications if publication.revoked}
 
         bounded = Bounded(self.registry, f"the list of what was revoked under {name}")
 
-        def revocation(item: Publication) -> Revocation | None:
+        def revocation(publication: Publication) -> Revocation | None:
             bounded.count()
-            return listed.get(item.oci_digest) or revocation_of(self.registry, item)
+            return listed.get(publication.oci_digest) or revocation_of(self.registry, publication)
 
-        if any(item.moving_tag == name for item in publications):
+        if any(publication.moving_tag == name for publication in publications):
             return newest_of(publications, name, at, revocation)
-        fitting = [item for item in publications if name == item.tag or name in item.digests]
-        found = max(fitting, key=lambda item: item.published_at, default=None)
-        return None if found is None else with_revocation(found, revocation(found))
+        fitting = [
+            publication for publication in publications if name == publication.tag or name in publication.digests
+        ]
+        newest = max(fitting, key=lambda publication: publication.published_at, default=None)
+        return None if newest is None else with_revocation(newest, revocation(newest))
 
     def certificate(self, publication: Publication) -> bytes | None:
         refused: CertificateRefusedError | None = None
@@ -200,11 +202,11 @@ class RepositorySource:
             # A list may lack the types: what has none is looked at.
             if referrer.artifact_type not in ("", None, BUNDLE_TYPE):
                 continue
-            found = read_manifest(self.registry, referrer.digest)
+            artifact = read_manifest(self.registry, referrer.digest)
             bounded.count()
-            if found is None:
+            if artifact is None:
                 continue
-            manifest = read(found.content, Manifest, f"an artifact of {self.address}", not_of_envbuild)
+            manifest = read(artifact.content, Manifest, f"an artifact of {self.address}", not_of_envbuild)
             for layer in manifest.layers:
                 if layer.media_type == BUNDLE_TYPE and layer.size_bytes <= LARGEST_BYTES * 2:
                     bounded.count(layer.size_bytes)
@@ -237,12 +239,12 @@ def newest_of(
     revocation: Callable[[Publication], Revocation | None],
 ) -> Publication | None:
     """The newest publication of a moving tag that was not taken back; where all were, the newest, which says why."""
-    waiting = {item.tag: item for item in publications if item.moving_tag == moving_tag}
+    waiting = {publication.tag: publication for publication in publications if publication.moving_tag == moving_tag}
     while head := head_of(waiting.values(), moving_tag, at):
         waiting[head.tag] = with_revocation(head, revocation(head))
         if waiting[head.tag].revoked is None:
             return head
-    return max(waiting.values(), key=lambda item: item.published_at, default=None)
+    return max(waiting.values(), key=lambda publication: publication.published_at, default=None)
 
 
 def open_source(place: str, site: Site) -> Source:

@@ -45,8 +45,8 @@ from envbuild.store.address import parse_address
 from envbuild.store.backend import ObjectStore, StoredObject
 from envbuild.store.conditional import change
 from envbuild.store.connect import open_object_store
-from envbuild.store.limits import MOST_SECONDS
 from envbuild.store.registry_errors import Wording
+from envbuild.store.tags import MOST_SECONDS
 
 FILES, NAMES, CERTIFICATES = "sqsh/sha256", "names/sha256", "certificates/sha256"
 PUBLICATIONS, TAGS, REVOKED = "publications", "tags", "revoked/sha256"
@@ -122,28 +122,26 @@ class SqshStore:
 
     def has(self, publication: Publication) -> bool:
         """Whether a publication is all there: nobody, and no rule of the store, removed a part of it."""
-        sqsh = publication.sqsh
-        if sqsh is None:
+        if publication.sqsh is None:
             return True
-        try:
-            stored = self.find(publication.tag)
-        except CheckRefusedError:
-            return False
         return (
-            stored == publication
-            and self.has_file(sqsh)
+            self._published_as(publication.tag) == publication
+            and self.has_file(publication.sqsh)
             and (publication.certificate_digest is None or self.bundle(publication) is not None)
         )
 
     def has_image(self, publication: Publication) -> bool:
         """Whether the image of a publication is there with its .sqsh, be it with another certificate."""
-        sqsh = publication.sqsh
-        try:
-            stored = self.find(publication.tag)
-        except CheckRefusedError:
-            return False
+        sqsh, stored = publication.sqsh, self._published_as(publication.tag)
         same = stored is not None and stored.is_of_same_image(publication) and stored.sqsh == sqsh
         return same and sqsh is not None and self.has_file(sqsh)
+
+    def _published_as(self, tag: str) -> Publication | None:
+        """What a tag means; None also where that is damaged: it is written anew."""
+        try:
+            return self.find(tag)
+        except CheckRefusedError:
+            return None
 
     def has_file(self, sqsh: PublishedSqsh) -> bool:
         """Whether a .sqsh is there; by its size, since to hash it is to fetch it."""
@@ -232,7 +230,7 @@ class SqshStore:
                 raise NetworkError(
                     f"the .sqsh store {self.address} has too many publications",
                     why=f"{len(read)} were read in {MOST_SECONDS:.0f} s, and there are more.",
-                    fix=f"Look who writes below {PUBLICATIONS}/ there, and remove what nobody needs.",
+                    fix=f"Find out who writes below {PUBLICATIONS}/ there, and remove what nobody needs.",
                 )
             read.append(self._publication(path))
         return tuple(read)
@@ -256,10 +254,7 @@ class SqshStore:
             raise self._damaged(path, f"{error}.") from error
 
     def _refuse_taken_tag(self, publication: Publication) -> None:
-        try:
-            there = self.find(publication.tag)
-        except CheckRefusedError:
-            return  # it is written anew
+        there = self._published_as(publication.tag)
         if there is not None and there.revoked is None and there.oci_digest != publication.oci_digest:
             raise PublicationRefusedError(
                 f"{publication.tag} is another image in the .sqsh store {self.address}",

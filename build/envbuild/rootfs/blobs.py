@@ -67,7 +67,7 @@ class LayerBlob:
 
     @property
     def limit_bytes(self) -> int:
-        """How much may come out of it, zeros of sparse files included."""
+        """How much may come out of it."""
         if self.unpacked_bytes is not None:
             return self.unpacked_bytes
         return most_bytes(self.file.stat().st_size)
@@ -219,8 +219,8 @@ def _decompressed(pieces: Iterator[bytes]) -> Iterator[bytes]:
             return _unpacked(_gzip_decompressor, "gzip", first, pieces)
         case "zstd":
             return _unpacked(zstd.ZstdDecompressor, "zstd", first, pieces)
-        case found:
-            return _plain(first, pieces, is_tar=bool(found))
+        case packing:
+            return _plain(first, pieces, is_tar=bool(packing))
 
 
 def _plain(first: bytes, pieces: Iterator[bytes], *, is_tar: bool) -> Iterator[bytes]:

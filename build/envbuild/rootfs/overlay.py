@@ -16,9 +16,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from envbuild.rootfs.above import Above
 from envbuild.rootfs.blobs import LayerBlob, open_blob
-from envbuild.rootfs.layer_view import LayerView
+from envbuild.rootfs.layer_view import Above, LayerView
 from envbuild.rootfs.members import Kind, Member, parent_of, refusals
 from envbuild.rootfs.single_layer import members_of
 from envbuild.rootfs.stream import Content
@@ -102,7 +101,7 @@ def _one_layer(layers: Sequence[LayerBlob], index: int, above: Above, superseded
     blob, view = layers[index], LayerView(index, above)
     # Closing ends the thread that reads ahead, also where the caller stops early.
     with contextlib.closing(open_blob(blob)) as pieces, _refusals(layers, index, pieces):
-        for place, (member, content) in enumerate(read_tar(pieces, blob.limit_bytes)):
+        for place, (member, content) in enumerate(read_tar(pieces)):
             if superseded and (index, place) in superseded:
                 continue
             if view.add(member) and content is not None:

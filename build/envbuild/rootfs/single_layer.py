@@ -29,7 +29,7 @@ def members_of(blob: LayerBlob) -> Iterator[tuple[Member, Content | None]]:
         MachineError: it cannot be read.
     """
     with contextlib.closing(open_blob(blob)) as pieces, refusals(blob.title, pieces):
-        for member, content in read_tar(pieces, blob.limit_bytes):
+        for member, content in read_tar(pieces):
             yield member, content and content.guarded(refusals(blob.title, pieces))
 
 
@@ -50,6 +50,6 @@ def content_of(blob: LayerBlob) -> LayerContent:
 
     with contextlib.closing(open_blob(blob)) as pieces, refusals(blob.title, pieces):
         # No content is asked for: the reader passes over it on the way to the next header, and so it is hashed as well.
-        for _ in read_tar(counted(pieces), blob.limit_bytes):
+        for _ in read_tar(counted(pieces)):
             entries += 1
     return LayerContent(diff_id=f"sha256:{plain.hexdigest()}", unpacked_bytes=count, entries=entries)

@@ -2,17 +2,16 @@
 
 tarfile alone would take memory and time without end (PAX headers, maps of sparse files, a call within a call for every
 long name), read a malformed number as 0, carry a global header to every member, and end without an error at a
-damaged header (CPython: ``TarFile.next``). So PAX records are read here, and the rest is bounded.
+damaged header (CPython: ``TarFile.next``). So PAX records are read here, and the rest is bounded. Sparse files are
+refused: no builder of images writes them, and their headers can state any size.
 """
 
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Sequence
 from typing import BinaryIO, Protocol, cast
 
 from envbuild.rootfs.members import Refusal
-from envbuild.rootfs.sparse import Segment, check, decimal, pax_map
 from envbuild.rootfs.stream import BLOCK, Stream
 
 # Long names and PAX headers of one member are kept in memory; no real ones come near.
@@ -23,7 +22,6 @@ _LEAST_HEADER_BYTES = MAX_HEADER_BYTES // 64
 MAX_MEMBERS = 3_000_000
 MAX_RECORDS = 4 * MAX_MEMBERS
 _USTAR = b"ustar\0"
-_PAIRS = ("GNU.sparse.offset", "GNU.sparse.numbytes")
 
 
 class Archive(Protocol):
@@ -48,15 +46,11 @@ class TarHeader(tarfile.TarInfo):
     """A member's header.
 
     Attributes:
-        stored: bytes of its content in the tar; ``size`` is that of the file, holes of a sparse one included.
         records: PAX records before it.
     """
 
-    __slots__ = ("records", "stored")
+    __slots__ = ("records",)
     records: dict[str, bytes]
-    stored: int
-    # What typeshed has here is another thing's type.
-    sparse: list[Segment] | None  # type: ignore[assignment]
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> TarHeader:
@@ -70,16 +64,14 @@ class TarHeader(tarfile.TarInfo):
     def _proc_member(self, archive: Archive) -> TarHeader:
         if self.size < 0:
             raise Refusal(self.name, "Its size is negative.")
-        self.stored = self.size
         if self.type in b"LKxXg":
             archive.header_bytes += max(self.size, _LEAST_HEADER_BYTES)
             if archive.header_bytes > MAX_HEADER_BYTES:
                 raise Refusal(
                     "", f"The long names and PAX headers of a member have more than {MAX_HEADER_BYTES} bytes."
                 )
-        # An archive of an image has documents and layers, which nothing writes as sparse files.
-        if self.type == tarfile.GNUTYPE_SPARSE and not isinstance(archive.fileobj, Stream):
-            raise _unknown_sparse(self.name)
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            raise _sparse(self.name)
         if self.type == tarfile.XGLTYPE:
             # A header for all that follow describes the archive; docker passes over it too.
             archive.fileobj.read(_padded(self.size))
@@ -88,14 +80,16 @@ class TarHeader(tarfile.TarInfo):
 
     def _proc_pax(self, archive: Archive) -> TarHeader:
         data = archive.fileobj.read(_padded(self.size))[: self.size]
-        records, pairs = _read_records(data, archive)
+        records = _read_records(data, archive)
         header = read_header(archive)
-        header._apply(records, pairs, archive)
+        header._apply(records, archive)
         return header
 
-    def _apply(self, records: dict[str, bytes], pairs: Sequence[bytes], archive: Archive) -> None:
+    def _apply(self, records: dict[str, bytes], archive: Archive) -> None:
         self.records = {**self.records, **records}
-        if name := records.get("GNU.sparse.name") or records.get("path"):
+        if any(key.startswith("GNU.sparse.") for key in records):
+            raise _sparse(self.name)
+        if name := records.get("path"):
             self.name = text(name)
         if link := records.get("linkpath"):
             self.linkname = text(link)
@@ -106,32 +100,11 @@ class TarHeader(tarfile.TarInfo):
             # POSIX pax: decimal, with fractions, before 1970 negative. A layer has whole seconds from 1970 on.
             seconds = records["mtime"].split(b".", 1)[0]
             self.mtime = -1 if seconds.startswith(b"-") else decimal(seconds, self.name)
-        if not self.isreg():
-            return
-        if "size" in records and self.sparse is None:
+        if self.isreg() and "size" in records:
             # For sizes that the header's eleven octal digits cannot hold (8 GiB); tarfile took the next header's place
             # from those.
-            self.size = self.stored = decimal(records["size"], self.name)
+            self.size = decimal(records["size"], self.name)
             archive.offset = self.offset_data + _padded(self.size)
-        if any(key.startswith("GNU.sparse.") for key in records) or pairs:
-            self._apply_sparse(records, pairs, archive)
-
-    def _apply_sparse(self, records: dict[str, bytes], pairs: Sequence[bytes], archive: Archive) -> None:
-        if not isinstance(archive.fileobj, Stream) or self.sparse is not None:
-            raise _unknown_sparse(self.name)
-        before = archive.fileobj.tell()
-        self.sparse = pax_map(records, pairs, archive.fileobj, self.name)
-        self.stored -= archive.fileobj.tell() - before
-        size = records.get("GNU.sparse.realsize") or records.get("GNU.sparse.size", b"")
-        self.size = decimal(size, self.name)
-
-    def segments(self) -> list[Segment] | None:
-        """The map of a sparse file, checked; None for any other file."""
-        if self.sparse is None:
-            return None
-        segments = [segment for segment in self.sparse if segment != (0, 0)]  # unused places of the old format
-        check(segments, self.size, self.stored, self.name)
-        return segments
 
 
 def read_header(archive: Archive) -> TarHeader:
@@ -147,8 +120,18 @@ def _padded(size: int) -> int:
     return size + -size % BLOCK
 
 
-def _unknown_sparse(name: str) -> Refusal:
-    return Refusal(name, "It is sparse in a way that is not known here.")
+def _sparse(name: str) -> Refusal:
+    return Refusal(
+        name, "It is a sparse file.", "Write the tar anew without tar's option --sparse, or use another image."
+    )
+
+
+def decimal(digits: bytes, name: str) -> int:
+    """A number of a PAX record."""
+    # int() alone takes signs, blanks and underscores, and long for very many digits. 64 bits are 20 digits.
+    if not digits.isdigit() or len(digits) > 20:
+        raise Refusal(name, f"A number was expected and {digits[:40]!r} found.")
+    return int(digits)
 
 
 def text(raw: bytes) -> str:
@@ -156,24 +139,20 @@ def text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def _read_records(data: bytes, archive: Archive) -> tuple[dict[str, bytes], list[bytes]]:
-    """PAX records, ``LENGTH KEY=VALUE\\n``; apart from them the numbers of a sparse map of version 0.0."""
+def _read_records(data: bytes, archive: Archive) -> dict[str, bytes]:
+    """PAX records, ``LENGTH KEY=VALUE\\n``."""
     records: dict[str, bytes] = {}
-    pairs = []
     at = 0
     while at < len(data):
         digits = data[at : at + 20].split(b" ", 1)[0]
         length = int(digits) if digits.isdigit() else 0
-        raw, equals, value = data[at + len(digits) + 1 : at + length - 1].partition(b"=")
+        key, equals, value = data[at + len(digits) + 1 : at + length - 1].partition(b"=")
         # The shortest record is "5 a=\n" without a value: digits, blank, one letter, "=" and the line's end.
         if length < len(digits) + 4 or data[at + length - 1 : at + length] != b"\n" or not equals:
             raise Refusal("", "A PAX header is damaged.")
         archive.records += 1
-        if (key := text(raw)) in _PAIRS:
-            pairs.append(value)
-        else:
-            records[key] = value
+        records[text(key)] = value
         at += length
     if archive.records > MAX_RECORDS:
         raise Refusal("", f"It has more than {MAX_RECORDS} PAX records.", "Do not use the image: no layer has as many.")
-    return records, pairs
+    return records

@@ -5,23 +5,19 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Iterator, Mapping
 
-from envbuild.rootfs import sparse, tar_header
+from envbuild.rootfs import tar_header
 from envbuild.rootfs.members import Kind, Member, Refusal, tidy_name
 from envbuild.rootfs.stream import Content, Stream
 from envbuild.rootfs.tar_header import TarHeader, read_header
 
-_BOMB = "Nothing honest has holes of that size; do not use the image."
 # Owners are 32 bits (chown(2)).
 MAX_OWNER = (1 << 32) - 1
 # What a squashfs can hold.
 MAX_TIME = (1 << 32) - 1
-# Blocks of headers of one member, those with the map of a sparse file among them.
-MAX_BLOCKS = 1 << 13
 _KINDS = {
     tarfile.REGTYPE: Kind.FILE,
     tarfile.AREGTYPE: Kind.FILE,
     tarfile.CONTTYPE: Kind.FILE,  # contiguous, which means nothing today
-    tarfile.GNUTYPE_SPARSE: Kind.FILE,
     tarfile.LNKTYPE: Kind.HARD_LINK,
     tarfile.SYMTYPE: Kind.SYMLINK,
     tarfile.CHRTYPE: Kind.CHARACTER,
@@ -43,12 +39,12 @@ class _LayerTar(Stream):
     def __init__(self, pieces: Iterator[bytes]) -> None:
         super().__init__(pieces)
         self.fileobj: Stream = self
-        self.offset = self.header_bytes = self.records = self._blocks = 0
+        self.offset = self.header_bytes = self.records = 0
 
     def header(self) -> TarHeader | None:
         """The next member's header; None at the end."""
         self.skip_to(self.offset)
-        self.header_bytes = self._blocks = 0
+        self.header_bytes = 0
         if self.at_end():
             return None
         try:
@@ -58,18 +54,9 @@ class _LayerTar(Stream):
         except tarfile.HeaderError as error:
             raise Refusal("", f"A tar header is damaged: {error}.") from None
 
-    def read(self, count: int) -> bytes:
-        self._blocks += 1
-        if self._blocks > MAX_BLOCKS:
-            raise Refusal("", f"The headers of a member have more than {MAX_BLOCKS} blocks.")
-        return super().read(count)
 
-
-def read_tar(pieces: Iterator[bytes], limit_bytes: int) -> Iterator[tuple[Member, Content | None]]:
+def read_tar(pieces: Iterator[bytes]) -> Iterator[tuple[Member, Content | None]]:
     """The members in their order, a file's with its content; all of the stream is read in the end.
-
-    Args:
-        limit_bytes: how large the sparse files may be together.
 
     Raises:
         Refusal: the tar is damaged, or has something that no layer has.
@@ -85,15 +72,7 @@ def read_tar(pieces: Iterator[bytes], limit_bytes: int) -> Iterator[tuple[Member
             tar.offset = tar.tell()  # a directory in the form of before 1988 may have a size
             yield member, None
             continue
-        segments = header.segments()
-        if segments is None:
-            parts = tar.pieces(header.stored)
-        else:
-            limit_bytes -= member.size
-            if limit_bytes < 0:
-                raise Refusal(member.name, "With it, the layer's sparse files are larger than the layer may be.", _BOMB)
-            parts = sparse.expanded(segments, member.size, tar)
-        yield member, Content(member.size, parts)
+        yield member, Content(member.size, tar.pieces(header.size))
     tar.drain()
 
 

@@ -23,6 +23,7 @@ from envbuild.core.files import NotPlainFileError, machine_errors
 from envbuild.store.address import Address
 from envbuild.store.backend import StoredObject
 from envbuild.store.registry_errors import Wording
+from envbuild.store.transfer import longest_seconds
 
 if TYPE_CHECKING:
     from obstore.store import GCSStore, S3Store
@@ -40,6 +41,8 @@ CONNECT_SECONDS, READ_SECONDS = 10, 60
 ARRIVAL_PAUSE_SECONDS, ARRIVAL_LOOKS = 5.0, 120
 RETRIES = 5
 RETRY_SECONDS = 120
+# For an answer that is no file, all tries together: a server that trickles would hold a command for ever.
+ANSWER_SECONDS = 600.0
 # Lists come page by page, and a server could send pages for ever.
 MOST_NAMES, LIST_SECONDS = 1_000_000, 600.0
 # The exceptions of obstore (0.12) have no fields: status and kind of a failure are in their text alone.
@@ -224,14 +227,20 @@ class Bucket:
                 return False
             with machine_errors(to), to.open("ab" if start else "wb") as out:
                 chunks = iter(answer.stream(min_chunk_size=CHUNK_BYTES))
-                while out.tell() <= size_bytes and (chunk := wait_for(lambda: next(chunks, None))) is not None:
+                limit = longest_seconds(size_bytes)
+                deadline = time.monotonic() + limit
+                while out.tell() <= size_bytes:
+                    left = max(0.0, deadline - time.monotonic())
+                    if (chunk := wait_for(lambda: next(chunks, None), left, limit)) is None:
+                        break
                     out.write(chunk)
         return True
 
     def _put(self, path: str, content: bytes | Path, **how: Any) -> None:
         import obstore
 
-        wait_for(lambda: obstore.put(self._store, path, content, **how))
+        size_bytes = content.stat().st_size if isinstance(content, Path) else 0
+        wait_for(lambda: obstore.put(self._store, path, content, **how), ANSWER_SECONDS + longest_seconds(size_bytes))
 
     def _check_bucket(self) -> None:
         """What is not found may be missing with its whole bucket; listing an empty place is no error, that one is."""
@@ -248,6 +257,12 @@ class Bucket:
             yield
         except (EnvbuildError, NotPlainFileError):
             raise
+        except _TooSlowError as error:
+            raise NetworkError(
+                f"the {self._wording.noun} {self.address} is too slow to {doing}",
+                why=f"It was not whole after {error} s.",
+                fix=f"Look at the network and the service, and run the same command again.{self._wording.otherwise}",
+            ) from error
         except FileNotFoundError as error:
             raise self._failed(doing, str(error), not_found=True) from error
         except (BaseError, ValueError, OSError) as error:
@@ -300,9 +315,22 @@ def _code(text: str) -> str:
     return match[1] if match else ""
 
 
-def wait_for(action: Callable[[], T]) -> T:
-    """The result of a call into obstore, which hears of no signal until it is done: Ctrl-C ends the waiting here."""
-    return run_in_background(action).result()
+class _TooSlowError(Exception):
+    pass
+
+
+def wait_for(action: Callable[[], T], seconds: float | None = None, limit: float | None = None) -> T:
+    """The result of a call into obstore, which hears of no signal until it is done: Ctrl-C ends the waiting here.
+
+    Args:
+        seconds: how long it may take.
+        limit: which limit that is what is left of.
+    """
+    seconds = ANSWER_SECONDS if seconds is None else seconds
+    try:
+        return run_in_background(action).result(timeout=seconds)
+    except FutureTimeoutError:
+        raise _TooSlowError(f"{limit or seconds:.0f}") from None
 
 
 def open_bucket(

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from envbuild.core.digests import sha256_file, short
-from envbuild.core.errors import CheckRefusedError, InternalError
+from envbuild.core.errors import CheckRefusedError
 from envbuild.core.text import quoted_command
 from envbuild.core.validation import Digest, describe_errors
 from envbuild.store.backend import EntryFile
@@ -44,13 +44,10 @@ class Document(BaseModel):
 
 
 def describe(kind: str, key: str, index_path: tuple[str, ...], folder: Path, record: JsonValue) -> Document:
-    """The document of a local entry."""
+    """The document of a local entry, which holds plain files alone (``entry_index``)."""
     files = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        # Whoever fetches the entry writes its files: a link could lead out of the folder.
-        if path.is_symlink():
-            raise InternalError(f"the store entry has a symbolic link: {name}")
         if path.is_file() and name != ENTRY_INDEX_FILE:
             files.append(EntryFile(name=name, digest=sha256_file(path), size_bytes=path.stat().st_size))
     return Document(kind=kind, key=key, shelf=index_path, files=tuple(files), record=record)

@@ -21,8 +21,8 @@ from envbuild.store.backend import (
     ObjectStore,
     StoredObject,
 )
+from envbuild.store.conditional import change_settled
 from envbuild.store.document import MOST_BYTES, refused
-from envbuild.store.settled import change_settled
 
 
 class Objects:

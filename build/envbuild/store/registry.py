@@ -7,6 +7,8 @@ out, since it neither goes on after a cut connection nor checks what it download
 from __future__ import annotations
 
 import contextlib
+import functools
+import tempfile
 import threading
 import time
 import urllib.parse
@@ -24,13 +26,38 @@ from envbuild.core.errors import EnvbuildError, NetworkError
 from envbuild.core.files import machine_errors
 from envbuild.store.address import Address, is_loopback
 from envbuild.store.docker_config import Credentials, credentials_for
-from envbuild.store.pools import Pools
 from envbuild.store.registry_errors import RETRIES, STORE, TRANSIENT, RegistryErrors, Wording
-from envbuild.store.transfer import is_progress, longest_seconds, receive, redirected_to, whole_body
+from envbuild.store.transfer import CHUNK_BYTES, is_progress, longest_seconds, receive, redirected_to, whole_body
 
 if TYPE_CHECKING:
-    from urllib3 import BaseHTTPResponse
+    from urllib3 import BaseHTTPResponse, PoolManager
     from urllib3.util import Retry
+
+
+class Pools:
+    """A pool of connections for each proxy; threads may share it."""
+
+    def __init__(self, ca_bundle: Path | None) -> None:
+        self._ca_bundle = ca_bundle
+        self._lock = threading.Lock()
+        self._pools: dict[str, PoolManager] = {}
+
+    def pool(self, url: str) -> PoolManager:
+        """The pool for an address: there is one for each proxy that the environment names."""
+        from urllib3 import PoolManager, ProxyManager
+
+        parts = urllib.parse.urlsplit(url)
+        # urllib3 does not read HTTPS_PROXY and NO_PROXY; the standard library does.
+        proxy = "" if urllib.request.proxy_bypass(parts.netloc) else urllib.request.getproxies().get(parts.scheme, "")
+        with self._lock:
+            if proxy not in self._pools:
+                # What cannot be reached through TLS that is trusted, is not reached.
+                trust = str(self._ca_bundle) if self._ca_bundle else None
+                # blocksize: a file goes out in pieces of 16 kB otherwise, which takes twice the time on a fast network.
+                make = functools.partial(ProxyManager, proxy) if proxy else PoolManager
+                self._pools[proxy] = make(maxsize=8, ca_certs=trust, blocksize=CHUNK_BYTES)
+            return self._pools[proxy]
+
 
 CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
 BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 0.2, 30
@@ -166,6 +193,14 @@ class Registry:
         if response.status not in (200, 206, 404):
             raise self.refused(f"GET {path}", response.status, b"", redirected_to(response, url))
         return response.status != 404
+
+    def read(self, path: str, at_most_bytes: int, headers: Mapping[str, str] | None = None) -> bytes | None:
+        """What is at a path, as a download, which is resumed and bounded by a size; None when nothing is there."""
+        with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
+            file = Path(folder) / "document"
+            there = self.download(path, at_most_bytes, file, headers)
+            with machine_errors(file, "read"):
+                return file.read_bytes() if there else None
 
     def send(
         self,

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import io
 import re
+import tempfile
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
+from envbuild.core.digests import sha256_bytes
 from envbuild.core.files import machine_errors
 from envbuild.store.registry import Registry
 from envbuild.store.registry_errors import TRANSIENT
@@ -96,6 +98,18 @@ def upload_blob(registry: Registry, file: Path, digest: str, size_bytes: int) ->
         if size_bytes <= CHUNK_BYTES or not upload.in_chunks():
             upload.whole()
         return upload.sent
+
+
+def upload_bytes(registry: Registry, content: bytes) -> str:
+    """Send a small blob, unless it is there; returns its digest."""
+    digest = sha256_bytes(content)
+    if not has_blob(registry, digest, len(content)):
+        with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
+            file = Path(folder) / "blob"
+            with machine_errors(file):
+                file.write_bytes(content)
+            upload_blob(registry, file, digest, len(content))
+    return digest
 
 
 @dataclass

@@ -16,8 +16,7 @@ from envbuild.lock.uv.torch_builds import TorchSource, locked_torch
 from envbuild.store.local import LocalStore
 from envbuild.sync.install import InstallScope, install_packages, make_venv
 from envbuild.sync.install_target import InstallTarget
-from envbuild.sync.local import local_target
-from envbuild.sync.machine import other_machine, refuse_without_base
+from envbuild.sync.local import local_target, other_machine, refuse_without_base
 from envbuild.wheels.audit.prebuilt import check_prebuilt, site_packages_of
 from envbuild.wheels.cache.entry import ENVIRONMENTS_KIND as KIND
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from envbuild.core.errors import CheckRefusedError
 from envbuild.core.exit_status import describe_status, tail
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
+from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.models import Lock
-from envbuild.sync import conclusive
+from envbuild.lock.record.content import locked_content
+from envbuild.sync import install_target
+from envbuild.sync.install import InstallScope
 from envbuild.sync.install_target import InconclusiveError, RunCommand
 from envbuild.wheels.architectures import dotted
 
@@ -183,18 +186,18 @@ def try_imports(
         # Shortly before its time is over a process writes down where it is.
         argv = [probe.python, "-I", probe.program, module, MARK, f"{0.9 * limit_seconds:g}"]
         what = f"import {module} of {component}"
-        finished = conclusive.run_once(run, argv, what=what, log=log, limit_seconds=limit_seconds)
+        finished = install_target.run_once(run, argv, what=what, log=log, limit_seconds=limit_seconds)
         return _judge(component, module, finished, absent, log)
 
     def first(pair: tuple[str, str]) -> NotChecked | NotImported | InconclusiveError | None:
         try:
-            return one(pair, conclusive.LIMIT_SECONDS)
+            return one(pair, install_target.LIMIT_SECONDS)
         except InconclusiveError as error:
             return error
 
     def outcomes(items: Sequence[tuple[str, str]]) -> dict[tuple[str, str], NotChecked | NotImported | None]:
         tried = dict(zip(items, pool.map(first, items), strict=True))
-        longer = conclusive.LONGER * conclusive.LIMIT_SECONDS
+        longer = install_target.LONGER * install_target.LIMIT_SECONDS
         # Only now: the others have ended.
         return {
             pair: one(pair, longer) if isinstance(outcome, InconclusiveError) else outcome
@@ -263,3 +266,35 @@ def last_report(output: str, mark: str) -> dict[str, Any]:
             value: dict[str, Any] = json.loads(line.removeprefix(mark))
             return value
     return {}
+
+
+NEVER_BUILT = "locked, never built"
+
+
+def import_modules(lock: LockDirectory, scope: InstallScope, probe: ImportProbe, reporter: Reporter) -> Imports:
+    """Import the modules of the scope's phases; those of the others, and of what was left out, are not checked."""
+    phases, leave_out = scope.phases, scope.leave_out
+    # A commit is installed in phase git, whatever the phase of its component.
+    phase_of = {
+        name: "git" if component.commit else component.phase.value for name, component in lock.lock.components.items()
+    }
+    modules = modules_of(lock.lock)
+    left_out = {name: names for name, names in modules.items() if phase_of[name] not in phases or name in leave_out}
+    absent_phases = tuple(phase for phase in PHASE_FILES if phase not in phases and lock.file(phase))
+    absent = Absent(
+        phases=absent_phases,
+        packages=frozenset([*locked_content(lock, absent_phases), *leave_out]),
+        modules=frozenset(module for names in left_out.values() for module in names),
+    )
+    present = {name: names for name, names in modules.items() if name not in left_out}
+    imports = try_imports(present, probe, reporter, absent=absent)
+    skipped = tuple(
+        NotChecked(
+            module=module,
+            component=name,
+            reason=NEVER_BUILT if name in leave_out else f"phase {phase_of[name]} is not installed",
+        )
+        for name, names in left_out.items()
+        for module in names
+    )
+    return replace(imports, not_checked=imports.not_checked + skipped)

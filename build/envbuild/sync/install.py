@@ -15,7 +15,8 @@ from envbuild.core.files import machine_errors, write_atomic
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, git_build_options
-from envbuild.lock.record.content import locked_content, packages_by_index, pinned_package, without_packages
+from envbuild.lock.record.content import locked_content, packages_by_index
+from envbuild.lock.requirement_lines import pinned_package, without_packages
 from envbuild.lock.uv.interpreter import pyenv_python
 from envbuild.lock.uv.program import NoInterpreterError, failure
 from envbuild.lock.uv.torch_builds import TorchSource
@@ -167,7 +168,9 @@ def install_again(
     file = lock.file(phase)
     if file is None or phase == GIT_PHASE:
         return
-    index, packages = next(item for item in packages_by_index(lock, phase).items() if package in item[1])
+    index, packages = next(
+        (index, packages) for index, packages in packages_by_index(lock, phase).items() if package in packages
+    )
     others = {*locked_content(lock, (phase,))} - packages
     path = _requirements(file, {*leave_out, *others}, place, index)
     _PipInstall(lock, place, phase, source).run(["--requirements", path], index=index, again=[package])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,22 +13,60 @@ from pathlib import Path
 
 from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
+from envbuild.catalog.fields import MACHINES
 from envbuild.catalog.models import Target
 from envbuild.core.errors import MachineError, UsageError
 from envbuild.core.files import machine_errors, remove_tree
 from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
+from envbuild.lock.models import Lock
 from envbuild.lock.uv.program import uv_program
 from envbuild.lock.uv.settings import installing_uv
 from envbuild.lock.uv.torch_builds import locked_torch
-from envbuild.sync.driver_stub import make_stub, variables_with_stub
-from envbuild.sync.imports import PROBE, ImportProbe, NotChecked, check_environment
+from envbuild.sync.driver_start import make_stub, variables_with_stub
+from envbuild.sync.imports import PROBE, ImportProbe, NotChecked, check_environment, import_modules
 from envbuild.sync.install import InstallScope, PhaseRun, add_files, install
 from envbuild.sync.install_target import InconclusiveError, InstallTarget
-from envbuild.sync.machine import other_machine, refuse_without_base
-from envbuild.sync.modules import import_modules
+from envbuild.wheels.audit.binary import version_key
 from envbuild.wheels.audit.prebuilt import PackageCode, check_prebuilt, site_packages_of
+
+
+def other_machine(base_platform: str, base_glibc: str) -> str:
+    """Why a base's packages do not run here: another architecture, or an older glibc; empty where they do.
+
+    Python is not looked at: uv looks for it.
+
+    Args:
+        base_platform: the base's, such as ``linux/amd64``.
+    """
+    machine, glibc = platform.machine(), platform.libc_ver()[1]  # no glibc where there is another C library
+    wanted = MACHINES[base_platform]
+    if machine != wanted:
+        return f"The base is for {wanted}; this machine is {machine}."
+    # By numbers: as texts, 2.100 would be older than 2.36.
+    if not glibc or version_key(glibc) < version_key(base_glibc):
+        here = glibc or "none"
+        return f"The base has glibc {base_glibc}; this machine has {here}, and wheels may need the newer one."
+    return ""
+
+
+def refuse_without_base(lock: Lock) -> None:
+    """A lock that counts on packages of its base cannot be installed on a machine.
+
+    Raises:
+        MachineError: the base brings packages; names them.
+    """
+    provides = lock.base.provides
+    if not provides:
+        return
+    brought = ", ".join(f"{name} {version}" for name, version in sorted(provides.items()))
+    raise MachineError(
+        f"the lock of stack {lock.stack} cannot be installed without its base {lock.base.name}",
+        why=f"The base brings {brought}; the lock leaves them out, and this machine does not have them.",
+        fix="Lock the stack on a base that brings nothing, and install that: envbuild lock --base NAME. Inside the "
+        "base's container, the lock's own files install into an environment made with --system-site-packages.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

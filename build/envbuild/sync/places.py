@@ -23,8 +23,7 @@ from envbuild.lock.uv.settings import installing_uv
 from envbuild.sync.imports import ImportProbe
 from envbuild.sync.install import InstallScope, make_venv
 from envbuild.sync.install_target import InstallTarget
-from envbuild.sync.local import LocalCommands, fill_environment, local_probe
-from envbuild.sync.machine import other_machine
+from envbuild.sync.local import LocalCommands, fill_environment, local_probe, other_machine
 from envbuild.wheels.audit.prebuilt import site_packages_of
 from envbuild.wheels.cache.wheelhouse import NO_BUILT, Built
 

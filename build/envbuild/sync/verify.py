@@ -21,11 +21,10 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.verification import VerifiedLock
-from envbuild.sync import extension_stubs, failure_packages, installed_packages
+from envbuild.sync import extension_stubs, failure_packages
 from envbuild.sync.extension_stubs import write_stubs
-from envbuild.sync.imports import FIX, PROBE, NotImported
-from envbuild.sync.installed_packages import InstalledPackages
-from envbuild.sync.modules import import_modules
+from envbuild.sync.failure_packages import InstalledPackages
+from envbuild.sync.imports import FIX, PROBE, NotImported, import_modules
 from envbuild.sync.places import Place, Trial
 from envbuild.wheels.build.unpack import unpack
 from envbuild.wheels.cache.wheelhouse import NO_BUILT, Built
@@ -257,7 +256,7 @@ def _key(place: Place, trial: Trial) -> str:
 
 def _key_of_failure(place: Place, trial: Trial) -> str:
     """The key of a result with findings: what these are about, later code may see otherwise."""
-    code = "".join(sha256_file(Path(str(module.__file__))) for module in (failure_packages, installed_packages))
+    code = sha256_file(Path(str(failure_packages.__file__)))
     return digest_of({"trial": _key(place, trial), "code": code})
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import envbuild_smoke
 from envbuild.catalog.data import data_root
 from envbuild.core.digests import sha256_bytes
-from envbuild.core.errors import InternalError
 from envbuild.store.local import LocalStore
 
 # The first moment that a zip can hold.
@@ -20,8 +19,6 @@ FILE_NAME = "smoke.pyz"
 def smoke_bytes(source: Path | None = None) -> bytes:
     """The zipapp of ``smoke/`` (or of another folder with a ``__main__.py`` and the package)."""
     entry = (source or data_root() / "smoke") / "__main__.py"
-    if not entry.is_file():
-        raise InternalError("the smoke runner is incomplete", why=f"{entry} does not exist.")
     # An installed envbuild has the package next to its own.
     package = source / envbuild_smoke.__name__ if source else Path(envbuild_smoke.__file__).parent
     # The order of a folder's entries depends on the file system.

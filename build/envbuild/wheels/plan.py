@@ -18,6 +18,7 @@ from envbuild.core.digests import digest_of
 from envbuild.core.errors import CheckRefusedError, UsageError
 from envbuild.lock.components.project_metadata import readable
 from envbuild.lock.lockfile import LockDirectory
+from envbuild.lock.models import LockedComponent
 from envbuild.lock.record.content import Content, locked_content
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.key import KeyParts, TorchPart, front_digest
@@ -67,14 +68,22 @@ def buildable(lock: LockDirectory) -> dict[str, SourceOrigin]:
     origins = {}
     for name, component in lock.lock.components.items():
         if component.phase is Phase.COMPILE and component.commit and component.git:
-            folder = component.subdirectory or ""
-            origins[name] = SourceOrigin(
-                package=name, version=component.version, git=component.git, commit=component.commit, subdirectory=folder
-            )
+            origins[name] = git_origin(name, component)
         elif component.phase is Phase.COMPILE and component.sdist:
             index = component.index or ""
             origins[name] = SourceOrigin(package=name, version=component.version, sdist=component.sdist, index=index)
     return origins
+
+
+def git_origin(name: str, component: LockedComponent) -> SourceOrigin:
+    """What a component from git is built from."""
+    return SourceOrigin(
+        package=name,
+        version=component.version,
+        git=component.git or "",
+        commit=component.commit or "",
+        subdirectory=component.subdirectory or "",
+    )
 
 
 def choose(lock: LockDirectory, asked: Sequence[str]) -> tuple[str, ...]:

@@ -169,16 +169,13 @@ def _named(present: tuple[Gpu, ...], names: Sequence[str], source: str) -> tuple
 def _demand_generation(chosen: Sequence[Gpu], wanted: WantedGpu) -> None:
     capabilities = {capability(sm) for sm in wanted.sm}
     for gpu in chosen:
-        right = gpu.compute_capability in capabilities
-        if right and (not wanted.names or any(name.lower() in gpu.name.lower() for name in wanted.names)):
-            continue
-        names = f" and a name with {' or '.join(wanted.names)}" if wanted.names else ""
-        raise CannotRunError(
-            "wrong-gpu",
-            f"GPU {gpu.index} is a {gpu.name} of compute capability {gpu.compute_capability}; the plan's target wants "
-            f"{' or '.join(sorted(capabilities))}{names}. Run on such a machine, choose others with --gpus, or make "
-            "the plan for this target",
-        )
+        if gpu.compute_capability not in capabilities:
+            raise CannotRunError(
+                "wrong-gpu",
+                f"GPU {gpu.index} is a {gpu.name} of compute capability {gpu.compute_capability}; the plan's target "
+                f"wants {' or '.join(sorted(capabilities))}. Run on such a machine, choose others with --gpus, or make "
+                "the plan for this target",
+            )
 
 
 # A process on a GPU takes memory and time: a case would fail or be slow for no fault of the environment.

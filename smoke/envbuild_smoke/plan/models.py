@@ -122,11 +122,9 @@ class Case(CaseAxes):
 
 @dataclass(frozen=True, kw_only=True)
 class WantedGpu:
-    """What every GPU used must be: of one of these compute capabilities ("90a"), and of these names if any."""
+    """What every GPU used must be: of one of these compute capabilities ("90a")."""
 
     sm: Annotated[tuple[Sm, ...], NOT_EMPTY]
-    # Parts of nvidia-smi's name: a compute capability does not separate an H100 from an H200, both 9.0.
-    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,6 @@ class CaseRun:
             self._once = replace(self._once, **once)
             if report.weights_saved:
                 self.weights_saved = True
-                self._emit({"event": "weights-saved", **about})
             if step := report.step:
                 if not self._steps:
                     # Steps are reported at their end.

@@ -125,8 +125,4 @@ class JobLoop:
 
     def _ended(self, job: RunJob, result: CaseLine) -> None:
         self._scheduler.ended(job.job.key)
-        result = replace(result, restarted=self._restarted.get(job.job.key))
-        if job.rerun:
-            self._log.ran_again(result)
-        else:
-            self._log.finish(result)
+        self._log.finish(replace(result, restarted=self._restarted.get(job.job.key)))

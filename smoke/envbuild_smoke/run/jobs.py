@@ -11,39 +11,30 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class RunJob:
-    """What a scheduled job does. `rerun` marks a case that completed before and runs for its checkpoint alone."""
+    """What a scheduled job does."""
 
     job: Job
     case: Case
     repeat: int
-    rerun: bool = False
-
-    @property
-    def run(self) -> Key:
-        """The case's id and the repeat."""
-        return self.case.id, self.repeat
 
 
-def make_jobs(
-    cases: Iterable[Case], repeats: int, done: Collection[Key] = (), rerun: Collection[Key] = ()
-) -> dict[str, RunJob]:
-    """Return the jobs by key; `done` are the runs that have ended, `rerun` those of them that run once more."""
+def make_jobs(cases: Iterable[Case], repeats: int, done: Collection[Key]) -> dict[str, RunJob]:
+    """Return the jobs by key, without the runs that are `done`."""
     jobs: dict[str, RunJob] = {}
     for case in cases:
         for repeat in range(1, repeats + 1):
-            run, before = (case.id, repeat), (str(case.baseline), repeat)
-            if run in done and run not in rerun:
+            if (case.id, repeat) in done:
                 continue
-            # The checkpoint of a baseline that ended stays, unless it runs again.
-            waits = case.baseline is not None and (before not in done or before in rerun)
+            # The checkpoint of a baseline that ended stays.
+            waits = case.baseline is not None and (case.baseline, repeat) not in done
             job = Job(
-                key=job_key(*run),
+                key=job_key(case.id, repeat),
                 world_size=case.world_size,
                 nodes=case.nodes,
-                weights_of=job_key(*before) if waits else None,
+                weights_of=job_key(str(case.baseline), repeat) if waits else None,
                 needs_final_weights=case.compare_weights,
             )
-            jobs[job.key] = RunJob(job=job, case=case, repeat=repeat, rerun=run in rerun)
+            jobs[job.key] = RunJob(job=job, case=case, repeat=repeat)
     return jobs
 
 

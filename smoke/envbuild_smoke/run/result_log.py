@@ -14,8 +14,6 @@ class ResultLog:
         self.results: dict[Key, CaseLine] = dict(results)
         self._emit = emit
         self._writer = writer
-        # Baselines that completed, and did not when they ran again for their checkpoint.
-        self._lost: dict[Key, CaseLine] = {}
 
     def finish(self, result: CaseLine) -> None:
         """Write a result to disk, then report it."""
@@ -24,15 +22,9 @@ class ResultLog:
         end = {"status": result.status, "seconds": result.seconds}
         self._emit({"event": "case-finished", "case": result.case, "repeat": result.repeat, **end})
 
-    def ran_again(self, result: CaseLine) -> None:
-        """Note a baseline that ran for its checkpoint alone: its result of the first time stands."""
-        if result.status != "completed":
-            self._lost[result.case, result.repeat] = result
-
     def missing_baseline(self, job: RunJob) -> Failure | None:
         """Return why a case cannot start, or will not: its baseline did not complete."""
-        run = (str(job.case.baseline), job.repeat)
-        baseline = self._lost.get(run) or self.results.get(run)
+        baseline = self.results.get((str(job.case.baseline), job.repeat))
         if baseline is None or baseline.status == "completed":
             return None
         message = f"baseline {job.case.baseline} {baseline.status}: no weights to start from"

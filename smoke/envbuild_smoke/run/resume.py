@@ -147,18 +147,17 @@ def _whole_lines(content: bytes) -> tuple[int, list[dict[str, object]]]:
     return length, lines
 
 
-def checkpoints_missing(
-    plan: Plan, cases: Iterable[Case], out: Path, results: Mapping[Key, CaseLine]
-) -> frozenset[Key]:
-    """Return the baselines that completed, whose checkpoints are needed and no longer there."""
-    missing = set()
+def check_checkpoints(plan: Plan, cases: Iterable[Case], out: Path, results: Mapping[Key, CaseLine]) -> None:
+    """Raise ResumeError where a case is left whose baseline completed, and its checkpoint is no longer there."""
     for case in cases:
         for repeat in range(1, plan.repeats + 1):
-            run, baseline = (case.id, repeat), results.get((str(case.baseline), repeat))
-            if run in results or baseline is None or baseline.status != "completed":
+            baseline = results.get((str(case.baseline), repeat))
+            if (case.id, repeat) in results or baseline is None or baseline.status != "completed":
                 continue
-            needed = (INITIAL, FINAL) if case.compare_weights else (INITIAL,)
-            folder = repeat_folder(out, repeat)
-            if not all(checkpoint_path(folder, baseline.case, name).is_dir() for name in needed):
-                missing.add((baseline.case, repeat))
-    return frozenset(missing)
+            for name in (INITIAL, FINAL) if case.compare_weights else (INITIAL,):
+                folder = checkpoint_path(repeat_folder(out, repeat), baseline.case, name)
+                if not folder.is_dir():
+                    raise ResumeError(
+                        f"the run cannot be resumed: {case.id} needs the checkpoint {folder}, which is gone; run again "
+                        "with another --out"
+                    )

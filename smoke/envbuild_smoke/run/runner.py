@@ -90,6 +90,7 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
         unusable = _differing_nodes(context, context.pool, line)
     if previous is not None:
         resume.check_same_environment(previous, line)
+        resume.check_checkpoints(plan, cases, context.out, results)
     # Only now: a run that was interrupted while it imported leaves no results file, not an empty one.
     # Of one that is resumed, the incomplete last line and the line of type "end" are cut off.
     writer = ResultsWriter(context.out, None if previous is None else previous.whole_bytes)
@@ -101,8 +102,7 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
             writer.write(ResumedLine(at=now(), cut_bytes=previous.cut_bytes))
             context.emit({"event": "resumed", "kept": len(log.results), "cut_bytes": previous.cut_bytes})
         if unusable is None:
-            rerun = resume.checkpoints_missing(plan, cases, context.out, results)
-            JobLoop(context, make_jobs(cases, plan.repeats, results, rerun), devices, log, listed).run()
+            JobLoop(context, make_jobs(cases, plan.repeats, results), devices, log, listed).run()
             # After the cases: a sweep at the same time would slow them down, and be slowed down.
             if plan.bandwidth is not None and (previous is None or not previous.bandwidth):
                 sweep = measure_bandwidth(context, plan.bandwidth, devices)

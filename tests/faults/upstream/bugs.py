@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from faults.kinds import Edit
+from faults.kinds import Edit, edit
 
 MEGATRON = "https://github.com/NVIDIA/Megatron-LM"
 CORE = "megatron/core"
@@ -57,64 +57,46 @@ class NotCaught:
 
 
 # The state of the optimizer is gathered without the padding between buckets, and cut with it.
-_WITHOUT_PADDING = Edit(
-    file=OPTIMIZER,
-    changes=(
-        (
-            "                        state_ten = world_tensors[state_key][param_world_start:param_world_end]\n",
-            (
-                "                        padding = sum(\n"
-                "                            bucket.grad_data.numel() - bucket.numel_unpadded\n"
-                "                            for bucket in buffer.buckets\n"
-                "                            if bucket.offset + bucket.grad_data.numel() <= param_world_start\n"
-                "                        )\n"
-                "                        own = slice(param_world_start - padding, param_world_end - padding)\n"
-                "                        state_ten = world_tensors[state_key][own]\n"
-            ),
-        ),
+_WITHOUT_PADDING = edit(
+    OPTIMIZER,
+    "                        state_ten = world_tensors[state_key][param_world_start:param_world_end]\n",
+    (
+        "                        padding = sum(\n"
+        "                            bucket.grad_data.numel() - bucket.numel_unpadded\n"
+        "                            for bucket in buffer.buckets\n"
+        "                            if bucket.offset + bucket.grad_data.numel() <= param_world_start\n"
+        "                        )\n"
+        "                        own = slice(param_world_start - padding, param_world_end - padding)\n"
+        "                        state_ten = world_tensors[state_key][own]\n"
     ),
 )
-_SPLIT_AGAIN = Edit(
-    file=LANGUAGE,
-    changes=(
-        (
-            "        # [b s] => [s b]\n        labels = labels.transpose(0, 1).contiguous()\n",
-            (
-                "        if not getattr(self, 'parallel_output', True):\n"
-                "            logits = tensor_parallel.scatter_to_tensor_model_parallel_region(logits)\n"
-                "        labels = labels.transpose(0, 1).contiguous()\n"
-            ),
-        ),
+_SPLIT_AGAIN = edit(
+    LANGUAGE,
+    "        # [b s] => [s b]\n        labels = labels.transpose(0, 1).contiguous()\n",
+    (
+        "        if not getattr(self, 'parallel_output', True):\n"
+        "            logits = tensor_parallel.scatter_to_tensor_model_parallel_region(logits)\n"
+        "        labels = labels.transpose(0, 1).contiguous()\n"
     ),
 )
-_TOKENS_OF_THE_SAMPLE = Edit(
-    file=SCHEDULES,
-    changes=(
-        (
-            "                    output_tensor /= torch.clamp(num_tokens, min=1)\n",
-            (
-                "                    whole = num_tokens.clone()\n"
-                "                    torch.distributed.all_reduce(\n"
-                "                        whole, group=parallel_state.get_context_parallel_group()\n"
-                "                    )\n"
-                "                    output_tensor *= cp_group_size\n"
-                "                    output_tensor /= torch.clamp(whole, min=1)\n"
-            ),
-        ),
+_TOKENS_OF_THE_SAMPLE = edit(
+    SCHEDULES,
+    "                    output_tensor /= torch.clamp(num_tokens, min=1)\n",
+    (
+        "                    whole = num_tokens.clone()\n"
+        "                    torch.distributed.all_reduce(\n"
+        "                        whole, group=parallel_state.get_context_parallel_group()\n"
+        "                    )\n"
+        "                    output_tensor *= cp_group_size\n"
+        "                    output_tensor /= torch.clamp(whole, min=1)\n"
     ),
 )
-_ONE_BY_ONE = Edit(
-    file=MESSAGES,
-    changes=(
-        (
-            "        elif config.batch_p2p_comm:\n            assert wait_on_reqs\n",
-            "        elif config.batch_p2p_comm and self.pp_group.size() > 2:\n            assert wait_on_reqs\n",
-        ),
-        (
-            "        if config.use_ring_exchange_p2p or config.batch_p2p_comm:\n            reqs = []\n",
-            "        if p2p_func is not _p2p_ops:\n            reqs = []\n",
-        ),
-    ),
+_ONE_BY_ONE = edit(
+    MESSAGES,
+    "        elif config.batch_p2p_comm:\n            assert wait_on_reqs\n",
+    "        elif config.batch_p2p_comm and self.pp_group.size() > 2:\n            assert wait_on_reqs\n",
+    "        if config.use_ring_exchange_p2p or config.batch_p2p_comm:\n            reqs = []\n",
+    "        if p2p_func is not _p2p_ops:\n            reqs = []\n",
 )
 
 BUGS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import shared_folder
 from helpers.fault_proxy import FaultProxy, fault_proxy
-from helpers.publish_world import PublishWorld, make_publish_world
+from helpers.published_copies import CopiedWorld, SharedPublication, share_publication
 from helpers.stores import PASSWORD, USER, docker_registry, registry_program, write_docker_config
 
 from envbuild.store import registry as registry_module
@@ -51,20 +51,34 @@ def registry_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return registry_program(shared_folder(tmp_path_factory) / "docker-registry")
 
 
-@pytest.fixture(scope="module")
-def secure_registry(registry_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> SharedPublication:
+    """One publication for the session, of which tests have copies."""
+    return share_publication(tmp_path_factory.mktemp("world") / "project")
+
+
+@pytest.fixture(scope="session")
+def secure_registry(
+    registry_binary: Path, shared: SharedPublication, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Secure]:
     folder = tmp_path_factory.mktemp("registry") / "secure"
     with docker_registry(registry_binary, folder, password=True, tls=True) as address:
-        yield Secure(address.removeprefix("https://"), folder / "ca.pem")
+        host = address.removeprefix("https://")
+        shared.registries[host] = folder
+        yield Secure(host, folder / "ca.pem")
 
 
-@pytest.fixture(scope="module")
-def open_registry(registry_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="session")
+def open_registry(
+    registry_binary: Path, shared: SharedPublication, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """Docker's registry, or the one at the address ENVBUILD_TEST_REGISTRY, such as one with the referrers API."""
     if other := os.environ.get("ENVBUILD_TEST_REGISTRY"):
         yield other
         return
-    with docker_registry(registry_binary, tmp_path_factory.mktemp("registry") / "open") as address:
+    folder = tmp_path_factory.mktemp("registry") / "open"
+    with docker_registry(registry_binary, folder) as address:
+        shared.registries[address.removeprefix("http://")] = folder
         yield address
 
 
@@ -89,9 +103,10 @@ def secure(secure_registry: Secure, account: None, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def proxy(open_registry: str, account: None) -> Iterator[FaultProxy]:
+def proxy(open_registry: str, shared: SharedPublication, account: None) -> Iterator[FaultProxy]:
     """A registry without a password, whose answers can be spoiled."""
     with fault_proxy(open_registry) as running:
+        shared.proxies[running.host] = open_registry.removeprefix("http://"), running
         yield running
 
 
@@ -108,5 +123,5 @@ def registry(proxy: FaultProxy, repository: str) -> Registry:
 
 
 @pytest.fixture
-def world(tmp_path: Path, account: None) -> PublishWorld:
-    return make_publish_world(tmp_path / "project")
+def world(shared: SharedPublication, tmp_path: Path, account: None) -> CopiedWorld:
+    return shared.copied_to(tmp_path / "project")

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from helpers.fault_proxy import FaultProxy
 from helpers.locks import MAIN
 from helpers.publish_world import PublishWorld
 from helpers.referrers_api import ReferrersApi
 from integration.publish.conftest import opened
+from integration.publish.test_attacks import Attacker, refused
 
 from envbuild.core.errors import NetworkError
-from envbuild.oci.push import digest_of_tag, read_manifest
-from envbuild.oci.referrers import list_referrers
+from envbuild.oci.models import MANIFEST_TYPE
+from envbuild.oci.push import RegistryManifest, digest_of_tag, put_manifest, read_manifest
+from envbuild.oci.referrers import INDEX_TYPE, list_referrers, tag_of
 from envbuild.publish import collect
 from envbuild.publish.collect import Needs, plan_sweep, sweep
 from envbuild.publish.index import read_index
 from envbuild.publish.models import Publication
 from envbuild.publish.revoke import revoke
+from envbuild.publish.tags import revocation_tags
 from envbuild.store.registry import Registry
 from envbuild.store.tags import list_tags
 
@@ -59,7 +64,7 @@ def test_what_nothing_needs_goes_with_what_refers_to_it(removing: str, repositor
         head.tag: f"the tag {head.moving_tag} names it",
     }
     assert planned.damaged == ()
-    sweep(registry, planned.going)
+    sweep(registry, planned)
     assert [item.tag for item in read_index(registry)] == [second.tag, third.tag, head.tag]
     assert all(is_whole(registry, item) for item in (second, third, head))
     for digest in (first.oci_digest, first.docker_digest, *(found.digest for found in referrers)):
@@ -104,14 +109,14 @@ def test_a_removal_that_was_killed_is_finished_by_the_next(
     # At first each removal alone, so that every manifest is once the last one that went.
     for number in (*[1] * 6, *range(1, 8)):
         left = number
-        going = plan_sweep(registry, Needs()).going
-        if not going:
+        plan = plan_sweep(registry, Needs())
+        if not plan.going:
             break
         try:
-            sweep(registry, going)
+            sweep(registry, plan)
         except KeyboardInterrupt:
             assert [item.tag for item in read_index(registry)] == [head.tag]
-    assert going == ()
+    assert plan.going == ()
     assert read_manifest(registry, first.oci_digest) is None
     assert not [tag for tag in list_tags(registry) if tag.startswith(first.tag)]
     assert is_whole(registry, head)
@@ -123,8 +128,8 @@ def test_a_registry_that_removes_nothing_says_so(
 ) -> None:
     published(world, str(registry.address), 2)
     proxy.add(method="DELETE", status=status)
-    with pytest.raises(NetworkError, match="removes nothing") as caught:
-        sweep(registry, plan_sweep(registry, Needs()).going)
+    with pytest.raises(NetworkError, match="does not allow removal") as caught:
+        sweep(registry, plan_sweep(registry, Needs()))
     assert f"status {status}" in caught.value.why
     assert "storage.delete.enabled" in caught.value.fix
 
@@ -137,3 +142,43 @@ def test_referrers_that_a_retention_rule_removed_are_noticed(
     listed = digest_of_tag(registry, head.oci_digest.replace(":", "-"))
     registry.ask("DELETE", f"manifests/{listed}", accept=(202,))
     assert plan_sweep(registry, Needs()).damaged == (head,)
+
+
+@pytest.mark.parametrize("way", ["an older index", "attached", "its docker tag", "its record", "its image", "its tag"])
+def test_who_may_only_push_has_no_revocation_removed(
+    removing: str, repository: str, world: PublishWorld, way: str
+) -> None:
+    """Listed as a part of what goes: this account may remove, and that one may not."""
+    to, registry = f"{removing}/{repository}", opened(removing, repository)
+    bad, old, head = published(world, to, 3)
+    before = Attacker(registry).index()
+    revoke(to, bad.oci_digest, "wrong NCCL", world.context)
+    tags = revocation_tags(bad)
+    records = [record for tag in tags if (record := read_manifest(registry, tag))]
+    attacker = Attacker(registry)
+    attacker.write_back(before)
+    if way == "attached":
+        listed = [{"mediaType": MANIFEST_TYPE, "digest": item.digest, "size": len(item.content)} for item in records]
+        document = json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": listed}).encode()
+        put_manifest(registry, tag_of(old.oci_digest), RegistryManifest(content=document, media_type=INDEX_TYPE))
+    elif way in ("its docker tag", "its record"):
+        put_manifest(registry, old.tag + ("-docker" if way == "its docker tag" else "-publication"), records[0])
+    elif way == "its image":
+        attacker.relist(old, oci_digest=records[0].digest)
+    elif way == "its tag":
+        attacker.relist(old, tag=tags[0])
+    sweep(registry, plan_sweep(registry, Needs()))
+    assert all(digest_of_tag(registry, tag) for tag in tags)
+    assert refused(world, f"{to}@{bad.oci_digest}").reason == "revoked"
+    assert is_whole(registry, head)
+
+
+def test_an_image_that_another_tag_names_stays(removing: str, repository: str, world: PublishWorld) -> None:
+    to, registry = f"{removing}/{repository}", opened(removing, repository)
+    first, _ = published(world, to, 2)
+    image = read_manifest(registry, first.tag)
+    assert image is not None
+    put_manifest(registry, "paper-2026", image)
+    planned = plan_sweep(registry, Needs())
+    assert planned.going == ()
+    assert planned.kept[first.tag] == "another tag names its image"

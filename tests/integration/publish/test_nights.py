@@ -12,10 +12,11 @@ from integration.publish.conftest import Secure
 from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.core.digests import canonical_json
 from envbuild.nightly.models import Job, Outcome
-from envbuild.nightly.published import PublishStep
+from envbuild.nightly.published import publish_job
 from envbuild.oci.push import RegistryManifest, put_manifest
 from envbuild.oci.referrers import INDEX_TYPE, list_referrers
 from envbuild.publish import publish as publish_module
+from envbuild.publish.draft import Publishing
 from envbuild.publish.index import read_index
 from envbuild.publish.moving import NOTHING
 from envbuild.publish.publish import publish
@@ -36,7 +37,7 @@ class Night:
 
     def publish(self, **changes: object) -> Outcome:
         world, request = self.world, self.world.request(self.to)
-        step = PublishStep(
+        publishing = Publishing(
             to=self.to,
             policy=request.policy,
             trust=request.trust,
@@ -44,7 +45,7 @@ class Night:
             **changes,  # type: ignore[arg-type]
         )
         job = Job(selection=world.selection, lock=world.lock, image=world.image, certificate=request.certificate)
-        return step.publish(job, world.context)
+        return publish_job(job, publishing, world.context)
 
     @property
     def sqsh_is_attached(self) -> bool:

@@ -224,12 +224,9 @@ def test_layers_are_mounted_from_another_repository(secure: Secure, repository: 
     assert digest_of_tag(secure.registry(other), found.publication.moving_tag) == found.publication.oci_digest
 
 
-@pytest.mark.parametrize("scheme", ["", "file://"])
-def test_the_sqsh_goes_to_a_store_instead(
-    secure: Secure, repository: str, world: PublishWorld, tmp_path: Path, scheme: str
-) -> None:
+def test_the_sqsh_goes_to_a_store_instead(secure: Secure, repository: str, world: PublishWorld, tmp_path: Path) -> None:
     (tmp_path / "share").mkdir()
-    place, to = f"{scheme}{tmp_path}/share", f"{secure.host}/{repository}"
+    place, to = f"{tmp_path}/share", f"{secure.host}/{repository}"
     found = world.publish(to, sqsh_to=place)
     registry = secure.registry(repository)
     assert "application/x-squashfs" not in {item.artifact_type for item in list_referrers(registry, found.oci_digest)}

@@ -21,7 +21,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.ledger.remote import SharedState
 from envbuild.nightly import lease as module
 from envbuild.nightly.lease import Lease
-from envbuild.store import settled, tag_cell
+from envbuild.store import conditional, repository
 from envbuild.store.local import LocalStore
 
 pytestmark = pytest.mark.usefixtures("own_account")
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("own_account")
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A place without conditions settles at once, and no write to it is too slow."""
-    monkeypatch.setattr(settled, "SETTLE_SECONDS", 1e6)
-    monkeypatch.setattr(settled, "sleep", lambda _: None)
+    monkeypatch.setattr(conditional, "SETTLE_SECONDS", 1e6)
+    monkeypatch.setattr(conditional, "sleep", lambda _: None)
 
 
 def lease_at(place: Place, folder: Path) -> Lease:
@@ -112,7 +112,7 @@ def test_a_write_that_a_registry_took_too_long_for_does_not_count(
     lease = lease_at(oci, tmp_path / "one")
     lease.acquire()
     with monkeypatch.context() as patch:
-        patch.setattr(settled, "SETTLE_SECONDS", -1.0)
+        patch.setattr(conditional, "SETTLE_SECONDS", -1.0)
         with pytest.raises(NetworkError, match="could not be written"):
             lease.renew()
     lease.renew()
@@ -125,17 +125,17 @@ def test_of_two_that_look_at_a_tag_at_the_same_moment_the_later_one_has_it(
     done: list[bool] = []
 
     def meanwhile(_: float) -> None:
-        monkeypatch.setattr(settled, "sleep", lambda _: None)
+        monkeypatch.setattr(conditional, "sleep", lambda _: None)
         # It has looked before: for it there is nothing yet.
-        monkeypatch.setattr(tag_cell.TagCell, "_manifest", looked)
+        monkeypatch.setattr(repository.TagCell, "_manifest", looked)
         done.append(second.create(b"second"))
 
-    manifest, looks = tag_cell.TagCell._manifest, [None]
+    manifest, looks = repository.TagCell._manifest, [None]
 
-    def looked(cell: tag_cell.TagCell) -> bytes | None:
+    def looked(cell: repository.TagCell) -> bytes | None:
         return looks.pop() if looks else manifest(cell)
 
-    monkeypatch.setattr(settled, "sleep", meanwhile)
+    monkeypatch.setattr(conditional, "sleep", meanwhile)
     assert not first.create(b"first")
     assert done == [True]
 

@@ -60,6 +60,11 @@ def bucket(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     yield from _place("s3", tmp_path, tmp_path_factory)
 
 
+@pytest.fixture
+def directory(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    yield from _place("file", tmp_path, tmp_path_factory)
+
+
 def _place(kind: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if kind == "file":
         (tmp_path / "share").mkdir()
@@ -164,8 +169,8 @@ def test_a_swapped_entry_is_found_refused_and_replaced(bucket: Place, monkeypatc
     assert asked(two, "verify", "--store", "ours") == {"verified": 2}
 
 
-def test_which_store_is_said_where_it_is_not_clear(tmp_path: Path, bucket: Place) -> None:
-    one = bucket.machine("one")
+def test_which_store_is_said_where_it_is_not_clear(tmp_path: Path, directory: Place) -> None:
+    one = directory.machine("one")
     kept(one)
     assert "no remote store" in asked(Tool(one.project, one.cache), "push", KEY, status=2)["error"]["what"]
     file = Path(one.env["ENVBUILD_CONFIG"])
@@ -206,8 +211,8 @@ def test_ctrl_c_ends_a_command_whose_store_does_not_answer(served: Place, argume
     assert asked(one, "verify") == {"verified": 1}
 
 
-def test_prune_says_what_would_go_and_then_removes_it(bucket: Place) -> None:
-    one = bucket.machine("one")
+def test_prune_says_what_would_go_and_then_removes_it(directory: Place) -> None:
+    one = directory.machine("one")
     first, second = kept(one), kept(one, OTHER)
     builds = one.cache / "wheel-builds" / ("1" * 64)
     builds.mkdir(parents=True)

@@ -12,7 +12,7 @@ from envbuild.certify.cases.expansion import expand
 from envbuild.certify.cases.known_wrong import affected_cases
 
 CATALOG = Catalog.open(Path("/nonexistent"))
-SHIPPED = {name: item for name, item in CATALOG.conflicts().items() if item.cases}
+SHIPPED = {name: conflict for name, conflict in CATALOG.conflicts().items() if conflict.cases}
 CPU = CAPABILITIES[0]
 WRONG = {
     "summary": "s",
@@ -119,7 +119,7 @@ def test_entry_is_shown_by_a_case_of_its_own(name):
     shown = SHIPPED[name].shown_by
     matrix = CATALOG.matrix(shown.matrix)
     known = [affected_cases(expand(matrix, shown.matrix, where), matrix, SHIPPED) for where in CAPABILITIES]
-    assert {found[shown.case] for found in known if shown.case in found} == {(name,)}
+    assert {actual[shown.case] for actual in known if shown.case in actual} == {(name,)}
 
 
 def test_every_case_of_known_wrong_is_affected_and_few_of_the_other_matrices():
@@ -152,8 +152,8 @@ def test_case_is_affected_in_the_layout_that_it_continues_in_and_through_its_bas
 
 
 def test_baselines_have_the_values_of_their_training_and_model():
-    found = list(baselines(CATALOG.matrix("known-wrong")))
-    assert {values["tensor"] for values in found} == {1}
-    assert {values["micro_batch_size"] for values in found} == {2}
-    assert {values["loss_mask"] for values in found} == {"none", "uneven"}
-    assert {values.get("aux_loss_coeff") for values in found} == {None, 0.0, 1e-2}
+    actual = list(baselines(CATALOG.matrix("known-wrong")))
+    assert {values["tensor"] for values in actual} == {1}
+    assert {values["micro_batch_size"] for values in actual} == {2}
+    assert {values["loss_mask"] for values in actual} == {"none", "uneven"}
+    assert {values.get("aux_loss_coeff") for values in actual} == {None, 0.0, 1e-2}

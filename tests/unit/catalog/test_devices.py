@@ -65,10 +65,10 @@ def test_a_variable_follows_the_bases_cuda(tmp_path, catalog):
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a//x", "a/./x", "a/../x", ".hidden", "a/"])
 def test_a_file_of_a_stack_is_below_site_packages(tmp_path, catalog, path):
-    item = {"text": "x", "reason": "r"}
-    write_stack(tmp_path, "s", COMPONENTS, files={"a.b/c_d/Makefile": item})
+    entry = {"text": "x", "reason": "r"}
+    write_stack(tmp_path, "s", COMPONENTS, files={"a.b/c_d/Makefile": entry})
     assert list(catalog.stack("s").files) == ["a.b/c_d/Makefile"]
-    write_stack(tmp_path, "s", COMPONENTS, files={path: item})
+    write_stack(tmp_path, "s", COMPONENTS, files={path: entry})
     with pytest.raises(ConfigurationError):
         catalog.stack("s")
 

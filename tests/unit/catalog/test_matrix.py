@@ -17,8 +17,8 @@ DEFAULT = {"loss_relative": 1e-3, "grad_norm_relative": 1e-2, "weights_relative"
 
 def test_row_with_lists_is_a_case_for_each_combination():
     row = MatrixRow(model="gpt", tensor=(1, 2), precision=("fp32", "bf16"), compare_weights=True)
-    found = [(spec["precision"], spec["tensor"], spec["compare_weights"]) for spec in row.specs()]
-    assert found == [("fp32", 1, True), ("bf16", 1, True), ("fp32", 2, True), ("bf16", 2, True)]
+    changes = [(spec["precision"], spec["tensor"], spec["compare_weights"]) for spec in row.specs()]
+    assert changes == [("fp32", 1, True), ("bf16", 1, True), ("fp32", 2, True), ("bf16", 2, True)]
 
 
 def test_row_has_each_axis_of_the_table_once():

@@ -25,7 +25,7 @@ def environ(tmp_path) -> dict[str, str]:
 
 
 def rows(stores: tuple[Store, ...]) -> list[tuple[str, str, str]]:
-    return [(item.name, item.url, item.mode.value) for item in stores]
+    return [(entry.name, entry.url, entry.mode.value) for entry in stores]
 
 
 CENTRAL = ("central", "oci://registry.example.org/team/wheels", "read")
@@ -61,7 +61,7 @@ def test_variables_win_over_the_file(environ, variables, expected):
 
 
 def test_an_endpoint_goes_with_its_store(environ):
-    assert [item.endpoint for item in load_site(environ).stores] == [None, "http://127.0.0.1:9000"]
+    assert [entry.endpoint for entry in load_site(environ).stores] == [None, "http://127.0.0.1:9000"]
 
 
 @pytest.mark.parametrize(

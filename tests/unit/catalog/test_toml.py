@@ -226,15 +226,15 @@ x = 3
     ],
 )
 def test_line_numbers(location, part):
-    found = toml.line_numbers(TEXT)
-    assert found[location] == (line_of(TEXT, part) if part else line_of(TEXT, "[items.table]") + 1)
+    actual = toml.line_numbers(TEXT)
+    assert actual[location] == (line_of(TEXT, part) if part else line_of(TEXT, "[items.table]") + 1)
 
 
 def test_line_numbers_take_nothing_from_inside_strings():
-    found = toml.line_numbers(TEXT)
-    assert ("not a table",) not in found
-    assert ("neither", 0) not in found
-    assert ("key",) not in found
+    actual = toml.line_numbers(TEXT)
+    assert ("not a table",) not in actual
+    assert ("neither", 0) not in actual
+    assert ("key",) not in actual
 
 
 @given(st.text())

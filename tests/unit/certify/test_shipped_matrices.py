@@ -10,7 +10,6 @@ from helpers.rows import CAPABILITIES
 from envbuild.catalog.catalog import Catalog, HostDistribution, Selection, select
 from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import Device
-from envbuild.catalog.matrix import Matrix
 from envbuild.certify.cases.case import Capabilities, Case, same_arithmetic
 from envbuild.certify.cases.expansion import expansion
 from envbuild.certify.cases.known_wrong import affected_cases, left_out
@@ -42,19 +41,6 @@ def test_shipped_matrix_expands_and_compares_something(name, capabilities):
     assert all(cases[case.baseline_id].is_baseline for case in cases.values())
 
 
-def test_shipped_matrices():
-    assert NAMES == [
-        "bridge-known-wrong",
-        "bridge-recipes",
-        "certify-full",
-        "certify-quick",
-        "known-wrong",
-        "nemo-known-wrong",
-        "nemo-recipes",
-        "recipe-layouts",
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "target"),
     [(name, entry.target) for name in CATALOG.names("stacks") for entry in CATALOG.stack(name).builds],
@@ -78,18 +64,6 @@ def test_default_matrix_of_an_own_stack_is_one_that_the_default_policy_counts():
     assert [named.matrix_for(device) for device in Device] == ["mine", "mine"]
 
 
-def test_quick_is_the_same_on_every_device():
-    ids = [list(cases_of("certify-quick", capabilities)) for capabilities in CAPABILITIES]
-    assert ids[0] == [
-        *("gpt-fp32-baseline", "gpt-fp32-baseline-dlr0.0005-mask-uneven-ptl"),
-        *("gpt-fp32-baseline-gb4", "moe-fp32-baseline-clip0.1"),
-        *("gpt-fp32-dp2", "gpt-fp32-tp2", "gpt-fp32-pp2", "gpt-fp32-pp2-vp2", "gpt-fp32-tp2-pp2"),
-        *("gpt-fp32-dp2-do", "gpt-fp32-dp2-do-ogr-opg-bk20000", "gpt-fp32-dp2-pp2-dlr0.0005-mask-uneven-ptl"),
-        *("gpt-fp32-resume3", "gpt-fp32-dp2-gb4", "moe-fp32-dp2-ep2-clip0.1"),
-    ]
-    assert all(other == ids[0] for other in ids)
-
-
 def test_quick_has_a_case_that_must_agree_bit_for_bit():
     assert [case for case in cases_of("certify-quick", CPU).values() if same_arithmetic(case)] == [
         cases_of("certify-quick", CPU)["gpt-fp32-dp2-gb4"]
@@ -108,19 +82,6 @@ def test_full_compares_the_final_weights_for_at_least_one_case_of_each_axis():
     }
 
 
-def test_full_on_the_cpu_has_every_layout_that_there_is_without_transformer_engine():
-    layouts = {case.layout.label for case in cases_of("certify-full", CPU).values()}
-    wanted = ("dp2", "tp2", "pp2", "pp4", "pp2-vp2", "tp2-pp2", "tp2-pp2-vp2", "tp2-sp", "dp2-ep2", "dp2-tp2-sp-ep2")
-    assert layouts.issuperset(wanted)
-
-
-def test_full_on_gpus_has_layouts_of_two_four_and_eight():
-    cases = cases_of("certify-full", H200).values()
-    assert {case.world_size for case in cases} == {1, 2, 4, 8}
-    assert {case.precision for case in cases} == {"fp32", "bf16", "fp8"}
-    assert {case.settings.attention_backend for case in cases} == {"local", "auto", "flash", "fused", "unfused"}
-
-
 def test_full_leaves_out_what_the_target_or_the_lock_cannot_do():
     matrix = CATALOG.matrix("certify-full")
     plain = Capabilities(device=Device.CUDA, sm=("80",), packages=frozenset({"transformer-engine"}))
@@ -132,25 +93,6 @@ def test_full_leaves_out_what_the_target_or_the_lock_cannot_do():
     assert {item.why for item in expansion(matrix, "m", CPU).left_out} == {"it is for device cuda"}
     assert out["te-bf16-dp2-do-oi2"] == "it needs the package einops, which the environment does not have"
     assert {item.why for item in expansion(matrix, "m", H200).left_out} == {"it is for device cpu"}
-
-
-def test_recipe_s_seven_layouts():
-    seven = ["baseline", "dp2", "tp2", "tp2-sp", "pp2", "pp2-vp2", "cp2"]
-    assert [case.layout.label for case in cases_of("recipe-layouts", H200).values()] == seven
-    # Context parallel needs Transformer Engine.
-    assert [case.layout.label for case in cases_of("recipe-layouts", CPU).values()] == seven[:-1]
-
-
-def bands_of(matrix: Matrix) -> list[float]:
-    return [value for band in matrix.tolerance.values() for value in band.model_dump().values()]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_shipped_bands_are_above_0_and_within_the_schema(name):
-    """A band of 0 could not be met, and none is wider than the schema lets it be."""
-    bands = bands_of(CATALOG.matrix(name))
-    assert bands
-    assert 0 < min(bands) <= max(bands) <= 0.1
 
 
 def test_sweep_is_for_gpus_and_for_more_than_one():
@@ -185,25 +127,3 @@ def test_the_docs_have_the_numbers_of_cases():
     assert f"| `certify-quick` | {cpu['certify-quick']} cases " in page
     assert "seven on GPUs, six on CPUs" in page
     assert (h200["recipe-layouts"], cpu["recipe-layouts"]) == (7, 6)
-
-
-def test_recipes_of_bridge_are_fine_tuned_packed_and_not():
-    words = ("sft", "lora")
-    cpu = [name for name in cases_of("bridge-recipes", CPU) if name.endswith(words)]
-    assert [name.split("-fp32-")[1] for name in cpu] == [
-        f"{layout}-ptl-{word}" for layout in ("baseline", "dp2", "tp2", "pp2") for word in words
-    ]
-    packed = [case for on in (CPU, H200) for case in cases_of("bridge-recipes", on).values() if "packed" in case.axes]
-    assert {case.layout.label for case in packed} == {"baseline", "dp2", "tp2"}
-    assert len(packed) == 6 + 12
-    assert all(case.compared_with and not case.compared_with.endswith("packed") for case in packed)
-
-
-def test_recipes_of_nemo_have_enough_layouts_of_two_and_of_four_gpus():
-    cases = [case for case in cases_of("nemo-recipes", H200).values() if not case.is_baseline]
-    sizes = [case.world_size for case in cases]
-    assert (sizes.count(2), sizes.count(4)) == (26, 21)
-    interleaved = [case for case in cases if case.layout.virtual_pipeline > 1]
-    assert all(case.settings.overlap_p2p_comm for case in interleaved)
-    wrong = cases_of("nemo-known-wrong", H200).values()
-    assert sorted(case.settings.overlap_p2p_comm for case in wrong if not case.is_baseline) == [False, True]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.ledger_rows import night_row
-from unit.image.test_record import RECORD
+from helpers.placed_images import RECORD
 
 from envbuild.catalog.context import Context
 from envbuild.catalog.site import load_site
@@ -103,4 +103,4 @@ def test_a_dry_run_says_what_it_looked_at(store: LocalStore, capsys: pytest.Capt
     assert run(["gc", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "images in the store: 1, of which 1 stay" in shown
-    assert "0 would go" in shown
+    assert "0 would be removed" in shown

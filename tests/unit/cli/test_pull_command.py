@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from helpers.processes import NOBODY
 from helpers.publish_world import make_publish_world
 from helpers.pull_world import PullWorld, make_pull_world
 from helpers.slurm_scripts import install_scripts
@@ -17,6 +18,7 @@ from envbuild.catalog.data import data_root
 from envbuild.cli.main import run
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CertificateRefusedError
+from envbuild.core.files import clone_or_copy as clone
 from envbuild.publish.models import Revocation
 
 ENROOT = data_root() / "containers" / "enroot"
@@ -87,9 +89,7 @@ def test_an_output_that_is_written_into_changes_no_other(there, pull_json):
 @pytest.mark.parametrize(
     ("prepare", "arguments", "status", "part"),
     [
-        (lambda there: there.publish(certified=False), [], 9, "without a certificate"),
         (lambda there: there.store.revoke(there.publish().oci_digest, BACK), [], 9, "wrong NCCL"),
-        (lambda there: there.publish(), ["--target", "h200"], 9, "not for h200"),
         (lambda there: there.publish(), ["--max-age", "12x"], 2, "is not an age"),
         (lambda there: there.publish(), ["--format", "oci", "--output", "x"], 2, "has no OCI images"),
         (lambda there: None, [], 3, "has no such tag"),
@@ -110,27 +110,19 @@ def test_a_layout_needs_a_place(pull_json):
     assert "needs --output" in pull_json("host/repo:tag", "--format", "oci", status=2)["error"]["what"]
 
 
-def test_without_trusted_keys_nothing_is_pulled(there, pull_json):
+def test_processes_of_one_output_copy_it_once(there, pull_json, monkeypatch):
     there.publish()
-    error = pull_json(f"{there.store.address}:mcore-debian12-cpu", status=2, trust=False)["error"]
-    assert "no trusted keys" in error["what"]
-
-
-def test_what_others_follow_is_fetched_anew_where_it_is_gone(there, pull_json, monkeypatch):
-    there.publish()
-    first = Path(pull_json(f"{there.store.address}:mcore-debian12-cpu")["path"])
-    # As if this process had begun before the first one asked, which is gone with what it fetched.
-    monkeypatch.setattr("envbuild.cli.follow.time.monotonic", lambda: 0.0)
-    first.write_bytes(b"changed")
-    assert pull_json(f"{there.store.address}:mcore-debian12-cpu")["path"] == str(first)
-    assert first.read_bytes() == there.image.read_bytes()
-
-
-def test_a_follower_imports_little():
-    # Of every rank's time: 0.3 s for pydantic and the like, 0.05 s for click.
-    code = "import sys, envbuild.cli.main, envbuild.cli.follow; print(*sorted(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"pydantic", "urllib3", "click", "dataclasses", "tempfile", "ssl"} & set(loaded)
+    copied = []
+    monkeypatch.setattr("envbuild.publish.pull.clone_or_copy", lambda *files: copied.append(files) or clone(*files))
+    words = (f"{there.store.address}:mcore-debian12-cpu", "--output", "mine.sqsh")
+    for _ in range(3):
+        assert Path(pull_json(*words)["path"]).read_bytes() == there.image.read_bytes()
+    assert len(copied) == 2  # with its certificate
+    for change in (lambda file: file.unlink(), lambda file: file.chmod(0o666)):
+        change(there.home / "mine.sqsh")
+        pull_json(*words)
+        assert len(copied) == 3
+        copied.pop()
 
 
 @pytest.fixture
@@ -275,6 +267,33 @@ def test_hook_knows_a_batch_script(there, site, slurm):
     assert slurm(ENROOT / "hook.sh", **batch).returncode == 0
 
 
+def test_hook_knows_the_steps_of_a_job_that_was_requeued(there, site, slurm):
+    there.publish()
+    image, started = f"{there.store.address}:mcore-debian12-cpu", {"ENROOT_ROOTFS": "/data/pyxis_7.0"}
+    assert slurm(site / "importer.sh", "get", image).returncode == 0
+    again = {"SLURM_RESTART_COUNT": "1"}
+    assert slurm(ENROOT / "hook.sh", **started, **again).returncode == 1
+    assert slurm(site / "importer.sh", "get", image, **again).returncode == 0
+    assert slurm(ENROOT / "hook.sh", **started, **again).returncode == 0
+
+
+# Only root makes a folder that is another account's.
+@pytest.mark.parametrize("link", [True, *[False] * (os.geteuid() == 0)])
+def test_hook_believes_nothing_that_another_account_wrote(there, slurm, link):
+    """/tmp is open to all, and the folder's name is known."""
+    folder = there.home / f"envbuild-{os.geteuid()}"
+    theirs = there.home / "theirs" if link else folder
+    (theirs / "jobs/7/containers").mkdir(parents=True)
+    for name in ("0", "containers/pyxis_named"):
+        (theirs / "jobs/7" / name).write_text("verified\n")
+    if link:
+        folder.symlink_to(theirs)
+    else:
+        os.chown(theirs, NOBODY, NOBODY)
+    for root in ("/data/pyxis_7.0", "/data/pyxis_named"):
+        assert slurm(ENROOT / "hook.sh", ENROOT_ROOTFS=root).returncode == 1
+
+
 @pytest.fixture
 def prologs(tmp_path):
     """The hook of a site whose Prolog has verified the image of job 7; returns containers by their first line."""
@@ -307,6 +326,12 @@ def test_hook_refuses_another_image_than_the_jobs(prologs, slurm, first, job):
     refused = slurm(hook, ENROOT_ROOTFS=root, SLURM_JOB_ID=job)
     assert refused.returncode == 1
     assert "nor Slurm's prolog has verified its image" in refused.stderr
+
+
+def test_hook_says_that_a_named_container_is_older(slurm):
+    refused = slurm(ENROOT / "hook.sh", ENROOT_ROOTFS="/data/pyxis_mine")
+    assert refused.returncode == 1
+    assert "cause: the container mine was made before this job" in refused.stderr
 
 
 def test_hook_refuses_the_verified_image_in_another_job(prologs, slurm):

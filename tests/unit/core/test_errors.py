@@ -11,7 +11,6 @@ from envbuild.catalog.data import data_root
 from envbuild.core import errors
 from envbuild.core.errors import (
     ERROR_CLASSES,
-    CertificationCannotRunError,
     CertificationFailedError,
     EnvbuildError,
     FailedRun,
@@ -68,12 +67,6 @@ def test_json_has_what_why_and_fix(cls):
         "fix": "do this",
         "log": "/some/log",
     }
-
-
-def test_json_has_a_reason_where_there_is_one():
-    error = CertificationCannotRunError("no", reason="no-driver")
-    assert error.as_json()["reason"] == "no-driver"
-    assert "reason" not in CertificationCannotRunError("no").as_json()
 
 
 def test_failed_certification_carries_its_cases_where_there_are_any():

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import pytest
 from helpers.processes import wait_until
 
 from envbuild.core.background import interruptible, run_in_background
@@ -26,24 +25,6 @@ def interrupted(work: list[Callable[[], object]], threads: int, moment: Callable
 def ended(future: Future[object]) -> bool:
     """Whether the program of some work was ended by a signal, and not by itself."""
     return not future.cancelled() and "was ended by SIGTERM" in str(future.exception())
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_interrupted_pool_ends_its_programs_and_begins_no_other(tmp_path, threads):
-    """A thread whose program is ended would take the next piece of work, and nobody would end that."""
-
-    def work(number: int) -> Callable[[], object]:
-        words = ["sh", "-c", f"touch {tmp_path}/{number}; exec sleep 3600"]
-        return lambda: run(words, what="sleep")
-
-    def started() -> int:
-        return len(list(tmp_path.iterdir()))
-
-    futures = interrupted(
-        [work(number) for number in range(12)], threads, lambda: wait_until(lambda: started() == threads)
-    )
-    assert [ended(future) for future in futures] == [True] * threads + [False] * (12 - threads)
-    assert started() == threads
 
 
 def test_interrupted_pool_ends_a_program_that_was_about_to_start():

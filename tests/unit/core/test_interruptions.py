@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.cli.report import explain
-from envbuild.core.errors import BuildError, InterruptedByUserError, MachineError
+from envbuild.core.errors import BuildError, InterruptedByUserError
 from envbuild.core.files import machine_errors, remove_tree
-from envbuild.core.interruptions import has_come, is_interruption, refuse_hidden_interruption, stoppable
+from envbuild.core.interruptions import has_come, refuse_hidden_interruption, stoppable
 
 
 def close_twice(path: Path) -> None:
@@ -57,13 +57,6 @@ def test_error_raised_from_an_interruption_is_one_too(tmp_path):
         refuse_hidden_interruption(error)
 
 
-def test_other_errors_are_not_interruptions(tmp_path):
-    error = raised_by(lambda: os.close(987_654))
-    assert not is_interruption(error)
-    refuse_hidden_interruption(error)
-    assert isinstance(explain(error), MachineError)
-
-
 def test_an_error_that_replaces_an_interruption_on_purpose_stays_what_it_is():
     def stop() -> None:
         try:
@@ -72,12 +65,6 @@ def test_an_error_that_replaces_an_interruption_on_purpose_stays_what_it_is():
             raise BuildError("gave up", why="It was told to.", fix="Go on.") from None
 
     assert isinstance(explain(raised_by(stop)), BuildError)
-
-
-def test_errors_that_cause_each_other_are_no_endless_loop():
-    first, second = ValueError(), ValueError()
-    first.__context__, second.__context__ = second, first
-    assert not is_interruption(first)
 
 
 def run_main(work: str) -> subprocess.CompletedProcess[str]:

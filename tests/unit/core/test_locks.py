@@ -55,13 +55,6 @@ def test_exclusive_makes_a_new_file_when_the_holder_removed_it(tmp_path):
             assert in_child(lambda: is_free(lock) and os._exit(3)) == 0
 
 
-def test_shared_is_held_by_many_and_keeps_exclusive_out(tmp_path):
-    lock = tmp_path / "lock"
-    with shared(lock), shared(lock, on_wait=lambda: pytest.fail("waited")):
-        assert in_child(lambda: is_free(lock) and os._exit(3)) == 0
-    assert is_free(lock)
-
-
 def test_shared_waits_for_exclusive_and_exclusive_for_shared(tmp_path):
     lock, mark = tmp_path / "lock", tmp_path / "mark"
     for first, second in ((exclusive, shared), (shared, exclusive)):

@@ -26,12 +26,6 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
-def test_plain_step_prints_when_it_starts_and_ends(clock, capsys):
-    with PlainReporter().step("resolve"):
-        clock.now += 2.5
-    assert capsys.readouterr() == ("", "* resolve ...\n  resolve: done in 2.5 s\n")
-
-
 def test_plain_updates_come_at_most_every_15_seconds(clock, capsys):
     reporter = PlainReporter()
     with reporter.step("build"):
@@ -181,13 +175,3 @@ def test_rich_reporter_keeps_long_updates_on_one_line():
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_a_terminal(work, columns=40))
     assert max(len(line) for line in re.split(r"[\r\n]+", text)) <= 40
     assert "step: xxx" in text
-
-
-def test_plain_reporter_names_what_each_line_is_about(capsys):
-    reporter = PlainReporter("nemo-2.7 on ubuntu2404-cu130")
-    with reporter.step("resolve"):
-        reporter.note("half way")
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "[nemo-2.7 on ubuntu2404-cu130] * resolve ..."
-    assert all(line.startswith("[nemo-2.7 on ubuntu2404-cu130] ") for line in lines)
-    assert len(lines) == 3

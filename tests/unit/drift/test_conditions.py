@@ -90,9 +90,9 @@ def test_names_that_a_failed_import_leaves_unbound_are_not_judged_elsewhere(
     imports: str, handler: str, expected: set[str]
 ):
     files = {**ENGINE, "app/engine.py": ENGINE["app/engine.py"].format(imports, handler)}
-    found = [finding for finding in drift(files, F) if finding.file == "app/use.py"]
+    actual = [finding for finding in drift(files, F) if finding.file == "app/use.py"]
     lines = {4: "fused", 5: "engine", 6: "A"}
-    assert {lines[finding.line] for finding in found} == expected
+    assert {lines[finding.line] for finding in actual} == expected
 
 
 GUARD = "try:\n    import apex.optim\n    HAVE = True\nexcept ImportError:\n    apex, HAVE = None, False\n"
@@ -127,8 +127,8 @@ GUARD = "try:\n    import apex.optim\n    HAVE = True\nexcept ImportError:\n    
     ],
 )
 def test_modules_of_others_that_code_asks_for_first(code: str, optional: list[str]):
-    found = drift(f"from lib.core.ops import f\n{GUARD}{code}", {OPS: "def f(): ..."})
-    assert [list(finding.optional) for finding in found] == [optional]
+    actual = drift(f"from lib.core.ops import f\n{GUARD}{code}", {OPS: "def f(): ..."})
+    assert [list(finding.optional) for finding in actual] == [optional]
 
 
 def test_suppress_is_a_try():
@@ -262,8 +262,8 @@ def test_a_try_that_catches_something_else_loses_nothing():
 )
 def test_version_tests_of_a_distribution_of_one_word(name: str, version: str, code: str):
     consumer = SourceTree("app", "1", {"app/main.py": code.encode()})
-    found = find_drift(consumer, SourceTree(name, version, {"core.py": b""}))
-    assert [finding.severity for finding in found] == [Severity.GUARDED]
+    findings = find_drift(consumer, SourceTree(name, version, {"core.py": b""}))
+    assert [finding.severity for finding in findings] == [Severity.GUARDED]
 
 
 @pytest.mark.parametrize(

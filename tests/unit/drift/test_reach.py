@@ -102,8 +102,8 @@ FAMILIES = {
 
 def reached(files: dict[str, str], *modules: str) -> dict[str, bool]:
     app = tree("app", "1", {**FAMILIES, **files})
-    found = find_drift(app, provider(OPS), Reach([StackPart(app, modules)]))
-    return {finding.within or finding.file: finding.weight is Weight.REFUSES for finding in found}
+    findings = find_drift(app, provider(OPS), Reach([StackPart(app, modules)]))
+    return {finding.within or finding.file: finding.weight is Weight.REFUSES for finding in findings}
 
 
 def test_modules_that_the_stack_does_not_import_warn():
@@ -135,8 +135,8 @@ def test_modules_are_followed_through_every_import_that_is_reached(imports: str)
 
 
 def test_module_that_only_unused_code_imports_is_not_reached():
-    found = reached({"app/llm/recipes.py": "", "app/llm/api.py": "def _unused():\n    import app.vision"}, "app.llm")
-    assert found == {"app/vision/__init__.py": False}
+    actual = reached({"app/llm/recipes.py": "", "app/llm/api.py": "def _unused():\n    import app.vision"}, "app.llm")
+    assert actual == {"app/vision/__init__.py": False}
 
 
 def findings_of_used(user: str) -> list[Finding]:

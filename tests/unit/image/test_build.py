@@ -3,8 +3,8 @@
 import pytest
 from helpers.errors import error_of
 from helpers.image_inputs import BASE_DIGEST, SELECTION, base_record, changed, inputs_of, put_base, small_lock
+from helpers.placed_images import RECORD
 from helpers.sites import context_of
-from unit.image.test_record import RECORD
 
 from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.data import data_root

@@ -7,9 +7,7 @@ import pytest
 from helpers.image_inputs import SELECTION, changed, inputs_of, parts_of, small_lock
 
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.data import data_root
 from envbuild.image.configuration import run_config, write_configuration
-from envbuild.image.inputs import PROFILE
 from envbuild.image.layers.sandbox import VENV
 from envbuild.image.squashfs import enroot
 from envbuild.oci.models import BaseConfig
@@ -73,10 +71,3 @@ def test_image_for_gpus_has_its_requirements_where_runtimes_and_enroot_look(lock
     labels = dict(config.labels)
     assert labels["envbuild.require.cuda"] == "cuda>=13.0"
     assert not any("h200" in value for value in labels.values())
-
-
-def test_image_of_a_stack_without_variables_has_those_of_the_environment_alone(lock, tmp_path):
-    parts = parts_of(inputs_of(lock))
-    assert [entry.partition("=")[0] for entry in run_config(parts).environment] == ["PATH", "VIRTUAL_ENV", "LANG"]
-    text = (data_root() / PROFILE).read_text()
-    assert profile(parts, tmp_path) == text.replace("@VENV@", VENV).replace("@FRONT@", f"{VENV}/bin")

@@ -32,12 +32,6 @@ def starts(required, **node):
     return all(holds(value, **node) for name, value in required.items() if name.startswith("NVIDIA_REQUIRE_"))
 
 
-def test_cpu_image_asks_for_nothing():
-    assert variables(target(), None) == {}
-    assert variables(target(), "13.0") == {}
-    assert variables(target("90"), None) == {}
-
-
 @pytest.mark.parametrize(
     ("cuda", "driver_has", "runs"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.layer_tars import file, layout_of
-from unit.image.test_record import RECORD
+from helpers.placed_images import RECORD
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
@@ -103,14 +103,6 @@ def somewhere(tmp_path):
     return path
 
 
-def test_plain_file_in_the_way_is_kept(entry, tmp_path):
-    path = somewhere(tmp_path)
-    path.write_text("mine")
-    with pytest.raises(ConfigurationError, match="would be lost"):
-        placed(entry, tmp_path, "h200")
-    assert path.read_text() == "mine"
-
-
 @pytest.mark.parametrize("name", ["results.txt", "record.json", ".sealed.json", "oci/index.json"])
 def test_folder_without_an_image_is_kept(entry, tmp_path, name):
     file = somewhere(tmp_path) / name
@@ -120,16 +112,6 @@ def test_folder_without_an_image_is_kept(entry, tmp_path, name):
         placed(entry, tmp_path, "h200")
     assert name.split("/")[0] in caught.value.why
     assert file.read_text() == '{"schema": "mine"}'
-
-
-def test_link_is_kept_and_an_empty_folder_is_taken(entry, tmp_path):
-    path = somewhere(tmp_path)
-    path.symlink_to(tmp_path)
-    with pytest.raises(ConfigurationError, match="would be lost"):
-        placed(entry, tmp_path, "h200")
-    path.unlink()
-    path.mkdir()
-    assert placed(entry, tmp_path, "h200")[1] is True
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "oci/mine", "oci/blobs/sha256/mine", "image.sqsh.d/mine", "mine/x"])

@@ -6,14 +6,6 @@ from envbuild.oci.models import BaseConfig
 VENV = "/opt/envbuild/venv"
 
 
-def test_variables_without_a_base_are_the_defaults():
-    assert image_variables(VENV, {}, {}, {}) == {
-        "PATH": f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "VIRTUAL_ENV": VENV,
-        "LANG": "C.UTF-8",
-    }
-
-
 def test_environment_comes_before_the_base():
     base = {
         "PATH": "/usr/local/cuda/bin:/usr/bin:/bin",

@@ -7,7 +7,7 @@ from helpers.stack_files import write_base, write_vendor_base
 from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.image import verification
 from envbuild.image.verification import verification_places
-from envbuild.sync import machine as this_machine
+from envbuild.sync import local as this_machine
 
 
 @pytest.fixture

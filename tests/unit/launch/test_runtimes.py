@@ -9,7 +9,7 @@ from envbuild.core import sandbox
 from envbuild.core.errors import MachineError
 from envbuild.launch import runtimes
 from envbuild.launch.runtimes import probe
-from envbuild.store import temporary
+from envbuild.store import local
 
 WORKS = ["/bin/true"]
 
@@ -26,7 +26,7 @@ def absent():
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch, tmp_path):
     monkeypatch.setattr(sandbox, "probe", lambda: Path("/usr/bin/bwrap"))
-    monkeypatch.setattr(temporary.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(local.tempfile, "gettempdir", lambda: str(tmp_path))
 
 
 def machine_with(monkeypatch, **ways):

@@ -163,7 +163,7 @@ def test_what_the_pinned_commit_lacks_like_the_release_warns(
     """As Transformer Engine, of which upstream pins commits and a release is taken."""
     packages["app"]["wheels"] = [wheel(tmp_path, "app", {"app/__init__.py": code}, "1.1")]
     file = wheel(tmp_path, "lib", {"lib/__init__.py": "", "lib/core/__init__.py": at_commit}, "0.9")
-    monkeypatch.setattr(api_drift._Sources, "_at_commit", lambda sources, item: tmp_path / file["path"])
+    monkeypatch.setattr(api_drift._Sources, "_of_tree", lambda sources, tree: tmp_path / file["path"])
     commit = Commit(
         sha="c" * 40, committed_at=datetime(2025, 1, 1, tzinfo=timezone.utc), kind=CommitKind.COMMIT, name="c"
     )
@@ -206,7 +206,7 @@ def test_reading_ahead_leaves_the_answer_in_the_store(packages, work, monkeypatc
 
 def test_commits_are_read_ahead_too(packages, work, monkeypatch, tmp_path):
     at_commit = tmp_path / packages.pop("app")["wheels"][0]["path"]
-    monkeypatch.setattr(api_drift._Sources, "_at_commit", lambda sources, item: at_commit)
+    monkeypatch.setattr(api_drift._Sources, "_of_tree", lambda sources, tree: at_commit)
     spec = {"commit": SimpleNamespace(sha="c" * 40), "modules": ("app",)}
     read_ahead(packages, work, **spec)
     monkeypatch.setattr(api_drift, "find_drift_apart", lambda *asked: pytest.fail("compared again"))

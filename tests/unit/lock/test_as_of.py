@@ -48,8 +48,8 @@ def test_now_has_whole_seconds():
 )
 def test_release_is_the_anchors_moment_and_as_much_of_the_margin_as_is_over(days, now, text, reason):
     clock = at(RELEASED + timedelta(days=now))
-    found = as_of.after_release("nemo v1", RELEASED, timedelta(days=days), clock)
-    assert (found.asked, found.text(), found.reason) == ("release", text, reason)
+    moment = as_of.after_release("nemo v1", RELEASED, timedelta(days=days), clock)
+    assert (moment.asked, moment.text(), moment.reason) == ("release", text, reason)
 
 
 def test_a_day_that_is_not_over_is_refused():

@@ -62,7 +62,8 @@ def _digest(made, base, component) -> dict:
 
 
 def problem(path: Path, project: Path, repositories: object = None) -> str:
-    return check_one(path, Catalog.open(project), repositories or FakeRepositories(), SilentReporter()).problem
+    context = lock_context(project, repositories or FakeRepositories())
+    return check_one(path, Catalog.open(project), context).problem
 
 
 def test_a_lock_that_is_what_its_inputs_give(project):
@@ -102,13 +103,13 @@ def test_a_branch_that_moved(project):
 def test_the_branch_is_asked_for_by_its_name(project):
     repositories = FakeRepositories()
     problem(lock(project, commit=TIP), project, repositories)
-    assert repositories.at(URL).asked_for == ["2.3"]
-    assert repositories.at(URL).resolved == [], "nothing is fetched for it"
+    assert repositories.open(URL).asked_for == ["2.3"]
+    assert repositories.open(URL).resolved == [], "nothing is fetched for it"
 
 
 def test_unreachable_repository_is_a_network_error_of_the_check(project):
     class Unreachable:
-        def at(self, url):
+        def open(self, url):
             raise NetworkError(f"cannot reach {url}")
 
     with pytest.raises(NetworkError):
@@ -119,8 +120,10 @@ def test_every_stack_on_every_base_once(project, monkeypatch):
     write_base(project, "another")
     builds = [{"target": "cpu", "bases": [BASE, "another"]}, {"target": "h100", "bases": [BASE]}]
     write_stack(project, "s", {"lib": {}}, builds=builds)
-    found = [(item.stack_name, item.base_name, item.target_name) for item in every_selection(Catalog.open(project))]
-    assert [item for item in found if item[0] == "s"] == [("s", BASE, "cpu"), ("s", "another", "cpu")]
+    actual = [
+        (entry.stack_name, entry.base_name, entry.target_name) for entry in every_selection(Catalog.open(project))
+    ]
+    assert [entry for entry in actual if entry[0] == "s"] == [("s", BASE, "cpu"), ("s", "another", "cpu")]
 
 
 def lock_all_of(project):

@@ -9,7 +9,7 @@ from envbuild.lock.uv.credentials import credentials, request_for
 
 
 @pytest.mark.parametrize(
-    ("environ", "found"),
+    ("environ", "actual"),
     [
         ({}, None),
         ({"UV_DEFAULT_INDEX": "https://me:a%40b@host/simple"}, ("me", "a@b")),
@@ -26,8 +26,8 @@ from envbuild.lock.uv.credentials import credentials, request_for
         ({"UV_DEFAULT_INDEX": "https://me:x@[bad"}, None),
     ],
 )
-def test_from_variables(environ, found, tmp_path):
-    assert credentials("https://host/files/a.tar.gz", {"HOME": str(tmp_path), **environ}) == found
+def test_from_variables(environ, actual, tmp_path):
+    assert credentials("https://host/files/a.tar.gz", {"HOME": str(tmp_path), **environ}) == actual
 
 
 def test_from_files(tmp_path):

@@ -29,18 +29,18 @@ def base():
 
 
 def ranges(declared, name, base, **more):
-    return [(part.extra, str(part.specifier), sorted(part.asks)) for part in declared.of(name, base, **more)]
+    return [(part.extra, str(part.specifier), sorted(part.asks)) for part in declared.ranges(name, base, **more)]
 
 
 def test_each_extra_has_its_range_under_the_markers_of_the_base(base):
-    found = ranges(MEGATRON, "transformer-engine", base)
-    assert found == [("dev", "<2.12.0,>=2.9.0a0", ["core-cu13", "pytorch"]), ("l-t-s", "<2", [])]
-    assert MEGATRON.of("transformer-engine", base)[0].where == "megatron-core 0.16.1 (extra dev)"
+    actual = ranges(MEGATRON, "transformer-engine", base)
+    assert actual == [("dev", "<2.12.0,>=2.9.0a0", ["core-cu13", "pytorch"]), ("l-t-s", "<2", [])]
+    assert MEGATRON.ranges("transformer-engine", base)[0].where == "megatron-core 0.16.1 (extra dev)"
 
 
 def test_what_holds_for_all_is_without_extra(base):
     assert ranges(MEGATRON, "torch", base) == [("", ">=2.6.0", [])]
-    assert MEGATRON.of("torch", base)[0].where == "megatron-core 0.16.1"
+    assert MEGATRON.ranges("torch", base)[0].where == "megatron-core 0.16.1"
     assert ranges(MEGATRON, "numpy", base) == []
 
 
@@ -50,14 +50,14 @@ def test_what_holds_for_all_holds_for_each_extra(base):
 
 
 def test_extras_that_the_stack_asks_for_come_first_or_alone(base):
-    found = ranges(MEGATRON, "transformer-engine", base, first=("L_T_S",))
-    assert [extra for extra, *_ in found] == ["l-t-s", "dev"]
+    actual = ranges(MEGATRON, "transformer-engine", base, first=("L_T_S",))
+    assert [extra for extra, *_ in actual] == ["l-t-s", "dev"]
     assert ranges(MEGATRON, "transformer-engine", base, only={"l-t-s"}) == [("l-t-s", "<2", [])]
     assert ranges(MEGATRON, "torch", base, only={"dev"}) == []
 
 
 def test_a_range_has_pre_releases(base):
-    part = MEGATRON.of("transformer-engine", base)[0]
+    part = MEGATRON.ranges("transformer-engine", base)[0]
     assert [part.has(version) for version in ("2.9.0a0", "2.9.0", "2.11.1rc1", "2.12.0")] == [True, True, True, False]
 
 

@@ -67,7 +67,7 @@ def test_many_who_need_it_are_cut_short(tmp_path):
 
 
 def changed(tmp_path, before, after):
-    components = [{"x": item} if item else {"other": component()} for item in (before, after)]
+    components = [{"x": entry} if entry else {"other": component()} for entry in (before, after)]
     old, new = lock(tmp_path / "a", **components[0]), lock(tmp_path / "b", **components[1])
     return [line for line in texts(old, new) if " x " in line]
 

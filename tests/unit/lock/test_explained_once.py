@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from envbuild.core.errors import ResolutionError
-from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.inputs.request import LockRequest
+from envbuild.lock.models import Deviation
 from envbuild.lock.resolve import resolve
 
 MOVED = (Deviation(package="lib", instead_of="==2.0", reason="r"),)

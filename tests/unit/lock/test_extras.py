@@ -1,37 +1,31 @@
 """Extras that older trees and releases have under another name, or not at all."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers.fake_git import FakeRepositories, FakeRepository
+from helpers.fake_git import FakeRepositories, FakeRepository, fake_tree
+from helpers.locks import lock_context
 
-from envbuild.catalog.stack import Component
-from envbuild.git.refs import GitRef
-from envbuild.lock.components.declarations import Declared, declared_at_commit
-from envbuild.lock.components.extras import with_former_extras
-from envbuild.lock.components.select import own_choice
-from envbuild.lock.inputs.pins import parse_ref
+from envbuild.lock.components.declarations import Declarations, Declared
 
 URL = "https://x/toolkit"
 COMPUTED = "from setuptools import setup\nextras = {'nlp': read()}\n%s\nsetup(extras_require=extras)\n"
 STATED = "[project]\nname = 'toolkit'\nversion = '1'\n[project.optional-dependencies]\n%s = ['a']\n"
 
 
-def extras_of(files, ref=None, released=()):
+def extras_of(files, released=None):
     repositories = FakeRepositories(FakeRepository(URL, files))
-    spec = Component.model_validate({"git": URL, "extras": ["llm", "audio"], "former_extras": {"llm": "nlp"}})
-    item = own_choice("toolkit", spec, ref or GitRef("main"), repositories, None)
-
-    def declared(item):
-        if item.commit is None:
-            return Declared(by="toolkit", lines=(), extras=released)
-        return declared_at_commit(item, repositories)
-
-    declarations = SimpleNamespace(of=declared, context=SimpleNamespace(repositories=repositories))
-    found = with_former_extras({"toolkit": item}, declarations)["toolkit"]
-    assert (found is item) == (found.spec.extras == ("llm", "audio"))
-    assert ("extra nlp, which llm was before" in found.because) == (found is not item)
-    return found.spec.extras
+    component = fake_tree(repositories.open(URL), extras=["llm", "audio"], former_extras={"llm": "nlp"}).component
+    declarations = Declarations(SimpleNamespace(context=lock_context(Path("/nonexistent"), repositories)))
+    if released is not None:
+        component = replace(component, commit=None, git="", specifier="==1")
+        declarations._declared["kernels", "==1"] = Declared(by="kernels", lines=(), extras=released)
+    changed = declarations.with_former_extras({"kernels": component})["kernels"]
+    assert (changed is component) == (changed.spec.extras == ("llm", "audio"))
+    assert ("extra nlp, which llm was before" in changed.because) == (changed is not component)
+    return changed.spec.extras
 
 
 @pytest.mark.parametrize(
@@ -52,4 +46,4 @@ def test_the_former_name_where_a_tree_lacks_the_extra(files, first):
 
 @pytest.mark.parametrize(("released", "first"), [(("LLM", "nlp"), "llm"), (("nlp",), "nlp")])
 def test_the_former_name_where_a_release_lacks_the_extra(released, first):
-    assert extras_of({}, parse_ref("2.2.1"), released) == (first, "audio")
+    assert extras_of({}, released) == (first, "audio")

@@ -5,16 +5,14 @@ import tarfile
 from types import SimpleNamespace
 
 import pytest
+from helpers.fake_index import fake_index
 from helpers.locks import lock_context
-from packaging.specifiers import SpecifierSet
 
 from envbuild.catalog.stack import Component
-from envbuild.core.errors import ResolutionError, UsageError
+from envbuild.core.errors import UsageError
 from envbuild.lock.checks.releases import check_releases
-from envbuild.lock.components import families
 from envbuild.lock.components.families import with_one_version
 from envbuild.lock.components.models import Chosen, DecidedBy, Preference
-from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes
 
 CORE, TORCH = "transformer-engine", "transformer-engine-torch"
 RELEASES = {
@@ -24,33 +22,19 @@ RELEASES = {
 BASE = SimpleNamespace(provides={})
 
 
-@pytest.fixture(autouse=True)
-def index(monkeypatch):
-    def look_up(packages, base, rules, what, context, *, preferred):
-        found = {}
-        for name, specifier in packages.items():
-            fitting = list(SpecifierSet(specifier).filter(RELEASES[name]))
-            if not fitting:
-                raise ResolutionError("no", why="", fix="")
-            wanted = preferred.get(name)
-            found[name] = {"version": wanted if wanted in fitting else fitting[-1]}
-        return found
-
-    monkeypatch.setattr(families, "look_up", look_up)
-
-
-def item(name, specifier="", origin=DecidedBy.UPSTREAM):
+def component(name, specifier="", origin=DecidedBy.UPSTREAM):
     return Chosen(
         name=name, spec=Component(), asked=specifier or "any release", origin=origin, because="b", specifier=specifier
     )
 
 
 def versions(tmp_path, core, torch, base=BASE, **preferences):
-    chosen = {"lib": item("lib"), CORE: core, TORCH: torch}
+    chosen = {"lib": component("lib"), CORE: core, TORCH: torch}
+    index = fake_index(base, lock_context(tmp_path), **RELEASES)
     preferred = {name.replace("_", "-"): Preference(version=text, because="p") for name, text in preferences.items()}
-    found = with_one_version(chosen, base, LookUpRules(own=OwnIndexes()), preferred, lock_context(tmp_path))
-    assert found["lib"] == chosen["lib"]
-    return found[CORE], found[TORCH]
+    actual = with_one_version(chosen, index, preferred)
+    assert actual["lib"] == chosen["lib"]
+    return actual[CORE], actual[TORCH]
 
 
 @pytest.mark.parametrize(
@@ -65,13 +49,13 @@ def versions(tmp_path, core, torch, base=BASE, **preferences):
     ],
 )
 def test_newest_that_all_have(tmp_path, core, torch, version):
-    found = versions(tmp_path, item(CORE, core), item(TORCH, torch))
-    assert [(part.wanted, part.because) for part in found] == [(f"=={version}", "b")] * 2
-    assert [part.specifier for part in found] == [core, torch]
+    actual = versions(tmp_path, component(CORE, core), component(TORCH, torch))
+    assert [(part.wanted, part.because) for part in actual] == [(f"=={version}", "b")] * 2
+    assert [part.specifier for part in actual] == [core, torch]
 
 
 def test_pin_wins_over_upstream_from_either_side(tmp_path):
-    pin, upstream = item(TORCH, "==2.6.0", DecidedBy.PIN), item(CORE, "==2.7.*")
+    pin, upstream = component(TORCH, "==2.6.0", DecidedBy.PIN), component(CORE, "==2.7.*")
     core, torch = versions(tmp_path, upstream, pin)
     assert (core.wanted, torch.wanted) == ("==2.6.0", "==2.6.0")
     assert core.because == f"one version with {TORCH} ==2.6.0 (b), instead of ==2.7.*"
@@ -80,23 +64,23 @@ def test_pin_wins_over_upstream_from_either_side(tmp_path):
 
 def test_pins_that_exclude_each_other_are_refused(tmp_path):
     with pytest.raises(UsageError, match=rf"{CORE}===2.5.0, {TORCH}===2.6.0 are pinned, and are released together"):
-        versions(tmp_path, item(CORE, "==2.5.0", DecidedBy.PIN), item(TORCH, "==2.6.0", DecidedBy.PIN))
+        versions(tmp_path, component(CORE, "==2.5.0", DecidedBy.PIN), component(TORCH, "==2.6.0", DecidedBy.PIN))
 
 
 def test_upstreams_lock_decides_where_the_ranges_are_open(tmp_path):
-    found = versions(tmp_path, item(CORE), item(TORCH), transformer_engine="2.5.0")
-    assert [part.version for part in found] == ["2.5.0", "2.5.0"]
+    actual = versions(tmp_path, component(CORE), component(TORCH), transformer_engine="2.5.0")
+    assert [part.version for part in actual] == ["2.5.0", "2.5.0"]
 
 
 def test_what_is_not_there_is_left_to_the_resolution(tmp_path):
-    core, torch = versions(tmp_path, item(CORE, "==2.9.*"), item(TORCH, "", DecidedBy.STACK))
+    core, torch = versions(tmp_path, component(CORE, "==2.9.*"), component(TORCH, "", DecidedBy.STACK))
     assert (core.wanted, torch.wanted) == ("==2.9.*", "==2.9.*")
     assert (core.version, torch.version) == ("", "")
 
 
 def test_what_the_base_brings_is_no_member(tmp_path):
     base = SimpleNamespace(provides={CORE: "2.9"})
-    core, torch = versions(tmp_path, item(CORE), item(TORCH), base)
+    core, torch = versions(tmp_path, component(CORE), component(TORCH), base)
     assert (core.version, torch.version) == ("", "")
 
 
@@ -122,8 +106,8 @@ def test_sdist_that_downloads_its_wheel_from_another_index_is_refused(tmp_path, 
     package = {"name": "lib", "version": "1.0", "wheels": wheels, "sdist": {"path": "lib.tar.gz", "size": 2179}}
     plan = SimpleNamespace(project=SimpleNamespace(chosen={}), keep={})
     resolution = SimpleNamespace(tables={"lib": package}, yanked={})
-    found = check_releases(plan, resolution, SimpleNamespace(folder=tmp_path, store=None))
-    assert [(item.code, item.packages) for item in found] == ([("placeholder", ("lib",))] if stub else [])
+    actual = check_releases(plan, resolution, SimpleNamespace(folder=tmp_path, store=None))
+    assert [(finding.code, finding.packages) for finding in actual] == ([("placeholder", ("lib",))] if stub else [])
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ def override(project, kind, name, old, new):
 def test_the_projects_own_lock_is_taken_also_when_it_is_older(project, shipped):
     own = project / "lockfiles" / "mcore" / "debian12"
     make_lock(own)
-    found = find_lock(project, mcore_of(project))
-    assert found.path == own
-    assert is_older(found.lock, mcore_of(project))
+    actual = find_lock(project, mcore_of(project))
+    assert actual.path == own
+    assert is_older(actual.lock, mcore_of(project))
 
 
 def test_the_shipped_lock_is_taken_for_the_shipped_definitions_and_a_copy_of_them(project, shipped):
@@ -81,8 +81,8 @@ def test_without_a_base_the_one_with_the_lock_is_taken(project, monkeypatch):
         make_lock(project / "lockfiles/mcore" / base, base=made.base.model_copy(update={"name": base}), **record)
 
     def taken(target: str | None = None) -> tuple[str, str]:
-        found = with_locked_base(selection, "mcore", project, reporter, target=target)
-        return found.base_name, found.target_name
+        actual = with_locked_base(selection, "mcore", project, reporter, target=target)
+        return actual.base_name, actual.target_name
 
     assert taken() == ("debian12", "cpu")
     locked_on("ubuntu2404-cu130", "2026-01-01")
@@ -174,8 +174,8 @@ def test_command_of_a_lock_has_the_words_that_it_was_made_with(project):
     )
     make_lock(project / "lockfiles" / "try1" / "debian12", inputs=inputs)
     words = "--pin 'torch=>=2.12,<3' --as-of 2026-05-01 --torch-build index --allow glibc"
-    found = lock_command(read_lock(project / "lockfiles" / "try1" / "debian12"))
-    assert found == f"envbuild lock --stack mcore --base debian12 --name try1 {words}"
+    actual = lock_command(read_lock(project / "lockfiles" / "try1" / "debian12"))
+    assert actual == f"envbuild lock --stack mcore --base debian12 --name try1 {words}"
     make_lock(project / "a place", inputs=inputs)
     assert f"--out '{project / 'a place'}' --pin" in lock_command(read_lock(project / "a place"))
 
@@ -208,11 +208,11 @@ def test_diff_without_a_lock_of_the_projects_own_compares_with_the_shipped_one(p
     seen = []
 
     @contextlib.contextmanager
-    def resolved(inputs, existing, repositories, context, verifier):
+    def resolved(run, inputs, existing):
         seen.append(existing)
         yield NewLock(new, None)
 
-    monkeypatch.setattr("envbuild.lock.diff.new_lock", resolved)
+    monkeypatch.setattr("envbuild.lock.lock.LockRun.new_lock", resolved)
     assert run(["lock", "--diff", *ARGUMENTS, "--json"]) == 0
     shown, output = capsys.readouterr()
     result = json.loads(shown)

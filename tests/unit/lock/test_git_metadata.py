@@ -1,13 +1,10 @@
 """What a component from git declares, as far as its tree states it."""
 
 import pytest
-from helpers.fake_git import FakeRepositories, FakeRepository
+from helpers.fake_git import FakeRepository, fake_tree
 
-from envbuild.catalog.stack import Component
 from envbuild.core.errors import CheckRefusedError
-from envbuild.git.refs import GitRef
-from envbuild.lock.components.git_metadata import metadata_of_commit, stated_metadata
-from envbuild.lock.components.select import own_choice
+from envbuild.lock.components.git_metadata import metadata_of_tree, stated_metadata
 
 URL = "https://x/kernels"
 SETUP = 'import torch\nfrom setuptools import setup\nsetup(name="kernels", version="1.2", {words})\n'
@@ -15,9 +12,9 @@ PROJECT = '[project]\nname = "kernels"\nversion = "1.2"\n'
 
 
 def read(files, cuda="13", **spec):
-    repositories = FakeRepositories(FakeRepository(URL, files))
-    component = Component.model_validate({"git": URL, "phase": "compile", "modules": ["kernels"], **spec})
-    return metadata_of_commit(own_choice("kernels", component, GitRef("main"), repositories, None), repositories, cuda)
+    return metadata_of_tree(
+        fake_tree(FakeRepository(URL, files), **{"phase": "compile", "modules": ["kernels"], **spec}), cuda
+    )
 
 
 def setup(words):
@@ -50,9 +47,9 @@ def setup(words):
     ],
 )  # fmt: skip
 def test_what_a_tree_states(files, requires, extras):
-    found = read(files)
-    assert (found.requires_dist, found.provides_extra) == (requires, extras)
-    assert (found.name, found.version, found.sdist_digest) == ("kernels", "1.2", "")
+    declared = read(files)
+    assert (declared.requires_dist, declared.provides_extra) == (requires, extras)
+    assert (declared.name, declared.version, declared.sdist_digest) == ("kernels", "1.2", "")
 
 
 @pytest.mark.parametrize(
@@ -134,10 +131,9 @@ COMMIT = 'if git():\n    __version__ += f"+{git()}"\n'
     ],
 )
 def test_a_version_that_a_module_puts_together(text, version):
-    repositories = FakeRepositories(FakeRepository(URL, {"pyproject.toml": DYNAMIC, "kernels/__init__.py": text}))
-    item = own_choice("kernels", Component(git=URL, modules=("kernels",)), GitRef("main"), repositories, None)
-    found = stated_metadata(item, repositories)
-    assert (found.version if found else None) == version
+    repository = FakeRepository(URL, {"pyproject.toml": DYNAMIC, "kernels/__init__.py": text})
+    stated = stated_metadata(fake_tree(repository, modules=["kernels"]))
+    assert (stated.version if stated else None) == version
 
 
 MORE = "[project.optional-dependencies]\nm = ['b']\n"
@@ -157,11 +153,10 @@ MORE = "[project.optional-dependencies]\nm = ['b']\n"
 )
 def test_what_no_build_has_to_tell(text, requires):
     files = {"pyproject.toml": text, "setup.py": "setup(version='1', install_requires=['c'])"}
-    repositories = FakeRepositories(FakeRepository(URL, files))
-    found = stated_metadata(own_choice("kernels", Component(git=URL), GitRef("main"), repositories, None), repositories)
-    assert (found.requires_dist if found else None) == requires
-    if found:
-        assert (found.version, found.requires_python, found.build_requires) == ("1.2", ">=3.12", ())
+    stated = stated_metadata(fake_tree(FakeRepository(URL, files)))
+    assert (stated.requires_dist if stated else None) == requires
+    if stated:
+        assert (stated.version, stated.requires_python, stated.build_requires) == ("1.2", ">=3.12", ())
 
 
 def test_release_file_holds_the_version_too():
@@ -182,7 +177,7 @@ def test_a_version_that_is_not_written_out_is_refused(text):
 
 def test_the_bases_cuda_and_what_builds_it():
     text = f'{PROJECT}dependencies = ["core-cu12==1"]\n[build-system]\nrequires = ["ninja", "torch"]\n'
-    found = read({"pyproject.toml": text})
-    assert found.requires_dist == ("core-cu13==1",)
-    assert found.rewritten == ("core-cu12==1 -> core-cu13==1",)
-    assert found.build_requires == ("ninja", "torch")
+    declared = read({"pyproject.toml": text})
+    assert declared.requires_dist == ("core-cu13==1",)
+    assert declared.rewritten == ("core-cu12==1 -> core-cu13==1",)
+    assert declared.build_requires == ("ninja", "torch")

@@ -55,7 +55,7 @@ def take(*repositories, chosen=None, **changes):
         "as_of": DAY,
     }
     every = chosen or {"core": component()}
-    return GitSourceReader(**{**arguments, **changes}).take(every)
+    return GitSourceReader(**{**arguments, **changes}).sources(every)
 
 
 def core(text):
@@ -67,20 +67,20 @@ SOURCE = f'Optim = {{ git = "{OPTIM}", branch = "dev" }}\n'
 
 def test_a_dependency_is_required_and_its_branch_is_of_the_day():
     optim = FakeRepository(OPTIM, {"pyproject.toml": "[build-system]\nrequires = ['flit']"})
-    (item,) = take(core(project(SOURCE, needs=["optim>=1"])), optim).candidates
+    (source,) = take(core(project(SOURCE, needs=["optim>=1"])), optim).candidates
     # It is built in isolation: the environment does not get what builds it.
-    assert (item.name, item.required, item.parts, item.build_requires) == ("optim", True, {ALWAYS}, ())
+    assert (source.name, source.required, source.parts, source.build_requires) == ("optim", True, {ALWAYS}, ())
     assert optim.resolved == [("refs/heads/dev", DAY)]
-    assert item.chosen.wanted == f" @ git+{OPTIM}@{TIP}"
-    assert item.chosen.because == f"pyproject.toml [tool.uv.sources] of core {TIP[:12]}"
+    assert source.chosen.wanted == f" @ git+{OPTIM}@{TIP}"
+    assert source.chosen.because == f"pyproject.toml [tool.uv.sources] of core {TIP[:12]}"
 
 
 @pytest.mark.parametrize(("asked", "required"), [((), False), (("dev",), True)])
 def test_an_extra_is_required_where_the_stack_asks_for_it(asked, required):
     text = project(SOURCE, extras='dev = ["optim"]\n')
     spec = Component(git=CORE, extras=asked)
-    (item,) = take(core(text), chosen={"core": component(spec=spec)}).candidates
-    assert (item.parts, item.required) == ({"dev"}, required)
+    (entry,) = take(core(text), chosen={"core": component(spec=spec)}).candidates
+    assert (entry.parts, entry.required) == ({"dev"}, required)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_what_builds_it_and_what_only_a_build_would_tell():
     repository = core(project(SOURCE, build=["optim"]))
     assert take(repository).candidates == ()
     shared = {"core": component(spec=Component(git=CORE, phase="compile"))}
-    (item,) = take(repository, chosen=shared).candidates
-    assert (item.parts, item.required) == ({BUILD}, True)
+    (entry,) = take(repository, chosen=shared).candidates
+    assert (entry.parts, entry.required) == ({BUILD}, True)
     dynamic = f'[project]\nname = "p"\ndynamic = ["dependencies"]\n[tool.uv.sources]\n{SOURCE}'
-    (item,) = take(core(dynamic)).candidates
-    assert (item.parts, item.required) == ({ANY}, False)
+    (entry,) = take(core(dynamic)).candidates
+    assert (entry.parts, entry.required) == ({ANY}, False)
 
 
 def test_what_builds_in_the_environment_is_as_upstream_has_it():
@@ -121,7 +121,7 @@ def test_what_builds_in_the_environment_is_as_upstream_has_it():
     kernels = FakeRepository(OTHER, {"pyproject.toml": project("", build=["setuptools<80,>=61", "torch"])})
     repositories = FakeRepositories(core(settings), kernels)
     chosen = {"core": component(), "kernels": component("kernels", OTHER), "optim": component("optim", OPTIM)}
-    phases = {name: item.phase.value for name, item in with_upstreams_phases(chosen, (), (), repositories).items()}
+    phases = {name: part.phase.value for name, part in with_upstreams_phases(chosen, (), (), repositories).items()}
     assert phases == {"core": "main", "kernels": "compile", "optim": "main"}
     # Of the index, too, once a resolution shows that there is no wheel of it.
     del chosen["kernels"]
@@ -141,8 +141,8 @@ def test_what_builds_in_the_environment_is_as_upstream_has_it():
     assert held.because.startswith("envs/companions/core.toml for core")
     # Taken by another one, its build's limit of setuptools does not hold for the environment.
     source = f'kernels = {{ git = "{OTHER}" }}\n[tool.uv]\nno-build-isolation-package = ["kernels"]\n'
-    (item,) = take(core(project(source, needs=["kernels"])), kernels).candidates
-    assert (item.chosen.phase.value, item.build_requires) == ("compile", ("setuptools>=61", "torch"))
+    (entry,) = take(core(project(source, needs=["kernels"])), kernels).candidates
+    assert (entry.chosen.phase.value, entry.build_requires) == ("compile", ("setuptools>=61", "torch"))
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,10 @@ def test_an_override_of_upstream_says_where_it_is_taken_from():
     leads = [Lead(chosen=component("lead", OTHER), companions={})]
     forced = forced_sources(leads, BASE, FakeRepositories(lead))
     source = f'optim = {{ git = "{OPTIM}", rev = "{SHA}" }}\n'
-    (item,) = take(core(project(source, needs=["optim"])), lead, forced=forced).candidates
-    assert (item.by.name, item.parts, item.required) == ("core", {ALWAYS}, True)
-    assert item.chosen.asked == "v1"
-    assert item.chosen.because == f"pyproject.toml [tool.uv] override-dependencies of lead {TIP[:12]}"
+    (entry,) = take(core(project(source, needs=["optim"])), lead, forced=forced).candidates
+    assert (entry.by.name, entry.parts, entry.required) == ("core", {ALWAYS}, True)
+    assert entry.chosen.asked == "v1"
+    assert entry.chosen.because == f"pyproject.toml [tool.uv] override-dependencies of lead {TIP[:12]}"
     # Nothing asks for it.
     assert take(core(project(source)), lead, forced=forced).candidates == ()
 
@@ -241,11 +241,11 @@ def test_a_source_that_cannot_be_had_matters_where_something_asks_for_it():
 
 def test_pins_of_what_is_taken():
     text = project(SOURCE, needs=["optim"])
-    (item,) = take(core(text), pins={"optim": GitRef(SHA)}).candidates
-    assert item.chosen.wanted == f" @ git+{OPTIM}@{SHA}"
-    (item,) = take(core(text), pins={"optim": VersionRef("2.0")}).candidates
-    assert (item.chosen.wanted, item.chosen.is_direct) == ("==2.0", False)
-    assert item.chosen.because.startswith(f"pinned by the user, over dev of {OPTIM}")
+    (source,) = take(core(text), pins={"optim": GitRef(SHA)}).candidates
+    assert source.chosen.wanted == f" @ git+{OPTIM}@{SHA}"
+    (source,) = take(core(text), pins={"optim": VersionRef("2.0")}).candidates
+    assert (source.chosen.wanted, source.chosen.is_direct) == ("==2.0", False)
+    assert source.chosen.because.startswith(f"pinned by the user, over dev of {OPTIM}")
     filed = project('optim = { url = "https://x/o.whl" }', needs=["optim"])
     with pytest.raises(ConfigurationError, match="optim has no repository"):
         take(core(filed), pins={"optim": GitRef(SHA)})
@@ -278,15 +278,15 @@ def test_two_commits_of_one_package_are_refused():
 
 
 def table(name, *needs, **extras):
-    lists = {extra: [{"name": item} for item in items] for extra, items in extras.items()}
-    return {"name": name, "dependencies": [{"name": item} for item in needs], "optional-dependencies": lists}
+    lists = {extra: [{"name": entry} for entry in items] for extra, items in extras.items()}
+    return {"name": name, "dependencies": [{"name": entry} for entry in needs], "optional-dependencies": lists}
 
 
 def test_of_two_the_one_that_is_asked_for_counts():
     repositories, chosen = two(extras='dev = ["optim"]\n')
     takings = take(*repositories, chosen=chosen)
     quiet = [table("core", "optim"), table("other"), table("optim")]
-    assert [item.by.name for item in settle(takings, quiet).candidates] == ["core"]
+    assert [source.by.name for source in settle(takings, quiet).candidates] == ["core"]
     with pytest.raises(ResolutionError, match="take optim from two places"):
         settle(takings, [table("core", "optim"), table("other", dev=["optim"]), table("optim")])
 
@@ -295,7 +295,7 @@ def test_what_nothing_asks_for_goes_with_what_it_takes():
     inner = project(f'inner = {{ git = "{OTHER}" }}\n', needs=["inner"])
     optim = FakeRepository(OPTIM, {"pyproject.toml": inner})
     takings = take(core(project(SOURCE, extras='dev = ["optim"]\n')), optim)
-    assert [(item.name, item.by.name) for item in takings.candidates] == [("optim", "core"), ("inner", "optim")]
+    assert [(source.name, source.by.name) for source in takings.candidates] == [("optim", "core"), ("inner", "optim")]
     asked = [table("core", dev=["optim"]), table("optim", "inner"), table("inner")]
     assert settle(takings, asked) == takings
     # It is there, from the index, and so is what it would have taken.

@@ -9,8 +9,9 @@ from envbuild.catalog.stack import Phase
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.lock.lockdir import tidy
-from envbuild.lock.lockfile import content_digest, read_lock, read_pins
+from envbuild.lock.lockfile import content_digest, read_lock
 from envbuild.lock.models import LockedComponent, LockedTorch
+from envbuild.lock.requirement_lines import read_pins
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_variables_are_those_of_the_place_where_the_environment_is(path):
         ("a==1 ; python_version < '3'\n", {"a": "1"}),
         ("a[x,y]==1.0.post1\n", {"a": "1.0.post1"}),
         ("# comment==1\n    # via b==2\n    --hash=sha256:c==3\n\n", {}),
-        ("a==1\nB.c==2\n", {"a": "1", "B.c": "2"}),
+        ("a==1\nB.c==2\n", {"a": "1", "b-c": "2"}),
     ],
 )
 def test_read_pins(text, expected):

@@ -13,10 +13,9 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import CheckRefusedError, EnvbuildError, ResolutionError
 from envbuild.core.progress import SilentReporter
-from envbuild.lock import lock as module
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.inputs.request import LockInputs, LockRequest
-from envbuild.lock.lock import LockOptions, lock_stack
+from envbuild.lock.lock import LockOptions, LockRun, lock_stack
 from envbuild.lock.outcome import Failure
 from envbuild.lock.search.bases import blocking, why_next
 from envbuild.store.local import LocalStore
@@ -60,12 +59,12 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Tried], 
     def lock(failure_on: Tried) -> tuple[list[str], EnvbuildError]:
         names: list[str] = []
 
-        def lock_on(selection: Selection, request: LockRequest, *_: object) -> Failure:
-            names.append(selection.base_name)
-            error, settled = failure_on(selection.base_name)
-            return Failure(inputs=LockInputs.of(selection, request), error=error, settled=settled)
+        def lock_on_base(_: LockRun, inputs: LockInputs, __: LockOptions) -> Failure:
+            names.append(inputs.selection.base_name)
+            error, settled = failure_on(inputs.selection.base_name)
+            return Failure(inputs=inputs, error=error, settled=settled)
 
-        monkeypatch.setattr(module, "_lock_on", lock_on)
+        monkeypatch.setattr(LockRun, "lock_on_base", lock_on_base)
         reporter = SilentReporter()
         store = LocalStore(tmp_path / "store", reporter)
         context = Context(store=store, site=load_site({"HOME": str(tmp_path)}), reporter=reporter)

@@ -62,21 +62,21 @@ def clashing(*pins: str) -> ResolutionError:
 )
 def test_a_refusal_ends_with_a_command(error, request_, expected):
     selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
-    found = with_next_command(error, selection, request_, ["--name", "x"], NOW, ["--no-verify"])
-    assert type(found) is type(error)
-    command = found.fix.splitlines()[-1].partition(": ")[2]
+    refusal = with_next_command(error, selection, request_, ["--name", "x"], NOW, ["--no-verify"])
+    assert type(refusal) is type(error)
+    command = refusal.fix.splitlines()[-1].partition(": ")[2]
     wanted = f"envbuild lock --stack nemo {expected} --name x --no-verify"
     assert shlex.split(command) == wanted.replace("--base B", "--base ubuntu2404-cu130").split()
-    assert found.fix.startswith(error.fix)
+    assert refusal.fix.startswith(error.fix)
 
 
 def test_where_nothing_else_is_left_a_lock_that_is_there_is_named():
     selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
-    found = with_next_command(clashing(), selection, LockRequest(base_named=False), [], NOW)
-    assert found.fix.endswith("comes with envbuild: envbuild lock --stack nemo-2.7 --base ubuntu2404-cu130")
+    refusal = with_next_command(clashing(), selection, LockRequest(base_named=False), [], NOW)
+    assert refusal.fix.endswith("comes with envbuild: envbuild lock --stack nemo-2.7 --base ubuntu2404-cu130")
     of_mcore = Selection(Catalog.open(Path("/nonexistent")), "mcore", "ubuntu2404-cu130", "h200")
-    found = with_next_command(clashing(), of_mcore, LockRequest(base_named=False), [], NOW)
-    assert found.fix.endswith("--as-of 2026-11-15")
+    refusal = with_next_command(clashing(), of_mcore, LockRequest(base_named=False), [], NOW)
+    assert refusal.fix.endswith("--as-of 2026-11-15")
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_an_earlier_day_counts_from_the_stacks_own(tmp_path):
     path = tmp_path / "envs/stacks/dated.toml"
     path.write_text('extends = "mcore"\nas_of = "2025-10-01"\n')
     selection = Selection(Catalog.open(tmp_path), "dated", "debian12", "cpu")
-    found = with_next_command(BuildError("w"), selection, LockRequest(base_named=False), [], NOW)
-    assert found.fix.endswith("a week earlier: envbuild lock --stack dated --as-of 2025-09-24")
+    refusal = with_next_command(BuildError("w"), selection, LockRequest(base_named=False), [], NOW)
+    assert refusal.fix.endswith("a week earlier: envbuild lock --stack dated --as-of 2025-09-24")
     path.write_text('extends = "mcore"\nas_of = "release"\nanchor = "megatron-core"\n')
     selection = Selection(Catalog.open(tmp_path), "dated", "debian12", "cpu")
-    found = with_next_command(BuildError("w"), selection, LockRequest(base_named=False), [], NOW)
-    assert "--as-of" not in found.fix
+    refusal = with_next_command(BuildError("w"), selection, LockRequest(base_named=False), [], NOW)
+    assert "--as-of" not in refusal.fix
 
 
 @pytest.mark.parametrize(
@@ -149,31 +149,31 @@ def test_bases_with_the_python_that_is_needed_are_named(why):
 
 def test_pins_get_a_name():
     selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
-    found = with_next_command(
+    refusal = with_next_command(
         DRIFT, selection, LockRequest(pins={"nemo-toolkit": "2", "torch": "2"}, base_named=False), [], NOW
     )
-    assert "--pin torch=2 --allow" in found.fix
-    assert found.fix.endswith("--name NAME")
+    assert "--pin torch=2 --allow" in refusal.fix
+    assert refusal.fix.endswith("--name NAME")
 
 
 def test_the_anchors_pin_names_its_lock_itself():
     selection = Selection(Catalog.open(Path("/nonexistent")), "nemo", "ubuntu2404-cu130", "h200")
-    found = with_next_command(no_release("3.0.0"), selection, LockRequest(pins={"nemo-toolkit": "99"}), [], NOW)
-    assert found.fix.endswith("--pin nemo-toolkit=3.0.0")
+    refusal = with_next_command(no_release("3.0.0"), selection, LockRequest(pins={"nemo-toolkit": "99"}), [], NOW)
+    assert refusal.fix.endswith("--pin nemo-toolkit=3.0.0")
 
 
 def test_other_bases_are_others():
     selection = Selection(Catalog.open(Path("/nonexistent")), "mcore", "debian12-cu130", "h200")
     of_cuda = CheckRefusedError("w", codes=["cuda-mixed"])
-    found = with_next_command(of_cuda, selection, LockRequest(base_named=True), [], NOW)
-    assert "The other bases of the stack (ubuntu2404-cu130) are tried without --base" in found.fix
+    refusal = with_next_command(of_cuda, selection, LockRequest(base_named=True), [], NOW)
+    assert "The other bases of the stack (ubuntu2404-cu130) are tried without --base" in refusal.fix
 
 
 def test_a_target_that_chose_the_base_is_kept():
     selection = Selection(Catalog.open(Path("/nonexistent")), "mcore", "debian12-cu130", "h200")
-    found = with_next_command(REFUSED, selection, LockRequest(base_named=False), [], NOW)
+    refusal = with_next_command(REFUSED, selection, LockRequest(base_named=False), [], NOW)
     allow = f"--allow {REFUSED.findings[0].id}"
-    assert found.fix.endswith(f"The whole command: envbuild lock --stack mcore --target h200 {allow}")
+    assert refusal.fix.endswith(f"The whole command: envbuild lock --stack mcore --target h200 {allow}")
 
 
 def test_declared_ranges_that_exclude_each_other_name_the_table_that_cures_them():

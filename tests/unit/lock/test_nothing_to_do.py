@@ -20,7 +20,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock import existing
 from envbuild.lock import lock as locking
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
-from envbuild.lock.lock import LockOptions, LockResult, lock_stack
+from envbuild.lock.lock import LockOptions, LockResult, LockRun, lock_stack
 from envbuild.lock.models import Inputs
 from envbuild.lock.outcome import Failure
 from envbuild.lock.verification import VerifiedLock
@@ -74,7 +74,7 @@ def test_upgrade_makes_an_up_to_date_lock_anew(project, monkeypatch):
     def new_lock(*arguments):
         raise NetworkError("made anew")
 
-    monkeypatch.setattr("envbuild.lock.lock.new_lock", new_lock)
+    monkeypatch.setattr(LockRun, "new_lock", new_lock)
     monkeypatch.setattr(locking, "only_writer", lambda *_: contextlib.nullcontext())
     assert lock(project).built is False
     with pytest.raises(NetworkError, match="made anew"):
@@ -204,16 +204,16 @@ def test_a_verified_lock_names_the_image_of_its_base(project):
     )
     for folder in (project / "store", project / "lockfiles/s", project / "lockfiles/s" / BASE):
         folder.chmod(0o755)
-    found = lock(project, lambda *_: verified)
-    assert found.built is False
-    assert found.directory.lock.base_image == DIGEST
-    assert found.directory.lock.base_made_at == "2026-01-02T03:04:05Z"
-    assert f'base_image = "{DIGEST}"' in (found.directory.path / "stack.lock.toml").read_text()
+    actual = lock(project, lambda *_: verified)
+    assert actual.built is False
+    assert actual.directory.lock.base_image == DIGEST
+    assert actual.directory.lock.base_made_at == "2026-01-02T03:04:05Z"
+    assert f'base_image = "{DIGEST}"' in (actual.directory.path / "stack.lock.toml").read_text()
 
 
 def test_a_place_that_takes_no_lock_is_refused_before_it_is_made(project, monkeypatch):
     monkeypatch.setattr(locking, "only_writer", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(locking, "new_lock", lambda *_: pytest.fail("it was made"))
+    monkeypatch.setattr(LockRun, "new_lock", lambda *_: pytest.fail("it was made"))
     selection = Selection(Catalog.open(project), "s", BASE, "cpu")
     context = Context(
         store=LocalStore(project / "store", SilentReporter()), site=load_site({}), reporter=SilentReporter()

@@ -16,11 +16,10 @@ from envbuild.core.errors import UsageError
 from envbuild.git.refs import CommitKind
 from envbuild.lock.components.as_of_moment import as_of_moment, branch_bound
 from envbuild.lock.components.decide import decide_components
-from envbuild.lock.components.select import choose_anchor
-from envbuild.lock.inputs.deviation import Deviation
+from envbuild.lock.components.select import Chooser
 from envbuild.lock.inputs.pins import parse_pins
 from envbuild.lock.inputs.request import LockInputs, LockRequest
-from envbuild.lock.uv.named_index import OwnIndexes
+from envbuild.lock.models import Deviation
 
 NEMO, DEP = "https://x/nemo", "https://x/dep"
 MOMENT = datetime(2025, 1, 2, 3, tzinfo=timezone.utc)  # of every commit of a fake repository
@@ -38,11 +37,10 @@ def moments(chosen, as_of=None, kind=CommitKind.BRANCH, **pins):
     """The bound of the anchor's branch, and the as-of moment."""
     repositories = FakeRepositories(FakeRepository(NEMO, kind=kind))
     refs = parse_pins("s", chosen.stack, pins)
-    context = SimpleNamespace(repositories=repositories, clock=utc_now)
+    index = SimpleNamespace(base=None, context=SimpleNamespace(repositories=repositories, clock=utc_now))
     bound = branch_bound(chosen, as_of, refs, repositories)
-    anchor = choose_anchor(chosen.stack, refs, repositories, bound)
-    found = as_of_moment(chosen, as_of, refs, anchor, OwnIndexes(), context)
-    return bound, found
+    anchor = Chooser(pins=refs, as_of=bound, base=None, repositories=repositories).anchor(chosen.stack)
+    return bound, as_of_moment(chosen, as_of, refs, anchor, index)
 
 
 @pytest.mark.parametrize(
@@ -57,13 +55,13 @@ def moments(chosen, as_of=None, kind=CommitKind.BRANCH, **pins):
     ],
 )
 def test_moment_of_an_unpinned_branch(stack, as_of, bound, asked, text):
-    found = moments(selection(stack), as_of)
-    assert (found[0], found[1].asked, found[1].text()) == (bound, asked, text)
+    moment = moments(selection(stack), as_of)
+    assert (moment[0], moment[1].asked, moment[1].text()) == (bound, asked, text)
 
 
 def test_now_is_now():
-    bound, found = moments(selection())
-    assert (bound, found.asked) == (None, "now")
+    bound, moment = moments(selection())
+    assert (bound, moment.asked) == (None, "now")
     assert moments(selection("2025-01-02"), "now")[1].asked == "now"
 
 
@@ -77,8 +75,8 @@ def test_now_is_now():
 )
 def test_a_pinned_anchor_leads_its_own_date(pin, kind, asked):
     # The stack's own date was for the stack's own anchor.
-    bound, found = moments(selection("2025-01-02"), kind=kind, nemo=pin)
-    assert (bound, found.asked) == (None, asked)
+    bound, moment = moments(selection("2025-01-02"), kind=kind, nemo=pin)
+    assert (bound, moment.asked) == (None, asked)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +88,10 @@ def test_a_pinned_anchor_leads_its_own_date(pin, kind, asked):
     ],
 )
 def test_a_release_that_is_pinned_as_well_is_in_reach(monkeypatch, as_of, uploaded, text):
-    monkeypatch.setattr("envbuild.lock.components.as_of_moment._uploaded", lambda item, *_: uploaded)
-    _, found = moments(selection(), as_of, kind=CommitKind.TAG, nemo="v1", dep="2.0")
-    assert (found.asked, found.text()) == ("release", text)
-    assert ("dep 2.0 is of" in found.reason) == (text > "2025-06")
+    monkeypatch.setattr("envbuild.lock.components.as_of_moment._uploaded", lambda component, *_: uploaded)
+    _, moment = moments(selection(), as_of, kind=CommitKind.TAG, nemo="v1", dep="2.0")
+    assert (moment.asked, moment.text()) == ("release", text)
+    assert ("dep 2.0 is of" in moment.reason) == (text > "2025-06")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +111,7 @@ def test_branches_of_companions_are_as_of_the_moment_of_the_anchor(tmp_path, as_
     chosen = Selection(Catalog.open(tmp_path), "s", BASE, "cpu")
     dep = FakeRepository(DEP)
     repositories = FakeRepositories(FakeRepository(NEMO, kind=CommitKind.TAG if pins else CommitKind.BRANCH), dep)
-    inputs = LockInputs.of(chosen, LockRequest(pins=pins, as_of=as_of))
+    inputs = LockInputs.from_request(chosen, LockRequest(pins=pins, as_of=as_of))
     decide_components(inputs, lock_context(tmp_path, repositories))
     assert dep.resolved == [("main", bound)]
 
@@ -126,13 +124,13 @@ def test_companions_are_held_to_the_release_that_deviates(tmp_path, monkeypatch)
 
     def hold(stack, items, declarations):
         assert items["lib"].specifier == "==1.*"
-        return {name: replace(item, specifier="<9") for name, item in items.items()}
+        return {name: replace(entry, specifier="<9") for name, entry in items.items()}
 
     monkeypatch.setattr("envbuild.lock.components.decide.hold_to_declared", hold)
     moved = Deviation(package="lib", specifier="==1.*", instead_of="==2", reason="it fails")
-    inputs = replace(LockInputs.of(chosen, LockRequest()), deviations=(moved,))
+    inputs = replace(LockInputs.from_request(chosen, LockRequest()), deviations=(moved,))
     decided = decide_components(inputs, lock_context(tmp_path, FakeRepositories()))
-    assert {name: item.specifier for name, item in decided.chosen.items()} == {"lib": "==1.*", "dep": "<9"}
+    assert {name: component.specifier for name, component in decided.chosen.items()} == {"lib": "==1.*", "dep": "<9"}
 
 
 def test_as_of_a_commit_needs_an_anchor_with_a_repository():

@@ -4,7 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers.fake_git import FakeRepositories, FakeRepository
+from helpers.fake_git import FakeRepositories, FakeRepository, fake_tree
+from helpers.fake_index import fake_index
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.core import tomlread
@@ -12,6 +13,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion, Forced, Lead, Preference
 from envbuild.lock.components.preferences import (
+    NgcImage,
     read_uv_lock,
     script_companions,
     torch_preference,
@@ -19,7 +21,6 @@ from envbuild.lock.components.preferences import (
     upstream_preferences,
     without_overruled,
 )
-from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes
 from envbuild.lock.uv.preferences import prefer
 
 CATALOG = Catalog.open(Path("/nonexistent"))
@@ -33,7 +34,7 @@ def package(name, version="1.0", **more):
 
 def lead_of(repository):
     commit = repository.resolve(GitRef("main"))
-    chosen = SimpleNamespace(name="lib", git=repository.url, commit=commit, at=lambda: repository.url)
+    chosen = SimpleNamespace(name="lib", git=repository.url, commit=commit, title=repository.url)
     return Lead(chosen=chosen, companions={})
 
 
@@ -62,8 +63,8 @@ def test_uv_lock_of_another_project():
         {"name": "kept", "marker": NEVER},
         {"name": "kept", "specifier": ">=1"},
     ]
-    found = read_uv_lock({"manifest": {"overrides": overrides}, "package": packages}, BASE)
-    assert found == {"plain-name": "1.0", "forked": "2.0", "from-git": "2.11.0", "kept": "1.0"}
+    actual = read_uv_lock({"manifest": {"overrides": overrides}, "package": packages}, BASE)
+    assert actual == {"plain-name": "1.0", "forked": "2.0", "from-git": "2.11.0", "kept": "1.0"}
 
 
 def test_first_tree_and_first_file_win():
@@ -72,15 +73,12 @@ def test_first_tree_and_first_file_win():
     second = FakeRepository(
         "https://x/b", {"uv.lock": lock.format("3"), "Dockerfile.ci": "RUN pip install mid==3 last==3"}
     )
-    found = upstream_preferences([lead_of(first), lead_of(second)], BASE, context_of(first, second))
-    assert {name: (item.version, item.because) for name, item in found.items()} == {
+    actual = upstream_preferences([lead_of(first), lead_of(second)], BASE, context_of(first, second))
+    assert {name: (entry.version, entry.because) for name, entry in actual.items()} == {
         "lib": ("1", "uv.lock of https://x/a"),
         "mid": ("2", "reinstall.sh of https://x/a"),
         "last": ("3", "Dockerfile.ci of https://x/b"),
     }
-
-
-RULES = LookUpRules(own=OwnIndexes())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ RULES = LookUpRules(own=OwnIndexes())
 def test_what_scripts_build_from_git_is_a_companion(ref, companion):
     repository = FakeRepository("https://x/a", {"reinstall.sh": f"export MAMBA_TAG={ref}\n"})
     expected = Companion(package="mamba-ssm", where="reinstall.sh", **companion)
-    assert script_companions(repository, repository.resolve(GitRef("main")), BASE) == [expected]
+    assert script_companions(fake_tree(repository), BASE) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +111,7 @@ def test_what_scripts_build_from_git_is_a_companion(ref, companion):
 )
 def test_image_of_upstreams_tests(files, release):
     repository = FakeRepository("https://x/a", files)
-    image = upstream_image([lead_of(repository)], BASE, context_of(repository))
+    image = upstream_image([lead_of(repository)], BASE, FakeRepositories(repository))
     assert (image.release if image else None) == release
 
 
@@ -127,32 +125,18 @@ def test_image_of_upstreams_tests(files, release):
         (">=2.11", ["2.8.0"], None),
     ],
 )
-def test_torch_of_an_image(monkeypatch, specifier, released, version):
-    from packaging.specifiers import SpecifierSet
-
-    from envbuild.core.errors import ResolutionError
-    from envbuild.lock.components import preferences
-
-    def look_up(packages, base, rules, what, context):
-        fitting = list(SpecifierSet(packages["torch"]).filter(released))
-        if not fitting:
-            raise ResolutionError("no", why="", fix="")
-        return {"torch": {"version": fitting[0 if rules.settings.get("resolution") == "lowest" else -1]}}
-
-    monkeypatch.setattr(preferences, "look_up", look_up)
-    image = preferences.NgcImage(release="25.06", because="manifest of nemo")
-    selection = SimpleNamespace(catalog=CATALOG, base=BASE)
-    found = torch_preference(SimpleNamespace(specifier=specifier), image, selection, RULES, None)
-    assert (found.version if found else None) == version
-    if found:
-        assert found.because == "torch 2.8 of the image 25.06 (manifest of nemo)"
+def test_torch_of_an_image(specifier, released, version):
+    image = NgcImage(release="25.06", because="manifest of nemo")
+    index = fake_index(BASE, None, torch=released)
+    actual = torch_preference(SimpleNamespace(specifier=specifier), image, CATALOG, index)
+    assert (actual.version if actual else None) == version
+    if actual:
+        assert actual.because == "torch 2.8 of the image 25.06 (manifest of nemo)"
 
 
 def test_image_that_the_table_does_not_have_says_nothing():
-    from envbuild.lock.components.preferences import NgcImage
-
     image = NgcImage(release="19.01", because="")
-    assert torch_preference(None, image, SimpleNamespace(catalog=CATALOG), RULES, None) is None
+    assert torch_preference(None, image, CATALOG, fake_index(BASE, None)) is None
 
 
 def test_preferences_are_a_uv_lock_of_the_projects_moments(tmp_path):
@@ -167,7 +151,7 @@ def test_preferences_are_a_uv_lock_of_the_projects_moments(tmp_path):
         "exclude-newer": "2025-01-02T00:00:00Z",
         "exclude-newer-package": {"torch": False},
     }
-    assert [(item["name"], item["version"]) for item in written["package"]] == [("lib", "1.0")]
+    assert [(entry["name"], entry["version"]) for entry in written["package"]] == [("lib", "1.0")]
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def locked(folder: Path, text: str | None, *stated: str):
 
 
 def test_files_of_a_kept_release_come_from_the_uv_lock_of_its_lock(tmp_path):
-    found = kept_files(["my-lib"], {"my-lib": "1.0"}, locked(tmp_path, UV_LOCK, "wheel", "sdist"))
-    assert found is not None
-    assert found["my-lib"]["sdist"]["url"] == "https://x/my_lib-1.0.tar.gz"
+    actual = kept_files(["my-lib"], {"my-lib": "1.0"}, locked(tmp_path, UV_LOCK, "wheel", "sdist"))
+    assert actual is not None
+    assert actual["my-lib"]["sdist"]["url"] == "https://x/my_lib-1.0.tar.gz"
 
 
 @pytest.mark.parametrize(
@@ -112,16 +112,16 @@ def begun_with(folder: Path, text: str, action=lambda: RESOLUTION) -> Guess:
 
 
 def test_a_right_guess_is_the_answer(resolving, tmp_path):
-    asked, found = resolving(begun_with(tmp_path, "true"))
-    assert (asked, found) == ([], RESOLUTION)
+    asked, actual = resolving(begun_with(tmp_path, "true"))
+    assert (asked, actual) == ([], RESOLUTION)
     assert (tmp_path / "uv.lock").read_text() == "the one begun"
     assert (tmp_path / "pyproject.toml").read_text() == "true"
 
 
 def test_a_wrong_guess_is_resolved_anew(resolving, tmp_path):
     begun = begun_with(tmp_path, "guessed")
-    asked, found = resolving(begun)
-    assert (asked, found) == (["true"], RESOLUTION)
+    asked, actual = resolving(begun)
+    assert (asked, actual) == (["true"], RESOLUTION)
     assert not (tmp_path / "uv.lock").exists()
 
 
@@ -140,7 +140,7 @@ def test_sdist_other_than_the_one_that_was_read_is_refused(resolving, tmp_path):
         build_requires=(), rewritten=(),
     )  # fmt: skip
     package = {"name": "kernels", "version": "1.0", "source": {}, "sdist": {"hash": "sha256:other"}}
-    found = replace(RESOLUTION, uv_lock={"package": [package]})
+    actual = replace(RESOLUTION, uv_lock={"package": [package]})
     with pytest.raises(ResolutionError, match=r"another sdist of kernels 1\.0") as caught:
-        resolving(begun_with(tmp_path, "true", lambda: found), metadata=(read,))
+        resolving(begun_with(tmp_path, "true", lambda: actual), metadata=(read,))
     assert "now the index states sha256:other" in caught.value.why

@@ -48,7 +48,7 @@ def render(*, pins: dict | None = None, source: TorchSource | None = None, **cha
         "torch_build": "cpu",
         "as_of": "2026-01-02T03:04:05Z",
         "chosen": {name: chosen(name, spec) for name, spec in stack.components.items()},
-        "requirements": {name: item.version for name, item in stack.requirements.items()},
+        "requirements": {name: requirement.version for name, requirement in stack.requirements.items()},
     }
     return render_project(Project(**(arguments | changes)), pins=pins, source=source)
 

@@ -5,6 +5,7 @@ from helpers.locks import lock_context
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import NetworkError
+from envbuild.lock.requirement_lines import read_requirements
 from envbuild.lock.uv.resolution import Resolution, seconds_of, throw_away, upload_seconds, with_local_hashes
 from envbuild.lock.uv.torch_builds import TorchSource
 
@@ -34,7 +35,7 @@ def resolution(wheels: list[dict[str, str]]) -> Resolution:
 
 @pytest.mark.parametrize("key", ["path", "filename"])
 def test_with_local_hashes_adds_the_digest_of_the_listed_wheel(source, key):
-    done, hashed = with_local_hashes([BLOCK, HASHED], resolution([{key: WHEEL}]), source)
+    done, hashed = with_local_hashes(read_requirements(f"{BLOCK}\n{HASHED}"), resolution([{key: WHEEL}]), source)
     assert hashed == HASHED
     assert done.splitlines() == [
         "torch==2.13.0+cpu ; sys_platform == 'linux' \\",
@@ -52,7 +53,7 @@ def test_package_without_any_hash_is_refused(source, place):
     }
     for block in (BLOCK, "torch==2.13.0+cpu \\\n    --hash=md5:0123"):
         with pytest.raises(NetworkError, match=r"states no sha256 of torch==2\.13\.0\+cpu$"):
-            with_local_hashes([block], resolution([]), places[place])
+            with_local_hashes(read_requirements(block), resolution([]), places[place])
 
 
 def test_upload_times_are_those_of_every_file():

@@ -121,8 +121,8 @@ def test_tags_of_another_machine():
     ],
 )
 def test_one_cuda(names, cuda, build, refused):
-    found = codes(*(package(name, "13.0.2") for name in names), on=base(cuda=cuda), torch_build=build)
-    assert found == (["cuda-mixed"] if refused else [])
+    actual = codes(*(package(name, "13.0.2") for name in names), on=base(cuda=cuda), torch_build=build)
+    assert actual == (["cuda-mixed"] if refused else [])
 
 
 def test_a_mix_is_about_what_needs_it_also_for_an_extra():
@@ -192,9 +192,9 @@ CONFLICT = Conflict(summary="hangs", packages={"a-b": "<2", "torch": ">=2.7"}, e
     ],
 )
 def test_known_conflicts(packages, provides, refused):
-    found = findings(*packages, on=base(provides=provides), conflicts={"a-b-torch": CONFLICT})
-    assert [finding.code for finding in found] == (["a-b-torch"] if refused else [])
-    assert [finding.fix for finding in found] == (["Take another."] if refused else [])
+    actual = findings(*packages, on=base(provides=provides), conflicts={"a-b-torch": CONFLICT})
+    assert [finding.code for finding in actual] == (["a-b-torch"] if refused else [])
+    assert [finding.fix for finding in actual] == (["Take another."] if refused else [])
 
 
 BASELINES = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
@@ -214,9 +214,11 @@ BASELINES = Catalog.open(Path("/nonexistent")).matrix("certify-quick")
 def test_lock_of_which_every_baseline_trains_wrongly_is_refused(cases, matrix, version, refused):
     entry = {"summary": "s", "packages": {"torch": ">=2.7"}, "evidence": "seen", "fix": "Take another.", "cases": cases}
     wrong = Conflict.model_validate({**entry, "shown_by": {"matrix": "m", "case": "c"}})
-    found = findings(package("torch", version), conflicts={"x": wrong}, matrix=matrix)
+    actual = findings(package("torch", version), conflicts={"x": wrong}, matrix=matrix)
     what = "torch 2.7 trains every baseline of the stack's matrix wrongly: s (evidence: seen)"
-    assert [(item.code, item.what, item.packages) for item in found] == ([("x", what, ("torch",))] if refused else [])
+    assert [(finding.code, finding.what, finding.packages) for finding in actual] == (
+        [("x", what, ("torch",))] if refused else []
+    )
 
 
 ONE, TWO = CheckFinding(code="one", what="first", fix="a"), CheckFinding(code="two", what="second", fix="b")
@@ -254,8 +256,8 @@ CUDA13 = ("nvidia-cuda-runtime", "13.0.96"), ("nvidia-nccl-cu13", "2.28.9"), ("n
 )
 def test_a_variable_names_folders_that_the_packages_bring(packages, value, refused):
     on = base(cuda="12.6" if packages is CUDA12 else "13.0")
-    found = codes(*(package(*item) for item in packages), on=on, variables={"V": value})
-    assert found == (["variable-folder"] if refused else [])
+    actual = codes(*(package(*entry) for entry in packages), on=on, variables={"V": value})
+    assert actual == (["variable-folder"] if refused else [])
 
 
 def test_one_finding_of_a_check_is_allowed_by_its_id():
@@ -289,7 +291,7 @@ def test_warnings_refuse_nothing_and_are_not_among_what_is_allowed():
 
 
 @pytest.mark.parametrize(
-    ("found", "packages"),
+    ("actual", "packages"),
     [
         (findings(wheel("native", "cp311-cp311-win_amd64")), ("native",)),
         (
@@ -318,6 +320,6 @@ def test_warnings_refuse_nothing_and_are_not_among_what_is_allowed():
         (findings(asked={"x": "<1"}, on=base(provides={"x": "2"})), ()),
     ],
 )
-def test_findings_name_the_packages_that_may_be_moved(found, packages):
-    (finding,) = found
+def test_findings_name_the_packages_that_may_be_moved(actual, packages):
+    (finding,) = actual
     assert finding.packages == packages

@@ -27,16 +27,16 @@ def read_sdist(name, version, content, cuda):
 
 
 def test_requirements_extras_and_build_requirements(tmp_path):
-    found = read(
+    declared = read(
         tmp_path,
         requires=("torch>=2", "x ; extra == 'more'"),
         extras=("more",),
         pyproject='[build-system]\nrequires = ["ninja", "torch"]\n',
     )
-    assert found.requires_dist == ("torch>=2", "x ; extra == 'more'")
-    assert found.provides_extra == ("more",)
-    assert found.build_requires == ("ninja", "torch")
-    assert found.rewritten == ()
+    assert declared.requires_dist == ("torch>=2", "x ; extra == 'more'")
+    assert declared.provides_extra == ("more",)
+    assert declared.build_requires == ("ninja", "torch")
+    assert declared.rewritten == ()
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_requirements_extras_and_build_requirements(tmp_path):
     ],
 )
 def test_cuda_of_the_base_decides(tmp_path, line, cuda, expected):
-    found = read(tmp_path, cuda, requires=("a", line))
-    assert found.requires_dist == ("a", expected or line)
-    assert found.rewritten == ((f"{line} -> {expected}",) if expected else ())
+    declared = read(tmp_path, cuda, requires=("a", line))
+    assert declared.requires_dist == ("a", expected or line)
+    assert declared.rewritten == ((f"{line} -> {expected}",) if expected else ())
 
 
 @pytest.mark.parametrize("stated", [("kernels", "2.0"), ("other", "1.0"), ("", "")])
@@ -80,8 +80,8 @@ def test_zip_sdists_are_read_and_only_the_top_pkg_info_counts(tmp_path):
         archive.writestr(f"kernels-1.0/{EGG}/", "")
         archive.writestr(f"kernels-1.0/{EGG}/PKG-INFO", "Name: wrong\nVersion: 9\n")
         archive.writestr(f"kernels-1.0/{EGG}/requires.txt", "a\n")
-    found = read_sdist("kernels", "1.0", (tmp_path / "a.zip").read_bytes(), "13")
-    assert (found.requires_dist, found.build_requires) == (("a",), DEFAULT_BUILD_REQUIRES)
+    actual = read_sdist("kernels", "1.0", (tmp_path / "a.zip").read_bytes(), "13")
+    assert (actual.requires_dist, actual.build_requires) == (("a",), DEFAULT_BUILD_REQUIRES)
 
 
 REQUIRES = """\
@@ -114,8 +114,8 @@ def test_old_metadata_without_requirements_has_them_in_its_egg_info(tmp_path, fo
         f"{folder}/requires.txt": REQUIRES,
         f"deep/er/{EGG}/requires.txt": "",
     }
-    found = read(tmp_path, metadata="2.1", files=files, extras=("dev", "stated"), pyproject=STATIC)
-    assert found.requires_dist == (
+    declared = read(tmp_path, metadata="2.1", files=files, extras=("dev", "stated"), pyproject=STATIC)
+    assert declared.requires_dist == (
         "torch",
         'packaging>=20 ; python_version > "3"',
         'tomli ; python_version < "3.11"',
@@ -125,8 +125,8 @@ def test_old_metadata_without_requirements_has_them_in_its_egg_info(tmp_path, fo
         "black[jupyter]>=2 ; (python_version < \"3.12\") and (extra == 'dev')",
         "causal-conv1d ; extra == 'Causal_conv'",
     )
-    assert all(Requirement(line) for line in found.requires_dist)
-    assert found.provides_extra == ("dev", "stated", "Causal_conv", "empty")
+    assert all(Requirement(line) for line in declared.requires_dist)
+    assert declared.provides_extra == ("dev", "stated", "Causal_conv", "empty")
 
 
 OTHER = {f"{EGG}/requires.txt": "other\n[wrong]\n"}
@@ -153,14 +153,14 @@ NO_EGG = {"setup.py": "", "other.egg-info/requires.txt": "wrong\n"}
     ],
 )
 def test_where_requirements_are_stated(tmp_path, metadata, files, pyproject, requires, extras):
-    found = read(tmp_path, metadata=metadata, files=files, pyproject=pyproject)
-    assert (found.requires_dist, found.provides_extra) == (requires, extras)
+    declared = read(tmp_path, metadata=metadata, files=files, pyproject=pyproject)
+    assert (declared.requires_dist, declared.provides_extra) == (requires, extras)
 
 
 @pytest.mark.parametrize("metadata", ["1.2", "2.1", "2.2", "2.4"])
 def test_requirements_that_pkg_info_states_win_whatever_the_metadata(tmp_path, metadata):
-    found = read(tmp_path, metadata=metadata, files=OTHER, requires=("a",), extras=("more",), pyproject=STATIC)
-    assert (found.requires_dist, found.provides_extra) == (("a",), ("more",))
+    declared = read(tmp_path, metadata=metadata, files=OTHER, requires=("a",), extras=("more",), pyproject=STATIC)
+    assert (declared.requires_dist, declared.provides_extra) == (("a",), ("more",))
 
 
 @pytest.mark.parametrize("metadata", ["1.0", "2.1", "", "new", "2.2\nDynamic: requires-dist"])
@@ -269,8 +269,8 @@ def test_metadata_is_read_from_an_sdist_once(tmp_path, context, sdist, requires)
 def test_a_hash_of_another_kind_is_none(tmp_path, context):
     path = make_sdist(tmp_path, "kernels", "1.0", requires=("a",))
     locked = {"kernels": package({"path": path.name, "hash": "md5:0123"})}
-    (found,) = compile_metadata(["kernels"], locked, "13", context)
-    assert (found.requires_dist, found.sdist_digest) == (("a",), sha256_bytes(path.read_bytes()))
+    (declared,) = compile_metadata(["kernels"], locked, "13", context)
+    assert (declared.requires_dist, declared.sdist_digest) == (("a",), sha256_bytes(path.read_bytes()))
 
 
 def test_fetch_of_another_file_than_stated_is_refused(tmp_path, context):
@@ -296,5 +296,5 @@ def test_wheels_of_the_compile_phase_are_left_to_uv(tmp_path, context):
         "kernels": package({"path": path.name}),
         "core": {"name": "core", "version": "1", "wheels": [{"url": "https://x/core.whl"}]},
     }
-    found = compile_metadata(["kernels", "core"], locked, "13", context)
-    assert [(item.name, item.sdist_digest) for item in found] == [("kernels", sha256_bytes(path.read_bytes()))]
+    declared = compile_metadata(["kernels", "core"], locked, "13", context)
+    assert [(entry.name, entry.sdist_digest) for entry in declared] == [("kernels", sha256_bytes(path.read_bytes()))]

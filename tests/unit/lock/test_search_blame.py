@@ -8,8 +8,7 @@ import pytest
 
 from envbuild.core.errors import BuildError, NetworkError, ResolutionError
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
-from envbuild.lock.search.blame import blame_of
-from envbuild.lock.search.search import summary
+from envbuild.lock.search.blame import blame_of, summary
 from envbuild.lock.search.state import Blame
 
 DIRECT = ("nemo-toolkit", "nemo-run", "torch", "transformer-engine", "transformer-engine-torch", "nvidia-modelopt")
@@ -128,8 +127,8 @@ def test_error_may_name_its_packages_itself() -> None:
 
 
 def test_summary_is_the_first_reason() -> None:
-    found = summary(ResolutionError("cannot resolve", why=NO_RELEASE))
-    assert found == (
+    actual = summary(ResolutionError("cannot resolve", why=NO_RELEASE))
+    assert actual == (
         "cannot resolve: only transformer-engine<=2.6.0.post1 is available and your project depends on "
         "transformer-engine==2.7.*"
     )

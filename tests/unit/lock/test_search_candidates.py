@@ -15,7 +15,8 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.stack import Component
 from envbuild.lock.components.declarations import Declared
 from envbuild.lock.components.models import Chosen, DecidedBy
-from envbuild.lock.inputs.deviation import Deviation, texts
+from envbuild.lock.inputs.deviation import texts
+from envbuild.lock.models import Deviation
 from envbuild.lock.search import candidates as module
 from envbuild.lock.search.candidates import Candidates
 from envbuild.lock.search.state import moved
@@ -27,22 +28,24 @@ TE = "transformer-engine"
 class Index(Candidates):
     """Candidates of an index that has these releases."""
 
-    def _asked(self, package: str, specifier: str, *, lowest: bool, dated: bool) -> dict[str, Any] | None:
+    def _release(
+        self, package: str, specifier: str, *, lowest: bool = False, dated: bool = True
+    ) -> dict[str, Any] | None:
         from packaging.specifiers import SpecifierSet
 
-        found = [*SpecifierSet(f"{specifier},>=0.1".lstrip(",")).filter(RELEASES)]
-        return {"version": found[0 if lowest else -1]} if found else None
+        actual = [*SpecifierSet(f"{specifier},>=0.1".lstrip(",")).filter(RELEASES)]
+        return {"version": actual[0 if lowest else -1]} if actual else None
 
     def _asks_for_it(self, table: Mapping[str, Any]) -> bool:
         return bool(self.without) and table["version"] != "2.0.0"
 
 
 def candidates(specifier: str, locked: str | None, *, without: str = "") -> Index:
-    item = Chosen(
+    component = Chosen(
         name=TE, spec=Component(), asked=specifier, origin=DecidedBy.UPSTREAM, because="", specifier=specifier
     )
     failure: Any = SimpleNamespace(
-        decided=SimpleNamespace(chosen={TE: item}, git_sources=SimpleNamespace(missing=(), in_force={})),
+        decided=SimpleNamespace(chosen={TE: component}, git_sources=SimpleNamespace(missing=(), in_force={})),
         resolved=SimpleNamespace(resolution=SimpleNamespace(pins={TE: locked} if locked else {}, tables={}))
         if locked
         else None,
@@ -82,14 +85,14 @@ def test_the_nearest_releases(specifier: str, locked: str | None, tried: list[st
     ],
 )
 def test_a_commit_that_does_not_build_is_replaced_by_a_release(version: str | None, tried: list[str]) -> None:
-    found = candidates("", "2.0.0")
-    failure: Any = found.failure
+    actual = candidates("", "2.0.0")
+    failure: Any = actual.failure
     failure.decided.git_sources.in_force["resiliency"] = SimpleNamespace(
         chosen=SimpleNamespace(asked="v0.5.0", git="https://x/resiliency")
     )
     if version is not None:
         failure.resolved.resolution.pins["resiliency"] = version
-    moves = [part for move in found.likely("resiliency") for part in move]
+    moves = [part for move in actual.likely("resiliency") for part in move]
     assert [part.specifier for part in moves] == tried
     assert {part.instead_of for part in moves} == {"v0.5.0 of https://x/resiliency"}
 
@@ -108,17 +111,17 @@ def test_an_extra_for_another_cuda_is_left_out(
     monkeypatch: pytest.MonkeyPatch, base_cuda: str | None, extras: list[str], wanted: list[tuple[str, str, str]]
 ) -> None:
     """As NeMo 2.6.0 declares it."""
-    found = candidates("==2.0.*", "2.0.0")
-    failure: Any = found.failure
+    actual = candidates("==2.0.*", "2.0.0")
+    failure: Any = actual.failure
     failure.inputs = SimpleNamespace(selection=SimpleNamespace(base=SimpleNamespace(cuda_major=base_cuda)))
     edges = [{"name": "numba-cuda", "extra": extras}, {"name": "other"}]
     failure.resolved.resolution.tables["nemo"] = {"name": "nemo", "version": "2.6.0", "dependencies": edges}
     monkeypatch.setattr(Index, "_declared", lambda *_: ">=0.20")
-    moves = [part for move in found.without_extra("numba-cuda") for part in move]
+    moves = [part for move in actual.without_extra("numba-cuda") for part in move]
     assert [(part.package, part.declared_by, part.specifier) for part in moves] == wanted
     if moves:
         assert moves[0].text().startswith(f"numba-cuda >=0.20 instead of numba-cuda[{extras[0]}]>=0.20, which nemo")
-    assert not [*found.without_extra("other")]
+    assert not [*actual.without_extra("other")]
 
 
 @pytest.mark.parametrize(
@@ -133,37 +136,37 @@ def test_an_extra_for_another_cuda_is_left_out(
 def test_the_range_that_a_release_declares_stays_where_its_extra_is_left_out(
     monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...] | None, wanted: str
 ) -> None:
-    found = candidates("==2.0.*", "2.0.0")
-    failure: Any = found.failure
+    actual = candidates("==2.0.*", "2.0.0")
+    failure: Any = actual.failure
     failure.inputs = SimpleNamespace(selection=SimpleNamespace(base=Catalog.open(data_root()).base("debian12-cu130")))
     declared = Declared(by="nemo 2.6.0", lines=lines, extras=("cu13",)) if lines is not None else None
     monkeypatch.setattr(module, "declared_by_release", lambda *_: declared)
-    assert found._declared({"name": "nemo"}, "numba-cuda") == wanted
+    assert actual._declared({"name": "nemo"}, "numba-cuda") == wanted
 
 
 @pytest.mark.parametrize("package", [TE, f"{TE}-torch", f"{TE}-cu12"])
 def test_a_family_moves_together(package: str) -> None:
-    found = candidates("==2.0.*", "2.0.0")
-    chosen = found.failure.decided.chosen  # type: ignore[union-attr]
+    actual = candidates("==2.0.*", "2.0.0")
+    chosen = actual.failure.decided.chosen  # type: ignore[union-attr]
     chosen[f"{TE}-torch"] = replace(chosen[TE], name=f"{TE}-torch")  # type: ignore[index]
     # A core is no component: an extra of another one asks for it.
-    found.failure.resolved.resolution.pins[f"{TE}-cu12"] = "2.0.0"  # type: ignore[union-attr, index]
-    moves = [*found.likely(package), *found.earlier(package)]
+    actual.failure.resolved.resolution.pins[f"{TE}-cu12"] = "2.0.0"  # type: ignore[union-attr, index]
+    moves = [*actual.likely(package), *actual.earlier(package)]
     assert [part.specifier for part in moves[0]] == ["==1.11.*", "==1.11.*"]
     assert {tuple(sorted(part.package for part in move)) for move in moves} == {(TE, f"{TE}-torch")}
-    until = found._until(TE, "the newest release", datetime(2025, 3, 2, tzinfo=timezone.utc), "why")
+    until = actual._until(TE, "the newest release", datetime(2025, 3, 2, tzinfo=timezone.utc), "why")
     assert [part.package for part in until] == [TE, f"{TE}-cu12", f"{TE}-torch"]
 
 
 def test_what_a_release_is_taken_in_the_place_of() -> None:
-    found = candidates("==2.0.*", "2.0.0")
-    found.failure.resolved.resolution.pins["nvrx"] = "2.0.0"  # type: ignore[union-attr, index]
-    ((first,), *_) = found.earlier("nvrx")
+    actual = candidates("==2.0.*", "2.0.0")
+    actual.failure.resolved.resolution.pins["nvrx"] = "2.0.0"  # type: ignore[union-attr, index]
+    ((first,), *_) = actual.earlier("nvrx")
     assert first.text().startswith("nvrx ==1.11.* instead of the newest release: it fails with 2.0.0")
     # As Megatron-Bridge takes nvidia-resiliency-ext, whose build needs a CUDA toolkit.
     source: Any = SimpleNamespace(chosen=SimpleNamespace(asked="c0ffee", git="https://x/nvrx.git"))
-    found.failure.decided.git_sources.in_force["nvrx"] = source  # type: ignore[union-attr]
-    ((first,), *_) = found.earlier("nvrx")
+    actual.failure.decided.git_sources.in_force["nvrx"] = source  # type: ignore[union-attr]
+    ((first,), *_) = actual.earlier("nvrx")
     assert first.text().startswith("nvrx ==1.11.* instead of c0ffee of https://x/nvrx.git: it fails with 2.0.0")
 
 

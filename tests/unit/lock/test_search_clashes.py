@@ -31,13 +31,13 @@ error: No solution found when resolving dependencies for split (markers: sys_pla
 
 
 def test_both_declarations_are_found_and_no_conclusion() -> None:
-    found = clashes(PACKAGING)
-    assert {(item.relaxed.by, item.kept.by) for item in found} == {
+    actual = clashes(PACKAGING)
+    assert {(entry.relaxed.by, entry.kept.by) for entry in actual} == {
         ("lightning", "megatron-core"),
         ("megatron-core", "lightning"),
     }
     kept = Declaration(by="megatron-core", package="packaging", range=">=25.0")
-    assert found[0] == Clash(kept=kept, relaxed=Declaration(by="lightning", package="packaging", range=">=20.0,<25.0"))
+    assert actual[0] == Clash(kept=kept, relaxed=Declaration(by="lightning", package="packaging", range=">=20.0,<25.0"))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_both_declarations_are_found_and_no_conclusion() -> None:
     ],
 )
 def test_ranges_that_exclude_each_other(text: str, relaxed: list[str]) -> None:
-    assert [item.relaxed.by for item in clashes(text)] == relaxed
+    assert [entry.relaxed.by for entry in clashes(text)] == relaxed
 
 
 def test_one_range_holds_in_the_place_of_the_other() -> None:
@@ -81,8 +81,8 @@ def test_one_range_holds_in_the_place_of_the_other() -> None:
 
 def test_bounds_that_let_pre_releases_in_are_those_of_uv_and_not_of_the_packages() -> None:
     text = "Because a==1 depends on x>=2.7.dev0,<2.8.dev0 and b==1 depends on x>=3.dev0,<5.dev0, we can conclude that"
-    assert [item.relaxed.range for item in clashes(text)] == ["==2.7.*", ">=3,<5"]
+    assert [entry.relaxed.range for entry in clashes(text)] == ["==2.7.*", ">=3,<5"]
     declared = "Because a==1 depends on x>=2.dev3,<2.8 and b==1 depends on x>=3.0.dev0, we can conclude that"
-    assert {item.relaxed.range for item in clashes(declared)} == {">=2.dev3,<2.8", ">=3.0.dev0"}
+    assert {entry.relaxed.range for entry in clashes(declared)} == {">=2.dev3,<2.8", ">=3.0.dev0"}
     dev = "Because a==1.dev3 depends on x<1 and a==1 depends on x<2 and b==1 depends on x>=2, we can conclude that"
     assert clashes(dev)[0].relaxed.range == "<2"

@@ -13,8 +13,8 @@ from envbuild.catalog.data import data_root
 from envbuild.core.errors import BuildError, EnvbuildError, NetworkError, ResolutionError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
-from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.inputs.request import LockInputs, LockRequest
+from envbuild.lock.models import Deviation
 from envbuild.lock.outcome import Failure
 from envbuild.lock.search import search as module
 from envbuild.lock.search.search import Search, _Frame
@@ -78,7 +78,7 @@ def test_a_repository_that_gives_nothing_is_not_cured_by_another_release(
 def inputs_of(stack: str, base: str, **changes: Any) -> LockInputs:
     request = LockRequest(as_of=changes.pop("as_of", None))
     selection = Selection(Catalog.open(data_root()), stack, base, "h200")
-    return replace(LockInputs.of(selection, request), **changes)
+    return replace(LockInputs.from_request(selection, request), **changes)
 
 
 PINNED, OPEN = ("mcore", "debian12-cu130"), ("nemo", "ubuntu2404-cu130")
@@ -117,12 +117,12 @@ def test_what_is_tried_before_other_releases(
 ) -> None:
     search = Search(inputs, None, cast("Any", SimpleNamespace(reporter=SilentReporter())))
     failed = Failure(inputs=inputs, **failure)
-    found = search.after(failed)
+    actual = search.after(failed)
     if following is None:
-        assert found == failed
+        assert actual == failed
     else:
-        assert isinstance(found, LockInputs)
-        assert {name: getattr(found, name) for name in following} == following
+        assert isinstance(actual, LockInputs)
+        assert {name: getattr(actual, name) for name in following} == following
 
 
 def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,5 +138,5 @@ def test_an_extra_for_another_cuda_is_tried_before_other_releases(monkeypatch: p
     unused: Any = None
     failure: Any = SimpleNamespace(decided=())
     inputs = inputs_of(*OPEN)
-    found = Search(inputs, unused, unused)._moves(blame("cuda-mixed", "numba-cuda"), failure)
-    assert [part.specifier for move in found for part in move] == ["without", "likely", "earlier"]
+    actual = Search(inputs, unused, unused)._moves(blame("cuda-mixed", "numba-cuda"), failure)
+    assert [part.specifier for move in actual for part in move] == ["without", "likely", "earlier"]

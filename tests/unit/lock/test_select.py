@@ -3,7 +3,6 @@
 import json
 from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from helpers.fake_git import TIP, FakeRepositories, FakeRepository
@@ -12,21 +11,11 @@ from packaging.version import Version
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.stack import Component, Stack
 from envbuild.core.errors import ConfigurationError, NetworkError, UsageError
-from envbuild.core.progress import SilentReporter
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion, DecidedBy, Lead
-from envbuild.lock.components.releases import Releases
-from envbuild.lock.components.select import (
-    choose,
-    choose_anchor,
-    lead,
-    left_out,
-    own_choice,
-    releases_like,
-    upstream_overrides,
-)
+from envbuild.lock.components.select import Chooser, left_out, releases_like, tree_lead, upstream_overrides
+from envbuild.lock.components.tree import tree_of
 from envbuild.lock.inputs.pins import SpecifierRef, VersionRef, parse_pins
-from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes
 
 NEMO, MCORE = "https://x/nemo", "https://x/mcore"
 SHA = "b" * 40
@@ -57,36 +46,38 @@ STACK = stack_of(
 )
 
 
-def lead_of(item, repositories):
+def lead_of(entry, repositories):
     """What belongs to a component, where no table says anything of releases."""
-    context = SimpleNamespace(repositories=repositories, reporter=SilentReporter())
-    return lead(
-        item,
-        Releases(
-            catalog=CATALOG, base=BASE, rules=LookUpRules(own=OwnIndexes()), undecided=frozenset(), context=context
-        ),
-    )
+    tree = tree_of(entry, repositories)
+    return tree_lead(tree, BASE) if tree is not None else Lead(chosen=entry, companions={})
+
+
+def chooser(repositories, stack=STACK, pins=None, as_of=None):
+    return Chooser(pins=parse_pins("s", stack, pins or {}), as_of=as_of, base=BASE, repositories=repositories)
 
 
 def chosen(stack=STACK, pins=None, repositories=None, as_of=None):
     repositories = repositories or upstream()
-    refs = parse_pins("s", stack, pins or {})
-    anchor = choose_anchor(stack, refs, repositories, as_of)
-    return choose(stack, refs, [lead_of(anchor, repositories)], repositories, as_of, BASE)
+    choosing = chooser(repositories, stack, pins, as_of)
+    return choosing.components(stack, [lead_of(choosing.anchor(stack), repositories)])
 
 
 def test_the_stack_then_upstream():
-    found = chosen()
-    assert list(found) == list(STACK.components)
-    anchor = found["nemo-toolkit"]
+    components = chosen()
+    assert list(components) == list(STACK.components)
+    anchor = components["nemo-toolkit"]
     assert (anchor.origin, anchor.commit.sha, anchor.asked, anchor.git) == (DecidedBy.STACK, TIP, "main", NEMO)
-    core = found["megatron-core"]
+    core = components["megatron-core"]
     assert (core.origin, core.commit.sha, core.git, core.specifier) == (DecidedBy.UPSTREAM, SHA, MCORE, "")
     assert core.because == f"requirements/manifest.json of nemo-toolkit {TIP[:12]}"
     # The stack names no repository: upstream's own is taken.
-    assert (found["transformer-engine"].git, found["transformer-engine"].asked) == ("https://x/te", "v2")
-    assert (found["dep"].origin, found["dep"].specifier, found["dep"].commit) == (DecidedBy.STACK, ">=1", None)
-    assert (found["anything"].specifier, found["anything"].asked) == ("", "any release")
+    assert (components["transformer-engine"].git, components["transformer-engine"].asked) == ("https://x/te", "v2")
+    assert (components["dep"].origin, components["dep"].specifier, components["dep"].commit) == (
+        DecidedBy.STACK,
+        ">=1",
+        None,
+    )
+    assert (components["anything"].specifier, components["anything"].asked) == ("", "any release")
 
 
 @pytest.mark.parametrize(
@@ -106,15 +97,15 @@ def test_what_the_stack_says_wins_over_upstream(own):
 
 
 def test_an_anchor_from_the_index_has_no_upstream():
-    found = chosen(pins={"nemo-toolkit": "2.7.3"})
-    assert found["nemo-toolkit"].specifier == "==2.7.3"
-    assert found["megatron-core"].origin is DecidedBy.STACK
+    components = chosen(pins={"nemo-toolkit": "2.7.3"})
+    assert components["nemo-toolkit"].specifier == "==2.7.3"
+    assert components["megatron-core"].origin is DecidedBy.STACK
 
 
 def test_every_branch_is_as_of_the_day():
     repositories = upstream()
     chosen(pins={"megatron-core": "main"}, repositories=repositories, as_of=DAY)
-    asked = {url: [when for _, when in item.resolved] for url, item in repositories.all.items()}
+    asked = {url: [when for _, when in entry.resolved] for url, entry in repositories.all.items()}
     assert asked == {NEMO: [DAY], MCORE: [DAY], "https://x/te": [DAY]}
 
 
@@ -199,12 +190,12 @@ def test_a_git_pin_of_a_component_without_repository_is_refused():
 def test_versions_that_upstream_forces_on_others():
     text = "[tool.uv]\noverride-dependencies = ['dep==9', 'other>=2', 'from-git @ git+https://x/g@v1']\n"
     repositories = upstream(**{"pyproject.toml": text})
-    found = chosen(repositories=repositories)
-    leads = [lead_of(found["nemo-toolkit"], repositories)]
-    forced = upstream_overrides(leads, found, repositories)
-    assert {name: item.texts for name, item in forced.items()} == {"other": (">=2",)}
+    components = chosen(repositories=repositories)
+    leads = [lead_of(components["nemo-toolkit"], repositories)]
+    forced = upstream_overrides(leads, components, repositories)
+    assert {name: forced_range.texts for name, forced_range in forced.items()} == {"other": (">=2",)}
     assert forced["other"].by == "nemo-toolkit"
-    assert upstream_overrides([], found, repositories) == {}
+    assert upstream_overrides([], components, repositories) == {}
 
 
 def test_upstreams_commit_is_in_the_repository_that_upstream_names():
@@ -249,18 +240,18 @@ WITH_RELEASES = stack_of(
 def with_version(text, *others):
     """Upstream, whose manifest pins a commit of Transformer Engine that says this version."""
     files = {} if text is None else {VERSION_FILE: text}
-    found = upstream()
-    found.all[TE] = FakeRepository(TE, files)
-    found.all.update({repository.url: repository for repository in others})
-    return found
+    actual = upstream()
+    actual.all[TE] = FakeRepository(TE, files)
+    actual.all.update({repository.url: repository for repository in others})
+    return actual
 
 
 def test_of_a_pinned_commit_the_release_of_its_version_is_taken():
-    found = chosen(WITH_RELEASES, repositories=with_version("2.7.0\n"))
+    components = chosen(WITH_RELEASES, repositories=with_version("2.7.0\n"))
     for name in ("transformer-engine", "transformer-engine-torch"):
-        item = found[name]
-        assert (item.commit, item.git, item.specifier, item.asked) == (None, "", "==2.7.*", "v2")
-        assert item.because == (
+        component = components[name]
+        assert (component.commit, component.git, component.specifier, component.asked) == (None, "", "==2.7.*", "v2")
+        assert component.because == (
             f"requirements/manifest.json of nemo-toolkit {TIP[:12]}; {VERSION_FILE} at that commit says 2.7.0, "
             "so a release of that"
         )
@@ -283,8 +274,8 @@ def test_a_commit_that_does_not_say_its_version_is_refused(text, why):
 
 
 def test_a_commit_that_the_user_pins_is_that_commit():
-    item = chosen(WITH_RELEASES, {"transformer-engine": SHA}, with_version("2.7.0"))["transformer-engine"]
-    assert (item.commit.sha, item.specifier) == (SHA, "")
+    component = chosen(WITH_RELEASES, {"transformer-engine": SHA}, with_version("2.7.0"))["transformer-engine"]
+    assert (component.commit.sha, component.specifier) == (SHA, "")
 
 
 def test_megatrons_own_sources_count_where_the_leads_say_nothing():
@@ -293,9 +284,9 @@ def test_megatrons_own_sources_count_where_the_leads_say_nothing():
     entries = {"megatron-lm": {"repo": MCORE, "ref": SHA}}
     nemo = FakeRepository(NEMO, {"requirements/manifest.json": json.dumps({"vcs-dependencies": entries})})
     repositories = FakeRepositories(nemo, megatron, FakeRepository(TE, {VERSION_FILE: "2.18.0"}))
-    item = chosen(WITH_RELEASES, repositories=repositories)["transformer-engine"]
-    assert item.specifier == "==2.18.*"
-    assert item.because.startswith(f"pyproject.toml [tool.uv.sources] of megatron-core {SHA[:12]}; ")
+    component = chosen(WITH_RELEASES, repositories=repositories)["transformer-engine"]
+    assert component.specifier == "==2.18.*"
+    assert component.because.startswith(f"pyproject.toml [tool.uv.sources] of megatron-core {SHA[:12]}; ")
     assert chosen(WITH_RELEASES, repositories=repositories)["transformer-engine-torch"].specifier == "==2.18.*"
     # What it does not use is for its authors' own builds.
     unused = WITH_RELEASES.model_copy(
@@ -306,10 +297,11 @@ def test_megatrons_own_sources_count_where_the_leads_say_nothing():
     both = with_version("2.7.0", megatron)
     assert chosen(WITH_RELEASES, repositories=both)["transformer-engine"].specifier == "==2.7.*"
     # An anchor that does not lead comes last.
-    taking_over = own_choice("bridge", Component(git="https://x/bridge", ref="main"), None, both, None)
-    leads = [Lead(chosen=taking_over, companions={}), lead_of(choose_anchor(WITH_RELEASES, {}, both, None), both)]
-    found = choose(WITH_RELEASES, {}, leads, both, None, BASE)
-    assert f"sources] of megatron-core {SHA[:12]}" in found["transformer-engine"].because
+    choosing = chooser(both, WITH_RELEASES)
+    taking_over = choosing.own_choice("bridge", Component(git="https://x/bridge", ref="main"))
+    leads = [Lead(chosen=taking_over, companions={}), lead_of(choosing.anchor(WITH_RELEASES), both)]
+    components = choosing.components(WITH_RELEASES, leads)
+    assert f"sources] of megatron-core {SHA[:12]}" in components["transformer-engine"].because
     # A release of megatron-core has no such file.
     pinned = chosen(WITH_RELEASES, {"megatron-core": "0.16.1"}, repositories)
     assert pinned["transformer-engine"].origin is DecidedBy.STACK
@@ -321,25 +313,25 @@ def test_megatrons_own_sources_count_where_the_leads_say_nothing():
 def test_what_upstream_names_and_the_stack_lacks_is_left_out():
     repositories = upstream()
     stack = stack_of(**{"nemo-toolkit": {"git": NEMO, "ref": "main"}, "megatron-core": {"git": MCORE}})
-    refs = parse_pins("s", stack, {})
-    leads = [lead_of(choose_anchor(stack, refs, repositories, None), repositories)]
-    found = choose(stack, refs, leads, repositories, None, BASE)
+    choosing = chooser(repositories, stack)
+    leads = [lead_of(choosing.anchor(stack), repositories)]
+    components = choosing.components(stack, leads)
     where = f"(requirements/manifest.json of nemo-toolkit {TIP[:12]})"
-    assert left_out(leads, found) == (f"transformer-engine v2 {where}", f"transformer-engine-torch v2 {where}")
+    assert left_out(leads, components) == (f"transformer-engine v2 {where}", f"transformer-engine-torch v2 {where}")
     # Where one package of a repository is a component, the others are its affair.
-    whole = choose(STACK, parse_pins("s", STACK, {}), leads, repositories, None, BASE)
+    whole = chooser(repositories).components(STACK, leads)
     assert left_out(leads, whole) == ()
 
 
 def test_versions_that_are_forced_are_not_left_out_and_a_tables_are():
     text = "[tool.uv]\noverride-dependencies = ['other>=2', 'from-git @ git+https://x/g@v1']\n"
     repositories = FakeRepositories(FakeRepository(NEMO, {"pyproject.toml": text}))
-    found = chosen(repositories=repositories)
-    own = lead_of(found["nemo-toolkit"], repositories)
-    assert [line.split(" (")[0] for line in left_out([own], found)] == ["from-git v1"]
+    components = chosen(repositories=repositories)
+    own = lead_of(components["nemo-toolkit"], repositories)
+    assert [line.split(" (")[0] for line in left_out([own], components)] == ["from-git v1"]
     table = Lead(
-        chosen=found["dep"],
+        chosen=components["dep"],
         companions={"kernels": Companion(package="kernels", where="envs/companions/dep.toml", specifier="<3")},
         origin=DecidedBy.TABLE,
     )
-    assert left_out([table], found) == ("kernels <3 (envs/companions/dep.toml for dep >=1)",)
+    assert left_out([table], components) == ("kernels <3 (envs/companions/dep.toml for dep >=1)",)

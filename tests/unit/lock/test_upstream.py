@@ -4,21 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.fake_git import TIP, FakeRepository
+from helpers.fake_git import FakeRepository, fake_tree
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.core.errors import ConfigurationError
-from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion
-from envbuild.lock.components.upstream import LLM_COLLECTION, OVERRIDES, companions, has_folder
+from envbuild.lock.components.upstream import LLM_COLLECTION, OVERRIDES, companions
 
 BASE = Catalog.open(Path("/nonexistent")).base("debian12")
 SHA = "3cdfd613e68e0000000000000000000000000000"
 
 
-def found(files=None, **more):
-    repository = FakeRepository("https://x/r", files or {}, **more)
-    return companions(repository, repository.resolve(GitRef("main")), BASE)
+def pins_of(files=None, **more):
+    return companions(fake_tree(FakeRepository("https://x/r", files or {}, **more)), BASE)
 
 
 def manifest(**entries):
@@ -30,8 +28,8 @@ def overrides(*lines):
 
 
 def test_a_tree_without_pins_has_none():
-    assert found() == {}
-    assert found({"pyproject.toml": "[project]\nname = 'x'\n"}) == {}
+    assert pins_of() == {}
+    assert pins_of({"pyproject.toml": "[project]\nname = 'x'\n"}) == {}
 
 
 def test_manifest_of_nemo():
@@ -42,7 +40,7 @@ def test_manifest_of_nemo():
         "trt-llm": {"repo": "https://x/trt", "ref": SHA},
     }
     where = "requirements/manifest.json"
-    assert found({where: manifest(**entries)}) == {
+    assert pins_of({where: manifest(**entries)}) == {
         "megatron-core": Companion(package="megatron-core", where=where, git="https://x/m", ref=SHA),
         # Which no stack knows.
         "trt-llm": Companion(package="trt-llm", where=where, git="https://x/trt", ref=SHA),
@@ -62,7 +60,7 @@ moving = {{ git = "https://x/m", branch = "main" }}
 elsewhere = {{ git = "https://x/e", rev = "v1", marker = "sys_platform == 'win32'" }}
 megatron-core = {{ path = "3rdparty/Megatron-LM" }}
 '''
-    pins = found({"pyproject.toml": text})
+    pins = pins_of({"pyproject.toml": text})
     assert {name: (pin.git, pin.ref, pin.where) for name, pin in pins.items()} == {
         "transformer-engine": ("https://x/te.git", SHA, "pyproject.toml [tool.uv.sources]"),
         "transformer-engine-torch": ("https://x/te.git", SHA, "pyproject.toml [tool.uv.sources]"),
@@ -75,12 +73,12 @@ megatron-core = {{ path = "3rdparty/Megatron-LM" }}
 )
 def test_manifest_of_another_form_is_refused(text):
     with pytest.raises(ConfigurationError, match=r"requirements/manifest\.json of https://x/r at aaaaaaaaaaaa"):
-        found({"requirements/manifest.json": text})
+        pins_of({"requirements/manifest.json": text})
 
 
 def test_submodule_of_bridge_wins_over_its_overrides():
     place = "3rdparty/Megatron-LM"
-    pins = found(
+    pins = pins_of(
         {"pyproject.toml": overrides("megatron-core==0.1")},
         submodules={place: SHA},
         submodule_urls={place: "https://x/m.git"},
@@ -100,7 +98,7 @@ def test_submodule_of_bridge_wins_over_its_overrides():
     ],
 )
 def test_overrides_from_git(line, git, ref):
-    (pin,) = found({"pyproject.toml": overrides(line)}).values()
+    (pin,) = pins_of({"pyproject.toml": overrides(line)}).values()
     assert (pin.package, pin.git, pin.ref, pin.specifier) == ("te", git, ref, "")
 
 
@@ -108,20 +106,20 @@ def test_overrides_from_git(line, git, ref):
     "line", ["te @ git+https://x/te", "te @ git+ssh://git@github.com/a/te", "te @ https://x/a.whl"]
 )
 def test_overrides_that_pin_nothing_are_left_out(line):
-    assert found({"pyproject.toml": overrides(line)}) == {}
+    assert pins_of({"pyproject.toml": overrides(line)}) == {}
 
 
 def test_an_overridden_package_with_a_source_is_taken_from_there():
     sources = '[tool.uv.sources]\ntransformer_engine = { git = "https://x/te", rev = "r" }\n'
     sources += 'foo = { git = "https://x/foo", rev = "r", marker = "python_version > \'3\'" }\n'
-    pins = found({"pyproject.toml": overrides("transformer-engine[pytorch]>=2.9,<2.10", "foo==1") + sources})
+    pins = pins_of({"pyproject.toml": overrides("transformer-engine[pytorch]>=2.9,<2.10", "foo==1") + sources})
     for name in ("transformer-engine", "transformer-engine-torch"):
         assert (pins[name].git, pins[name].ref, pins[name].where) == ("https://x/te", "r", OVERRIDES)
     assert pins["foo"].specifier == "==1"
 
 
 def test_overrides_of_versions():
-    pins = found({"pyproject.toml": overrides("Foo_Bar[x]>=1,<2", "torch>=2; sys_platform == 'never'", "any")})
+    pins = pins_of({"pyproject.toml": overrides("Foo_Bar[x]>=1,<2", "torch>=2; sys_platform == 'never'", "any")})
     assert list(pins) == ["foo-bar"]
     assert pins["foo-bar"].specifier in {">=1,<2", "<2,>=1"}
 
@@ -142,10 +140,9 @@ def test_overrides_of_versions():
 )
 def test_pyproject_of_another_form_is_refused(text):
     with pytest.raises(ConfigurationError, match=r"pyproject\.toml of https://x/r"):
-        found({"pyproject.toml": text})
+        pins_of({"pyproject.toml": text})
 
 
 def test_llm_collection():
     for files, has in (({"nemo/collections/llm/__init__.py": ""}, True), ({"nemo/collections/asr/a.py": ""}, False)):
-        repository = FakeRepository("https://x/r", files)
-        assert has_folder(repository, repository.resolve(GitRef(TIP)), LLM_COLLECTION) is has
+        assert fake_tree(FakeRepository("https://x/r", files)).has_folder(LLM_COLLECTION) is has

@@ -268,9 +268,9 @@ def test_credentials_do_not_reach_the_log(uv, tmp_path):
     ],
 )
 def test_failure_by_uvs_words(output, error):
-    found = failure(Finished(status=2, output=output, seconds=0), "try", Path("log"))
-    assert type(found) is error
-    assert found.fix
+    actual = failure(Finished(status=2, output=output, seconds=0), "try", Path("log"))
+    assert type(actual) is error
+    assert actual.fix
 
 
 def test_a_build_that_fails_ends_with_its_own_error_and_phase_compile():

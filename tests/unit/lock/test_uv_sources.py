@@ -20,8 +20,13 @@ def read(text):
     ],
 )
 def test_a_repository(keys, ref, words):
-    (found,) = read(f'My_Package = {{ git = "https://x/r"{keys} }}')
-    assert (found.package, found.git, found.git_ref, found.text) == ("my-package", "https://x/r", ref, words)
+    (declared,) = read(f'My_Package = {{ git = "https://x/r"{keys} }}')
+    assert (declared.package, declared.git, declared.git_ref, declared.text) == (
+        "my-package",
+        "https://x/r",
+        ref,
+        words,
+    )
 
 
 def test_an_address_and_conditions():

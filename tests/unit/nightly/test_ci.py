@@ -134,8 +134,8 @@ def test_a_file_that_was_edited_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--to", "registry/x; rm -rf /"), "--to cannot stand in a file for CI"),
-        (("--state", "s3://b/$(id)"), "--state cannot stand in a file for CI"),
+        (("--to", "registry/x; rm -rf /"), "--to has characters that a CI file cannot hold"),
+        (("--state", "s3://b/$(id)"), "--state has characters that a CI file cannot hold"),
         (("--at", "24:00"), "is not a time such as 02:00"),
         (("--targets", "cpu,h2000"), "stack mcore has no target 'h2000'"),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.ledger_rows import image_row, night_row, publication_row, step_row
 from helpers.locks import make_lock
-from unit.image.test_record import RECORD
+from helpers.placed_images import RECORD
 
 from envbuild.core.progress import SilentReporter
 from envbuild.image.record import EnvironmentLayerRecord, EnvironmentRecord

@@ -24,7 +24,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.ledger.remote import SharedState
 from envbuild.nightly import lease as module
 from envbuild.nightly.lease import LEASE, Lease
-from envbuild.store import settled
+from envbuild.store import conditional
 from envbuild.store.backend import StoredObject
 from envbuild.store.local import LocalStore
 from envbuild.store.objects import ObjectCell
@@ -294,10 +294,10 @@ def test_a_store_without_conditional_writes_keeps_two_nights_apart(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     careless(monkeypatch)
-    monkeypatch.setattr(settled, "SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr(conditional, "SETTLE_SECONDS", 0.5)
     assert len(at_once([Runner(place, tmp_path / str(number)).lease for number in range(4)])) <= 1
-    monkeypatch.setattr(settled, "SETTLE_SECONDS", 1e6)
-    monkeypatch.setattr(settled, "sleep", lambda _: None)
+    monkeypatch.setattr(conditional, "SETTLE_SECONDS", 1e6)
+    monkeypatch.setattr(conditional, "sleep", lambda _: None)
     (place / "cells" / NIGHT).unlink()
     first, second = Runner(place, tmp_path / "first").lease, Runner(place, tmp_path / "second").lease
     first.acquire()

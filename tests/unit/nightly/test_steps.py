@@ -4,7 +4,7 @@ from pathlib import Path
 
 from helpers.image_inputs import SELECTION
 from helpers.locks import make_lock
-from unit.image.test_record import RECORD
+from helpers.placed_images import RECORD
 
 from envbuild.catalog.catalog import HostDistribution, select
 from envbuild.catalog.context import Context

@@ -10,7 +10,7 @@ from helpers.layer_tars import file, layout_of
 from envbuild.core.digests import canonical_json, sha256_bytes
 from envbuild.core.errors import CheckRefusedError
 from envbuild.image.inspect.open import open_image
-from envbuild.image.sbom.referrers import Attachment, attach
+from envbuild.image.sbom.reports import Attachment, attach
 from envbuild.oci.models import MANIFEST_TYPE, REF_NAME, RunConfig
 from envbuild.oci.write import make_oci
 

@@ -9,11 +9,13 @@ import sys
 import urllib.parse
 from pathlib import Path
 
+import click
 import pytest
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.cli.commands import COMMANDS
+from envbuild.cli.group import cli
 from envbuild.core import tomlread
 from envbuild.lock.lockfile import PHASE_FILES, read_lock
 
@@ -118,6 +120,26 @@ def test_a_page_that_names_the_trust_file_shows_it_or_where_it_is_shown(page):
     text = page.read_text()
     shown = "> trust.toml" in text or "certificate.md#the-trust-file" in text
     assert shown or "trust.toml" not in text
+
+
+def test_commands_in_the_docs_have_the_options_that_the_docs_show():
+    for page in PAGES:
+        # A backslash continues a line; a comment ends one.
+        lines = page.read_text().replace("\\\n", " ").splitlines()
+        for line in (line.partition(" #")[0] for line in lines):
+            for words in re.findall(r"\benvbuild ([a-z]+[^`&|;]*)", line):
+                command = cli.get_command(click.Context(cli), words.split()[0])
+                if command is None:
+                    continue
+                commands = [command, *getattr(command, "commands", {}).values()]
+                known = {
+                    flag
+                    for each in commands
+                    for option in each.params
+                    for flag in (*option.opts, *option.secondary_opts)
+                }
+                shown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"'[^']*'", "", words)))
+                assert shown <= {*known, "--help"}, (page.name, line)
 
 
 def test_the_docs_stay_short():

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import random
-import threading
 
 import pytest
 from helpers.errors import error_of
@@ -127,11 +126,6 @@ def test_a_wrong_checksum_at_the_end_of_gzip_is_refused(tmp_path):
     assert "gzip stream is damaged" in caught.value.why
 
 
-def test_something_else_behind_gzip_is_refused(tmp_path):
-    with pytest.raises(CheckRefusedError):
-        read(blob_of(tmp_path, PACKED["gzip"] + b"more"))
-
-
 @pytest.mark.parametrize(("field", "name"), [("digest", "blob"), ("diff_id", "tar in it")])
 def test_a_wrong_digest_is_refused(tmp_path, field, name):
     wrong = "sha256:" + "0" * 64
@@ -161,12 +155,3 @@ def test_more_than_the_record_states_is_refused(tmp_path):
 def test_a_missing_file_is_the_machines_fault(tmp_path):
     with pytest.raises(MachineError, match="gone"):
         read(LayerBlob(file=tmp_path / "gone"))
-
-
-def test_a_reader_that_fails_does_not_leave_its_thread(tmp_path):
-    before = threading.active_count()
-    for data in (PACKED["gzip"][:-100], PACKED["gzip"]):
-        pieces = open_blob(blob_of(tmp_path, data))
-        next(pieces)
-        pieces.close()
-    assert threading.active_count() == before

@@ -13,16 +13,13 @@ from hypothesis import strategies as st
 from envbuild.rootfs import tar_header
 from envbuild.rootfs.layer_writer import walk
 from envbuild.rootfs.members import Kind, Member, Refusal
-from envbuild.rootfs.stream import Content
 from envbuild.rootfs.tar_reader import read_tar
-from envbuild.rootfs.tar_writer import end, write_member
-
-LIMIT = 1 << 32
+from envbuild.rootfs.tar_writer import write_member
 
 
-def members(data, portion=1 << 20, limit=LIMIT):
+def members(data, portion=1 << 20):
     pieces = (data[at : at + portion] for at in range(0, len(data), portion))
-    return {member.name: (member, content.read() if content else None) for member, content in read_tar(pieces, limit)}
+    return {member.name: (member, content.read() if content else None) for member, content in read_tar(pieces)}
 
 
 @pytest.fixture
@@ -37,31 +34,18 @@ def tree(tmp_path):
     with open(os.path.join(os.fsencode(root), b"no-utf8-\xff"), "wb") as stream:
         stream.write(b"bytes")
     os.mkfifo(root / "fifo")
-    with open(root / "sparse", "wb") as stream:
-        for place in range(40):
-            stream.seek(place * 300_000)
-            stream.write(f"{place:05}".encode() * 900)
-        stream.truncate(40 * 300_000)
-    (root / "holes").touch()
-    os.truncate(root / "holes", 5_000_000)
     return root
 
 
-FORMS = ["--format=gnu", "--format=posix", "--format=ustar", "--format=gnu --sparse"]
-FORMS += [f"--format=posix --sparse --sparse-version={version}" for version in ("0.0", "0.1", "1.0")]
-
-
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["gnu", "posix", "ustar"])
 @pytest.mark.parametrize("portion", [1 << 20, 999])
 def test_what_gnu_tar_writes(tree, form, portion):
-    if "ustar" in form:
+    if form == "ustar":
         (tree / "zz").unlink()
         (tree / "d" / ("n" * 200)).unlink()
         (tree / "l").unlink()
-    words = ["tar", *form.split(), "--numeric-owner", "--sort=name", "--directory", str(tree), "--create", "."]
+    words = ["tar", f"--format={form}", "--numeric-owner", "--sort=name", "--directory", str(tree), "--create", "."]
     data = subprocess.run(words, check=True, capture_output=True).stdout
-    if "sparse" in form:
-        assert len(data) < 3_000_000
     found = members(data, portion)
     assert set(found) - {""} == {name for _, name, _ in walk(tree)}
     for name, (member, content) in found.items():
@@ -71,7 +55,7 @@ def test_what_gnu_tar_writes(tree, form, portion):
         if content is not None:
             with open(path, "rb") as stream:
                 assert content == stream.read(), name
-    if "ustar" not in form:
+    if form != "ustar":
         assert found["l"][0].link == "t" * 180
         assert found["zz"][0].kind is Kind.HARD_LINK
     assert found["fifo"][0].kind is Kind.FIFO
@@ -94,30 +78,6 @@ def test_what_tarfile_writes(entries, form, portion):
     found = members(data, portion)
     assert {name: content for name, (_, content) in found.items()} == wanted
     assert {(member.uid, member.mtime) for member, _ in found.values()} <= {(1 << 21, 1)}
-
-
-def test_written_members_are_as_tarfile_writes_them():
-    written = io.BytesIO()
-    plain = [
-        Member("a", Kind.FILE, 0o644, 1, 2, 3, 5),
-        Member("d" * 150 + "/b", Kind.FILE, 0o2755, 1 << 22, 0, (1 << 32) - 1, 512),
-        Member("s", Kind.SYMLINK, 0o777, link="t" * 140),
-        Member("u\udcff", Kind.HARD_LINK, 0o4755, link="a"),
-        Member("f", Kind.FIFO, 0),
-    ]
-    codes = {Kind.FILE: b"0", Kind.SYMLINK: b"2", Kind.HARD_LINK: b"1", Kind.FIFO: b"6"}
-    theirs = []
-    for member in plain:
-        data = b"x" * member.size
-        content = Content(len(data), iter([memoryview(data)])) if member.kind is Kind.FILE else None
-        write_member(written, member, content)
-        same = entry(member.name, codes[member.kind], member.link, mode=member.mode, mtime=member.mtime)
-        same.uid, same.gid = member.uid, member.gid
-        theirs.append((same, data))
-    end(written)
-    expected = tar_of(theirs)
-    assert written.getvalue() == expected[: len(written.getvalue())]
-    assert not expected[len(written.getvalue()) :].strip(b"\0")
 
 
 def test_sizes_of_more_than_eight_gigabytes():
@@ -201,13 +161,9 @@ def raw_pax(body):
         (pax([(b"size", b"-5")]), "number was expected"),
         (pax([(b"uid", b"x")]), "number was expected"),
         (pax([(b"mtime", b"soon")]), "number was expected"),
-        (pax([(b"GNU.sparse.map", b"0,1,0,1"), (b"GNU.sparse.size", b"9")]), "segments overlap"),
-        (pax([(b"GNU.sparse.map", b"8,5"), (b"GNU.sparse.size", b"9")]), "lie outside"),
-        (pax([(b"GNU.sparse.map", b"0,2"), (b"GNU.sparse.size", b"9")]), "does not fit"),
-        (pax([(b"GNU.sparse.map", b"0,1,2"), (b"GNU.sparse.size", b"9")]), "map of the sparse file is wrong"),
-        (pax([(b"GNU.sparse.map", b"0,x"), (b"GNU.sparse.size", b"9")]), "number was expected"),
-        (pax([(b"GNU.sparse.major", b"7")]), "not known"),
-        (pax([(b"GNU.sparse.major", b"1"), (b"GNU.sparse.minor", b"0")], b"1" * 2000), "does not end"),
+        (pax([(b"GNU.sparse.map", b"0,1"), (b"GNU.sparse.size", b"9")]), "sparse"),
+        (pax([(b"GNU.sparse.major", b"1"), (b"GNU.sparse.minor", b"0")]), "sparse"),
+        (with_field(156, b"S"), "sparse"),
     ],
 )
 def test_hostile_pax_headers_are_refused(data, why):
@@ -227,17 +183,6 @@ def test_pax_headers_hold_for_the_next_member_alone():
     found = members(first + tar_of([file("next")]))
     assert set(found) == {"renamed", "next"}
     assert (found["renamed"][0].mtime, found["renamed"][0].uid) == (0, 4294967295)
-
-
-def test_sparse_files_count_by_what_they_seem_to_have():
-    hole = pax([(b"GNU.sparse.map", b""), (b"GNU.sparse.size", b"1099511627776")], b"")
-    with pytest.raises(Refusal, match="sparse files are larger"):
-        members(hole)
-
-
-def test_a_hole_at_the_end_of_a_sparse_file():
-    ends_in_a_hole = pax([(b"GNU.sparse.map", b"2,1"), (b"GNU.sparse.size", b"9")])
-    assert members(ends_in_a_hole)["plain"][1] == b"\0\0x" + bytes(6)
 
 
 def test_a_header_that_fills_the_memory_is_refused():
@@ -278,18 +223,6 @@ def test_members_are_counted(monkeypatch):
         members(tar_of([file("a"), file("b"), file("c")]))
 
 
-@pytest.mark.parametrize("size", [-1, -(1 << 62)])
-def test_a_sparse_file_with_a_negative_size_is_refused(size):
-    """It would make room below the limit for what comes after it."""
-    data = bytearray(tar_of([file("a")]))
-    data[156:157] = b"S"
-    data[386:482] = bytes(96)
-    data[483:495] = size.to_bytes(12, "big", signed=True)
-    resealed(data)
-    with pytest.raises(Refusal, match="negative size"):
-        members(bytes(data))
-
-
 @pytest.mark.parametrize("owner", [-1, 1 << 32, 1 << 60])
 @pytest.mark.parametrize("at", [108, 116], ids=["user", "group"])
 def test_owners_that_no_file_can_have_are_refused(owner, at):
@@ -300,32 +233,12 @@ def test_owners_that_no_file_can_have_are_refused(owner, at):
         members(bytes(data))
 
 
-def test_blocks_with_a_sparse_map_are_counted():
-    data = bytearray(tar_of([file("a")]))
-    data[156:157] = b"S"
-    data[482] = 1
-    resealed(data)
-    more = (b"%011o\0%011o\0" % (1, 1) * 21 + b"\1").ljust(512, b"\0")
-    with pytest.raises(Refusal, match="more than 8192 blocks"):
-        members(bytes(data[:512]) + more * 9000)
-
-
 def test_a_global_header_describes_no_member():
     data = repeated(b"g", b"13 path=other\n" + b"10 uid=77\n", 1)
     assert members(data)["after"][0].uid == 0
 
 
-def test_old_sparse_headers_are_checked():
-    data = bytearray(tar_of([file("a", b"x" * 10)]))
-    data[156:157] = b"S"
-    data[386:410] = b"%011o\0%011o\0" % (5, 10)
-    data[483:495] = b"%011o\0" % 9
-    resealed(data)
-    with pytest.raises(Refusal, match="lie outside"):
-        members(bytes(data))
-
-
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(min_value=0, max_value=2047), st.binary(min_size=1, max_size=30))
 def test_damaged_tar_is_read_or_refused_without_another_error(at, noise):
     data = bytearray(tar_of([file("a", b"1" * 600), entry("s", tarfile.SYMTYPE, "a"), file("n" * 120, b"2")]))
@@ -334,7 +247,7 @@ def test_damaged_tar_is_read_or_refused_without_another_error(at, noise):
         if data[block + 257 : block + 262] == b"ustar":
             resealed(data, block)
     try:
-        found = members(bytes(data), limit=1 << 24)
+        found = members(bytes(data))
     except Refusal as refusal:
         assert refusal.why
     else:

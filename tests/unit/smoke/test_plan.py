@@ -63,7 +63,6 @@ def test_selection_of_unknown_case_lists_the_known(document: Document) -> None:
         ("gpu", {"sm": ["90"]}, ["plan.gpu", "an object with device 'cpu'", "null on the CPU"]),
         ("gpu", {"sm": []}, ["plan.gpu.sm", "1 or more"]),
         ("gpu", {"sm": ["9.0"]}, ["plan.gpu.sm", "without its dot"]),
-        ("gpu", {"sm": ["90"], "names": [1]}, ["plan.gpu.names[0]", "found 1", "a string"]),
         ("expected_modules", ["torch", "a b"], ["plan.expected_modules[1]", "dotted name"]),
         ("repeats", 0, ["plan.repeats", "found 0", "1 or more"]),
         ("bandwidth", BANDWIDTH | {"ranks": 1}, ["plan.bandwidth.ranks", "2 or more"]),
@@ -106,7 +105,7 @@ def test_plan_for_gpus_must_say_which(document: Document) -> None:
     document["gpu"] = {"sm": ["90", "100a"]}
     read = parse_plan(json.dumps(document).encode())
     assert read.gpu is not None
-    assert (read.gpu.sm, read.gpu.names) == (("90", "100a"), ())
+    assert read.gpu.sm == ("90", "100a")
 
 
 @pytest.mark.parametrize(

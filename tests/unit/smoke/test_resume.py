@@ -214,7 +214,7 @@ def test_resume_of_a_whole_run_does_nothing(smoke: Smoke, ended: Path) -> None:
     assert (ended / "out" / "results.jsonl").read_bytes() == content
 
 
-def test_baseline_whose_checkpoint_is_gone_runs_again(smoke: Smoke, tmp_path: Path) -> None:
+def test_run_whose_checkpoints_are_gone_is_not_resumed_and_left(smoke: Smoke, tmp_path: Path) -> None:
     write_plan(tmp_path, case_document("saves-baseline"), *(two_ranks(f"train-{n}", "saves-baseline") for n in "bcd"))
     out = tmp_path / "out"
     out.mkdir()
@@ -223,27 +223,12 @@ def test_baseline_whose_checkpoint_is_gone_runs_again(smoke: Smoke, tmp_path: Pa
     assert [line["case"] for line in read_results(out)[1:-1]] == ["saves-baseline", "train-b"]
     # With the checkpoint there, only what is missing runs.
     assert run(smoke, tmp_path, "--resume", "--only", "train-c").started == ["train-c"]
+    content = (out / "results.jsonl").read_bytes()
     shutil.rmtree(out / "checkpoints")
     done = run(smoke, tmp_path, "--resume")
-    assert done.status == 0, done.errors
-    assert done.started == ["saves-baseline", "train-d"]
-    # The baseline's result is that of the first time, and the end is where the last part ends.
-    assert [line["type"] for line in read_results(out)].count("end") == 1
-    names = [line["case"] for line in read_results(out) if line["type"] == "case"]
-    assert names == ["saves-baseline", "train-b", "train-c", "train-d"]
-    assert read_results(out)[-1]["cases"] == 4
-
-
-def test_baseline_that_fails_when_it_runs_again_takes_its_cases_along(smoke: Smoke, tmp_path: Path) -> None:
-    """Its own result of the first time stays."""
-    write_plan(tmp_path, case_document("once-baseline"), *(two_ranks(f"train-{n}", "once-baseline") for n in "bc"))
-    assert run(smoke, tmp_path, "--only", "train-b").status == 0
-    done = run(smoke, tmp_path, "--resume")
-    assert done.status == 1, done.errors
-    lines = read_results(tmp_path / "out")
-    statuses = [(line["case"], line["status"]) for line in lines if line["type"] == "case"]
-    assert statuses == [("once-baseline", "completed"), ("train-b", "completed"), ("train-c", "not-run")]
-    assert (lines[-1]["cases"], lines[-1]["completed"]) == (3, 2)
+    assert (done.status, done.started) == (2, [])
+    assert "train-d needs the checkpoint" in done.errors
+    assert (out / "results.jsonl").read_bytes() == content
 
 
 def test_two_runs_do_not_share_a_directory(smoke: Smoke, waiting: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,14 +65,3 @@ def test_a_file_that_was_given_away_is_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "stat", given_away)
     assert "was changed" in entry_index.find_damage(tmp_path)
-
-
-def test_change_that_was_found_by_reading_is_then_found_by_its_time(tmp_path):
-    """Other entries may share the file."""
-    file = blob(tmp_path)
-    entry_index.write_index(tmp_path)
-    file.write_bytes(DATA[:-1] + b"y")
-    os.utime(file, (entry_index.INDEXED_SECONDS, entry_index.INDEXED_SECONDS))
-    assert entry_index.find_damage(tmp_path) == ""
-    for is_known in (lambda *_: False, None):
-        assert "was changed" in entry_index.find_damage(tmp_path, is_known)

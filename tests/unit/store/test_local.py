@@ -32,15 +32,6 @@ def staged(store: LocalStore) -> list[str]:
     return sorted(os.listdir(area)) if area.exists() else []
 
 
-def test_get_or_build_builds_once(store):
-    first = store.get_or_build("image", KEY, fill)
-    second = store.get_or_build("image", KEY, lambda _: pytest.fail("built twice"))
-    assert (first.built, second.built) == (True, False)
-    assert first.path == second.path == store.find("image", KEY)
-    assert (first.path / "file").read_text() == "content"
-    assert staged(store) == []
-
-
 def test_damage_is_reported_once_and_repaired(store):
     for times in (1, 2):
         entry = store.get_or_build("image", KEY, fill)
@@ -110,23 +101,8 @@ def test_waiting_process_builds_when_the_first_one_is_killed(store, tmp_path):
         assert store.get_or_build("image", KEY, fill).built
 
 
-def test_two_keys_are_built_at_the_same_time(store):
-    other = sha256_bytes(b"else")
-    store.get_or_build("image", KEY, lambda folder: (fill(folder), store.get_or_build("image", other, fill)))
-    assert store.find("image", KEY)
-    assert store.find("image", other)
-
-
 def rewrite(folder: Path) -> None:
     (folder / "file").write_text("anew")
-
-
-def test_rebuild_takes_the_place_of_the_entry(store):
-    store.get_or_build("image", KEY, fill)
-    entry = store.rebuild("image", KEY, rewrite)
-    assert entry.built
-    assert (entry.path / "file").read_text() == "anew"
-    assert staged(store) == []
 
 
 def test_rebuild_that_raises_keeps_the_entry(store):
@@ -158,15 +134,6 @@ def test_sweep_spares_the_living(store, tmp_path):
             assert len(staged(store)) == 4
         mark.unlink()
         assert os.waitpid(other, 0)[1] == 0
-
-
-def test_remove_takes_the_whole_entry(store):
-    path = store.get_or_build("image", KEY, fill).path
-    store.remove("image", KEY)
-    assert not path.exists()
-    assert store.find("image", KEY) is None
-    store.remove("image", KEY)
-    assert staged(store) == []
 
 
 def test_store_that_cannot_be_written_is_an_error_of_the_machine(tmp_path):

@@ -122,14 +122,6 @@ def test_who_may_only_read_cannot_lock(share, tmp_path, monkeypatch, umask, lock
     assert stat.S_IMODE((share._root / "x").stat().st_mode) == objects
 
 
-def test_upload_of_a_longer_part_is_cut(share, tmp_path):
-    (tmp_path / "file").write_bytes(b"new")
-    (share._root / "incoming").mkdir()
-    (share._root / "incoming/x.part").write_bytes(b"new and more")
-    share.upload(tmp_path / "file", "x", 3)
-    assert (share._root / "x").read_bytes() == b"new"
-
-
 def test_download_goes_on_and_reads_no_more_than_one_byte_too_many(share, tmp_path):
     share.create("x", b"0123456789")
     (tmp_path / "to").write_bytes(b"012")

@@ -2,17 +2,14 @@
 
 import base64
 import contextlib
-import http.server
 import json
 import socket
 import threading
-import time
 import urllib.parse
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import pytest
-from helpers.loopback import serving
+from helpers.registry_servers import Reply, Server, answering
 from helpers.stores import write_docker_config
 
 from envbuild.core.errors import NetworkError
@@ -20,59 +17,6 @@ from envbuild.store import registry, transfer
 from envbuild.store.address import parse_address
 from envbuild.store.registry import Registry
 from envbuild.store.upload import mount_blob, upload_blob
-
-Reply = tuple[int, dict[str, str], bytes]
-
-
-@dataclass
-class Server:
-    """A server that gives the set answer; with a pause, byte by byte."""
-
-    port: int = 0
-    cut_once: int = 0
-    pause: float = 0.0
-    answer: Callable[[str, str, dict[str, str], bytes], Reply] = lambda *_: (404, {}, b"")
-    requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-
-@contextlib.contextmanager
-def answering() -> Iterator[Server]:
-    state = Server()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_any(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            request = (self.command, self.path, dict(self.headers), body)
-            state.requests.append(request)
-            status, headers, content = state.answer(*request)
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            cut, state.cut_once = state.cut_once, 0
-            content = content[:cut] if cut else content
-            with contextlib.suppress(OSError):  # the client left
-                for at in range(len(content)) if state.pause else ():
-                    self.wfile.write(content[at : at + 1])
-                    time.sleep(state.pause)
-                self.wfile.write(b"" if state.pause else content)
-            self.close_connection = bool(cut)
-
-        do_GET = do_PUT = do_POST = do_any
-
-    with serving(Handler) as server:
-        state.port = server.server_port
-        yield state
 
 
 @pytest.fixture
@@ -147,14 +91,6 @@ def test_a_token_that_is_refused_is_a_network_error(server, other, tmp_path):
         asking.ask("GET", "manifests/a", accept=(200,))
     assert "as ali" in refused.value.why
     assert "wrong" not in str(refused.value.as_json())
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff"])
-def test_token_server_without_a_token_is_refused(server, other, tmp_path, body):
-    with_tokens(server, other)
-    other.answer = lambda *_: (200, {}, body)
-    with pytest.raises(NetworkError, match="gives no token"):
-        opened(server, login(tmp_path, server, {"auth": BASIC})).ask("GET", "manifests/a", accept=(200,))
 
 
 def test_credentials_do_not_go_to_a_place_without_tls(server, tmp_path):
@@ -233,13 +169,6 @@ def test_a_message_of_a_registry_is_one_line_of_text(server, tmp_path):
     assert len(refused.value.why) < 500
 
 
-def test_a_file_that_became_longer_there_is_not_taken_whole(server, tmp_path):
-    server.answer = lambda *_: (200, {}, b"x" * (5 << 20))
-    to = tmp_path / "file"
-    opened(server, {"HOME": str(tmp_path)}).download("blobs/x", 7, to)
-    assert 7 < to.stat().st_size <= transfer.CHUNK_BYTES
-
-
 def trickling(server, monkeypatch, seconds=0.2):
     """Its bodies come byte by byte; what is a minute otherwise is an instant."""
     monkeypatch.setattr(transfer, "SLOW_SECONDS", seconds)
@@ -262,14 +191,6 @@ def test_registry_that_trickles_is_given_up(server, tmp_path, monkeypatch, askin
         asking(opened(server, {"HOME": str(tmp_path)}), tmp_path)
     assert "bytes a second for" in slow.value.why
     assert len(server.requests) == registry.RETRIES + 1
-
-
-def test_token_server_that_trickles_is_given_up(server, other, tmp_path, monkeypatch):
-    with_tokens(server, other)
-    trickling(other, monkeypatch)
-    other.answer = lambda *_: (200, {}, b"x" * 5000)
-    with pytest.raises(NetworkError, match="cannot be reached"):
-        opened(server, login(tmp_path, server, {"auth": BASIC})).ask("GET", "manifests/a", accept=(200,))
 
 
 def test_a_slow_registry_is_waited_for(server, tmp_path, monkeypatch):
@@ -327,35 +248,6 @@ def raw_server(answer):
                 listener.shutdown(socket.SHUT_RDWR)
 
     return running()
-
-
-def drip(connection, head, drops):
-    connection.sendall(head)
-    while True:
-        for drop in drops:
-            connection.sendall(drop)
-            time.sleep(0.02)
-
-
-@pytest.mark.parametrize(
-    ("head", "drops"),
-    [
-        (b"HTTP/1.1 200 OK\r\nX: ", [b"x"]),
-        (b"HTTP/1.1 200 OK\r\n", [b"X: y\r\n"]),
-        (b"", [b"HTTP/1.1 100 Continue\r\n\r\n"]),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;", [b"x"]),
-    ],
-    ids=["a header", "headers", "continue", "a chunk's head"],
-)
-@pytest.mark.parametrize("asking", [ask, download])
-def test_registry_that_trickles_in_any_answer_is_given_up(tmp_path, monkeypatch, head, drops, asking):
-    monkeypatch.setattr(transfer, "SLOW_SECONDS", 0.1)
-    monkeypatch.setattr(registry, "HEAD_SECONDS", 0.3)
-    with (
-        raw_server(lambda connection: drip(connection, head, drops)) as server,
-        pytest.raises(NetworkError, match="cannot be reached"),
-    ):
-        asking(opened(server, {"HOME": str(tmp_path)}), tmp_path)
 
 
 def test_a_file_that_is_whole_is_not_asked_for_again(tmp_path):

@@ -65,14 +65,6 @@ def test_blob_that_is_not_a_file_is_refused_and_put_back(place, tmp_path, expect
         assert stat.S_ISREG(blob.lstat().st_mode)
 
 
-def test_file_that_is_too_long_is_read_one_byte_too_far(place, tmp_path):
-    remote = place.open()
-    push(remote, entry(tmp_path / "made", big=b"big"))
-    absurd(tmp_path / "share/blobs/sha256" / sha256_bytes(b"big").removeprefix("sha256:"))
-    error = error_of(CheckRefusedError, fetched, remote, tmp_path / "got")
-    assert ("is refused" in error.what, "has 4 bytes instead of 3" in error.why) == (True, True)
-
-
 @pytest.mark.parametrize("name", ["file", ".sealed.json"])
 @pytest.mark.parametrize("expected", ["a pipe", "a device"])
 def test_a_local_entry_with_what_is_no_file_is_made_anew(tmp_path, name, expected):

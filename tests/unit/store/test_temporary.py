@@ -6,13 +6,13 @@ import stat
 import pytest
 
 from envbuild.core.errors import MachineError
-from envbuild.store import temporary
-from envbuild.store.temporary import place_with_devices, temporary_store
+from envbuild.store import local
+from envbuild.store.local import place_with_devices, temporary_store
 
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch, tmp_path):
-    monkeypatch.setattr(temporary.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(local.tempfile, "gettempdir", lambda: str(tmp_path))
 
 
 def mode(path):
@@ -44,7 +44,7 @@ def test_folder_behind_a_link_is_refused(tmp_path):
 def test_a_disk_without_devices_or_programs_is_passed_over(tmp_path, monkeypatch, forbidden):
     large, real = tmp_path / "large", os.statvfs
     large.mkdir()
-    monkeypatch.setattr(temporary, "LARGE", large)
+    monkeypatch.setattr(local, "LARGE", large)
     assert place_with_devices() == tmp_path
 
     def mounted(path):
@@ -54,5 +54,5 @@ def test_a_disk_without_devices_or_programs_is_passed_over(tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "statvfs", mounted)
     assert place_with_devices() == large
-    monkeypatch.setattr(temporary, "LARGE", tmp_path)
+    monkeypatch.setattr(local, "LARGE", tmp_path)
     assert place_with_devices() is None

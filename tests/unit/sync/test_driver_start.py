@@ -13,8 +13,7 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import Device
 from envbuild.catalog.stack import Driver
 from envbuild.core.errors import CheckRefusedError
-from envbuild.sync.driver_start import MARK, start_driver
-from envbuild.sync.driver_stub import DRIVER, MANAGEMENT, make_stub, variables_with_stub
+from envbuild.sync.driver_start import DRIVER, MANAGEMENT, MARK, make_stub, start_driver, variables_with_stub
 from envbuild.sync.zipapp import smoke_bytes
 
 
@@ -54,10 +53,6 @@ def test_a_driver_that_imports_can_be_started(start, device):
 def test_a_driver_is_imported_with_the_variables_of_ranks(start):
     source = "import os\nassert (os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OMP_NUM_THREADS']) == ('', '1')\n"
     assert start(source, Device.CPU) == ""
-
-
-def test_asking_whether_there_is_a_gpu_starts_nothing_and_the_answer_is_yes(start):
-    assert start(f"{ASKS}pass\nelse:\n    raise ImportError('no GPU')\n") == ""
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from helpers.import_probe import probe_of
 
 from envbuild.core.progress import SilentReporter
 from envbuild.sync.extension_stubs import write_stubs
+from envbuild.sync.failure_packages import InstalledPackages
 from envbuild.sync.imports import try_imports
-from envbuild.sync.installed_packages import InstalledPackages
 
 # As Transformer Engine 2.2 (the glob) and 2.17 (the checks) load theirs.
 LOADER = """
@@ -100,8 +100,3 @@ def test_the_python_code_around_a_module_comes_from_its_sources(tmp_path):
     found = try_imports({"lib-ssm": ("lib",)}, probe_of(tmp_path, str(tmp_path / "venv/bin/python")), SilentReporter())
     assert (found.imported, found.failed) == (("lib",), ())
     assert InstalledPackages(folder).of_module("lib") == "lib-ssm"
-
-
-def test_without_stubs_an_environment_stays_as_it_is(tmp_path):
-    write_stubs({}, {}, tmp_path)
-    assert list(tmp_path.iterdir()) == []

@@ -2,8 +2,7 @@
 
 import pytest
 
-from envbuild.sync.failure_packages import cause_of_installation, of_import, of_installation
-from envbuild.sync.installed_packages import InstalledPackages
+from envbuild.sync.failure_packages import InstalledPackages, cause_of_installation, of_import, of_installation
 
 FILES = {
     "torch-2.10.0": ["torch/__init__.py", "torch/onnx/__init__.py", "torch/_C.cpython-312-x86_64-linux-gnu.so"],
@@ -50,114 +49,74 @@ def trace(*files, error):
 TO_MODELOPT = ("nemo/collections/llm/__init__.py", "megatron/core/export.py", "modelopt/torch/_deploy.py")
 
 
+NEMO, NUMBA = ["nemo/__init__.py"], ["numba/__init__.py"]
+
+
 @pytest.mark.parametrize(
-    ("output", "packages", "missing"),
+    ("files", "error", "packages", "missing"),
     [
+        (TO_MODELOPT, "AttributeError: module 'torch.onnx' has no attribute '_globals'", "torch {modelopt}", ""),
+        (TO_MODELOPT, "ModuleNotFoundError: No module named 'torch.onnx._globals'", "torch {modelopt}", ""),
         (
-            trace(*TO_MODELOPT, error="AttributeError: module 'torch.onnx' has no attribute '_globals'"),
-            ["torch", "nvidia-modelopt", "megatron-core"],
+            ["nemo/__init__.py", "transformers/utils/x.py"],
+            f"ImportError: cannot import name 'f' from 'leptonai.api' ({SITE}/leptonai/api/__init__.py)",
+            "leptonai transformers nemo-toolkit",
             "",
         ),
         (
-            trace(*TO_MODELOPT, error="ModuleNotFoundError: No module named 'torch.onnx._globals'"),
-            ["torch", "nvidia-modelopt", "megatron-core"],
+            ["torch/__init__.py"],
+            "ImportError: cannot import name 'f' from partially initialized module 'numpy' (most likely ...)",
+            "numpy torch",
             "",
         ),
         (
-            trace(
-                "nemo/__init__.py",
-                "transformers/utils/x.py",
-                error=f"ImportError: cannot import name 'f' from 'leptonai.api' ({SITE}/leptonai/api/__init__.py)",
-            ),
-            ["leptonai", "transformers", "nemo-toolkit"],
+            ["nemo_run/core/execution/lepton.py"],
+            "ModuleNotFoundError: No module named 'leptonai.api.v1'",
+            "leptonai nemo-run",
             "",
         ),
+        (NEMO, "ModuleNotFoundError: No module named 'pkg_resources'", "nemo-toolkit", "pkg_resources"),
+        (NEMO, "ModuleNotFoundError: No module named 'apex.y'; 'apex' is not a package", "nemo-toolkit", "apex"),
+        (NEMO, "ModuleNotFoundError: No module named 'nvidia.dali'", "nemo-toolkit", "nvidia.dali"),
+        (NEMO, "ModuleNotFoundError: No module named 'megatron.training'", "nemo-toolkit", "megatron.training"),
         (
-            trace(
-                "torch/__init__.py",
-                error="ImportError: cannot import name 'f' from partially initialized module 'numpy' (most likely ...)",
-            ),
-            ["numpy", "torch"],
-            "",
-        ),
-        (
-            trace("nemo_run/core/execution/lepton.py", error="ModuleNotFoundError: No module named 'leptonai.api.v1'"),
-            ["leptonai", "nemo-run"],
-            "",
-        ),
-        (
-            trace("nemo/__init__.py", error="ModuleNotFoundError: No module named 'pkg_resources'"),
-            ["nemo-toolkit"],
-            "pkg_resources",
-        ),
-        (
-            trace("nemo/__init__.py", error="ModuleNotFoundError: No module named 'apex.y'; 'apex' is not a package"),
-            ["nemo-toolkit"],
-            "apex",
-        ),
-        (
-            trace("nemo/__init__.py", error="ModuleNotFoundError: No module named 'nvidia.dali'"),
-            ["nemo-toolkit"],
-            "nvidia.dali",
-        ),
-        (
-            trace("nemo/__init__.py", error="ModuleNotFoundError: No module named 'megatron.training'"),
-            ["nemo-toolkit"],
-            "megatron.training",
-        ),
-        (
-            trace(
-                "nemo/__init__.py",
-                error="importlib.metadata.PackageNotFoundError: No package metadata was found for tqdm",
-            ),
-            ["nemo-toolkit"],
+            NEMO,
+            "importlib.metadata.PackageNotFoundError: No package metadata was found for tqdm",
+            "nemo-toolkit",
             "tqdm",
         ),
         (
-            trace(
-                "nemo/__init__.py",
-                "transformers/utils/versions.py",
-                error="ImportError: huggingface-hub>=0.34.0,<1.0 is required for a normal functioning of this module, "
-                "but found huggingface-hub==1.0.1.\nTry: `pip install transformers -U`",
-            ),
-            ["huggingface-hub", "transformers", "nemo-toolkit"],
+            [*NEMO, "transformers/utils/versions.py"],
+            "ImportError: huggingface-hub>=0.34.0,<1.0 is required, but found huggingface-hub==1.0.1.\nTry: `pip`",
+            "huggingface-hub transformers nemo-toolkit",
+            "",
+        ),
+        (NUMBA, "ImportError: Numba needs NumPy 2.2 or less. Got NumPy 2.3.", "numpy numba", ""),
+        (
+            NEMO,
+            f"ImportError: {SITE}/pyarrow/lib.cpython-312-x86_64-linux-gnu.so: undefined symbol: _Z",
+            "pyarrow nemo-toolkit",
             "",
         ),
         (
-            trace("numba/__init__.py", error="ImportError: Numba needs NumPy 2.2 or less. Got NumPy 2.3."),
-            ["numpy", "numba"],
-            "",
-        ),
-        (
-            trace(
-                "nemo/__init__.py",
-                error=f"ImportError: {SITE}/pyarrow/lib.cpython-312-x86_64-linux-gnu.so: undefined symbol: _Z",
-            ),
-            ["pyarrow", "nemo-toolkit"],
-            "",
-        ),
-        (
-            trace(
-                "numba/__init__.py",
-                error="ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C "
-                "header, got 88 from PyObject",
-            ),
-            ["numpy", "numba"],
+            NUMBA,
+            "ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header",
+            "numpy numba",
             "",
         ),
         # Nothing is named: the code that was running is all there is.
-        (
-            trace("nemo/__init__.py", "torch/__init__.py", error="IndexError: list index out of range"),
-            ["torch", "nemo-toolkit"],
-            "",
-        ),
-        ("", [], ""),
-        ("no traceback at all\n", [], ""),
+        ([*NEMO, "torch/__init__.py"], "IndexError: list index out of range", "torch nemo-toolkit", ""),
     ],
 )
-def test_packages_of_a_failed_import(installed, output, packages, missing):
-    found = of_import(output, installed)
-    assert (list(found.packages), found.missing_module) == (packages, missing)
+def test_packages_of_a_failed_import(installed, files, error, packages, missing):
+    about = of_import(trace(*files, error=error), installed)
+    wanted = packages.format(modelopt="nvidia-modelopt megatron-core").split()
+    assert (list(about.packages), about.missing_module) == (wanted, missing)
+
+
+@pytest.mark.parametrize("output", ["", "no traceback at all\n"])
+def test_output_without_a_traceback_is_about_nothing(installed, output):
+    assert of_import(output, installed).packages == ()
 
 
 DIRECT = "\nThe above exception was the direct cause of the following exception:\n\n"

@@ -1,20 +1,18 @@
 """The import check, with this very Python."""
 
-import ctypes
 import sys
 from dataclasses import replace
 
 import pytest
 from helpers.import_probe import here, probe_of
 
-from envbuild.catalog.models import Target
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.inputs.request import is_curable
-from envbuild.sync import conclusive
-from envbuild.sync.driver_stub import make_stub
-from envbuild.sync.imports import Absent, check_environment, try_imports
+from envbuild.sync import install_target
+from envbuild.sync.driver_start import make_stub
+from envbuild.sync.imports import Absent, try_imports
 from envbuild.sync.install_target import InconclusiveError
 
 
@@ -60,21 +58,6 @@ def test_a_module_that_another_is_below_is_imported_by_it(tmp_path):
         check({"a": ("json", "json.no_such_part", "nope", "nope.part")}, tmp_path)
     assert caught.value.what == "3 of 4 modules of the stack do not import"
     assert "json (a)" not in caught.value.why
-
-
-def test_cause_that_a_caught_import_hides_is_shown(tmp_path, python_with):
-    """As with nvidia-modelopt 0.35 and torch 2.10: what is raised last is "cannot import name"."""
-    python = python_with(
-        app="try:\n    import lib.sub\nexcept Exception:\n    pass\nimport lib.sub.leaf as leaf\n",
-        lib__main="",
-        lib__sub__leaf="",
-        lib__sub__init="",
-    )
-    (tmp_path / "modules/lib/sub/init.py").rename(tmp_path / "modules/lib/sub/__init__.py")
-    (tmp_path / "modules/lib/sub/__init__.py").write_text("import lib.sub.leaf\nraise AttributeError('the cause')\n")
-    with pytest.raises(CheckRefusedError) as caught:
-        check({"a": ("app",)}, tmp_path, python)
-    assert "AttributeError: the cause" in caught.value.why
 
 
 def test_neither_the_current_directory_nor_the_environment_helps(tmp_path, monkeypatch):
@@ -173,7 +156,7 @@ def test_an_import_that_never_gets_a_verdict_is_no_failed_one(tmp_path, end, cau
 
 @pytest.mark.slow
 def test_hanging_import_is_ended_with_its_calls(tmp_path, python_with, monkeypatch):
-    monkeypatch.setattr(conclusive, "LIMIT_SECONDS", 5)
+    monkeypatch.setattr(install_target, "LIMIT_SECONDS", 5)
     python = python_with(waits="import time\ndef forever():\n    time.sleep(3600)\nforever()\n", fine="")
     with pytest.raises(InconclusiveError, match="did not end within 15 s") as caught:
         check({"a": ("waits", "fine")}, tmp_path, python)
@@ -279,27 +262,10 @@ def test_a_kernel_is_defined_with_a_stub_of_the_driver(tmp_path, python_with, mo
     assert list(reasons(found)) == ([] if imported else ["kernel"])
 
 
-def test_stub_of_the_driver_loads_and_has_no_gpu(tmp_path):
-    assert make_stub(here, tmp_path / "driver", str(tmp_path / "driver"), tmp_path / "log")
-    library = ctypes.CDLL(str(tmp_path / "driver/libcuda.so.1"))
-    count = ctypes.c_int(7)
-    assert library.cuInit(0) != 0
-    assert library.cuDeviceGetCount(ctypes.byref(count)) != 0
-    assert count.value == 0
-
-
 def test_without_a_compiler_there_is_no_stub(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "sh").symlink_to("/bin/sh")
     assert not make_stub(here, tmp_path / "driver", str(tmp_path / "driver"), tmp_path / "log")
-
-
-def test_where_a_gpu_is_its_absence_is_no_excuse(tmp_path, python_with):
-    """A module of the test's own stands in for the driver: it has one GPU, whatever this machine has."""
-    fake = "import ctypes\nclass Driver:\n    def cuInit(self, flags):\n        return 0\n"
-    fake += "    def cuDeviceGetCount(self, count):\n        count._obj.value = 1\n        return 0\n"
-    fake += "ctypes.CDLL = lambda name: Driver()\nraise RuntimeError('Found no NVIDIA driver')\n"
-    assert "Found no NVIDIA driver" in refusal(("gpu",), tmp_path, python_with(gpu=fake))
 
 
 # ---- what was left out, and what is not what it seems
@@ -336,24 +302,3 @@ def test_placeholders_are_not_checked(tmp_path, python_with):
         "classy": "a placeholder: an object of class type stands in its place",
         "leftover": "a placeholder: a folder without any Python file",
     }
-
-
-def test_a_module_may_print_what_it_likes(tmp_path, python_with):
-    python = python_with(loud="import atexit\nprint('envbuild-import: {}')\nprint('no newline', end='')\n")
-    assert check({"a": ("loud",)}, tmp_path, python).imported == ("loud",)
-
-
-# ---- the target
-
-
-@pytest.mark.parametrize(
-    ("sm", "expected"),
-    [(("90",), "9.0"), (("100", "103"), "10.0;10.3"), (("90a", "100f", "120"), "9.0a;10.0f;12.0"), (("75",), "7.5")],
-)
-def test_the_architectures_of_a_target_in_torchs_words(sm, expected):
-    target = Target(summary="x", device="cuda", sm=sm, platform="linux/amd64")
-    assert check_environment(target) == {"TORCH_CUDA_ARCH_LIST": expected}
-
-
-def test_a_target_without_gpus_asks_for_none():
-    assert check_environment(Target(summary="x", device="cpu", platform="linux/amd64")) == {}

@@ -85,13 +85,6 @@ def test_install_asks_no_index_for_what_the_cache_has(tmp_path):
     assert recorder.commands == [VENV, *[[*command, "--offline"] for command in PHASES]]
 
 
-def test_install_leaves_out_empty_phases(tmp_path):
-    recorder = Recorder(cached=True)
-    phases = run_install(lock_with(tmp_path, main=14, compile=0, git=0), tmp_path, recorder)
-    assert [(phase.phase, phase.log.name) for phase in phases] == [("main", "install-main.log")]
-    assert recorder.logs == ["venv.log", "install-main.log"]
-
-
 @pytest.mark.parametrize(("version", "again"), [("4.5.0", True), ("4.6.0", False)])
 def test_what_lies_over_another_package_is_installed_again(tmp_path, version, again):
     recorder = Recorder(cached=True)
@@ -155,14 +148,6 @@ def test_install_failure_is_named_by_its_cause(tmp_path, output, kind):
     assert caught.value.fix
     assert kind is not BuildError or ("Hash" in caught.value.why, caught.value.log.name) == (True, "install-main.log")
     assert "compile.txt" not in str(recorder.commands)
-
-
-@pytest.mark.parametrize("phase", ["main", "compile"])
-def test_a_failed_compile_names_the_command_that_brings_a_toolkit(tmp_path, phase):
-    recorder = Recorder(failing=f"{phase}.txt", output="error: Failed to build `kernels`")
-    with pytest.raises(BuildError) as caught:
-        run_install(lock_with(tmp_path, main=1, compile=1, git=0), tmp_path, recorder)
-    assert ("`envbuild wheels`" in caught.value.fix) == (phase == "compile")
 
 
 def test_missing_python_is_an_error_of_the_machine(tmp_path):

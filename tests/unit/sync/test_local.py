@@ -18,8 +18,8 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock.lockfile import read_lock
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.store.local import LocalStore
+from envbuild.sync import imports as modules_check
 from envbuild.sync import local
-from envbuild.sync import modules as modules_check
 from envbuild.sync.imports import Imports
 from envbuild.sync.install import InstallScope, PhaseRun
 from envbuild.sync.local import sync
@@ -68,18 +68,6 @@ def run(lock, tmp_path, *phases, into="venv"):
         tmp_path / "logs",
         Context(store=LocalStore(tmp_path / "cache", reporter), site=load_site(), reporter=reporter),
     )
-
-
-def test_sync_installs_and_imports(lock, tmp_path, calls):
-    done = run(lock, tmp_path)
-    venv, arguments, phases = calls["install"]
-    assert (venv, arguments, phases) == (
-        str(tmp_path / "venv"),
-        ["--find-links", str(tmp_path / "wheels")],
-        ["main", "compile", "git"],
-    )
-    assert calls["imports"] == {"torch": ("torch",)}
-    assert (done.imported, done.not_checked) == (("torch",), ())
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_uv_runs(lock, tmp_path, calls):

@@ -132,15 +132,6 @@ def test_a_result_is_kept_by_lock_and_place(verifier, lock, tmp_path):
     assert len(place.trials) == 2
 
 
-def test_a_place_that_cannot_be_had_is_tried_once(verifier, lock, tmp_path):
-    gone, good = imported("gone", prepare=MachineError("no")), imported("good")
-    verify = verifier(gone, good)
-    verify(Selected(), lock)
-    make_lock(tmp_path / "another", main="torch==2.13.0+cpu\n")
-    verify(Selected(), read_lock(tmp_path / "another"))
-    assert (gone.prepared, len(good.trials)) == (1, 2)
-
-
 def test_an_import_that_fails_is_a_finding_with_its_packages_and_is_kept(verifier, lock, tmp_path, monkeypatch):
     place = broken("here")
     (finding,) = verifier(place)(Selected(), lock).findings
@@ -188,13 +179,6 @@ def test_without_a_place_nothing_is_verified(verifier, lock):
         verify(Selected(), lock)
     assert caught.value.why == "a: no bwrap\nb: no mmdebstrap: y"
     assert caught.value.fix.endswith("\nenvbuild lock --no-verify")
-
-
-def test_a_command_is_refused_at_once_where_no_place_is_in_sight(verifier):
-    verifier(imported("a", problem="no bwrap"), imported("b")).require_place(Selected())
-    with pytest.raises(MachineError) as caught:
-        verifier(imported("a", problem="no bwrap"), imported("b", problem="old glibc")).require_place(Selected())
-    assert caught.value.why == "a: no bwrap\nb: old glibc"
 
 
 def test_a_place_is_made_while_a_lock_is(verifier, lock):

@@ -4,14 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
-from io import BytesIO
 
 import pytest
 
 from envbuild.catalog.data import data_root
 from envbuild.core.digests import sha256_bytes, sha256_file
-from envbuild.core.errors import InternalError
 from envbuild.core.progress import SilentReporter
 from envbuild.store.local import LocalStore
 from envbuild.sync.zipapp import FILE_NAME, smoke_bytes, smoke_file
@@ -40,24 +37,6 @@ def test_same_bytes_from_copies_with_other_times_modes_and_caches(copy):
     (other / "envbuild_smoke" / "__pycache__" / "x.py").write_text("")
     (other / "notes.txt").write_text("not shipped")
     assert smoke_bytes(one) == smoke_bytes(other) == smoke_bytes()
-
-
-def test_bytes_change_with_a_source(copy):
-    one = copy("one")
-    before = smoke_bytes(one)
-    (one / "envbuild_smoke" / "cli.py").write_text("# changed\n")
-    assert smoke_bytes(one) != before
-
-
-def test_holds_all_sources():
-    root = data_root() / "smoke"
-    expected = {str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".py", ".json", ".jsonl")}
-    assert set(zipfile.ZipFile(BytesIO(smoke_bytes())).namelist()) == expected
-
-
-def test_folder_without_main_is_refused(tmp_path):
-    with pytest.raises(InternalError, match="incomplete"):
-        smoke_bytes(tmp_path)
 
 
 def test_smoke_file_is_in_the_store_once_and_runs(tmp_path):

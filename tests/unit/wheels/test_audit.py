@@ -66,11 +66,6 @@ def test_each_deviation_has_its_message(changes, message):
     assert list(_wrong_content([binary(**changes)], plan(), PROVIDED)) == [message]
 
 
-def test_gpu_code_of_a_package_without_any_is_wrong():
-    message = list(_wrong_content([binary()], plan({"gpu_code": False}), PROVIDED))
-    assert message == ["It contains sm_90; asked for was no GPU code."]
-
-
 def test_a_wheel_may_bring_its_own_libraries():
     files = [binary(libraries=("libown.so",)), binary(name="k.libs/libown.so", libraries=())]
     assert list(_wrong_content(files, plan(), PROVIDED)) == []

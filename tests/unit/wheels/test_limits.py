@@ -2,19 +2,7 @@
 
 import os
 
-import pytest
-
 from envbuild.wheels.build.limits import GIB, Limits, choose_limits, machine_limits
-
-
-@pytest.mark.parametrize(
-    ("gib", "cores", "memory", "jobs"),
-    [(4, 16, 128, 16), (4, 16, 16, 4), (3, 8, 8, 2), (4, 8, 1, 1), (0.5, 1, 64, 1), (2.5, 8, 9, 3)],
-)
-def test_jobs_fit_into_cores_and_memory(gib, cores, memory, jobs):
-    limits = Limits(jobs=cores, memory_gib=memory)
-    assert limits.jobs_for(gib) == jobs
-    assert limits.share(gib) <= memory
 
 
 def test_the_memory_of_a_control_group_counts(tmp_path):

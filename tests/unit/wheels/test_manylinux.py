@@ -59,11 +59,3 @@ def test_true_tag_is_of_the_oldest_fitting_policy(made, policy):
 def test_wheel_without_a_policy_lists_the_reasons(made, against):
     tag = true_tag([made], "2.36", "x86_64", {"libcudart.so.13"})
     assert (tag.policy, tag.platform, tag.against) == ("", "linux_x86_64", (against,))
-
-
-def test_libraries_of_the_wheel_are_its_own():
-    files = [
-        binary(libraries=("libown.so",)),
-        Binary(name="k.libs/libown.so", architectures=Architectures(), libraries=()),
-    ]
-    assert true_tag(files, "2.36", "x86_64", set()).policy == "manylinux_2_5"

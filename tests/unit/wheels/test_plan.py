@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from unit.wheels.plans import SDIST, compile_lock
 
@@ -70,17 +68,6 @@ def test_the_parts_come_from_lock_target_recipe_and_compilers(tmp_path):
     assert parts.variables == {"CAUSAL_CONV1D_FORCE_BUILD": "TRUE"}
 
 
-def test_source_of_the_toolkit_is_in_the_key(tmp_path):
-    lock = compile_lock(tmp_path)
-    system, _ = planned(lock)
-    assert (system.parts.toolkit, system.parts.toolkit_packages) == ("system", {})
-    packages = {"nvidia-cuda-nvcc": "13.0.88"}
-    index, _ = planned(lock, compilers=dataclasses.replace(COMPILERS, source="index", packages=packages))
-    assert (index.parts.toolkit, index.parts.toolkit_packages) == ("index", packages)
-    assert index.parts.key != system.parts.key
-    assert index.parts.fits(system.parts)
-
-
 def test_recipes_are_filled_in(tmp_path):
     catalog = write_recipe(
         tmp_path / "own",
@@ -98,20 +85,6 @@ def test_a_recipe_that_needs_what_is_not_locked_is_refused(tmp_path):
         planned(compile_lock(tmp_path / "lock"), catalog=catalog)
     assert "needs pybind11" in refused.value.why
     assert "[requirements]" in refused.value.fix
-
-
-def test_no_gpu_code_is_expected_of_what_has_none(tmp_path):
-    catalog = write_recipe(tmp_path / "own", 'summary = "s"\ngpu_code = false\n')
-    plan, _ = planned(compile_lock(tmp_path / "lock"), catalog=catalog)
-    assert plan.asked.sass == ("90", "100a")
-    assert plan.expected.sass == ()
-
-
-def test_targets_with_the_same_architectures_share_a_key(tmp_path):
-    lock = compile_lock(tmp_path)
-    other = GPU.model_copy(update={"summary": "another", "driver": "580"})
-    assert planned(lock)[0].parts.key == planned(lock, other)[0].parts.key
-    assert planned(lock)[0].parts.key != planned(lock, GPU.model_copy(update={"sm": ("90",)}))[0].parts.key
 
 
 @pytest.mark.parametrize(("cuda", "target", "message"), [(None, GPU, "The base small"), ("13.0", CPU, "The target")])

@@ -108,14 +108,6 @@ def test_abandoned_builds_are_removed_and_resumable_ones_stay(store, tmp_path):
     assert [path.is_dir() for path in (finished, old, recent, done.path)] == [False, False, True, True]
 
 
-def test_a_build_with_a_file_of_today_is_not_abandoned(store, tmp_path):
-    folder = abandoned(store, "sha256:" + "1" * 64, 100)
-    (folder / "build/new.o").write_bytes(b"")
-    aged_folder = time.time() - 100 * 86400
-    os.utime(folder, (aged_folder, aged_folder))
-    assert plan_pruning(store, [], unused_days=30, force=False).old == ()
-
-
 @pytest.mark.parametrize("kind", ["wheels", BUILDS_KIND])
 def test_locked_entry_is_not_removed(store, tmp_path, kind):
     parts = wanted(compile_lock(tmp_path / "lock"))
@@ -181,10 +173,3 @@ def test_entry_in_use_stays_until_its_process_ends(store, kind, tmp_path):
         assert any("in use" in line for line in store.reporter.lines)
     assert len(remove(store, plan_pruning(store, [], unused_days=0, force=True).old)) == 1
     assert not folder.exists()
-
-
-def test_a_mirror_that_was_just_used_stays(store):
-    made(store, "git", "1", 0)
-    listed = made(store, "git", "2", 100)
-    (listed / "envbuild-refs.json").touch()
-    assert plan_pruning(store, [], unused_days=0, force=True).old == ()

@@ -1,7 +1,6 @@
 """Wheels from and for a remote store: a directory here; servers are in tests/integration."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +11,10 @@ from helpers.notes import Notes
 from helpers.stores import keep_wheel
 from unit.wheels.plans import compile_lock
 from unit.wheels.test_key import PARTS
-from unit.wheels.test_plan import GPU
 from unit.wheels.test_wheelhouse import taken, wanted
 
 from envbuild import __version__
-from envbuild.core.digests import sha256_file, short
+from envbuild.core.digests import short
 from envbuild.core.errors import BuildError, NetworkError
 from envbuild.core.progress import SilentReporter
 from envbuild.store import entry_index
@@ -85,17 +83,6 @@ def test_wheel_of_one_machine_is_fetched_by_another(machine):
     assert not two.wheelhouse.get_or_build(PARTS.key, never).built
 
 
-def test_remote_wheel_is_known_by_its_document(machine, share):
-    one, two, three = (machine(name, reads=False, writes=False) for name in ("one", "two", "three"))
-    mine, other = one.keep(), two.keep(module="two = 2\n")
-    assert not one.wheelhouse.remote.has(one.remote, mine)
-    one.wheelhouse.remote.push(one.remote, mine)
-    assert one.wheelhouse.remote.has(one.remote, mine)
-    assert not two.wheelhouse.remote.has(two.remote, other), "another wheel of the key"
-    (share / f"entries/wheels/{PARTS.key.removeprefix('sha256:')}.json").write_text("{")
-    assert not three.wheelhouse.remote.has(three.remote, mine)
-
-
 def test_entry_names_its_builder_and_no_folder_of_the_machine(machine):
     one = machine("one")
     kept = one.keep(lock="sha256:lock")
@@ -115,18 +102,6 @@ def test_entry_names_its_builder_and_no_folder_of_the_machine(machine):
     assert not [
         text for text in texts for place in (str(one.folder), str(Path.home()) + "/", "secret") if place in text
     ]
-
-
-@pytest.mark.parametrize(
-    ("reads", "writes", "found", "pushed"), [(True, False, True, False), (False, True, False, True)]
-)
-def test_reading_and_writing_are_switched_apart(machine, reads, writes, found, pushed):
-    machine("one").keep()
-    two = machine("two", reads=reads, writes=writes)
-    assert (two.wheelhouse.find(PARTS.key) is not None) is found
-    other = PARTS.model_copy(update={"sm": ("80",)})
-    assert bool(two.keep(other).pushed) is pushed
-    assert (other.key in two.remote.keys(KIND)) is pushed
 
 
 def test_failed_push_is_reported_and_the_wheel_is_kept(machine, share):
@@ -158,21 +133,6 @@ def test_a_store_that_is_not_there_stops_before_anything_is_built(machine, share
     share.rmdir()
     with pytest.raises(NetworkError):
         machine("one").wheelhouse.find(PARTS.key)
-
-
-def test_the_second_of_two_takes_the_first_ones_wheel(machine):
-    """Both looked, found nothing, and built."""
-    one, two = machine("one"), machine("two")
-    first = one.keep(module="first = 1\n")
-    second = two.keep(module="second = 2\n")
-    assert second.built
-    assert second.pushed == {two.remote.address: Pushed.OTHER.value}
-    assert second.record.digest == first.record.digest
-    assert sha256_file(second.wheel) == first.record.digest
-    assert two.wheelhouse.problems() == {}
-    assert two.noted("was built by another machine first", two.remote.address)
-    assert not one.noted("another machine")
-    assert one.remote.keys(KIND) == [PARTS.key]
 
 
 def test_own_wheel_stays_where_the_first_is_damaged(machine, share):
@@ -343,24 +303,3 @@ def test_a_lock_takes_wheels_that_only_a_remote_store_has(machine, tmp_path, mon
     (tmp_path / "share/entries" / KIND / f"{exact.record.key.removeprefix('sha256:')}.json").unlink()
     assert takes() == older.record.key
     assert two.noted("not taken", "cannot be read")
-
-
-def test_a_lock_without_wheels_anywhere_plans_nothing(machine, tmp_path, monkeypatch):
-    from envbuild.wheels.cache import reuse
-
-    lock, two = compile_lock(tmp_path / "lock"), machine("two")
-    machine("one").keep(PARTS.model_copy(update={"sdist": "sha256:" + "7" * 64}))
-    monkeypatch.setattr(reuse, "plan_wheels", lambda *given: pytest.fail("nothing is there to be planned"))
-    assert taken(lock, two.store, monkeypatch, GPU, remotes=[two.remote]) == {}
-
-
-def test_find_notes_the_use_of_an_entry(machine):
-    one = machine("one")
-    kept = one.keep()
-    os.utime(kept.path, (0, 0))
-    list(one.wheelhouse.all())
-    one.wheelhouse.problems()
-    assert kept.path.stat().st_mtime == 0, "looking is no use"
-    one.wheelhouse.find(PARTS.key)
-    assert kept.path.stat().st_mtime > 1e9
-    assert entry_index.find_damage(kept.path) == ""

@@ -1,5 +1,10 @@
 """The sdists of a lock: from the store where it has them, and never another file than the one locked."""
 
+import io
+import os
+import tarfile
+from pathlib import Path
+
 import pytest
 from helpers.simple_index import make_sdist
 from unit.wheels.test_key import PARTS
@@ -10,7 +15,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock.components.downloads import FILE
 from envbuild.store.local import LocalStore
 from envbuild.wheels import sources as module
-from envbuild.wheels.sources import SourceOrigin, WheelSources
+from envbuild.wheels.sources import SourceOrigin, WheelSources, _add, version_variables
 
 
 @pytest.fixture
@@ -31,17 +36,11 @@ def put(sources: WheelSources, content: bytes) -> str:
 
 
 def test_sdist_in_the_store_is_not_looked_up(sources, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "look_up", lambda *given: pytest.fail("it is in the store"))
+    monkeypatch.setattr(module.PackageIndex, "find", lambda *given: pytest.fail("it is in the store"))
     content = sdist(tmp_path, '[build-system]\nrequires = ["ninja", "torch"]\n')
     digest = put(sources, content)
     assert sources.sdist("k", "1.0", digest) == content
     assert sources.build_requires(SourceOrigin(package="k", version="1.0", sdist=digest)) == ("ninja", "torch")
-
-
-def test_an_sdist_without_pyproject_has_the_usual_requirements(sources, tmp_path):
-    assert sources.build_requires(SourceOrigin(package="k", version="1.0", sdist=put(sources, sdist(tmp_path)))) == (
-        "setuptools>=40.8.0",
-    )
 
 
 def test_of_a_folder_of_a_repository_its_own_pyproject_counts(sources, tmp_path, monkeypatch):
@@ -65,7 +64,7 @@ def test_a_pyproject_that_cannot_be_read_is_explained(sources, tmp_path):
 
 def test_another_file_of_that_version_is_refused(sources, monkeypatch):
     found = {"k": {"name": "k", "version": "1.0", "sdist": {"hash": "sha256:other"}}}
-    monkeypatch.setattr(module, "look_up", lambda *given: found)
+    monkeypatch.setattr(module.PackageIndex, "find", lambda *given: found)
     with pytest.raises(CheckRefusedError, match="not the one that was locked") as refused:
         sources.sdist("k", "1.0", "sha256:locked")
     assert refused.value.why == "Locked sha256:locked, the index has sha256:other."
@@ -73,8 +72,45 @@ def test_another_file_of_that_version_is_refused(sources, monkeypatch):
 
 def test_downloaded_sdist_is_compared_where_the_index_has_no_hash(sources, monkeypatch):
     found = {"k": {"name": "k", "version": "1.0", "sdist": {}}}
-    monkeypatch.setattr(module, "look_up", lambda *given: found)
+    monkeypatch.setattr(module.PackageIndex, "find", lambda *given: found)
     monkeypatch.setattr(module, "fetch_sdist", lambda *given: (b"came", sha256_bytes(b"came")))
     with pytest.raises(CheckRefusedError, match="not the one that was locked"):
         sources.sdist("k", "1.0", "sha256:locked")
     assert sources.sdist("k", "1.0", sha256_bytes(b"came")) == b"came"
+
+
+def archive(folder: Path, moment: int) -> bytes:
+    """The archive of a checkout whose files have this time."""
+    for name in ("b.py", "a/c.sh", ".git/HEAD", "third/.git"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / "a/link").symlink_to("c.sh")
+    os.link(folder / "b.py", folder / "same.py")
+    os.utime(folder / "b.py", (moment, moment))
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        _add(tar, folder, "k-1", 1700000000)
+    return made.getvalue()
+
+
+def test_archive_is_of_the_commit_alone(tmp_path):
+    content = archive(tmp_path / "one", 1)
+    assert archive(tmp_path / "other", 2) == content
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        names = ["k-1/a", "k-1/a/c.sh", "k-1/a/link", "k-1/b.py", "k-1/same.py", "k-1/third"]
+        assert tar.getnames() == names
+        owners = {(item.mtime, item.uid, item.gid, item.uname, item.gname) for item in tar}
+        assert owners == {(1700000000, 0, 0, "", "")}
+        same = tar.extractfile("k-1/same.py")
+        assert same is not None
+        assert same.read() == b"b.py"
+
+
+def test_sources_without_a_history_are_told_their_version(tmp_path):
+    project = tmp_path / "pyproject.toml"
+    expected = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_A_B": "1.2"}
+    assert version_variables("a-b", "1.2", tmp_path) == expected
+    project.write_text('[build-system]\nrequires = ["setuptools"]\n')
+    assert version_variables("a-b", "1.2", tmp_path) == expected
+    project.write_text('[build-system]\nrequires = ["poetry-core", "poetry-dynamic-versioning>=1"]\n')
+    assert version_variables("a-b", "1.2", tmp_path) == expected | {"POETRY_DYNAMIC_VERSIONING_BYPASS": "1.2"}

@@ -70,14 +70,6 @@ def test_a_toolkit_of_another_version_is_refused(machine, tmp_path):
     assert "--toolkit index" in refused.value.fix
 
 
-def test_index_is_not_offered_before_cuda_13(machine):
-    with pytest.raises(MachineError, match=r"no CUDA toolkit 12\.6") as refused:
-        find_toolchain("12.6", machine)
-    assert "--toolkit" not in refused.value.fix
-    assert "nvidia-cuda-nvcc-cu12 is without nvcc" in refused.value.fix
-    assert "no toolkit at all" in refused.value.why
-
-
 def test_the_toolkit_of_a_base_image_is_the_machines_own(machine, tmp_path):
     """As NVIDIA's images have it: /usr/local/cuda is a link to the version, its headers and libraries are links too."""
     home = toolkit(tmp_path / "cuda-13.0", "13.0.88")
@@ -141,9 +133,3 @@ def test_a_host_compiler_that_is_too_new_is_refused_before_anything_is_built(
         find_toolchain("13.0", environ)
     assert f"that its nvcc takes is {newest}" in refused.value.why
     assert way_out in refused.value.fix
-
-
-def test_a_toolkit_without_that_header_is_taken(machine, tmp_path):
-    home = toolkit(tmp_path / "cuda", "13.0.88")
-    environ = {**machine, "CUDA_HOME": str(home), "CXX": str(compiler(tmp_path / "bin/c++", GCC_16))}
-    assert find_toolchain("13.0", environ).home == home

@@ -1,6 +1,5 @@
 """The wheelhouse: entries, what is wrong with them, and which of them fit a lock and a target."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,10 @@ from envbuild.catalog.data import data_root
 from envbuild.core.digests import short
 from envbuild.core.errors import ConfigurationError, MachineError
 from envbuild.core.progress import Reporter, SilentReporter
-from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
 from envbuild.wheels.cache import reuse
 from envbuild.wheels.cache.reuse import fitting_wheels
-from envbuild.wheels.cache.wheelhouse import NAMED, RECORD_FILE, Built, Wheelhouse, key_by_prefix
+from envbuild.wheels.cache.wheelhouse import NAMED, Built, Wheelhouse, key_by_prefix
 from envbuild.wheels.key import KeyParts
 from envbuild.wheels.plan import plan_wheels
 
@@ -102,20 +100,6 @@ def test_swapped_entries_are_set_aside_and_made_anew(tmp_path):
     again = keep_wheel(store, one.record.parts, tmp_path)
     assert (again.built, again.record.key) == (True, one.record.key)
     assert Wheelhouse(store).find(one.record.key) is not None
-
-
-def test_a_record_with_the_key_of_another_is_set_aside(store, tmp_path):
-    """A collision made by hand, seal and all: the record's parts give it away."""
-    parts = wanted(compile_lock(tmp_path / "lock"))
-    other = keep_wheel(store, parts.model_copy(update={"sm": ("80",)}), tmp_path)
-    forged = store.path_of("wheels", parts.key)
-    other.path.rename(forged)
-    record = json.loads((forged / RECORD_FILE).read_text())
-    (forged / RECORD_FILE).write_text(json.dumps(record | {"key": parts.key}))
-    entry_index.write_index(forged)
-    assert len(Wheelhouse(store).problems()) == 1
-    assert Wheelhouse(store).find(parts.key) is None
-    assert not forged.exists()
 
 
 class Sources(Declared):

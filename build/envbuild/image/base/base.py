@@ -16,12 +16,15 @@ from envbuild.core import sandbox
 from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, write_atomic
-from envbuild.image.base import apt, facts, imported, mmdebstrap, standalone, subids
+from envbuild.image.base import apt, facts, imported, mmdebstrap, standalone
 from envbuild.image.base.imported import ImportedBase
 from envbuild.image.record import BaseRecord
-from envbuild.oci.models import BaseConfig
+from envbuild.oci.models import BaseConfig, RunConfig
+from envbuild.oci.pull import FoundImage
+from envbuild.oci.write import LAYER_OF, OciImage, make_oci
 from envbuild.rootfs import gzip_writer
 from envbuild.rootfs.layer import Layer, LayerRecord
+from envbuild.rootfs.layer_writer import EPOCH
 from envbuild.rootfs.unpack import unpack
 from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump, load
@@ -106,7 +109,7 @@ def check_tools(base: Base, name: str, *, made_anew: bool) -> None:
         mmdebstrap.require_tools()
         # Only mmdebstrap itself maps IDs; a base in the store runs with one.
         if os.geteuid() and made_anew:
-            subids.require()
+            mmdebstrap.require_subids()
     sandbox.probe()
 
 
@@ -235,3 +238,50 @@ def _make_mount_points(rootfs: Path, name: str) -> None:
             if file.is_symlink():
                 file.unlink()
             file.touch()
+
+
+MADE_BY = "org.envbuild.base.made-by"
+# What the base is itself made from (OCI image-spec, annotations.md).
+NAME, DIGEST = "org.opencontainers.image.base.name", "org.opencontainers.image.base.digest"
+
+
+def base_image(record: BaseRecord, platform: str) -> OciImage:
+    """The image that a base is; the same for the same layers and record."""
+    config = record.config
+    run = RunConfig(
+        environment=tuple(f"{name}={value}" for name, value in config.environment.items()),
+        entrypoint=config.entrypoint,
+        workdir=config.workdir,
+        labels=tuple(config.labels.items()),
+        volumes=config.volumes,
+        user=config.user,
+        ports=config.ports,
+        stop_signal=config.stop_signal,
+    )
+    stated = {MADE_BY: record.made_by, NAME: record.name, DIGEST: record.digest}
+    return make_oci(run, platform, record.layers, EPOCH, {key: value for key, value in stated.items() if value})
+
+
+def base_tag(name: str, digest: str) -> str:
+    """The tag of a published base."""
+    return f"base-{name}-{digest.removeprefix('sha256:')[:12]}"
+
+
+def taken_again(image: FoundImage, layers: list[Layer]) -> ImportedBase:
+    """The base that an image is, with the names and sources that it had where it was made.
+
+    Args:
+        layers: of the image, lowest first.
+    """
+    annotations = image.annotations
+    named = [
+        Layer(layer.record.model_copy(update={"name": stated.removeprefix(LAYER_OF) or layer.record.name}), layer.file)
+        for layer, stated in zip(layers, image.history, strict=True)
+    ]
+    return ImportedBase(
+        layers=named,
+        config=image.config,
+        made_by=annotations.get(MADE_BY, image.name),
+        name=annotations.get(NAME, ""),
+        digest=annotations.get(DIGEST, ""),
+    )

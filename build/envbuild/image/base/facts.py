@@ -34,13 +34,13 @@ _PROBE_SECONDS = 120
 _PROBE = """
 import json, sys
 from importlib import metadata
-found = {}
+versions = {}
 for name in sys.argv[1:]:
     try:
-        found[name] = metadata.version(name)
+        versions[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
-        found[name] = None
-print("\\n" + json.dumps({"version": "%d.%d" % sys.version_info[:2], "packages": found}))
+        versions[name] = None
+print("\\n" + json.dumps({"version": "%d.%d" % sys.version_info[:2], "packages": versions}))
 """
 
 

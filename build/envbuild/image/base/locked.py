@@ -18,8 +18,19 @@ from envbuild.catalog.site import Site
 from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.image.base import apt
-from envbuild.image.base.as_image import base_image, base_tag, taken_again
-from envbuild.image.base.base import KIND, ROOTFS, StoredBase, base_key, complete, find_base, obtain, read_base
+from envbuild.image.base.base import (
+    KIND,
+    ROOTFS,
+    StoredBase,
+    base_image,
+    base_key,
+    base_tag,
+    complete,
+    find_base,
+    obtain,
+    read_base,
+    taken_again,
+)
 from envbuild.image.record import BaseRecord
 from envbuild.lock.models import Lock
 from envbuild.oci.pull import find_image, keep_layers

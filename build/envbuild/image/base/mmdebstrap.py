@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import NamedTuple
 from envbuild.catalog.base import Base
 from envbuild.catalog.data import data_root
 from envbuild.core.digests import Json
-from envbuild.core.errors import BuildError, EnvbuildError, NetworkError, disk_full
+from envbuild.core.errors import BuildError, EnvbuildError, MachineError, NetworkError, disk_full
 from envbuild.core.exit_status import describe_status, ran_out_of_space, tail
 from envbuild.core.files import remove_tree, space_is_low
 from envbuild.core.process import Finished, ProcessOptions, answer, find_tool, run
@@ -22,10 +24,9 @@ from envbuild.rootfs import gzip_writer
 from envbuild.rootfs.blobs import LayerBlob
 from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.layer_writer import EPOCH, LayerWriter, Rights, kept_rights
-from envbuild.rootfs.overlay import Overlay
-from envbuild.rootfs.single_layer import members_of
-from envbuild.rootfs.unpack import unpack
-from envbuild.store.temporary import place_with_devices, temporary_store
+from envbuild.rootfs.overlay import Entry, Overlay, merged
+from envbuild.rootfs.unpack import write_members
+from envbuild.store.local import place_with_devices, temporary_store
 
 ROOTFS = "rootfs"
 LAYER_FILE = "layer.tar.gz"
@@ -80,9 +81,10 @@ def build(folder: Path, base: Base, name: str, mirror: str | None, log: Path, re
     ):
         _mmdebstrap(Making(archive, work, log), base, name, sources, reporter)
     with reporter.step(f"unpack and scrub base {name}"):
-        rights = read_rights(archive)
+        rights: dict[str, Rights] = {}
+        blob = LayerBlob(file=archive, called=f"the tar of base {name}")
         rootfs.mkdir()
-        unpack([LayerBlob(file=archive, called=f"the tar of base {name}")], rootfs, Overlay(emptied=("dev",)))
+        write_members(with_rights(merged([blob], Overlay(emptied=("dev",))), rights), rootfs)
         archive.unlink()
         scrub(rootfs, scrub_patterns())
     with reporter.step(f"write the layer of base {name}"), LayerWriter(file, EPOCH) as writer:
@@ -170,10 +172,11 @@ def failure(finished: Finished, name: str, base: Base, to: Making) -> EnvbuildEr
     )
 
 
-def read_rights(archive: Path) -> dict[str, Rights]:
-    """Mode, owner and group of every member of a tar."""
-    members = members_of(LayerBlob(file=archive))
-    return {member.name: Rights(member.mode, member.uid, member.gid) for member, _ in members}
+def with_rights(entries: Iterator[Entry], rights: dict[str, Rights]) -> Iterator[Entry]:
+    """The same members; mode, owner and group of each are noted."""
+    for member, content in entries:
+        rights[member.name] = Rights(member.mode, member.uid, member.gid)
+        yield member, content
 
 
 @cache
@@ -194,3 +197,54 @@ def scrub(rootfs: Path, patterns: tuple[str, ...]) -> None:
 def _inside(folder: Path, rootfs: Path) -> bool:
     # A pattern's middle part may go through a link (var/run -> /run); what lies there is not the base's.
     return folder.resolve().is_relative_to(rootfs.resolve())
+
+
+# One range of this size maps every ID of a distribution; usermod(8) gives new accounts as much, from here on.
+RANGE = 65536
+FIRST = 100000
+
+
+def require_subids(etc: Path = Path("/etc")) -> None:
+    """Refuse to begin where mmdebstrap could not map IDs for this account.
+
+    Raises:
+        MachineError: the programs that map are missing, or the account has no IDs of its own.
+    """
+    find_tool("newuidmap", "uidmap")
+    find_tool("newgidmap", "uidmap")
+    try:
+        # As mmdebstrap asks: by name, and in these files alone.
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        raise MachineError(
+            f"user {os.getuid()} has no name, so no subordinate IDs either",
+            why="The password database does not know the account; mmdebstrap maps IDs by its name.",
+            fix="Run envbuild as an account of this machine, or as root.",
+        ) from None
+    options = {"subuid": "--add-subuids", "subgid": "--add-subgids"}
+    ranges = {name: _ranges(etc / name) for name in options}
+    if missing := [name for name in options if user not in {entry[0] for entry in ranges[name]}]:
+        words = []
+        for name in missing:
+            # Behind all ranges of other accounts: who shares IDs can change the other's files.
+            first = max([FIRST, *(start + count for _, start, count in ranges[name])])
+            words += [options[name], f"{first}-{first + RANGE - 1}"]
+        raise MachineError(
+            f"account {user} has no subordinate IDs, which mmdebstrap needs as an ordinary user",
+            why=f"There is no line of {user} in {' and '.join(str(etc / name) for name in missing)}.",
+            fix=f"As root: usermod {' '.join(words)} {user}\nOr run envbuild as root.",
+        )
+
+
+def _ranges(file: Path) -> list[tuple[str, int, int]]:
+    """Name, first ID and number of IDs of each line."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []  # mmdebstrap finds no entry then
+    ranges = []
+    for line in lines:
+        match line.strip().split(":"):
+            case [name, start, count] if start.isdigit() and count.isdigit():
+                ranges.append((name, int(start), int(count)))
+    return ranges

@@ -16,6 +16,7 @@ from envbuild.core.files import machine_errors
 from envbuild.core.process import ProcessOptions, run
 from envbuild.core.progress import Reporter
 from envbuild.core.sandbox import Bind, Sandbox
+from envbuild.image.variables import LANG, PLAIN_PATH
 from envbuild.lock.uv.program import uv_program, uv_version
 from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.layer_writer import EPOCH, LayerWriter, plain_rights
@@ -79,7 +80,8 @@ def add_python(installed: Path, rootfs: Path, base: Base, name: str, log: Path, 
         with machine_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
             installed.rename(place)
-        _compile(rootfs, base, log)
+        library = f"/{prefix}/lib/python{base.python.version}"
+        compile_tree(rootfs, place, f"/{prefix}", library, base.python.executable, log)
     file = rootfs.parent / f"{LAYER_NAME}.tar.gz"
     with reporter.step(f"write layer {LAYER_NAME} of base {name}"), LayerWriter(file, EPOCH) as writer:
         for folder in reversed(prefix.parents[:-1]):
@@ -129,23 +131,30 @@ def _replace_path(tree: Path, before: str, after: str) -> None:
                 path.write_bytes(data.replace(before.encode(), after.encode()))
 
 
-def _compile(rootfs: Path, base: Base, log: Path) -> None:
-    """Compile the standard library: an image is read-only, and every process would compile it again."""
-    prefix, script = prefix_of(base), data_root() / COMPILER
-    library = f"/{prefix}/lib/python{base.python.version}"
+def compile_tree(rootfs: Path, tree: Path, place: str, library: str, python: str, log: Path) -> None:
+    """Compile the sources in a tree to bytecode with a base's Python: an image is read-only, and every process would
+    compile them again.
+
+    Args:
+        place: where the tree will be, in a folder of the base; ``library``: the folder in it that is compiled.
+    """
+    script = data_root() / COMPILER
     box = Sandbox(
         root=rootfs,
+        # The root is read-only: a place that it does not have is made on a tmpfs.
+        opened=() if (rootfs / place.lstrip("/")).is_dir() else (place.rpartition("/")[0],),
         binds=(
-            Bind(source=rootfs / prefix, target=f"/{prefix}", writable=True),
+            Bind(source=tree, target=place, writable=True),
             Bind(source=script, target=f"{_INSIDE}/{script.name}"),
         ),
-        # PYTHONHASHSEED and -S: see InstallSandbox.compile.
-        environment={"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},  # noqa: S108
+        # Python before 3.11 writes the items of a frozenset in the order of their hashes (bpo-37596).
+        environment={"PATH": PLAIN_PATH, "HOME": "/tmp", "LANG": LANG, "PYTHONHASHSEED": "0"},  # noqa: S108 - inside
     )
-    words = [base.python.executable, "-S", "-s", f"{_INSIDE}/{script.name}", library, str(os.cpu_count() or 1)]
+    # Without site-packages, whose .pth files could import and so change what the compiling process has interned.
+    words = [python, "-S", "-s", f"{_INSIDE}/{script.name}", library, str(os.cpu_count() or 1)]
     run(
         box.command(sandbox.probe(), words),
-        what="compile the standard library to bytecode",
+        what=f"compile {library} to bytecode",
         log=log,
-        options=ProcessOptions(env=box.process_environment(), error=BuildError, working_on=rootfs),
+        options=ProcessOptions(env=box.process_environment(), error=BuildError, working_on=tree),
     )

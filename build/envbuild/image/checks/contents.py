@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from envbuild.image.scan.cache import CachedScan
 from envbuild.image.scan.models import LayerScan
+from envbuild.image.scan.scan import CachedScan
 from envbuild.wheels.architectures import Architectures
 
 

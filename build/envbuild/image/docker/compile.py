@@ -19,9 +19,8 @@ from envbuild.image.layers.sandbox import VENV
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.rootfs.layer_writer import LayerWriter, plain_rights
 from envbuild.wheels.build.unpack import SOURCE_DATE_EPOCH, apply_patches, unpack
-from envbuild.wheels.git_archive import version_variables
 from envbuild.wheels.plan import WheelPlan, plan_wheels
-from envbuild.wheels.sources import SourceOrigin, WheelSources
+from envbuild.wheels.sources import SourceOrigin, WheelSources, version_variables
 from envbuild.wheels.toolchain.index_toolkit import pinned_packages
 from envbuild.wheels.toolchain.toolchain import FIRST_INDEX_MAJOR, Compilers
 
@@ -106,7 +105,7 @@ class SourceWriter:
         if plan is None:
             recipe = self.selection.catalog.wheel_recipe(origin.package)
             # A value with a placeholder ({sm}, {cuda_major}) is about GPU code, of which there is none here.
-            return values | {name: item.value for name, item in recipe.variables.items() if "{" not in item.value}
+            return values | {name: stated.value for name, stated in recipe.variables.items() if "{" not in stated.value}
         values |= {"PYTORCH_NVCC": f"{home}/bin/nvcc", "TORCH_CUDA_ARCH_LIST": plan.asked.torch_list()}
         if plan.parts.headers:
             packages = f"{VENV}/lib/python{self.selection.base.python.version}/site-packages"

@@ -8,8 +8,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from envbuild.catalog.base import RegistryImage
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
@@ -27,7 +25,8 @@ from envbuild.image.layers.environment import StoredEnvironment
 from envbuild.image.output import image_tag
 from envbuild.image.record import EnvironmentRecord
 from envbuild.lock.lockfile import snapshot
-from envbuild.lock.record.content import locked_content, packages_by_index, pinned_package, without_packages
+from envbuild.lock.record.content import locked_content, packages_by_index
+from envbuild.lock.requirement_lines import pinned_package, without_packages
 from envbuild.lock.uv.program import uv_program
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 from envbuild.rootfs.gzip_writer import GzipWriter
@@ -35,8 +34,8 @@ from envbuild.rootfs.layer import LAYER_TYPE
 from envbuild.rootfs.overlay import merged
 from envbuild.rootfs.tar_writer import end, write_member
 from envbuild.sync.install import over_others
-from envbuild.wheels.plan import buildable
-from envbuild.wheels.sources import SourceOrigin, WheelSources
+from envbuild.wheels.plan import buildable, git_origin
+from envbuild.wheels.sources import WheelSources
 
 DOCKERFILE = "Dockerfile"
 
@@ -114,11 +113,16 @@ class _Export:
         )
         (self.staged / "lock").mkdir()
         writer = SourceWriter(lock=directory, selection=selection, sources=sources, folder=self.staged, work=work)
-        ready = {canonicalize_name(name) for name in wheels}
-        origins = {name: item for name, item in buildable(directory).items() if canonicalize_name(name) not in ready}
+        built_here = buildable(directory)
+        origins = {name: origin for name, origin in built_here.items() if name not in wheels}
         compiled = writer.compiled(origins) if origins else None
-        trees = [writer.tree(item) for item in self._git_origins({*ready, *buildable(directory)})]
-        done = {*ready, *origins, *(tree.name for tree in trees)}
+        # The packages from git that are built while they are installed.
+        trees = [
+            writer.tree(git_origin(name, component))
+            for name, component in sorted(lock.components.items())
+            if component.git and component.commit and name not in {*wheels, *built_here}
+        ]
+        done = {*wheels, *origins, *(tree.name for tree in trees)}
         config, carried = run_config(self.parts), self.base.record.config.environment
         phases, own = self._write_phases(done)
         return DockerfileSpec(
@@ -132,7 +136,7 @@ class _Export:
             phases=phases,
             own=own,
             again=over_others(directory, "main"),
-            wheels=sorted(ready),
+            wheels=sorted(wheels),
             compiled=compiled,
             trees=trees,
             builds=self._write_builds(),
@@ -153,7 +157,7 @@ class _Export:
         if (self.staged / "lock/toolkit.txt").exists():
             clone_or_copy(data_root() / TOOLKIT_SCRIPT, self.staged / "tools/toolkit.sh")
         # In the form of `uv pip list --format freeze`, with which a step compares them.
-        lines = [f"{canonicalize_name(name)}=={version}" for name, version in self.inputs.lock.packages().items()]
+        lines = [f"{name}=={version}" for name, version in self.inputs.lock.packages().items()]
         (self.staged / "lock/packages.txt").write_text("".join(f"{line}\n" for line in sorted(lines)))
 
     @property
@@ -164,20 +168,6 @@ class _Export:
         record = EnvironmentRecord(layers=(), packages=packages)
         environment = StoredEnvironment(record=record, layers=())
         return ImageParts(inputs=self.inputs, base=self.base, environment=environment)
-
-    def _git_origins(self, others: Collection[str]) -> list[SourceOrigin]:
-        """The packages from git that are built while they are installed."""
-        return [
-            SourceOrigin(
-                package=canonicalize_name(name),
-                version=component.version,
-                git=component.git,
-                commit=component.commit,
-                subdirectory=component.subdirectory or "",
-            )
-            for name, component in sorted(self.inputs.lock.lock.components.items())
-            if component.git and component.commit and canonicalize_name(name) not in others
-        ]
 
     def _write_builds(self) -> str:
         """Write what isolated builds of phase git are held to; the name of the file, empty without one."""

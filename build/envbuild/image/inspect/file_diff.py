@@ -1,27 +1,30 @@
-"""Every difference of the files of two images. Both are put into a database on disk, so memory stays small."""
+"""Every difference of the files of two images."""
 
 from __future__ import annotations
 
 import hashlib
-import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 from envbuild.core.digests import Json
-from envbuild.core.files import machine_errors
 from envbuild.core.text import printable
-from envbuild.oci.image import Image
+from envbuild.oci.layout import Image
 from envbuild.rootfs.members import Kind, Member, name_bytes
 from envbuild.rootfs.overlay import merged
 from envbuild.rootfs.stream import Content
 
-BATCH = 10_000
-_FIELDS = ("kind", "content", "mode", "owner", "link", "xattrs", "mtime")
-# Names are BLOBs: they need not be UTF-8, and sort by their bytes.
-_COLUMNS = "name BLOB PRIMARY KEY, kind TEXT, content TEXT, mode TEXT, owner TEXT, link BLOB, xattrs TEXT, mtime TEXT"
-Row = tuple[bytes, str, str, str, str, bytes, str, str]
+
+class _Properties(NamedTuple):
+    """What is compared of a name; hard links have what their file has, and no link."""
+
+    kind: str
+    content: str
+    mode: str
+    owner: str
+    link: str
+    xattrs: str
+    mtime: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,57 +49,48 @@ class FileDifference:
         return f"{self.what}: {printable(self.path)}" + (f"  {changes}" if changes else "")
 
 
-def different_files(old: Image, new: Image, scratch: Path, *, times: bool) -> Iterator[FileDifference]:
+def different_files(old: Image, new: Image, *, times: bool) -> Iterator[FileDifference]:
     """What differs between the files that containers of two images see, sorted by the names' bytes.
 
     Args:
-        scratch: where the database is put.
         times: whether a time alone makes a difference.
 
     Raises:
         CheckRefusedError: a layer of either is damaged, or holds what no layer may.
     """
-    file = scratch / "files.sqlite"
-    # isolation_level=None: the module begins no transactions by itself, so that a table is filled in one.
-    with machine_errors(file), closing(sqlite3.connect(file, isolation_level=None)) as base:
-        # A scratch file: what a crash leaves of it is removed, so nothing is written twice or waits for the disk.
-        base.execute("PRAGMA journal_mode = OFF")
-        base.execute("PRAGMA synchronous = OFF")
-        for table, image in (("old", old), ("new", new)):
-            _fill(base, table, image)
-        yield from _differences(base, times=times)
+    before, after = _properties(old), _properties(new)
+    fields = _Properties._fields if times else _Properties._fields[:-1]
+    for name in sorted({*before, *after}, key=name_bytes):
+        was, now = before.get(name), after.get(name)
+        changed: dict[str, tuple[str, str]] = {}
+        if was and now:
+            changed = {
+                field: (first, second)
+                for field, first, second in zip(fields, was, now, strict=False)  # mtime is the last, or left out
+                if first != second
+            }
+            if not changed:
+                continue
+        what = "added" if was is None else "removed" if now is None else "changed"
+        yield FileDifference(path=f"/{name}", what=what, fields=changed)
 
 
-def _fill(base: sqlite3.Connection, table: str, image: Image) -> None:
-    # WITHOUT ROWID: rows lie in the order of their names, and there is no second index (sqlite.org/withoutrowid.html).
-    base.execute(f"CREATE TABLE {table} ({_COLUMNS}) WITHOUT ROWID")
-    base.execute("BEGIN")
-    batch: list[Row] = []
+def _properties(image: Image) -> dict[str, _Properties]:
+    """What a container of the image sees, by name."""
+    seen: dict[str, _Properties] = {}
+    links: dict[str, str] = {}
     for member, content in _members(image):
-        if not member.name:
-            continue  # the root itself: many layers have no entry for it
-        batch.append(_row(member, content))
-        if len(batch) == BATCH:
-            _insert(base, table, batch)
-            batch = []
-    _insert(base, table, batch)
-    # Hard links have what their file has; which of the names is the link is no difference.
-    base.execute(
-        f"UPDATE {table} SET (kind, content, mode, owner, xattrs, mtime, link) = "  # noqa: S608 - our own names
-        f"(SELECT kind, content, mode, owner, xattrs, mtime, x'' FROM {table} AS file "
-        f"WHERE file.name = {table}.link) WHERE kind = ?",
-        (Kind.HARD_LINK.value,),
-    )
-    base.execute("COMMIT")
-
-
-def _insert(base: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
-    # REPLACE: where a layer has a file twice, `merged` yields it again, and the last one holds.
-    base.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)  # noqa: S608 - our names
+        if member.kind is Kind.HARD_LINK:
+            links[member.name] = member.link
+        # Without the root itself: many layers have no entry for it. Where a layer has a file twice, `merged` yields it
+        # again, and the last one holds.
+        elif member.name:
+            seen[member.name] = _of_member(member, content)
+    # Which of the names of a file is the link is no difference.
+    return seen | {name: seen[target] for name, target in links.items()}
 
 
 def _members(image: Image) -> Iterator[tuple[Member, Content | None]]:
-    """What a container of the image sees."""
     blobs = [layer.blob for layer in image.layers if layer.blob is not None]
     if len(blobs) == len(image.layers):
         yield from merged(blobs)
@@ -106,47 +100,20 @@ def _members(image: Image) -> Iterator[tuple[Member, Content | None]]:
             yield from layer.members()
 
 
-def _row(member: Member, content: Content | None) -> Row:
+def _of_member(member: Member, content: Content | None) -> _Properties:
     digest = ""
     if content is not None:
         sha256 = hashlib.sha256()
         for piece in content.pieces():
             sha256.update(piece)
         digest = f"sha256:{sha256.hexdigest()}"
-    is_link = member.kind is Kind.SYMLINK
-    return (
-        name_bytes(member.name),
-        member.kind.value,
-        digest,
+    return _Properties(
+        kind=member.kind.value,
+        content=digest,
         # The mode of a symbolic link means nothing, and builders write what they like.
-        "" if is_link else f"{member.mode:04o}",
-        f"{member.uid}:{member.gid}",
-        name_bytes(member.link),
-        ",".join(member.xattrs),
-        str(member.mtime),
+        mode="" if member.kind is Kind.SYMLINK else f"{member.mode:04o}",
+        owner=f"{member.uid}:{member.gid}",
+        link=member.link,
+        xattrs=",".join(member.xattrs),
+        mtime=str(member.mtime),
     )
-
-
-def _differences(base: sqlite3.Connection, *, times: bool) -> Iterator[FileDifference]:
-    fields = _FIELDS if times else _FIELDS[:-1]
-    pairs = ", ".join(f"old.{field}, new.{field}" for field in fields)
-    unequal = " OR ".join(f"old.{field} <> new.{field}" for field in fields)
-    query = (
-        f"SELECT old.name AS name, 'changed', {pairs} FROM old JOIN new ON old.name = new.name WHERE {unequal}"  # noqa: S608
-        f" UNION ALL SELECT name, 'removed'{', NULL' * 2 * len(fields)} FROM old"
-        " WHERE NOT EXISTS (SELECT 1 FROM new WHERE new.name = old.name)"
-        f" UNION ALL SELECT name, 'added'{', NULL' * 2 * len(fields)} FROM new"
-        " WHERE NOT EXISTS (SELECT 1 FROM old WHERE old.name = new.name)"
-        " ORDER BY name"
-    )
-    for name, what, *values in base.execute(query):
-        changed = {
-            field: (_text(before), _text(after))
-            for field, before, after in zip(fields, values[::2], values[1::2], strict=True)
-            if before != after
-        }
-        yield FileDifference(path=f"/{name.decode('utf-8', 'surrogateescape')}", what=what, fields=changed)
-
-
-def _text(value: object) -> str:
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)

@@ -8,8 +8,8 @@ from packaging.utils import canonicalize_name
 
 from envbuild.core.digests import Json, short
 from envbuild.core.text import printable
-from envbuild.image.inspect.opened import OpenedImage
-from envbuild.image.scan.cache import CachedScan, scan_layer
+from envbuild.image.inspect.open import OpenedImage
+from envbuild.image.scan.scan import CachedScan, scan_layer
 from envbuild.store.local import LocalStore
 
 

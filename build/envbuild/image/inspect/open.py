@@ -1,27 +1,86 @@
-"""Opens what a command line names as an image."""
+"""Opens what a command line names as an image: a folder, an OCI layout, an archive, or a .sqsh.
+
+A .sqsh is one layer, and the configuration that its own files state; enroot's have root as the owner of everything.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from envbuild.core.errors import ConfigurationError
+from envbuild.core.digests import sha256_file
+from envbuild.core.errors import CheckRefusedError, ConfigurationError
 from envbuild.core.files import machine_errors
-from envbuild.image.inspect.opened import OpenedImage
-from envbuild.image.inspect.sqsh import open_sqsh
 from envbuild.image.output import OCI_DIR, SQSH_FILE
 from envbuild.image.record import ImageRecord
 from envbuild.image.sbom.cyclonedx import MEDIA_TYPE as CYCLONEDX
-from envbuild.image.squashfs.read import MAGIC
+from envbuild.image.squashfs.read import MAGIC, members_of_sqsh
 from envbuild.oci.files import ArchiveFiles, FolderFiles, ImageFiles, blob_path
-from envbuild.oci.image import AttachedReport
-from envbuild.oci.layout import open_docker_archive, open_layout
-from envbuild.oci.models import INDEX_FILE, not_an_image
+from envbuild.oci.layout import AttachedReport, Image, ImageLayer, open_docker_archive, open_layout
+from envbuild.oci.models import INDEX_FILE, Configuration, RunConfig, not_an_image
 from envbuild.store.record import RECORD_FILE, load
+
+# What enroot writes there has some hundred lines.
+MOST_BYTES = 8 << 20
+_LABEL = re.compile(r"^# (?P<name>\S+) (?P<value>.*)$")
+
+
+def open_sqsh(file: Path) -> OpenedImage:
+    """The image of a .sqsh.
+
+    Raises:
+        CheckRefusedError: it cannot be read.
+        MachineError: the program that reads it is missing.
+    """
+    try:
+        config = _config(file)
+    except CheckRefusedError as error:
+        raise not_an_image(str(file), error.why) from error
+    with machine_errors(file, "read"):
+        size = file.stat().st_size
+        digest = sha256_file(file)
+    layer = ImageLayer(digest=digest, size_bytes=size, name="the .sqsh", members=lambda: members_of_sqsh(file))
+    return OpenedImage(source=str(file), kind="sqsh", digest="", config=config, layers=(layer,))
+
+
+def _config(file: Path) -> Configuration:
+    """Variables and labels from the files that enroot writes; none where /etc or a file of them is a link."""
+    texts = {"etc/environment": "", "etc/rc": ""}
+    with contextlib.closing(members_of_sqsh(file, "etc")) as members:
+        for member, content in members:
+            if member.name in texts and content is not None and content.size <= MOST_BYTES:
+                texts[member.name] = content.read().decode(errors="replace")
+    labels = [match for line in texts["etc/rc"].splitlines() if (match := _LABEL.match(line))]
+    run = RunConfig(
+        environment=tuple(line for line in texts["etc/environment"].splitlines() if "=" in line),
+        # The line "# enroot-provenance: URI" looks like a label, but for the colon.
+        labels=tuple({label["name"]: label["value"] for label in labels if not label["name"].endswith(":")}.items()),
+    )
+    return Configuration(run=run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedImage(Image):
+    """An image, and what is known about it besides its own documents.
+
+    Attributes:
+        source: as it was named.
+        kind: folder, layout, archive or sqsh.
+        record: envbuild's own, where it lies next to the image and is about it.
+        components: the stack's components, as far as the record or an attached SBOM states them.
+    """
+
+    source: str
+    kind: str
+    record: ImageRecord | None = None
+    components: tuple[str, ...] = ()
+
 
 _COMPONENT = {"name": "envbuild:component", "value": "true"}
 

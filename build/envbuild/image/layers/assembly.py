@@ -5,20 +5,16 @@ Its files are shared with the store. A file is replaced by a new one, and never 
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.files import machine_errors
+from envbuild.core.files import link, machine_errors
 from envbuild.rootfs.layer_writer import walk
 
-# Another file system; one without hard links, or protected_hardlinks (proc(5)); ext4's 65,000 names of a file.
-_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 BYTECODE = "__pycache__"
 
 
@@ -105,16 +101,6 @@ class Assembly:
             fix="Leave one of the two packages out of the stack ([requirements] and exclude), or choose versions that "
             "agree. Where either file will do, list it under overlaps in containers/native/layers.toml.",
         )
-
-
-def link(source: Path, target: Path) -> None:
-    """Put the file or link ``source`` at ``target``: a hard link where the disk allows it, else a copy."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in _NO_LINK:
-            raise
-        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def same_content(one: Path, other: Path) -> bool:

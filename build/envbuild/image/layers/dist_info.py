@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from envbuild.core.digests import record_digest
-from envbuild.core.errors import CheckRefusedError, InternalError
+from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.image.scan.packages import python_package, recorded
 
@@ -104,13 +104,10 @@ def check_against(locked: Mapping[str, str], installed: Mapping[str, str]) -> No
     Raises:
         CheckRefusedError: they differ.
     """
-    wanted = {str(canonicalize_name(name)): version for name, version in locked.items()}
-    if not wanted:
-        raise InternalError("the lock has no packages", why="Its requirement files are empty.", fix="Lock again.")
     differing = [
-        f"{name}: locked {wanted.get(name, 'not')}, installed {installed.get(name, 'not')}"
-        for name in sorted({*wanted, *installed})
-        if wanted.get(name) != installed.get(name)
+        f"{name}: locked {locked.get(name, 'not')}, installed {installed.get(name, 'not')}"
+        for name in sorted({*locked, *installed})
+        if locked.get(name) != installed.get(name)
     ]
     if differing:
         raise CheckRefusedError(

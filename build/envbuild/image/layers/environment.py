@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
@@ -14,26 +16,36 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.fields import Device
 from envbuild.catalog.stack import Driver
 from envbuild.core import sandbox
+from envbuild.core.background import interruptible
 from envbuild.core.digests import digest_of, sha256_bytes, sha256_file, short
+from envbuild.core.errors import CheckRefusedError
+from envbuild.core.exit_status import describe_status, tail
 from envbuild.core.files import machine_errors, make_private, remove_tree, write_atomic
+from envbuild.core.progress import SilentReporter
 from envbuild.core.sandbox import Bind
 from envbuild.image.base import StoredBase
-from envbuild.image.checks.loaded_libraries import PROBE as LOADED_PROBE
-from envbuild.image.checks.loaded_libraries import loaded_libraries
 from envbuild.image.layers.dist_info import check_against, distributions
 from envbuild.image.layers.groups import LayerPlan, plan_layers
 from envbuild.image.layers.install import LAYER_FILE, TREE, LayerMaker
-from envbuild.image.layers.sandbox import INSIDE_LOADED, INSIDE_PROBE, INSIDE_RUNNER, VENV, InstallSandbox
+from envbuild.image.layers.sandbox import (
+    INSIDE_LOADED,
+    INSIDE_PROBE,
+    INSIDE_RUNNER,
+    LOADED_PROBE,
+    VENV,
+    InstallSandbox,
+    builder_paths,
+)
 from envbuild.image.record import EnvironmentLayerRecord, EnvironmentRecord
+from envbuild.image.scan.scan import scan_stored
 from envbuild.lock.lockfile import LockDirectory, snapshot
 from envbuild.rootfs.layer import Layer
 from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump, load
-from envbuild.sync.driver_start import start_driver
-from envbuild.sync.driver_stub import DRIVER, MANAGEMENT, stub_source
+from envbuild.sync.driver_start import DRIVER, MANAGEMENT, start_driver, stub_source
 from envbuild.sync.imports import PROBE, ImportProbe, check_environment, modules_of, try_imports
 from envbuild.sync.install import add_files
-from envbuild.sync.install_target import RunCommand
+from envbuild.sync.install_target import RunCommand, run_conclusively
 from envbuild.sync.zipapp import smoke_bytes, smoke_file
 from envbuild.wheels.cache.wheelhouse import Built
 
@@ -42,6 +54,7 @@ LAYERS = "layers"
 PYTHON = f"{VENV}/bin/python"
 # Raised when something else is checked of an environment.
 FORMAT = 3
+MARK = "envbuild-loaded: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +123,15 @@ def make_environment(inputs: EnvironmentInputs, context: Context) -> StoredEnvir
     def build(folder: Path) -> None:
         logs = store.root / "logs" / f"environment-{short(key)}"
         remove_tree(logs)
-        with open_maker(inputs, "environment", logs, context) as maker:
+        with open_maker(inputs, "environment", logs, context) as maker, interruptible(1) as scanner:
+            # Layers are read while others are installed; what goes wrong with it is reported when the image is checked.
+            def read(layer: Layer) -> None:
+                scanner.submit(scan_stored, layer, builder_paths(store), LocalStore(store.root, SilentReporter()))
+
+            for layer in inputs.base.layers:
+                read(layer)
             for plan in plans:
-                _add_layer(maker, plan, store)
+                read(_add_layer(maker, plan, store))
             record = _tried(maker, plans, inputs)
         write_atomic(folder / RECORD_FILE, dump(record))
 
@@ -149,12 +168,13 @@ def open_maker(inputs: EnvironmentInputs, label: str, logs: Path, context: Conte
         )
 
 
-def _add_layer(maker: LayerMaker, plan: LayerPlan, store: LocalStore) -> None:
+def _add_layer(maker: LayerMaker, plan: LayerPlan, store: LocalStore) -> Layer:
     """Put a layer over those below it; made when it is not in the store."""
     # Removes a layer without its tree, so that it is made anew by the next line.
     _find_layer(store, plan)
     path = store.get_or_build(LAYERS, plan.key, partial(maker.make, plan)).path
     maker.assembly.add(plan.name, path / TREE)
+    return _layer(path)
 
 
 def _find_layer(store: LocalStore, plan: LayerPlan) -> Path | None:
@@ -196,7 +216,7 @@ def _tried(maker: LayerMaker, plans: Sequence[LayerPlan], inputs: EnvironmentInp
         packages=packages,
         driver=driver,
         not_checked=not_checked,
-        loaded=loaded_libraries(PYTHON, checker, box.logs, INSIDE_LOADED),
+        loaded=_loaded_libraries(checker, box.logs),
     )
 
 
@@ -218,3 +238,25 @@ def _not_started(driver: Driver, maker: LayerMaker, inputs: EnvironmentInputs) -
         return "there is no C compiler in the image, which a stub of the GPU's driver takes"
     with context.reporter.step(f"import driver {driver.value}"):
         return start_driver(driver, device, PYTHON, run, box.logs, INSIDE_RUNNER)
+
+
+def _loaded_libraries(run: RunCommand, logs: Path) -> tuple[str, ...] | None:
+    """The shared libraries of a process that imported torch; None where there is no torch.
+
+    Raises:
+        CheckRefusedError: torch does not import.
+        InconclusiveError: its import did not end in time.
+    """
+    log = logs / "loaded.log"
+    finished = run_conclusively(run, [PYTHON, "-I", INSIDE_LOADED, MARK], what="import torch", log=log)
+    # By the mark: torch, and what it imports, may print before.
+    for line in reversed(finished.output.splitlines()):
+        if line.startswith(MARK):
+            paths: Any = json.loads(line.removeprefix(MARK))
+            return None if paths is None else tuple(sorted(str(path) for path in paths))
+    raise CheckRefusedError(
+        f"cannot read which libraries torch loads: its process {describe_status(finished.status)}",
+        why=tail(finished.output),
+        fix="See the log. If torch does not import, lock other versions.",
+        log=log,
+    )

@@ -12,12 +12,12 @@ from envbuild.catalog.base import BasePython
 from envbuild.catalog.context import Context
 from envbuild.core.digests import short
 from envbuild.core.errors import CheckRefusedError
-from envbuild.core.files import machine_errors, write_atomic
+from envbuild.core.files import link, machine_errors, write_atomic
+from envbuild.image.base.standalone import compile_tree
 from envbuild.image.layers import network
-from envbuild.image.layers.assembly import Assembly, link
+from envbuild.image.layers.assembly import Assembly
 from envbuild.image.layers.dist_info import conflicts, from_commit, infos, remove_leftovers, rows
-from envbuild.image.layers.groups import LayerPlan
-from envbuild.image.layers.policy import layer_policy
+from envbuild.image.layers.groups import LayerPlan, layer_policy
 from envbuild.image.layers.sandbox import BUILT, INSIDE, LOGS, PREFIX, VENV, InstallSandbox
 from envbuild.image.record import EnvironmentLayerRecord
 from envbuild.lock.lockfile import LockDirectory
@@ -29,7 +29,7 @@ from envbuild.sync.install import InstallScope, install_again, install_packages,
 from envbuild.sync.install_target import InstallTarget
 from envbuild.wheels.build.unpack import unpack
 from envbuild.wheels.cache.wheelhouse import Built
-from envbuild.wheels.git_archive import archive_of_commit, version_variables
+from envbuild.wheels.sources import archive_of_commit, version_variables
 
 LAYER_FILE = "layer.tar.gz"
 # The unpacked layer, hard links into uv's cache; the store does not seal a folder of this name.
@@ -88,7 +88,8 @@ class LayerMaker:
         with reporter.step(f"compile layer {plan.name} to bytecode"):
             self._copy(assembly.added(), tree)
             # By itself, in a folder of its own: its bytecode does not depend on the layers below.
-            self.sandbox.compile(tree, self.python.executable, logs / "compile.log")
+            rootfs = self.sandbox.base.rootfs
+            compile_tree(rootfs, tree, PREFIX, VENV, self.python.executable, logs / "compile.log")
         prefix = PREFIX.lstrip("/")
         with reporter.step(f"write layer {plan.name}"), LayerWriter(folder / LAYER_FILE, EPOCH) as writer:
             writer.add_directory(prefix)

@@ -10,14 +10,10 @@ from pathlib import Path
 
 from envbuild.catalog.site import Site
 from envbuild.core.sandbox import Bind
+from envbuild.lock.uv.settings import NO_FAST_PATH, reaches_indexes
 from envbuild.lock.uv.torch_builds import TorchSource
 
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-# What uv needs to find and fetch files. Where it keeps them and how it installs them is decided here.
-_UV = re.compile(
-    r"UV_(DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL|INDEX_STRATEGY|INDEX_\w+_(USERNAME|PASSWORD)|INSECURE_HOST"
-    r"|NATIVE_TLS|SYSTEM_CERTS|OFFLINE|HTTP_\w+|CONCURRENT_DOWNLOADS|REQUEST_TIMEOUT|NO_GITHUB_FAST_PATH)$"
-)
 _LOCAL = re.compile(r"file://(/[^\s,]*)")
 _RESOLVER = ("/etc/resolv.conf", "/etc/hosts")
 
@@ -36,7 +32,11 @@ def access(site: Site, source: TorchSource, folder: str, environ: Mapping[str, s
     # Links are followed here: systemd-resolved's /etc/resolv.conf leads to /run, which the sandbox does not have.
     binds = [Bind(source=Path(name).resolve(), target=name) for name in _RESOLVER if Path(name).exists()]
     # By name, and nothing else: builds of packages run here, and the environment may hold credentials.
-    values = {name: value for name, value in environ.items() if name.lower() in _PROXIES or (value and _UV.match(name))}
+    values = {
+        name: value
+        for name, value in environ.items()
+        if name.lower() in _PROXIES or (value and (reaches_indexes(name) or name == NO_FAST_PATH))
+    }
     if site.ca_bundle is not None:
         binds.append(Bind(source=site.ca_bundle.resolve(), target=f"{folder}/ca.pem"))
         values["SSL_CERT_FILE"] = f"{folder}/ca.pem"

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.catalog.data import data_root
-from envbuild.core.errors import BuildError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished, ProcessOptions, run
 from envbuild.core.progress import Reporter
 from envbuild.core.sandbox import Bind, Sandbox
 from envbuild.image.base import OWN_PLACE, StoredBase
-from envbuild.image.checks.loaded_libraries import PROBE as LOADED_PROBE
 from envbuild.image.layers.network import Access
 from envbuild.image.variables import image_variables
 from envbuild.lock.uv.program import uv_program
 from envbuild.store.local import LocalStore
-from envbuild.sync.driver_stub import make_stub, variables_with_stub
+from envbuild.sync.driver_start import make_stub, variables_with_stub
 from envbuild.sync.imports import PROBE
 from envbuild.sync.install_target import InconclusiveError
 
@@ -33,7 +30,7 @@ INSIDE_PROBE = f"{INSIDE}/probe/import_module.py"
 INSIDE_LOADED = f"{INSIDE}/probe/loaded_libraries.py"
 INSIDE_RUNNER = f"{INSIDE}/probe/smoke.pyz"
 INSIDE_STUBS = f"{INSIDE}/stubs"
-COMPILER = "containers/native/compile_tree.py"
+LOADED_PROBE = "containers/native/loaded_libraries.py"
 PLAIN_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - inside
 
 # A shorter path is a word that files may have for their own reasons (/cache, /root).
@@ -145,7 +142,7 @@ class InstallSandbox:
         binds: Sequence[Bind] = (),
         writable: bool = False,
     ) -> Runner | None:
-        """The same with stubs of the driver's libraries (:mod:`envbuild.sync.driver_stub`); None without a compiler.
+        """The same with stubs of the driver's libraries (:mod:`envbuild.sync.driver_start`); None without a compiler.
 
         Args:
             folder: for the stubs, outside of ``tree``: they are in no image.
@@ -158,28 +155,6 @@ class InstallSandbox:
             return None
         stubbed = variables_with_stub(variables, INSIDE_STUBS)
         return self.checker(stubbed, Bind(source=folder, target=INSIDE_STUBS), *binds, writable=writable)
-
-    def compile(self, tree: Path, python: str, log: Path) -> None:
-        """Compile the sources of one layer with the base's Python; ``tree`` has nothing of the other layers."""
-        script = data_root() / COMPILER
-        box = Sandbox(
-            root=self.base.rootfs,
-            opened=(PREFIX.rsplit("/", 1)[0],),
-            binds=(
-                Bind(source=tree, target=PREFIX, writable=True),
-                Bind(source=script, target=f"{INSIDE}/compile/{script.name}"),
-            ),
-            # Python before 3.11 writes the items of a frozenset in the order of their hashes (bpo-37596).
-            environment={**PLAIN_ENVIRONMENT, "PYTHONHASHSEED": "0"},
-        )
-        # Without site-packages, whose .pth files could import and so change what the compiling process has interned.
-        words = [python, "-S", "-s", f"{INSIDE}/compile/{script.name}", VENV, str(os.cpu_count() or 1)]
-        run(
-            box.command(self.bwrap, words),
-            what="compile the environment to bytecode",
-            log=log,
-            options=ProcessOptions(env=box.process_environment(), error=BuildError, working_on=tree),
-        )
 
 
 @dataclass(frozen=True)

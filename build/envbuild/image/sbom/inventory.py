@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from packageurl import PackageURL
-from packaging.utils import canonicalize_name
 
-from envbuild.core.errors import InternalError
 from envbuild.image.scan.models import LayerScan
 from envbuild.image.scan.packages import DebianPackage, PythonPackage
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
@@ -53,9 +51,6 @@ def inventory(
         scans: of the image's layers, lowest first.
         venv: the folder of the environment, as layers have it.
         wheels: wheels of the wheelhouse that were installed, by package.
-
-    Raises:
-        InternalError: a locked package is not in the layers.
     """
     python: dict[str, PythonPackage] = {}
     debian: tuple[DebianPackage, ...] = ()
@@ -64,24 +59,13 @@ def inventory(
         python.update({package.folder: package for package in scan.python})
         debian = scan.debian if scan.debian is not None else debian
     locked = locked_content(lock, PHASE_FILES)
-    built: dict[str, Built] = {canonicalize_name(name): package for name, package in wheels.items()}
-    components: dict[str, LockedComponent] = {
-        canonicalize_name(name): package for name, package in lock.lock.components.items()
-    }
+    components = lock.lock.components
     listed = []
-    missing = set(locked)
     for package in python.values():
         if _is_installed(package, venv):
-            missing.discard(package.name)
-            listed.append(_locked(package, locked.get(package.name, Package()), components.get(package.name), built))
+            listed.append(_locked(package, locked.get(package.name, Package()), components.get(package.name), wheels))
         else:
             listed.append(_python(package))
-    if missing:
-        raise InternalError(
-            f"the image lacks {len(missing)} locked packages",
-            why=f"No layer has a dist-info folder of {', '.join(sorted(missing))} in {venv}.",
-            fix="Report it with the lock.",
-        )
     listed += [_debian(package, lock.lock.base) for package in debian]
     # A copy that another package brings along of what is installed by itself is no second package.
     # The last of a key stays: False sorts before True, so the entry with hashes or a commit.

@@ -1,6 +1,7 @@
 """One pass over a layer: its entries, and what its files show.
 
-Each layer is read by itself: what an upper layer hides is shipped all the same.
+Each layer is read by itself: what an upper layer hides is shipped all the same. A scan is kept in the store, so that a
+layer is read once, however many images have it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ import posixpath
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
-from envbuild.core.files import machine_errors
+from envbuild.core.digests import digest_of
+from envbuild.core.files import machine_errors, write_atomic
+from envbuild.core.text import printable
 from envbuild.image.scan import content as contents
-from envbuild.image.scan.models import FAMILIES, FileEntry, GpuFile, Hit, LayerScan, Special
+from envbuild.image.scan.models import FAMILIES, FORMAT, FileEntry, GpuFile, Hit, LayerScan, Special
 from envbuild.image.scan.packages import (
     COPYRIGHT,
     DIST_INFO,
@@ -32,8 +38,11 @@ from envbuild.image.scan.packages import (
     python_package,
     recorded,
 )
+from envbuild.rootfs.layer import Layer
 from envbuild.rootfs.members import Kind, Member
+from envbuild.rootfs.single_layer import members_of
 from envbuild.rootfs.stream import Content
+from envbuild.store.local import LocalStore
 from envbuild.wheels.audit.binary import ELF_MAGIC
 from envbuild.wheels.audit.fatbin import SECTIONS
 from envbuild.wheels.audit.prebuilt import FileCode, read_code
@@ -52,6 +61,11 @@ KINDS = {
     Kind.BLOCK: "b",
     Kind.FIFO: "p",
 }
+
+
+def scan_stored(layer: Layer, builder_paths: Sequence[str], store: LocalStore) -> CachedScan:
+    """The scan of a layer that is made here; see :func:`scan_layer`."""
+    return scan_layer(layer.record.name, layer.record.digest, partial(members_of, layer.blob), builder_paths, store)
 
 
 def read_layer(
@@ -235,3 +249,62 @@ def _tee(first: bytes, pieces: Iterable[bytes], *readers: Callable[[bytes], obje
 
 def _is_metadata(path: str) -> bool:
     return path == DPKG_STATUS or path.startswith(DPKG_INFO) or bool(COPYRIGHT.match(path) or DIST_INFO.match(path))
+
+
+# Names and keys from when a scan was a survey: under others, every layer in a store would be read again.
+KIND = "layer-surveys"
+SCAN_FILE = "survey.json"
+LISTING_FILE = "entries.jsonl"
+Members: TypeAlias = Callable[[], "Iterator[tuple[Member, Content | None]]"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedScan:
+    """A layer's scan, and the file with its entries.
+
+    Attributes:
+        digest: of the layer as it is shipped.
+    """
+
+    name: str
+    digest: str
+    scan: LayerScan
+    listing: Path
+
+
+def scan_layer(
+    name: str,
+    digest: str,
+    members: Members,
+    builder_paths: Sequence[str],
+    store: LocalStore,
+    check: Callable[[], None] | None = None,
+) -> CachedScan:
+    """The scan of a layer; made when the store does not have it.
+
+    Args:
+        digest: of the layer as it is shipped, which reading its ``members`` must hold it to.
+        builder_paths: folders of the building machine that no file may name.
+        check: compares the layer with its digest where the store has its scan and the members are not read.
+
+    Raises:
+        CheckRefusedError: the layer is damaged, or another one.
+    """
+    key = digest_of({"format": FORMAT, "layer": digest, "places": tuple(sorted(builder_paths))})
+    was_read = False
+
+    def build(folder: Path) -> None:
+        nonlocal was_read
+        with store.reporter.step(f"read layer {printable(name)}"):
+            scan = read_layer(members(), folder / LISTING_FILE, builder_paths, folder.parent)
+        write_atomic(folder / SCAN_FILE, scan.model_dump_json(indent=1) + "\n")
+        was_read = True
+
+    entry = store.get_or_build(KIND, key, build)
+    # Reading the members compares the digest too; a scan from the store does not show that this copy of the layer is
+    # whole.
+    if check and not was_read:
+        with store.reporter.step(f"check layer {printable(name)}"):
+            check()
+    scan = LayerScan.model_validate_json((entry.path / SCAN_FILE).read_bytes())
+    return CachedScan(name=name, digest=digest, scan=scan, listing=entry.path / LISTING_FILE)

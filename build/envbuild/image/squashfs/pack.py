@@ -138,11 +138,10 @@ def write_sqsh(
 
 def _write(target: Path, source: SqshSource, log: Path, compression: Compression) -> None:
     try:
-        finished, shell = _pack(target, source, log, compression)
+        finished = _pack(target, source, log, compression)
     # Rare, and found only on the way: finding such members first would read all layers twice for every image.
     except DuplicateMemberError:
-        finished, shell = _pack(target, source, log, compression, superseded_in(source.layers))
-    enroot.check_shell(source.config, shell)
+        finished = _pack(target, source, log, compression, superseded_in(source.layers))
     if finished.status != 0:
         raise _failure(finished, target, compression, log)
 
@@ -174,9 +173,7 @@ def _failure(finished: Finished, target: Path, compression: Compression, log: Pa
     )
 
 
-def _pack(
-    target: Path, source: SqshSource, log: Path, compression: Compression, superseded: Places = ()
-) -> tuple[Finished, str]:
+def _pack(target: Path, source: SqshSource, log: Path, compression: Compression, superseded: Places = ()) -> Finished:
     extra = enroot.files(source.config, source.provenance)
     command: list[str | Path] = [find_mksquashfs(), "-", target, "-tar", *compression.options()]
     # As `enroot import` leaves them: all of root, no extended attributes (file capabilities are lost, set-user-ID bits
@@ -188,16 +185,14 @@ def _pack(
     with contextlib.suppress(OSError):  # where a user has very many pipes
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
-    def feed() -> str:
-        """Write the merged image as a tar into the pipe while mksquashfs reads it; returns the image's shell."""
-        try:
-            with os.fdopen(writing, "wb", buffering=PIPE_BYTES) as pipe:
-                return write_stream(pipe, source.layers, extra, source.config.workdir, source.epoch, superseded)
-        except BrokenPipeError:
-            return ""  # mksquashfs ended early, and its own status says why
+    def feed() -> None:
+        """Write the merged image as a tar into the pipe while mksquashfs reads it."""
+        # Of one that ends early its own status says why.
+        with contextlib.suppress(BrokenPipeError), os.fdopen(writing, "wb", buffering=PIPE_BYTES) as pipe:
+            write_stream(pipe, source.layers, extra, source.config.workdir, source.epoch, superseded)
 
     with ThreadPoolExecutor(1, "feed mksquashfs") as pool:
-        shell = pool.submit(feed)
+        feeding = pool.submit(feed)
         try:
             finished = run(
                 command,
@@ -214,4 +209,5 @@ def _pack(
         finally:
             # Ends the feeder if mksquashfs ended first: it writes into a pipe without a reader.
             os.close(reading)
-        return finished, shell.result()
+        feeding.result()
+    return finished

@@ -66,7 +66,7 @@ def members_of_sqsh(file: Path, below: str = "") -> Generator[tuple[Member, Cont
         title, pieces = f"the .sqsh {file}", limited(output, limit)
         try:
             with refusals(title, pieces, fix=FIX):
-                for member, content in read_tar(pieces, limit):
+                for member, content in read_tar(pieces):
                     if member.kind is Kind.HARD_LINK:
                         member.link = tidy_name(member.link)
                     yield member, content and content.guarded(refusals(title, pieces, fix=FIX))

@@ -19,13 +19,13 @@ from envbuild.core.background import run_in_background
 from envbuild.core.digests import canonical_json, digest_of, digest_of_code
 from envbuild.core.errors import EnvbuildError
 from envbuild.core.files import machine_errors
-from envbuild.core.progress import SilentReporter
 from envbuild.drift import Comparison, Finding, Moment, Pair, Weight, find_drift_apart, read_finding, write_wheel
 from envbuild.drift.sources import extensions_of
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.components.distributions import is_brought
 from envbuild.lock.components.downloads import base_tags, fetch_file, tags_of, wheel_name
 from envbuild.lock.components.models import Chosen
+from envbuild.lock.components.tree import Tree, tree_of
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.pyproject import Project
 from envbuild.lock.uv.resolution import Packages
@@ -55,7 +55,7 @@ def check_api(project: Project, packages: Packages, context: LockContext) -> Ite
                 if unread := comparisons.unread((name, used)):
                     context.reporter.note(f"  not checked: {' and '.join(unread)} cannot be read without being built")
                     continue
-                findings = comparisons.of((name, used))
+                findings = comparisons.findings((name, used))
                 theirs = _upstreams_own(findings, (name, used), project, packages, context)
             for finding in findings:
                 if finding.weight is not Weight.PASSES:
@@ -93,8 +93,8 @@ def _upstreams_own(
         return set()
     git, commit = provider.release_of
     pinned = replace(project, chosen={**project.chosen, pair[1]: replace(provider, git=git, commit=commit)})
-    found = _Comparisons(pinned, packages, context).of(pair)
-    return {_place(item) for item in found if item.at is Moment.FUNCTION}
+    findings = _Comparisons(pinned, packages, context).findings(pair)
+    return {_place(finding) for finding in findings if finding.at is Moment.FUNCTION}
 
 
 def _place(finding: Finding) -> tuple[str, ...]:
@@ -126,13 +126,13 @@ def reading_ahead(project: Project, files: Future[Packages], context: LockContex
         files: the ``[[package]]`` tables of those releases by name.
     """
     # NeMo and Megatron-LM at commits, compared only after the resolution: 15 s more, 54 s on a busy machine.
-    quiet = replace(context, reporter=SilentReporter(), repositories=context.repositories.quiet())
+    quiet = context.quiet()
 
     def read() -> None:
         with contextlib.suppress(EnvbuildError):
             comparisons = _Comparisons(project, files.result(), quiet)
             for pair in comparisons.pairs:
-                comparisons.of(pair)
+                comparisons.findings(pair)
 
     reading = run_in_background(read)
     try:
@@ -155,26 +155,26 @@ class _Sources:
 
     def has(self, name: str) -> bool:
         """Whether there is something to read."""
-        return self._from_git(name) is not None or self._wheel(name) is not None
+        return self._tree(name) is not None or self._wheel(name) is not None
 
     def identity(self, name: str) -> str:
         """What names the content: the wheel's hash, the commit; empty when only its bytes could tell."""
-        if (item := self._from_git(name)) is not None and item.commit is not None:
+        if (tree := self._tree(name)) is not None:
             # The modules as well: of a commit, only the files of the packages that they are in are read.
-            return f"{item.commit.sha} {' '.join(sorted(item.spec.modules))}"
+            return f"{tree.commit.sha} {' '.join(sorted(tree.component.spec.modules))}"
         return str((self._wheel(name) or {}).get("hash", ""))
 
     def wheels(self, names: Sequence[str]) -> dict[str, Path]:
         """A wheel with the sources of each of the components, all of which :meth:`has`."""
-        found = {name: self._at_commit(item) for name in names if (item := self._from_git(name)) is not None}
-        others = [name for name in names if name not in found]
+        of_trees = {name: self._of_tree(tree) for name in names if (tree := self._tree(name)) is not None}
+        others = [name for name in names if name not in of_trees]
         # ThreadPoolExecutor(0) is a ValueError.
         with ThreadPoolExecutor(max(1, len(others))) as pool:
-            return found | dict(zip(others, pool.map(self._downloaded, others), strict=True))
+            return of_trees | dict(zip(others, pool.map(self._downloaded, others), strict=True))
 
-    def _from_git(self, name: str) -> Chosen | None:
+    def _tree(self, name: str) -> Tree | None:
         component = self._chosen.get(name)
-        return component if component is not None and component.commit is not None else None
+        return tree_of(component, self._context.repositories) if component is not None else None
 
     def _wheel(self, name: str) -> Mapping[str, Any] | None:
         """The entry of uv.lock for the wheel of a package; None when it has none for the base."""
@@ -190,26 +190,25 @@ class _Sources:
             path.write_bytes(content)
         return path
 
-    def _at_commit(self, component: Chosen) -> Path:
+    def _of_tree(self, tree: Tree) -> Path:
         """The Python files of the packages that a component's modules are in."""
-        assert component.commit is not None  # noqa: S101 - for the type checker; _from_git saw to it
-        repository = self._context.repositories.at(component.git)
+        component, repository, commit = tree.component, tree.repository, tree.commit
         inside = tuple(f"{'/'.join(module.split('.'))}/" for module in component.spec.modules)
         files = [
             file
-            for file in repository.list_tree(component.commit, recursive=True)
+            for file in repository.list_tree(commit, recursive=True)
             # Some trees have their packages below src/.
             if file.endswith(".py") and (not inside or file.removeprefix("src/").startswith(inside))
         ]
-        texts = repository.read_files(component.commit, files)
+        texts = repository.read_files(commit, files)
         content = {file: text.encode() for file, text in texts.items() if text is not None}
-        setup = repository.read_file(component.commit, "setup.py") or ""
+        setup = repository.read_file(commit, "setup.py") or ""
         # A compiled module has no source at the commit: an empty file in its place keeps its import from being a
         # finding.
         content |= {f"{module.replace('.', '/')}.so": b"" for module in extensions_of(setup)}
-        path = Path(self._context.folder) / f"{component.name}-{component.commit.sha}.whl"
+        path = Path(self._context.folder) / f"{component.name}-{commit.sha}.whl"
         with machine_errors(path):
-            write_wheel(path, component.name, component.commit.sha[:12], content)
+            write_wheel(path, component.name, commit.sha[:12], content)
         return path
 
 
@@ -234,7 +233,7 @@ class _Comparisons:
         """Those of a pair that have nothing to read."""
         return [name for name in pair if not self._sources.has(name)]
 
-    def of(self, pair: Pair) -> list[Finding]:
+    def findings(self, pair: Pair) -> list[Finding]:
         """The findings of a consumer and a provider."""
         key = self._key(pair)
         if key is None:
@@ -244,12 +243,12 @@ class _Comparisons:
             (entry / FILE).write_bytes(canonical_json([asdict(finding) for finding in self._compared(pair)]))
 
         entry = self._context.store.get_or_build(KIND, key, compare).path
-        return [read_finding(item) for item in json.loads((entry / FILE).read_bytes())]
+        return [read_finding(fields) for fields in json.loads((entry / FILE).read_bytes())]
 
     def _comparison(self, pairs: Sequence[Pair]) -> Comparison:
         users = {consumer: self._users(consumer) for consumer, _ in pairs}
         # One that cannot be read may use anything: then its users say nothing of what is reached.
-        users = {name: found if all(map(self._sources.has, found)) else () for name, found in users.items()}
+        users = {name: using if all(map(self._sources.has, using)) else () for name, using in users.items()}
         modules = {
             name: self._chosen[name].spec.modules if users[consumer] or not self._users(consumer) else ()
             for consumer in users

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -84,7 +84,7 @@ def against_declarations(plan: LockPlan, resolution: Resolution, context: LockCo
     locked = {name: resolution.pins[name] for name in sorted(names & set(resolution.pins))}
     if not locked:
         return ()
-    found = _against_the_stack(plan, {name: version for name, version in locked.items() if name in everywhere})
+    listed = _against_the_stack(plan, {name: version for name, version in locked.items() if name in everywhere})
     asking = [
         package
         for package in resolution.packages
@@ -97,8 +97,8 @@ def against_declarations(plan: LockPlan, resolution: Resolution, context: LockCo
         for unmet in _unmet(asking, locked, plan, resolution, context):
             if _is_overridden(plan, unmet.package, unmet.name, everywhere):
                 declared = f"{unmet.name}{unmet.clauses}"
-                found.append(_overridden(plan, unmet.name, locked[unmet.name], unmet.title, declared))
-    return tuple(found)
+                listed.append(_overridden(plan, unmet.name, locked[unmet.name], unmet.title, declared))
+    return tuple(listed)
 
 
 def _is_overridden(plan: LockPlan, package: Mapping[str, Any], name: str, everywhere: Collection[str]) -> bool:
@@ -129,7 +129,7 @@ def _unmet(
     context: LockContext,
 ) -> Iterator[_Unmet]:
     """What locked packages declare, for the extras that something asks for, and these versions do not meet."""
-    base, quiet = plan.project.base, replace(context, repositories=context.repositories.quiet())
+    base, quiet = plan.project.base, context.quiet()
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
         read = [*pool.map(lambda package: _locked_declarations(package, plan, quiet), packages)]
     for package, declared in zip(packages, read, strict=True):
@@ -246,8 +246,8 @@ def _declared(
 
 def _outside(declared: Declared, used: str, resolution: Resolution, plan: LockPlan) -> Overridden | None:
     version = resolution.pins.get(used)
-    ranges = [part for part in declared.of(used, plan.project.base) if part.specifier]
-    # The ranges of several extras are alternatives: one that has the version is enough (Declared.of).
+    ranges = [part for part in declared.ranges(used, plan.project.base) if part.specifier]
+    # The ranges of several extras are alternatives: one that has the version is enough (Declared.ranges).
     if version is None or not ranges or any(part.has(version) for part in ranges):
         return None
     extras = [f" (extra {part.extra})" if part.extra else "" for part in ranges]
@@ -263,12 +263,12 @@ def against_provided(plan: LockPlan, resolution: Resolution, context: LockContex
     if not base.provides:
         return ()
     with context.reporter.step(f"check what packages declare about {len(base.provides)} that the base brings"):
-        found = [*_of_builds(plan.project)]
+        findings = [*_of_builds(plan.project)]
         versions = {name: provided_version(base, name) or "" for name in base.provides}
         for unmet in _unmet(resolution.packages, versions, plan, resolution, context):
             who = f"{unmet.title} declares {unmet.name}{unmet.clauses}"
-            found.append(_finding(base, unmet.name, who, [str(unmet.package["name"])]))
-    return tuple(found)
+            findings.append(_finding(base, unmet.name, who, [str(unmet.package["name"])]))
+    return tuple(findings)
 
 
 def _of_builds(project: Project) -> Iterable[CheckFinding]:

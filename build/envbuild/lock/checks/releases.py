@@ -11,7 +11,7 @@ from packaging.version import Version
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.components.families import families
 from envbuild.lock.components.placeholders import is_empty, is_stub
-from envbuild.lock.context import WorkContext
+from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.uv.resolution import Resolution
 
@@ -19,7 +19,7 @@ from envbuild.lock.uv.resolution import Resolution
 _NIGHTLY = re.compile(r"(?:dev|a|b|rc|\+\D*)20\d{6}")
 
 
-def check_releases(plan: LockPlan, resolution: Resolution, context: WorkContext) -> list[CheckFinding]:
+def check_releases(plan: LockPlan, resolution: Resolution, context: LockContext) -> list[CheckFinding]:
     """Yanked releases and placeholders of components, stubs of any package, and families of more than one version."""
     tables = resolution.tables
     findings = []

@@ -86,8 +86,8 @@ def check_installable(lock: CheckInput) -> Iterable[CheckFinding]:
 
 
 def _needed_glibc(wheels: list[str]) -> str | None:
-    found = [int(minor) for name in wheels for minor in re.findall(r"manylinux_2_(\d+)_", name)]
-    return f"2.{min(found)}" if found else None
+    minors = [int(minor) for name in wheels for minor in re.findall(r"manylinux_2_(\d+)_", name)]
+    return f"2.{min(minors)}" if minors else None
 
 
 def check_cuda_mix(lock: CheckInput) -> Iterable[CheckFinding]:
@@ -233,19 +233,19 @@ def check_baselines(lock: CheckInput) -> Iterable[CheckFinding]:
     """The stack's matrix has a baseline that these versions are not known to train wrongly."""
     versions = {name: lock.version(name) for conflict in lock.conflicts.values() for name in conflict.packages}
     entries = known_wrong(lock.conflicts, versions)
-    found = list(baselines(lock.matrix)) if lock.matrix and entries else []
-    wrong = [[code for code, item in entries.items() if item.affects(values)] for values in found]
+    trained = list(baselines(lock.matrix)) if lock.matrix and entries else []
+    wrong = [[code for code, entry in entries.items() if entry.affects(values)] for values in trained]
     if not wrong or not all(wrong):
         return
     for code in dict.fromkeys(code for codes in wrong for code in codes):
-        item = entries[code]
-        packages = ", ".join(f"{name} {versions[name]}" for name in item.packages)
+        entry = entries[code]
+        packages = ", ".join(f"{name} {versions[name]}" for name in entry.packages)
         yield CheckFinding(
             code=code,
-            what=f"{packages} trains every baseline of the stack's matrix wrongly: {item.summary} (evidence: "
-            f"{item.evidence})",
-            fix=item.fix,
-            packages=tuple(item.packages),
+            what=f"{packages} trains every baseline of the stack's matrix wrongly: {entry.summary} (evidence: "
+            f"{entry.evidence})",
+            fix=entry.fix,
+            packages=tuple(entry.packages),
         )
 
 
@@ -254,8 +254,8 @@ def check_forks(lock: CheckInput) -> Iterable[CheckFinding]:
     versions: dict[str, list[str]] = {}
     for package in lock.packages:
         versions.setdefault(str(package["name"]), []).append(str(package.get("version", "0")))
-    for name, found in versions.items():
-        if len(found) < 2:
+    for name, locked in versions.items():
+        if len(locked) < 2:
             continue
         needing = [
             str(package["name"])
@@ -266,7 +266,7 @@ def check_forks(lock: CheckInput) -> Iterable[CheckFinding]:
         who = f" (needed by {', '.join(needing)})" if needing else ""
         yield CheckFinding(
             code="forks",
-            what=f"{name} is locked {len(found)} times, {', '.join(found)}, each under a marker{who}: which one is "
+            what=f"{name} is locked {len(locked)} times, {', '.join(locked)}, each under a marker{who}: which one is "
             "installed is decided by the machine and not by the lock",
             fix=f"Hold {name} to one version under [requirements] of the stack, or choose another version of what "
             "needs both.",

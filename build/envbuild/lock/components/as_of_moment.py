@@ -6,19 +6,18 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
-from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Selection
-from envbuild.catalog.stack import Component
+from envbuild.catalog.stack import Component, Stack
 from envbuild.core.errors import ResolutionError, UsageError
 from envbuild.git.refs import Commit, CommitKind, GitRef
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.releases import find_release, uploaded_at
-from envbuild.lock.components.select import own_choice
-from envbuild.lock.context import LockContext, Repositories
+from envbuild.lock.components.select import Chooser
+from envbuild.lock.context import Repositories
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf, Bound
 from envbuild.lock.inputs.pins import Ref, VersionRef, parse_ref
-from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes
+from envbuild.lock.uv.package_index import PackageIndex
 
 
 def branch_bound(selection: Selection, asked: str | None, pins: Mapping[str, Ref], repositories: Repositories) -> Bound:
@@ -44,7 +43,7 @@ def _as_of_commit(text: str, selection: Selection, repositories: Repositories) -
             why="It takes a date (YYYY-MM-DD), 'now', 'release', or a commit of the anchor's repository.",
             fix="Correct it.",
         )
-    commit = repositories.at(spec.git).resolve(ref)
+    commit = repositories.open(spec.git).resolve(ref)
     if commit.kind is CommitKind.BRANCH:
         raise UsageError(
             f"--as-of {text} is a branch, which moves",
@@ -65,36 +64,30 @@ def _anchor_spec(text: str, selection: Selection) -> Component:
 
 
 def as_of_moment(
-    selection: Selection,
-    asked: str | None,
-    pins: Mapping[str, Ref],
-    anchor: Chosen | None,
-    own: OwnIndexes,
-    context: LockContext,
+    selection: Selection, asked: str | None, pins: Mapping[str, Ref], anchor: Chosen | None, index: PackageIndex
 ) -> AsOf:
     """The as-of moment, once the anchor is decided.
 
     Args:
         asked: text after ``--as-of``; None for the stack's own.
-        own: which indexes are asked for dates of releases.
+        index: asked for dates of releases.
     """
-    text = asked or _default_as_of(selection, pins, anchor)
+    text, clock = asked or _default_as_of(selection, pins, anchor), index.context.clock
     if text == as_of.NOW:
-        return as_of.now(context.clock)
+        return as_of.now(clock)
     if (day := as_of.parse_date(text)) is not None:
-        return as_of.on_day(day, context.clock)
+        return as_of.on_day(day, clock)
     if anchor is None or text != as_of.RELEASE:
-        commit = _as_of_commit(text, selection, context.repositories)
+        commit = _as_of_commit(text, selection, index.context.repositories)
         reason = f"the date of {selection.stack.anchor} {commit.sha[:12]}"
         return AsOf(asked=text, moment=commit.committed_at, reason=reason)
-    title = f"{anchor.name} {anchor.commit.describe or anchor.commit.sha[:12]}" if anchor.commit else anchor.asked
-    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, selection.base, own, context)
+    title = f"{anchor.name} {anchor.commit.title}" if anchor.commit else anchor.asked
+    released = anchor.commit.committed_at if anchor.commit else _uploaded(anchor, index)
     # With --as-of release the anchor's date holds, whatever else is pinned.
     if asked is None:
-        title, released = max(
-            [(title, released), *_pinned(selection, pins, anchor, own, context)], key=lambda item: item[1]
-        )
-    return as_of.after_release(title, released, timedelta(days=selection.stack.margin_days), context.clock)
+        others = _pinned(selection.stack, pins, anchor, index)
+        title, released = max([(title, released), *others], key=lambda release: release[1])
+    return as_of.after_release(title, released, timedelta(days=selection.stack.margin_days), clock)
 
 
 def _default_as_of(selection: Selection, pins: Mapping[str, Ref], anchor: Chosen | None) -> str:
@@ -108,23 +101,23 @@ def _default_as_of(selection: Selection, pins: Mapping[str, Ref], anchor: Chosen
 
 
 def _pinned(
-    selection: Selection, pins: Mapping[str, Ref], anchor: Chosen, own: OwnIndexes, context: LockContext
+    stack: Stack, pins: Mapping[str, Ref], anchor: Chosen, index: PackageIndex
 ) -> Iterator[tuple[str, datetime]]:
     """The other releases that the user pins, with their dates: a moment before them would refuse them."""
-    components = selection.stack.every_component()
+    chooser = Chooser(pins=pins, as_of=None, base=index.base, repositories=index.context.repositories)
+    components = stack.every_component()
     for name, pin in pins.items():
         if name == anchor.name or name not in components or not isinstance(pin, VersionRef):
             continue
-        component = own_choice(name, components[name], pin, context.repositories, None)
         # A release that is not there is reported where it is taken.
         with contextlib.suppress(ResolutionError):
-            yield f"{name} {pin.version}", _uploaded(component, selection.base, own, context)
+            yield f"{name} {pin.version}", _uploaded(chooser.own_choice(name, components[name]), index)
 
 
-def _uploaded(anchor: Chosen, base: Base, own: OwnIndexes, context: LockContext) -> datetime:
-    """When the anchor's release was uploaded to the index."""
-    with context.reporter.step(f"find the date of {anchor.name} {anchor.specifier}"):
-        return uploaded_at(find_release(anchor, base, LookUpRules(own=own), context))
+def _uploaded(component: Chosen, index: PackageIndex) -> datetime:
+    """When a component's release was uploaded to the index."""
+    with index.context.reporter.step(f"find the date of {component.name} {component.specifier}"):
+        return uploaded_at(find_release(component, index))
 
 
 def own_dates(components: Mapping[str, Component]) -> dict[str, str]:

@@ -14,21 +14,21 @@ from envbuild.lock.components.upstream import SOURCES
 
 def where(by: Chosen) -> str:
     folder = f"{by.subdirectory}/" if by.subdirectory else ""
-    return f"{folder}{SOURCES} of {by.at()}"
+    return f"{folder}{SOURCES} of {by.title}"
 
 
 def refuse_two(taken: Sequence[GitSource]) -> None:
     """Refuse two commits of one package."""
     first: dict[str, GitSource] = {}
-    for item in taken:
-        other = first.setdefault(item.name, item)
-        if other.identity != item.identity:
+    for source in taken:
+        other = first.setdefault(source.name, source)
+        if other.identity != source.identity:
             commit = other.chosen.commit
             ref = commit.sha[:12] if commit else "VERSION"
             raise ResolutionError(
-                f"{other.by.at()} and {item.by.at()} take {item.name} from two places",
-                why=f"{other.text()}\n{item.text()}",
-                fix=f"Say which: --pin {item.name}={ref}, or pin one of the two where it agrees with the other.",
+                f"{other.by.title} and {source.by.title} take {source.name} from two places",
+                why=f"{other.text()}\n{source.text()}",
+                fix=f"Say which: --pin {source.name}={ref}, or pin one of the two where it agrees with the other.",
             )
 
 
@@ -71,7 +71,7 @@ def refuse_missing(git_sources: GitSources, packages: Sequence[Mapping[str, Any]
             if is_outage(source.error) or source.barred:
                 raise named_source_error(source.error, source.name, source.by, source.place)
             raise ResolutionError(
-                f"{source.name} cannot be taken from where {source.by.at()} takes it",
+                f"{source.name} cannot be taken from where {source.by.title} takes it",
                 why=words_of(source),
                 fix=source.error.fix,
             ).about(source.name)

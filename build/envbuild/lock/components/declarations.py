@@ -7,7 +7,7 @@ extra ``dev`` which Transformer Engine it takes, and a stack has both without th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -15,16 +15,16 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
-from envbuild.core.errors import CheckRefusedError, ResolutionError
+from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.components.downloads import base_tags, tags_of, wheel_metadata, wheel_name
-from envbuild.lock.components.git_metadata import declared_by
+from envbuild.lock.components.git_metadata import declared_by, setup_names
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.project_metadata import readable
 from envbuild.lock.components.sdist_metadata import compile_metadata
+from envbuild.lock.components.tree import tree_of
 from envbuild.lock.components.upstream import holds_on
-from envbuild.lock.context import LockContext, Repositories, WorkContext
-from envbuild.lock.uv.named_index import LookUpRules
-from envbuild.lock.uv.resolution import look_up
+from envbuild.lock.context import LockContext, Repositories
+from envbuild.lock.uv.package_index import PackageIndex
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Declared:
     lines: tuple[str, ...]
     extras: tuple[str, ...]
 
-    def of(
+    def ranges(
         self, name: str, base: Base, *, first: Iterable[str] = (), only: Collection[str] | None = None
     ) -> list[Range]:
         """What it declares of a package on a base: a range for each extra that names it, else the one for all.
@@ -98,7 +98,7 @@ class Declared:
         specifier = SpecifierSet()
         for line in lines:
             specifier &= line.specifier
-        asks = frozenset(canonicalize_name(item) for line in lines for item in line.extras)
+        asks = frozenset(canonicalize_name(extra_of_it) for line in lines for extra_of_it in line.extras)
         return Range(by=self.by, extra=extra, specifier=specifier, asks=asks)
 
 
@@ -111,57 +111,74 @@ class Declarations:
     """What components declare, each read once: in the metadata of a release, or in the tree at a commit.
 
     Attributes:
-        rules: they hold the releases to the as-of moment.
+        index: asked for releases as of the lock's moment.
     """
 
-    base: Base
-    rules: LookUpRules
-    context: LockContext
-    _releases: dict[tuple[str, str], Mapping[str, Any] | None] = field(default_factory=dict, init=False)
+    index: PackageIndex
     _declared: dict[tuple[str, str], Declared | None] = field(default_factory=dict, init=False)
 
-    def of(self, component: Chosen) -> Declared | None:
+    def declared(self, component: Chosen) -> Declared | None:
         """What a component declares; None: it is not known before a build, or there is no such release.
 
         Of a range of releases, the one counts that uv takes by itself.
         """
         key = (component.name, component.wanted)
         if key not in self._declared:
-            with self.context.reporter.step(f"read what {component.at()} declares"):
+            with self.index.context.reporter.step(f"read what {component.title} declares"):
                 self._declared[key] = self._read(component)
         return self._declared[key]
-
-    def version(self, name: str, specifier: str) -> str | None:
-        """The release that uv takes by itself; None: there is none."""
-        package = self._release(name, specifier)
-        return None if package is None else str(package["version"])
 
     def _read(self, component: Chosen) -> Declared | None:
         if component.url:
             return None
+        context = self.index.context
         if component.commit is not None:
-            return declared_at_commit(component, self.context.repositories)
-        package = self._release(component.name, component.specifier)
-        return None if package is None else declared_by_release(package, self.base, self.context)
+            return declared_at_commit(component, context.repositories)
+        package = self.index.release(component.name, component.specifier)
+        return None if package is None else declared_by_release(package, self.index.base, context)
 
-    def _release(self, name: str, specifier: str) -> Mapping[str, Any] | None:
-        key = (name, specifier)
-        if key not in self._releases:
-            try:
-                tables = look_up({name: specifier}, self.base, self.rules, f"find {name} {specifier}", self.context)
-                self._releases[key] = tables.get(name)
-            except ResolutionError:
-                self._releases[key] = None  # the resolution will say so, with all that takes part
-        return self._releases[key]
+    def with_former_extras(self, chosen: Mapping[str, Chosen]) -> dict[str, Chosen]:
+        """The components, with the former name of each extra that their trees or releases have under that one.
+
+        uv only warns of an extra that does not exist, and nothing of what it stands for is locked then.
+        """
+        return {
+            name: self._with_former_extras(component) if component.spec.former_extras else component
+            for name, component in chosen.items()
+        }
+
+    def _with_former_extras(self, component: Chosen) -> Chosen:
+        # uv's maintainers keep it a warning: another release may have the extra (astral-sh/uv#2828, #10790).
+        former = {
+            extra: older
+            for extra, older in component.spec.former_extras.items()
+            if extra in component.spec.extras and not self._has_extra(component, extra)
+        }
+        # NeMo has the extra llm since 2025-03-12: asked of its main of 03-01, it gave 163 packages without lightning.
+        if not former:
+            return component
+        extras = tuple(former.get(extra, extra) for extra in component.spec.extras)
+        note = ", ".join(f"extra {older}, which {extra} was before" for extra, older in former.items())
+        spec = component.spec.model_copy(update={"extras": extras})
+        return replace(component, spec=spec, because=f"{component.because}; {note}")
+
+    def _has_extra(self, component: Chosen, extra: str) -> bool:
+        declared = self.declared(component)
+        if declared is not None:
+            return canonicalize_name(extra) in map(canonicalize_name, declared.extras)
+        # A setup.py that computes its extras; what only a build would tell is left to the build.
+        tree = tree_of(component, self.index.context.repositories)
+        return tree is None or setup_names(extra, tree)
 
 
 def declared_at_commit(component: Chosen, repositories: Repositories) -> Declared | None:
     """What a component from git declares at its commit; None: only a build would tell."""
-    found = declared_by(component, repositories)
-    return None if found is None else Declared(by=component.at(), lines=tuple(found[0]), extras=tuple(found[1]))
+    tree = tree_of(component, repositories)
+    stated = declared_by(tree) if tree is not None else None
+    return Declared(by=component.title, lines=tuple(stated[0]), extras=tuple(stated[1])) if stated else None
 
 
-def declared_by_release(package: Mapping[str, Any], base: Base, context: WorkContext) -> Declared | None:
+def declared_by_release(package: Mapping[str, Any], base: Base, context: LockContext) -> Declared | None:
     """What a release declares: a wheel of it that the base can install, else its sdist; None: only a build would tell.
 
     Args:

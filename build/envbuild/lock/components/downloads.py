@@ -22,7 +22,7 @@ from envbuild.catalog.base import Base
 from envbuild.catalog.fields import MACHINES
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionError
-from envbuild.lock.context import WorkContext
+from envbuild.lock.context import LockContext
 from envbuild.lock.uv.fetch import FetchLimits, fetch
 from envbuild.lock.uv.remote_file import open_remote
 
@@ -94,7 +94,7 @@ def stated_sha256(file: Mapping[str, Any]) -> str:
     return digest if digest.startswith("sha256:") else ""
 
 
-def fetch_sdist(package: Mapping[str, Any], context: WorkContext) -> tuple[bytes, str]:
+def fetch_sdist(package: Mapping[str, Any], context: LockContext) -> tuple[bytes, str]:
     """The sdist of a ``[[package]]`` of a uv.lock, verified, and its digest; kept in the store.
 
     Raises:
@@ -113,7 +113,7 @@ def fetch_sdist(package: Mapping[str, Any], context: WorkContext) -> tuple[bytes
     return fetch_file(sdist, f"the sdist of {title}", context)
 
 
-def fetch_file(file: Mapping[str, Any], title: str, context: WorkContext) -> tuple[bytes, str]:
+def fetch_file(file: Mapping[str, Any], title: str, context: LockContext) -> tuple[bytes, str]:
     """A file that a uv.lock names, verified, and its digest; kept in the store.
 
     Paths in uv.lock count from the folder of the context.
@@ -145,7 +145,7 @@ def _verified(file: Mapping[str, Any], content: bytes, title: str) -> bytes:
     return content
 
 
-def wheel_metadata(file: Mapping[str, Any], title: str, context: WorkContext) -> bytes:
+def wheel_metadata(file: Mapping[str, Any], title: str, context: LockContext) -> bytes:
     """The METADATA of a wheel that a uv.lock names: next to it (PEP 658), else read in it; kept in the store.
 
     Raises:
@@ -162,7 +162,7 @@ def wheel_metadata(file: Mapping[str, Any], title: str, context: WorkContext) ->
     return (context.store.get_or_build("metadata", digest, extract).path / FILE).read_bytes()
 
 
-def _metadata(file: Mapping[str, Any], title: str, context: WorkContext) -> bytes:
+def _metadata(file: Mapping[str, Any], title: str, context: LockContext) -> bytes:
     url = str(file.get("url", ""))
     if not url.startswith("http"):
         return metadata_in(io.BytesIO(_verified(file, _read(file, title, context), title)), title)
@@ -194,7 +194,7 @@ def metadata_in(wheel: IO[bytes] | io.RawIOBase, title: str) -> bytes:
         ) from error
 
 
-def _read(file: Mapping[str, Any], title: str, context: WorkContext) -> bytes:
+def _read(file: Mapping[str, Any], title: str, context: LockContext) -> bytes:
     if "path" in file:
         path = context.folder / str(file["path"])
         try:

@@ -8,19 +8,14 @@ from dataclasses import replace
 from packaging.version import Version
 
 from envbuild.catalog import knowledge
-from envbuild.catalog.base import Base
 from envbuild.core.errors import ResolutionError, UsageError
 from envbuild.core.text import quoted_command
 from envbuild.lock.components.models import Chosen, DecidedBy, Preference
 from envbuild.lock.components.releases import EXACT
-from envbuild.lock.context import LockContext
-from envbuild.lock.uv.named_index import LookUpRules
-from envbuild.lock.uv.resolution import look_up
+from envbuild.lock.uv.package_index import MOST_PASSED_OVER, PackageIndex
 
 # Releases 0.0.x hold the names of these packages on the index and have nothing in them.
 NO_PLACEHOLDER = ">=0.1"
-# A release that one member does not have is passed over; so many are.
-MOST_TRIED = 5
 _STRENGTH = (DecidedBy.PIN, DecidedBy.UPSTREAM, DecidedBy.TABLE, DecidedBy.DECLARED, DecidedBy.STACK)
 
 
@@ -35,20 +30,13 @@ def family_of(package: str) -> frozenset[str]:
 
 
 def with_one_version(
-    chosen: Mapping[str, Chosen],
-    base: Base,
-    rules: LookUpRules,
-    preferences: Mapping[str, Preference],
-    context: LockContext,
+    chosen: Mapping[str, Chosen], index: PackageIndex, preferences: Mapping[str, Preference]
 ) -> dict[str, Chosen]:
     """The components, with one version for the packages of a family.
 
     The newest that all of them have in every range of theirs; where there is none, in the range of the one that is
     decided best: by the user's pin, then by upstream, then by what others declare. Which it is must be known before the
     resolution, which cannot find out what a package of the compile phase declares.
-
-    Args:
-        rules: they hold releases to the as-of moment.
 
     Raises:
         UsageError: two pins exclude each other.
@@ -58,12 +46,12 @@ def with_one_version(
         members = {
             name: component
             for name, component in chosen.items()
-            if name in family and not component.is_direct and name not in base.provides
+            if name in family and not component.is_direct and name not in index.base.provides
         }
         if len(members) > 1 and not _are_one({component.specifier for component in members.values()}):
             preferred = {name: preference.version for name, preference in preferences.items() if name in family}
-            with context.reporter.step(f"find one version of {', '.join(members)}"):
-                by_name |= _one_version(members, base, rules, preferred, context)
+            with index.context.reporter.step(f"find one version of {', '.join(members)}"):
+                by_name |= _one_version(members, index, preferred)
     return by_name
 
 
@@ -71,23 +59,17 @@ def _are_one(specifiers: Collection[str]) -> bool:
     return len(specifiers) == 1 and EXACT.match(min(specifiers)) is not None
 
 
-def _one_version(
-    members: Mapping[str, Chosen],
-    base: Base,
-    rules: LookUpRules,
-    preferred: Mapping[str, str],
-    context: LockContext,
-) -> dict[str, Chosen]:
-    best = min(members.values(), key=lambda item: _STRENGTH.index(item.origin))
+def _one_version(members: Mapping[str, Chosen], index: PackageIndex, preferred: Mapping[str, str]) -> dict[str, Chosen]:
+    best = min(members.values(), key=lambda member: _STRENGTH.index(member.origin))
     strong = [component for component in members.values() if component.origin is best.origin]
-    for items in (list(members.values()), strong):
-        specifier = ",".join(dict.fromkeys(item.specifier for item in items if item.specifier))
-        version = _common(members, specifier, base, rules, preferred, context)
+    for deciding in (list(members.values()), strong):
+        specifier = ",".join(dict.fromkeys(member.specifier for member in deciding if member.specifier))
+        version = _common(members, specifier, index, preferred)
         if version is not None:
             return {name: _at(component, version, best) for name, component in members.items()}
-    ranges = {item.specifier for item in strong}
+    ranges = {member.specifier for member in strong}
     if best.origin is DecidedBy.PIN and len(ranges) > 1:
-        pins = ", ".join(f"{item.name}={item.asked}" for item in strong)
+        pins = ", ".join(f"{member.name}={member.asked}" for member in strong)
         raise UsageError(
             f"{pins} are pinned, and are released together",
             why="They work in one version only, and no release of all of them is in these ranges.",
@@ -97,20 +79,13 @@ def _one_version(
     return {name: component if component in strong else _follow(component, best) for name, component in members.items()}
 
 
-def _common(
-    members: Collection[str],
-    specifier: str,
-    base: Base,
-    rules: LookUpRules,
-    preferred: Mapping[str, str],
-    context: LockContext,
-) -> str | None:
+def _common(members: Collection[str], specifier: str, index: PackageIndex, preferred: Mapping[str, str]) -> str | None:
     """The newest release in a range that all packages have; None: there is none."""
     limit = ",".join(filter(None, (specifier, NO_PLACEHOLDER)))
-    for _ in range(MOST_TRIED):
+    for _ in range(MOST_PASSED_OVER):
         wanted = dict.fromkeys(members, limit)
         try:
-            tables = look_up(wanted, base, rules, f"find {', '.join(members)}", context, preferred=preferred)
+            tables = index.find(wanted, f"find {', '.join(members)}", preferred=preferred)
         except ResolutionError:
             return None
         versions = {Version(str(tables[name]["version"])) for name in members}

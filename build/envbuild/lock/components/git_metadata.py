@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import configparser
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -30,25 +30,25 @@ from envbuild.lock.components.project_metadata import (
     with_cuda_names,
 )
 from envbuild.lock.components.static_values import Value, values_of
-from envbuild.lock.context import Repositories
+from envbuild.lock.components.tree import Tree
 
 SETUP_CFG, SETUP_PY = "setup.cfg", "setup.py"
 _SETUP_CALLS = frozenset({"setup", "setuptools.setup"})
 LinesAndExtras = tuple[list[str], list[str]]
 
 
-def metadata_of_commit(component: Chosen, repositories: Repositories, cuda_major: str | None) -> CompileMetadata:
+def metadata_of_tree(tree: Tree, cuda_major: str | None) -> CompileMetadata:
     """What a component declares at its commit.
 
     Raises:
         CheckRefusedError: the tree does not state its requirements or its version before a build.
     """
-    tree = _Tree(component, repositories)
+    stated, component = _Stated(tree), tree.component
     try:
-        declared, version = tree.declared(), tree.version()
-        needed = build_requires(tree.text(PYPROJECT))
+        declared, version = stated.declared(), stated.version()
+        needed = build_requires(tree.pyproject())
         if declared is not None:
-            refuse_unreadable([*declared[0], *needed], declared[1], tree.requires_python)
+            refuse_unreadable([*declared[0], *needed], declared[1], stated.requires_python)
     except (ValueError, SyntaxError, configparser.Error) as error:
         raise _refused(component, f"{type(error).__name__}: {error}") from error
     if declared is None:
@@ -63,7 +63,7 @@ def metadata_of_commit(component: Chosen, repositories: Repositories, cuda_major
     return CompileMetadata(
         name=component.name,
         version=version,
-        requires_python=tree.requires_python,
+        requires_python=stated.requires_python,
         requires_dist=tuple(requires),
         provides_extra=tuple(declared[1]),
         build_requires=needed,
@@ -71,54 +71,49 @@ def metadata_of_commit(component: Chosen, repositories: Repositories, cuda_major
     )
 
 
-def stated_metadata(component: Chosen, repositories: Repositories) -> CompileMetadata | None:
+def stated_metadata(tree: Tree) -> CompileMetadata | None:
     """What [project] of a component states at its commit, which no build can change (PEP 621); None: not all of it.
 
     So uv neither clones the repository with its submodules to lock, nor installs what builds the package: for
     Megatron-Bridge that is Megatron-LM and torch.
     """
-    tree = _Tree(component, repositories)
+    stated = _Stated(tree)
     try:
-        declared, version = before_build(tree.text(PYPROJECT) or ""), tree.version()
+        declared, version = before_build(tree.pyproject() or ""), stated.version()
         if declared is None or version is None:
             return None
-        refuse_unreadable([*declared[0], *build_requires(tree.text(PYPROJECT))], declared[1], tree.requires_python)
+        refuse_unreadable([*declared[0], *build_requires(tree.pyproject())], declared[1], stated.requires_python)
     except (ValueError, SyntaxError, configparser.Error):
         return None
     return CompileMetadata(
-        name=component.name,
+        name=tree.component.name,
         version=version,
-        requires_python=tree.requires_python,
+        requires_python=stated.requires_python,
         requires_dist=tuple(declared[0]),
         provides_extra=tuple(declared[1]),
     )
 
 
-def declared_by(component: Chosen, repositories: Repositories) -> LinesAndExtras | None:
+def declared_by(tree: Tree) -> LinesAndExtras | None:
     """What a component requires at its commit, as PEP 508 lines, and its extras; None: only a build would tell."""
     try:
-        return _Tree(component, repositories).declared()
+        return _Stated(tree).declared()
     except (ValueError, SyntaxError, configparser.Error):
         return None
 
 
-def setup_names(text: str, component: Chosen, repositories: Repositories) -> bool:
+def setup_names(text: str, tree: Tree) -> bool:
     """Whether this text is written out in a component's setup.py; also where there is none that can be read."""
     try:
-        tree = ast.parse(_Tree(component, repositories).text(SETUP_PY) or "")
+        setup = ast.parse(tree.read(SETUP_PY) or "")
     except (ValueError, SyntaxError):
         return True
-    return not tree.body or any(isinstance(node, ast.Constant) and node.value == text for node in ast.walk(tree))
-
-
-def pyproject_of(component: Chosen, repositories: Repositories) -> str | None:
-    """The pyproject.toml of a component at its commit; None when there is none."""
-    return _Tree(component, repositories).text(PYPROJECT)
+    return not setup.body or any(isinstance(node, ast.Constant) and node.value == text for node in ast.walk(setup))
 
 
 def _refused(component: Chosen, why: str) -> CheckRefusedError:
     return CheckRefusedError(
-        f"what {component.at()} requires is not known before a build",
+        f"what {component.title} requires is not known before a build",
         why=f"{component.git} at that commit: {why}",
         fix="Its metadata decides the lock, so nothing is guessed. Take a release, whose sdist states it: "
         f"--pin {component.name}=VERSION",
@@ -126,24 +121,14 @@ def _refused(component: Chosen, why: str) -> CheckRefusedError:
 
 
 @dataclass
-class _Tree:
-    """The files of a component at its commit that state something."""
+class _Stated:
+    """What the files of a component's tree state before a build."""
 
-    item: Chosen
-    repositories: Repositories
-    _texts: dict[str, str | None] = field(default_factory=dict)
-
-    def text(self, path: str) -> str | None:
-        """A file; None when there is none."""
-        if path not in self._texts:
-            assert self.item.commit is not None  # noqa: S101 - for the type checker; only components from git come here
-            place = f"{self.item.subdirectory}/{path}" if self.item.subdirectory else path
-            self._texts[path] = self.repositories.at(self.item.git).read_file(self.item.commit, place)
-        return self._texts[path]
+    tree: Tree
 
     @cached_property
     def pyproject(self) -> dict[str, Any]:
-        return read_pyproject(self.text(PYPROJECT) or "")
+        return read_pyproject(self.tree.pyproject() or "")
 
     @property
     def requires_python(self) -> str:
@@ -153,13 +138,13 @@ class _Tree:
     def cfg(self) -> configparser.ConfigParser:
         # Like setuptools, which reads setup.cfg with RawConfigParser: a % means itself.
         parser = configparser.ConfigParser(interpolation=None)
-        parser.read_string(self.text(SETUP_CFG) or "")
+        parser.read_string(self.tree.read(SETUP_CFG) or "")
         return parser
 
     @cached_property
     def setup(self) -> dict[str, ast.expr] | None:
         """The arguments of the one call of ``setup``; None without one, or where not all of them can be seen."""
-        tree = ast.parse(self.text(SETUP_PY) or "")
+        tree = ast.parse(self.tree.read(SETUP_PY) or "")
         calls = [
             node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in _SETUP_CALLS
         ]
@@ -169,8 +154,8 @@ class _Tree:
 
     def declared(self) -> LinesAndExtras | None:
         """The requirements and the extras; None: nothing states them."""
-        if (found := before_build(self.text(PYPROJECT) or "")) is not None:
-            return found
+        if (declared := before_build(self.tree.pyproject() or "")) is not None:
+            return declared
         if "options" in self.cfg or "options.extras_require" in self.cfg:
             return self._of_cfg()
         return self._of_setup()
@@ -179,12 +164,12 @@ class _Tree:
         lines = _listed(self.cfg.get("options", "install_requires", fallback=""))
         extras = dict(self.cfg["options.extras_require"]) if "options.extras_require" in self.cfg else {}
         # A setup.py next to setup.cfg may add requirements, which only its arguments would show.
-        if any(line.startswith("file:") for line in lines) or (self.text(SETUP_PY) and self._of_setup() is None):
+        if any(line.startswith("file:") for line in lines) or (self.tree.read(SETUP_PY) and self._of_setup() is None):
             return None
         return _with_extras(lines, {name: _listed(text) for name, text in extras.items()})
 
     def _of_setup(self) -> LinesAndExtras | None:
-        if self.text(SETUP_PY) is None or self.setup is None:
+        if self.tree.read(SETUP_PY) is None or self.setup is None:
             return None
         try:
             main = ast.literal_eval(self.setup.get("install_requires", ast.List(elts=[], ctx=ast.Load())))
@@ -197,13 +182,14 @@ class _Tree:
 
     def version(self) -> str | None:
         """The version, from the first place that has it written out; None: none has."""
-        own_module = self.item.name.replace("-", "_")
+        spec = self.tree.component.spec
+        own_module = self.tree.component.name.replace("-", "_")
         places: tuple[Callable[[], str | None], ...] = (
-            lambda: self.text(self.item.spec.release_file) if self.item.spec.release_file else None,
+            lambda: self.tree.read(spec.release_file) if spec.release_file else None,
             self._of_pyproject,
             lambda: self._at(self.cfg.get("metadata", "version", fallback="")),
             lambda: _constant((self.setup or {}).get("version")),
-            lambda: self._attribute(f"{[*self.item.spec.modules, own_module][0]}.__version__"),
+            lambda: self._attribute(f"{[*spec.modules, own_module][0]}.__version__"),
         )
         for place in places:
             if text := (place() or "").strip():
@@ -221,14 +207,14 @@ class _Tree:
         # setuptools' [tool.setuptools.dynamic] names a variable of a module, or a file (its guide, "Dynamic Metadata").
         if "attr" in dynamic:
             return self._attribute(str(dynamic["attr"]))
-        return self.text(str(dynamic["file"])) if isinstance(dynamic.get("file"), str) else None
+        return self.tree.read(str(dynamic["file"])) if isinstance(dynamic.get("file"), str) else None
 
     def _at(self, text: str) -> str | None:
         """A value of setup.cfg: the text itself, or what the `attr:` or `file:` in it names."""
-        kind, found, place = text.partition(":")
-        if found and kind.strip() == "attr":
+        kind, colon, place = text.partition(":")
+        if colon and kind.strip() == "attr":
             return self._attribute(place.strip())
-        return self.text(place.strip()) if found and kind.strip() == "file" else text
+        return self.tree.read(place.strip()) if colon and kind.strip() == "file" else text
 
     def _attribute(self, dotted: str) -> str | None:
         """The text that a module assigns to a name at its top level."""
@@ -237,28 +223,28 @@ class _Tree:
         module, _, name = dotted.rpartition(".")
         path = module.replace(".", "/")
         for file in (f"{path}.py", f"{path}/__init__.py", f"src/{path}.py", f"src/{path}/__init__.py"):
-            if (text := self.text(file)) is not None:
+            if (text := self.tree.read(file)) is not None:
                 return _version_among(values_of(text), name)
         return None
 
 
 def _version_among(values: Mapping[str, Value | None], name: str) -> str | None:
-    found, parts = values.get(name), values.get("VERSION")
+    version, parts = values.get(name), values.get("VERSION")
     # The form of NVIDIA's package_info.py. NeMo 3.0's asks for the installed distribution before it says that.
-    if found is None and isinstance(parts, tuple) and len(parts) == 4:
+    if version is None and isinstance(parts, tuple) and len(parts) == 4:
         major, minor, patch, pre_release = parts
         return f"{major}.{minor}.{patch}{pre_release}"
-    return found if isinstance(found, str) else None
+    return version if isinstance(version, str) else None
 
 
 def _assigned(name: str, tree: ast.Module) -> ast.expr | None:
     """The one value that a module gives a name at its top level."""
-    found = [
+    values = [
         node.value
         for node in tree.body
-        if isinstance(node, ast.Assign) and any(isinstance(item, ast.Name) and item.id == name for item in node.targets)
+        if isinstance(node, ast.Assign) and name in (getattr(target, "id", "") for target in node.targets)
     ]
-    return found[0] if len(found) == 1 else None
+    return values[0] if len(values) == 1 else None
 
 
 def _resolved(value: ast.expr, tree: ast.Module) -> ast.expr:
@@ -282,9 +268,9 @@ def _listed(text: str) -> list[str]:
 
 def _with_extras(main: Sequence[str], extras: dict[str, list[str]]) -> LinesAndExtras:
     lines, names = list(main), []
-    for key, items in extras.items():
+    for key, needs in extras.items():
         # "extra:marker", as in an egg-info
         extra, _, marker = (part.strip() for part in key.partition(":"))
-        lines += [marked_line(line, marker, extra) for line in items]
+        lines += [marked_line(line, marker, extra) for line in needs]
         names += [extra] if extra else []
     return lines, list(dict.fromkeys(names))

@@ -21,7 +21,7 @@ from envbuild.core.progress import Reporter
 from envbuild.core.text import quoted_command
 from envbuild.git.refs import GitRef
 from envbuild.lock.components.asked_sources import is_outage, named_source_error, refuse_two, where
-from envbuild.lock.components.git_metadata import declared_by, metadata_of_commit, pyproject_of
+from envbuild.lock.components.git_metadata import declared_by, metadata_of_tree
 from envbuild.lock.components.models import (
     ALWAYS,
     ANY,
@@ -43,6 +43,7 @@ from envbuild.lock.components.project_metadata import (
     readable,
     uv_settings,
 )
+from envbuild.lock.components.tree import Tree, tree_of, trees_of
 from envbuild.lock.components.tree_sources import (
     IndexNotConfiguredError,
     configured_index,
@@ -50,7 +51,7 @@ from envbuild.lock.components.tree_sources import (
     refuse_two_addresses,
     sources_of,
 )
-from envbuild.lock.components.upstream import OVERRIDES, SOURCES, holds_on, not_understood, overrides, trees_of
+from envbuild.lock.components.upstream import OVERRIDES, SOURCES, holds_on, overrides
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.pins import Ref, ref_text
@@ -78,7 +79,7 @@ class GitSourceReader:
     as_of: Bound
     indexes: Mapping[str, str] = field(default_factory=dict)
 
-    def take(self, chosen: Mapping[str, Chosen]) -> GitSources:
+    def sources(self, chosen: Mapping[str, Chosen]) -> GitSources:
         """What may be taken from elsewhere than the index, besides the components themselves.
 
         Raises:
@@ -107,19 +108,19 @@ class GitSourceReader:
                     overruled.setdefault(source.package, text)
                     continue
                 needed = required and bool(parts & {ALWAYS, BUILD, *extras})
-                item = self._taken(source, by, parts, required=needed)
-                if isinstance(item, MissingSource):
-                    missing.append(item)
+                place = self._place(source, by, parts, required=needed)
+                if isinstance(place, MissingSource):
+                    missing.append(place)
                     continue
-                candidates.append(item)
+                candidates.append(place)
                 # Two packages may take each other.
-                if (item.name, item.identity) not in seen:
-                    seen.add((item.name, item.identity))
-                    queue.append((item.chosen, needed, frozenset()))
+                if (place.name, place.identity) not in seen:
+                    seen.add((place.name, place.identity))
+                    queue.append((place.chosen, needed, frozenset()))
         # Of several for a package the first is in force (GitSources.in_force): one that is needed for certain.
-        candidates.sort(key=lambda item: not item.required)
+        candidates.sort(key=lambda candidate: not candidate.required)
         # The others only once a resolution shows that they are asked for (settle).
-        refuse_two([item for item in candidates if item.required])
+        refuse_two([candidate for candidate in candidates if candidate.required])
         return GitSources(candidates=tuple(candidates), missing=tuple(missing), overruled=overruled, indexes=indexes)
 
     def _is_only_there(self, source: UvSource) -> bool:
@@ -140,22 +141,21 @@ class GitSourceReader:
 
     def _sources(self, by: Chosen) -> list[tuple[UvSource, frozenset[str]]]:
         """The sources of a component that hold on the base, each with the parts of it that they are for."""
-        if by.commit is None:
+        tree = tree_of(by, self.repositories)
+        if tree is None:
             return []
-        repository = self.repositories.at(by.git)
         try:
-            every = sources_of(by, self.repositories)
-            sources = [item for item in every if not item.group and holds_on(item.marker, self.base)]
-            sources = [item for item in sources if item.package != by.name and not self._is_general(item, by)]
-            sources = [item for item in sources if item.package not in self.forced]
+            sources = [source for source in sources_of(tree) if not source.group and holds_on(source.marker, self.base)]
+            sources = [source for source in sources if source.package != by.name and not self._is_general(source, by)]
+            sources = [source for source in sources if source.package not in self.forced]
             sources += [forced_range for forced_range, _ in self.forced.values() if forced_range.package != by.name]
             if not sources:
                 return []
-            self._refuse_isolated(by, sources)
-            parts = self._parts(by)
+            self._refuse_isolated(tree, sources)
+            parts = self._parts(tree)
         except ValueError as error:
             fix = f"Take another commit of it: --pin {by.name}=REF"
-            raise not_understood(repository, by.commit, SOURCES, error, fix) from error
+            raise tree.not_understood(SOURCES, error, fix) from error
         listed = []
         for source in sources:
             # None: only a build would tell what it needs, so every source may be meant.
@@ -166,33 +166,32 @@ class GitSourceReader:
                 listed.append((source, named))
         return listed
 
-    def _refuse_isolated(self, by: Chosen, sources: Sequence[UvSource]) -> None:
+    def _refuse_isolated(self, tree: Tree, sources: Sequence[UvSource]) -> None:
         """Refuse what an isolated build takes from an index of its own: uv asks the site's index there.
 
         Raises:
             ConfigurationError: the component is built so, and needs one of these.
         """
-        if by.phase is not Phase.MAIN:
+        if tree.component.phase is not Phase.MAIN:
             return
-        lines = build_requires(pyproject_of(by, self.repositories))
-        needed = {canonicalize_name(requirement.name) for requirement in readable(lines)}
+        needed = {canonicalize_name(requirement.name) for requirement in readable(build_requires(tree.pyproject()))}
         for source in sources:
             if source.package in needed and self._is_only_there(source):
-                raise isolated_build_error(by, source.package, source.index)
+                raise isolated_build_error(tree.component, source.package, source.index)
 
     def _is_general(self, source: UvSource, by: Chosen) -> bool:
         """Whether a source names an index that is not for it alone, and that the site does not know."""
         general = bool(source.index) and not source.explicit and source.index not in self.indexes
         if general and source.package not in self.ruled:
             self.reporter.note(
-                f"note: {by.at()} takes {source.package} from its index {source.index}, which is not explicit and not "
+                f"note: {by.title} takes {source.package} from its index {source.index}, which is not explicit and not "
                 "in the site's configuration: the site's own index is asked"
             )
         return general
 
-    def _parts(self, by: Chosen) -> dict[str, frozenset[str]] | None:
+    def _parts(self, tree: Tree) -> dict[str, frozenset[str]] | None:
         """For which parts of a component each package is needed on the base; None: not known before a build."""
-        declared = declared_by(by, self.repositories)
+        declared = declared_by(tree)
         if declared is None:
             return None
         lines, extras = declared
@@ -205,16 +204,10 @@ class GitSourceReader:
                 if (name := self._named(line, extra)) is not None:
                     by_name.setdefault(name, set()).add(canonicalize_name(extra))
         # An isolated build takes them by itself, and not into the environment.
-        for line in self._needed_to_build(by):
+        for line in needed_to_build(tree):
             if (name := self._named(line, ALWAYS)) is not None:
                 by_name.setdefault(name, set()).add(BUILD)
         return {name: frozenset(parts) for name, parts in by_name.items()}
-
-    def _needed_to_build(self, component: Chosen) -> tuple[str, ...]:
-        """What must be in the environment for a package to be built."""
-        if component.phase is not Phase.COMPILE or component.commit is None:
-            return ()
-        return needed_of_environment(build_requires(pyproject_of(component, self.repositories)))
 
     def _named(self, line: str, extra: str) -> str | None:
         """The package that a requirement names, if it holds on the base with an extra."""
@@ -223,16 +216,17 @@ class GitSourceReader:
             return None
         return canonicalize_name(requirement.name)
 
-    def _taken(
+    def _place(
         self, source: UvSource, by: Chosen, parts: frozenset[str], *, required: bool
     ) -> GitSource | MissingSource:
         """A package at the commit that its source means."""
         try:
             chosen = self._chosen(source, by)
-            if chosen.phase is Phase.COMPILE:
+            tree = tree_of(chosen, self.repositories)
+            if tree is not None and chosen.phase is Phase.COMPILE:
                 # Only tried: a tree that does not state its requirements counts as one that cannot be had.
-                metadata_of_commit(chosen, self.repositories, self.base.cuda_major)
-            needs = self._needed_to_build(chosen)
+                metadata_of_tree(tree, self.base.cuda_major)
+            needs = needed_to_build(tree) if tree is not None else ()
         except ValueError as error:
             raise ConfigurationError(
                 f"cannot understand pyproject.toml of {source.text}",
@@ -262,10 +256,9 @@ class GitSourceReader:
         because, spec = where(by), Component()
         if source.package in self.forced:
             by = self.forced[source.package][1]
-            because = f"{OVERRIDES} of {by.at()}"
-        if not source.index and source.package in built_without_isolation(
-            uv_settings(pyproject_of(by, self.repositories))
-        ):
+            because = f"{OVERRIDES} of {by.title}"
+        (tree,) = trees_of([by], self.repositories)
+        if not source.index and source.package in built_without_isolation(uv_settings(tree.pyproject())):
             spec = Component(phase=Phase.COMPILE)
         bare = Chosen(name=source.package, spec=spec, asked="", origin=DecidedBy.UPSTREAM, because=because)
         if source.index:
@@ -279,9 +272,9 @@ class GitSourceReader:
         if source.url:
             return replace(bare, asked=source.url, url=source.url)
         if source.path or source.workspace:
-            folder = folder_of(source, by, self.repositories)
+            folder = folder_of(source, tree)
             return replace(bare, asked=by.asked, git=by.git, commit=by.commit, subdirectory=folder)
-        repository = self.repositories.at(source.git)
+        repository = self.repositories.open(source.git)
         # As uv does with a source without rev, tag and branch.
         ref = source.git_ref or GitRef(f"refs/heads/{repository.default_branch()}")
         commit = repository.resolve(ref, self.as_of)
@@ -290,23 +283,31 @@ class GitSourceReader:
 
     def _pinned(self, bare: Chosen, source: UvSource, pin: Ref) -> Chosen:
         because = f"pinned by the user, over {source.text} ({bare.because})"
-        item = replace(bare, asked=ref_text(pin), origin=DecidedBy.PIN, because=because)
+        pinned = replace(bare, asked=ref_text(pin), origin=DecidedBy.PIN, because=because)
         if not isinstance(pin, GitRef):
-            return replace(item, specifier=pin.specifier, spec=Component())
+            return replace(pinned, specifier=pin.specifier, spec=Component())
         if not source.git:
             raise ConfigurationError(
-                f"{source.package}={item.asked} names a branch, tag or commit, and {source.package} has no repository",
+                f"{source.package}={pinned.asked} names a branch, tag or commit, and {source.package} has no "
+                "repository",
                 why=f"{bare.because} takes it from {source.text}.",
                 fix=f"Pin a version: {quoted_command('--pin', f'{source.package}=VERSION')}",
             )
-        commit = self.repositories.at(source.git).resolve(pin, self.as_of)
-        return replace(item, git=source.git, commit=commit, subdirectory=source.subdirectory)
+        commit = self.repositories.open(source.git).resolve(pin, self.as_of)
+        return replace(pinned, git=source.git, commit=commit, subdirectory=source.subdirectory)
+
+
+def needed_to_build(tree: Tree) -> tuple[str, ...]:
+    """What must be in the environment for a package of phase compile to be built, as PEP 508 lines."""
+    if tree.component.phase is not Phase.COMPILE:
+        return ()
+    return needed_of_environment(build_requires(tree.pyproject()))
 
 
 def isolated_build_error(by: Chosen, package: str, index: str) -> ConfigurationError:
     """The error for an isolated build that needs a package of an index of its own."""
     return ConfigurationError(
-        f"{by.at()} is built with {package} of index {index!r}",
+        f"{by.title} is built with {package} of index {index!r}",
         why="An isolated build takes what it needs from the site's own index, where it may be another package.",
         fix=f"Let it be built in the environment, which takes it from that index: [components.{by.name}] "
         'of the stack with phase = "compile".',
@@ -335,11 +336,11 @@ def own_indexes(chosen: Mapping[str, Chosen], git_sources: GitSources, indexes: 
 def forced_sources(leads: Sequence[Lead], base: Base, repositories: Repositories) -> dict[str, tuple[UvSource, Chosen]]:
     """Where upstream's overrides take packages from, each with the leading component that says so; the first wins."""
     by_name: dict[str, tuple[UvSource, Chosen]] = {}
-    for component, repository, commit in trees_of((lead.chosen for lead in leads), repositories):
-        for line in overrides(repository, commit):
+    for tree in trees_of((lead.chosen for lead in leads), repositories):
+        for line in overrides(tree):
             if line.git and line.ref and holds_on(line.marker, base):
                 source = UvSource(package=line.package, git=line.git, ref=line.ref, ref_kind="rev")
-                by_name.setdefault(line.package, (source, component))
+                by_name.setdefault(line.package, (source, tree.component))
     return by_name
 
 
@@ -350,13 +351,13 @@ def without_isolation(chosen: Mapping[str, Chosen], repositories: Repositories) 
         ConfigurationError: a pyproject.toml cannot be understood.
     """
     by_name: dict[str, Chosen] = {}
-    for component, repository, commit in trees_of(chosen.values(), repositories):
+    for tree in trees_of(chosen.values(), repositories):
         try:
-            names = built_without_isolation(uv_settings(pyproject_of(component, repositories)))
+            names = built_without_isolation(uv_settings(tree.pyproject()))
         except ValueError as error:
-            raise not_understood(repository, commit, PYPROJECT, error) from error
+            raise tree.not_understood(PYPROJECT, error) from error
         for name in names:
-            by_name.setdefault(name, component)
+            by_name.setdefault(name, tree.component)
     return by_name
 
 
@@ -377,10 +378,10 @@ def with_upstreams_phases(
         if component.commit is not None and name in by:
             by_name[name] = replace(component, spec=component.spec.model_copy(update={"phase": Phase.COMPILE}))
     for name in sorted({*compiled}):
-        says = f"{PYPROJECT} [tool.uv] no-build-isolation-package of {by[name].at()}" if name in by else "its recipe"
+        says = f"{PYPROJECT} [tool.uv] no-build-isolation-package of {by[name].title}" if name in by else "its recipe"
         spec = Component(phase=Phase.COMPILE)
-        named = ((item, item.companions[name]) for item in leads if name in item.companions)
-        lead, companion = next(((item, part) for item, part in named if part.specifier), (None, None))
+        named = ((lead, lead.companions[name]) for lead in leads if name in lead.companions)
+        lead, companion = next(((by_lead, part) for by_lead, part in named if part.specifier), (None, None))
         by_name[name] = Chosen(
             name=name,
             spec=spec,

@@ -81,10 +81,10 @@ def release_of(ref: str) -> str:
     return match["version"] if match else ""
 
 
-def _unambiguous(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+def _unambiguous(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     """By name, without names of which there are two different values."""
     values: dict[str, set[str]] = {}
-    for name, value in found:
+    for name, value in pairs:
         values.setdefault(name, set()).add(value)
     return {name: min(several) for name, several in values.items() if len(several) == 1}
 
@@ -120,9 +120,9 @@ def _put_in(text: str, values: dict[str, str], *, own: str = "") -> str | None:
         nonlocal known
         name = match["braced"] or match["bare"]
         # NAME=${NAME:-default}: whoever calls may set it, and the default is what upstream's CI takes.
-        found = match["default"] if name == own else values.get(name) or match["default"]
-        known = known and bool(found)
-        return found or ""
+        stated = match["default"] if name == own else values.get(name) or match["default"]
+        known = known and bool(stated)
+        return stated or ""
 
     done = _VARIABLE.sub(value, text)
     return done if known and "$" not in done and "`" not in done else None

@@ -96,7 +96,8 @@ class Chosen:
     def phase(self) -> Phase:
         return self.spec.phase
 
-    def at(self) -> str:
+    @property
+    def title(self) -> str:
         """Which one it is, for people: ``nemo-toolkit 8cfedd7d11ba``, or the release as asked for."""
         return f"{self.name} {self.commit.sha[:12] if self.commit else self.asked}"
 
@@ -134,7 +135,7 @@ class Lead:
     def because(self, companion: Companion) -> str:
         """Where the decision for a companion comes from, for people."""
         word = "for" if self.origin is DecidedBy.TABLE else "of"
-        return f"{companion.where} {word} {self.chosen.at()}"
+        return f"{companion.where} {word} {self.chosen.title}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,5 +303,5 @@ class GitSources:
         left = tuple(source for source in self.candidates if source.by.name not in gone or source.chosen.index)
         if len(left) == len(self.candidates):
             return self
-        kept = {item.name for item in left}
+        kept = {source.name for source in left}
         return replace(self, candidates=left).without({source.name for source in self.candidates} - kept)

@@ -10,7 +10,7 @@ from packaging.version import Version
 from envbuild.core import tomlread
 from envbuild.lock.components.project_metadata import PYPROJECT
 from envbuild.lock.components.sdist_metadata import metadata_files
-from envbuild.lock.context import WorkContext
+from envbuild.lock.context import LockContext
 from envbuild.lock.uv.resolution import package_files
 
 # A release with smaller files holds a name: transformer-engine 0.0.0 has 1,097 bytes, its core 0.0.0a0 1,158.
@@ -27,7 +27,7 @@ def is_empty(table: Mapping[str, Any]) -> bool:
     return bool(sizes) and max(sizes) < SMALLEST_CONTENT and Version(table["version"]).release[:2] in ((0,), (0, 0))
 
 
-def is_stub(table: Mapping[str, Any], context: WorkContext) -> bool:
+def is_stub(table: Mapping[str, Any], context: LockContext) -> bool:
     """Whether a release is an sdist alone whose build downloads the package from another index.
 
     Raises:

@@ -19,18 +19,16 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.catalog import knowledge
 from envbuild.catalog.base import Base
-from envbuild.catalog.catalog import Selection
+from envbuild.catalog.catalog import Catalog
 from envbuild.core import jsonread, tomlread
-from envbuild.core.errors import ResolutionError
-from envbuild.git.refs import Commit
-from envbuild.git.repository import GitRepository
+from envbuild.core.progress import Reporter
 from envbuild.lock.components.install_scripts import NGC_IMAGE, Installs, read_installs, release_of
 from envbuild.lock.components.models import Chosen, Companion, Forced, Lead, Preference
-from envbuild.lock.components.upstream import MANIFEST, holds_on, packages_of, trees_of
-from envbuild.lock.context import LockContext
+from envbuild.lock.components.tree import Tree, trees_of
+from envbuild.lock.components.upstream import MANIFEST, holds_on, packages_of
+from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs.request import NGC_TABLE
-from envbuild.lock.uv.named_index import LookUpRules
-from envbuild.lock.uv.resolution import look_up
+from envbuild.lock.uv.package_index import PackageIndex
 
 UV_LOCK = "uv.lock"
 # Of some versions there PyPI has only a stub, whose build fetches the wheel from there by means of wheel_stub: of
@@ -41,14 +39,12 @@ NVIDIA_INDEX = "https://pypi.nvidia.com"
 def upstream_preferences(leads: Sequence[Lead], base: Base, context: LockContext) -> dict[str, Preference]:
     """The versions of packages that upstream's files name, by canonical name; the first file that names one wins."""
     by_name: dict[str, Preference] = {}
-    for chosen, repository, commit in trees_of((lead.chosen for lead in leads), context.repositories):
-        with context.reporter.step(f"read which versions {chosen.at()} was tested with"):
-            for where, versions in (
-                (UV_LOCK, _of_uv_lock(repository, commit, base, context)),
-                *_of_scripts(repository, commit, base),
-            ):
+    for tree in trees_of((lead.chosen for lead in leads), context.repositories):
+        lead = tree.component
+        with context.reporter.step(f"read which versions {lead.title} was tested with"):
+            for where, versions in ((UV_LOCK, _of_uv_lock(tree, base, context.reporter)), *_of_scripts(tree, base)):
                 for name, version in versions.items():
-                    preference = Preference(version=version, because=f"{where} of {chosen.at()}", by=chosen.name)
+                    preference = Preference(version=version, because=f"{where} of {lead.title}", by=lead.name)
                     by_name.setdefault(name, preference)
     return by_name
 
@@ -75,15 +71,15 @@ def _is_against(forced_range: Forced, preference: Preference | None, lead: str, 
     return any(not allowed.contains(preference.version, prereleases=True) for allowed in ranges)
 
 
-def _of_uv_lock(repository: GitRepository, commit: Commit, base: Base, context: LockContext) -> dict[str, str]:
-    text = repository.read_file(commit, UV_LOCK)
+def _of_uv_lock(tree: Tree, base: Base, reporter: Reporter) -> dict[str, str]:
+    text = tree.top(UV_LOCK)
     if text is None:
         return {}
     try:
         return read_uv_lock(tomlread.loads(text), base)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         # Preferences may be missing: a form that uv invents tomorrow must not stop every lock.
-        context.reporter.note(f"note: {UV_LOCK} of {repository.url} at {commit.sha[:12]} is not understood: {error}")
+        reporter.note(f"note: {UV_LOCK} of {tree.component.title} is not understood: {error}")
         return {}
 
 
@@ -125,25 +121,25 @@ def _left_to_the_image(content: Mapping[str, Any], base: Base) -> set[str]:
     return every - holding
 
 
-def _scripts(repository: GitRepository, commit: Commit, base: Base) -> Iterator[tuple[str, Installs]]:
+def _scripts(tree: Tree, base: Base) -> Iterator[tuple[str, Installs]]:
     """The scripts and Dockerfiles that are there, each with what it installs."""
     for file in knowledge.install_scripts().files:
-        text = repository.read_file(commit, file)
+        text = tree.top(file)
         if text is not None:
             yield file, read_installs(text, base)
 
 
-def _of_scripts(repository: GitRepository, commit: Commit, base: Base) -> Iterator[tuple[str, dict[str, str]]]:
-    for file, installs in _scripts(repository, commit, base):
+def _of_scripts(tree: Tree, base: Base) -> Iterator[tuple[str, dict[str, str]]]:
+    for file, installs in _scripts(tree, base):
         tagged = {name: release for name, ref in installs.refs.items() if (release := release_of(ref))}
         yield file, installs.releases | tagged
 
 
-def script_companions(repository: GitRepository, commit: Commit, base: Base) -> list[Companion]:
+def script_companions(tree: Tree, base: Base) -> list[Companion]:
     """What upstream's scripts build from git: as a release where the tag is of one, else at the commit."""
     listed = []
     repositories = knowledge.install_scripts().repositories
-    for file, installs in _scripts(repository, commit, base):
+    for file, installs in _scripts(tree, base):
         for name, ref in installs.refs.items():
             release = release_of(ref)
             for package in packages_of(name):
@@ -166,14 +162,13 @@ class NgcImage:
     because: str
 
 
-def upstream_image(leads: Sequence[Lead], base: Base, context: LockContext) -> NgcImage | None:
+def upstream_image(leads: Sequence[Lead], base: Base, repositories: Repositories) -> NgcImage | None:
     """The image of the first lead that names one: in requirements/manifest.json, else in a Dockerfile."""
-    for chosen, repository, commit in trees_of((lead.chosen for lead in leads), context.repositories):
-        manifest = repository.read_file(commit, MANIFEST) or ""
-        scripts = ((file, installs.image) for file, installs in _scripts(repository, commit, base))
-        for where, image in ((MANIFEST, _of_manifest(manifest)), *scripts):
+    for tree in trees_of((lead.chosen for lead in leads), repositories):
+        scripts = ((file, installs.image) for file, installs in _scripts(tree, base))
+        for where, image in ((MANIFEST, _of_manifest(tree.top(MANIFEST) or "")), *scripts):
             if match := NGC_IMAGE.match(image):
-                return NgcImage(release=match["release"], because=f"{where} of {chosen.at()}")
+                return NgcImage(release=match["release"], because=f"{where} of {tree.component.title}")
     return None
 
 
@@ -184,41 +179,29 @@ def _of_manifest(text: str) -> str:
         return ""
 
 
-def torch_preference(
-    torch: Chosen, image: NgcImage, selection: Selection, rules: LookUpRules, context: LockContext
-) -> Preference | None:
+def torch_preference(torch: Chosen, image: NgcImage, catalog: Catalog, index: PackageIndex) -> Preference | None:
     """The release of torch that is nearest to the one of upstream's image; None: nothing says which torch it has.
 
     The newest of the image's line or before it; where the component may be none of these (for the base's CUDA), the
     newest of the first line after it.
-
-    Args:
-        rules: they hold releases to the as-of moment.
     """
-    table = selection.catalog.companions(NGC_TABLE)
+    table = catalog.companions(NGC_TABLE)
     entry = table.for_release(image.release) if table is not None else None
     if entry is None or "torch" not in entry.components:
         return None
     line = Version(entry.components["torch"].removeprefix("==").removesuffix(".*"))
-    version = _torch(torch, f"<{_after(line)}", selection.base, rules, context)
+
+    def torch_within(limit: str, where: PackageIndex) -> str | None:
+        return where.version("torch", ",".join(filter(None, (torch.specifier, limit))))
+
+    version = torch_within(f"<{_after(line)}", index)
     if version is None:
         # None on a base for CUDA 13, say, for which torch has releases from 2.11 on, and the image an older one.
-        lowest = rules.with_settings(resolution="lowest")
-        later = _torch(torch, f">={_after(line)}", selection.base, lowest, context)
-        version = later and _torch(torch, f"<{_after(Version(later))}", selection.base, rules, context)
+        later = torch_within(f">={_after(line)}", index.lowest())
+        version = later and torch_within(f"<{_after(Version(later))}", index)
     because = f"torch {line} of the image {image.release} ({image.because})"
     return Preference(version=version, because=because) if version else None
 
 
 def _after(version: Version) -> str:
     return f"{version.major}.{version.minor + 1}"
-
-
-def _torch(torch: Chosen, limit: str, base: Base, rules: LookUpRules, context: LockContext) -> str | None:
-    """The release of torch that uv takes by itself below or above a line; None: there is none."""
-    specifier = ",".join(filter(None, (torch.specifier, limit)))
-    try:
-        tables = look_up({"torch": specifier}, base, rules, f"find torch {specifier}", context)
-    except ResolutionError:
-        return None
-    return str(tables["torch"]["version"])

@@ -81,7 +81,7 @@ def before_build(text: str) -> tuple[list[str], list[str]] | None:
         return None
     open_fields = project.get("dynamic", [])
     main, optional = project.get("dependencies", []), project.get("optional-dependencies", {})
-    if not isinstance(optional, dict) or not all(are_texts(item) for item in (open_fields, main, *optional.values())):
+    if not isinstance(optional, dict) or not all(map(are_texts, (open_fields, main, *optional.values()))):
         raise ValueError(f"Its {PYPROJECT} states dependencies in [project] in another form than lists of texts.")
     # What is neither stated nor dynamic is empty, and no build may fill it (PEP 621).
     if any(field in open_fields for field in _BEFORE_BUILD):
@@ -92,7 +92,7 @@ def before_build(text: str) -> tuple[list[str], list[str]] | None:
 
 def are_texts(value: object) -> bool:
     """Whether a value is a list of strings."""
-    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+    return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 
 def build_requires(pyproject: str | None) -> tuple[str, ...]:
@@ -135,8 +135,8 @@ def marked_line(line: str, marker: str, extra: str) -> str:
         markers.insert(0, str(requirement.marker))
         requirement.marker = None
         line = str(requirement)
-    stated = [item for item in markers if item]
-    return f"{line} ; {stated[0] if len(stated) == 1 else ' and '.join(f'({item})' for item in stated)}"
+    stated = [text for text in markers if text]
+    return f"{line} ; {stated[0] if len(stated) == 1 else ' and '.join(f'({text})' for text in stated)}"
 
 
 def with_cuda_names(lines: Sequence[str], cuda_major: str | None) -> tuple[list[str], list[str]]:

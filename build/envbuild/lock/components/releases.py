@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Catalog
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError, ResolutionError
 from envbuild.core.text import quoted_command
@@ -20,34 +19,30 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.pins import GIT_PREFIX, parse_ref
 from envbuild.lock.inputs.request import NoReleaseError
 from envbuild.lock.uv.explanation import needed_pythons, not_there
-from envbuild.lock.uv.named_index import LookUpRules
-from envbuild.lock.uv.resolution import look_up, package_files, upload_seconds
+from envbuild.lock.uv.package_index import PackageIndex
+from envbuild.lock.uv.resolution import package_files, upload_seconds
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
 # One release, and which.
 EXACT = re.compile(r"^==\s*([^*,\s]+)$")
 
 
-def find_release(chosen: Chosen, base: Base, rules: LookUpRules, context: LockContext) -> Mapping[str, Any]:
+def find_release(chosen: Chosen, index: PackageIndex) -> Mapping[str, Any]:
     """The release that uv takes of a component by itself, as uv.lock's table.
 
     Raises:
         ResolutionError: there is none; says which are near, and whether a tag was meant.
     """
     try:
-        locked = look_up({chosen.name: chosen.specifier}, base, rules, f"find {chosen.name}", context)
+        return index.find({chosen.name: chosen.specifier}, f"find {chosen.name}")[chosen.name]
     except ResolutionError as error:
         # One that does not exist, as opposed to one that does not fit.
         if chosen.name not in not_there(error.why) and not needed_pythons(error.why):
             raise
-        exact = EXACT.match(chosen.specifier)
-        raise _no_release(chosen, exact[1] if exact else "", base, rules, context, error) from error
-    return locked[chosen.name]
+        raise _no_release(chosen, index, error) from error
 
 
-def refuse_missing_pins(
-    chosen: Mapping[str, Chosen], base: Base, torch_build: str, rules: LookUpRules, context: LockContext
-) -> None:
+def refuse_missing_pins(chosen: Mapping[str, Chosen], torch_build: str, index: PackageIndex) -> None:
     """Refuse a release that the user pinned and the index does not have, before anything is resolved with it.
 
     Raises:
@@ -58,45 +53,34 @@ def refuse_missing_pins(
         for component in chosen.values()
         if component.origin is DecidedBy.PIN
         and component.commit is None
-        and component.name not in base.provides
+        and component.name not in index.base.provides
         # Its named builds may be in the site's find-links alone.
         and (component.name != "torch" or torch_build == PACKAGE_INDEX_BUILD)
     ]
     if not pinned:
         return
     try:
-        look_up({item.name: item.specifier for item in pinned}, base, rules, "find the pinned releases", context)
+        index.find({component.name: component.specifier for component in pinned}, "find the pinned releases")
     except ResolutionError as error:
         missing = set(not_there(error.why))
-        for item in (item for item in pinned if item.name in missing or needed_pythons(error.why)):
-            find_release(item, base, rules, context)
+        for component in pinned:
+            if component.name in missing or needed_pythons(error.why):
+                find_release(component, index)
 
 
-def _no_release(
-    chosen: Chosen,
-    version: str,
-    base: Base,
-    rules: LookUpRules,
-    context: LockContext,
-    error: ResolutionError,
-) -> ResolutionError:
+def _no_release(chosen: Chosen, index: PackageIndex, error: ResolutionError) -> ResolutionError:
+    exact = EXACT.match(chosen.specifier)
+    version = exact[1] if exact else ""
+    next_to_it = [("the newest before it", f"<{version}", index), ("the first after it", f">{version}", index.lowest())]
     by_name: dict[str, str] = {}
-    lowest = rules.with_settings(resolution="lowest")
-    for label, specifier, how in (
-        *(
-            [("the newest before it", f"<{version}", rules), ("the first after it", f">{version}", lowest)]
-            * bool(version)
-        ),
-        ("the newest of all", "", rules),
-    ):
-        with contextlib.suppress(ResolutionError):
-            near = look_up({chosen.name: specifier}, base, how, f"find {chosen.name} {specifier}", context)
-            by_name.setdefault(str(near[chosen.name]["version"]), label)
+    for label, specifier, asked in (*next_to_it * bool(version), ("the newest of all", "", index)):
+        if (near := asked.version(chosen.name, specifier)) is not None:
+            by_name.setdefault(near, label)
     tags: list[str] = []
     if chosen.spec.git is not None and version:
         with contextlib.suppress(NetworkError):
-            tags = context.repositories.at(chosen.spec.git).tags_of(version)
-    newest = rules.settings.get("exclude-newer")
+            tags = index.context.repositories.open(chosen.spec.git).tags_of(version)
+    newest = index.settings.get("exclude-newer")
     near_by = ", ".join(f"{release} ({label})" for release, label in by_name.items())
     why = f"Releases for the base's Python: {near_by}." if near_by else "It has no release for the base's Python."
     fix = (
@@ -112,7 +96,7 @@ def _no_release(
     kind: type[ResolutionError] = NoReleaseError
     what = f"there is no release {version or chosen.specifier} of {chosen.name}"
     if needed:
-        kind, what = ResolutionError, f"{chosen.at()} needs Python {needed}; the base has {base.python.version}"
+        kind, what = ResolutionError, f"{chosen.title} needs Python {needed}; the base has {index.base.python.version}"
         fix += " Or choose a base with such a Python."
     missing = kind(
         what + (f" as of {newest}" if newest and not needed else ""),
@@ -124,48 +108,25 @@ def _no_release(
     return missing
 
 
-@dataclass(frozen=True, kw_only=True)
-class Releases:
-    """What is known of components that are releases: which one uv takes as of a moment, and what belongs to it.
+def release_lead(chosen: Chosen, catalog: Catalog, undecided: Collection[str], index: PackageIndex) -> Lead:
+    """A component that is a release, with what a table in envs/ says of it.
 
-    Attributes:
-        rules: they hold the releases to the as-of moment.
+    A range of releases is held to those that the table's entry is for, so that both stay together.
+
+    Args:
         undecided: the components of which only a table could say something; without any, nothing is asked.
     """
-
-    catalog: Catalog
-    base: Base
-    rules: LookUpRules
-    undecided: frozenset[str]
-    context: LockContext
-    _found: dict[str, Mapping[str, Any]] = field(default_factory=dict, init=False)
-
-    def _package(self, chosen: Chosen) -> Mapping[str, Any]:
-        if chosen.name not in self._found:
-            with self.context.reporter.step(f"look at {chosen.name} {chosen.asked}"):
-                self._found[chosen.name] = find_release(chosen, self.base, self.rules, self.context)
-        return self._found[chosen.name]
-
-    def has_folder(self, chosen: Chosen, folder: str) -> bool:
-        """Whether the release has files below ``folder``."""
-        return release_has_folder(self._package(chosen), folder, self.context)
-
-    def lead(self, chosen: Chosen) -> Lead:
-        """What a table in envs/ says of the release.
-
-        A range of releases is held to those that the table's entry is for, so that both stay together.
-        """
-        table = self.catalog.companions(chosen.name)
-        if table is None or not table.names() & self.undecided:
-            return Lead(chosen=chosen, companions={})
-        entry = table.for_release(str(self._package(chosen)["version"]))
-        if entry is None:
-            return Lead(chosen=chosen, companions={})
-        where = f"envs/companions/{chosen.name}.toml"
-        found = {name: Companion(package=name, where=where, specifier=text) for name, text in entry.components.items()}
-        if not chosen.specifier.startswith("==") or "*" in chosen.specifier:
-            chosen = replace(chosen, specifier=",".join(filter(None, (chosen.specifier, entry.versions))))
-        return Lead(chosen=chosen, companions=found, origin=DecidedBy.TABLE)
+    table = catalog.companions(chosen.name)
+    if table is None or not table.names() & {*undecided}:
+        return Lead(chosen=chosen, companions={})
+    entry = table.for_release(str(find_release(chosen, index)["version"]))
+    if entry is None:
+        return Lead(chosen=chosen, companions={})
+    where = f"envs/companions/{chosen.name}.toml"
+    named = {name: Companion(package=name, where=where, specifier=text) for name, text in entry.components.items()}
+    if not chosen.specifier.startswith("==") or "*" in chosen.specifier:
+        chosen = replace(chosen, specifier=",".join(filter(None, (chosen.specifier, entry.versions))))
+    return Lead(chosen=chosen, companions=named, origin=DecidedBy.TABLE)
 
 
 def uploaded_at(package: Mapping[str, Any]) -> datetime:

@@ -26,7 +26,7 @@ from envbuild.lock.components.project_metadata import (
     refuse_unreadable,
     with_cuda_names,
 )
-from envbuild.lock.context import WorkContext
+from envbuild.lock.context import LockContext
 from envbuild.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -95,13 +95,13 @@ def _declared(raw: RawMetadata, files: Mapping[str, bytes]) -> tuple[list[str], 
     lines, extras = raw.get("requires_dist", []), raw.get("provides_extra", [])
     if lines or _holds(raw):
         return lines, extras
-    found = _requires_txt(_text(files, REQUIRES)) if EGG_INFO in files else before_build(_text(files, PYPROJECT))
-    if found is None:
+    stated = _requires_txt(_text(files, REQUIRES)) if EGG_INFO in files else before_build(_text(files, PYPROJECT))
+    if stated is None:
         raise ValueError(
             f"What it requires is not known: its PKG-INFO (metadata {raw.get('metadata_version', 'without version')}) "
             f"names nothing, it has no egg-info, and no [project] of a {PYPROJECT} states it. Only a build would tell."
         )
-    return found[0], list(dict.fromkeys([*extras, *found[1]]))
+    return stated[0], list(dict.fromkeys([*extras, *stated[1]]))
 
 
 def _holds(raw: RawMetadata) -> bool:
@@ -188,7 +188,7 @@ def compile_metadata(
     names: Sequence[str],
     locked: Mapping[str, Mapping[str, Any]],
     cuda_major: str | None,
-    context: WorkContext,
+    context: LockContext,
 ) -> tuple[CompileMetadata, ...]:
     """The metadata of each package in ``names``, at the version of the throw-away lock ``locked``."""
     packages = [locked[name] for name in names]
@@ -204,7 +204,7 @@ def compile_metadata(
         return tuple(pool.map(read, built))
 
 
-def metadata_files(package: Mapping[str, Any], context: WorkContext) -> tuple[dict[str, bytes], str]:
+def metadata_files(package: Mapping[str, Any], context: LockContext) -> tuple[dict[str, bytes], str]:
     """The files of an sdist that say what it declares, and the sdist's digest; kept in the store.
 
     An sdist has thousands of files: reading through it costs most of a lock that has everything else at hand.

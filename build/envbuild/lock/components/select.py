@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from packaging.version import InvalidVersion, Version
 
@@ -15,19 +15,139 @@ from envbuild.git.refs import Commit, GitRef
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.models import Chosen, Companion, DecidedBy, Forced, Lead
 from envbuild.lock.components.preferences import script_companions
-from envbuild.lock.components.releases import Releases
-from envbuild.lock.components.upstream import OVERRIDES, companions, holds_on, overrides, sources, trees_of
+from envbuild.lock.components.tree import Tree, tree_of, trees_of
+from envbuild.lock.components.upstream import OVERRIDES, companions, holds_on, overrides, sources
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
-from envbuild.lock.inputs.deviation import Deviation
 from envbuild.lock.inputs.pins import Ref, ref_text
+from envbuild.lock.models import Deviation
 
 
-def choose_anchor(stack: Stack, pins: Mapping[str, Ref], repositories: Repositories, as_of: Bound) -> Chosen | None:
-    """The stack's anchor, decided; None when the stack has none."""
-    if stack.anchor is None:
-        return None
-    return own_choice(stack.anchor, stack.components[stack.anchor], pins.get(stack.anchor), repositories, as_of)
+@dataclass(frozen=True, kw_only=True)
+class Chooser:
+    """Decides components: a pin wins; then what the stack says; then what belongs to the leads.
+
+    Attributes:
+        as_of: branches mean their commits of then.
+        base: for whose platform and Python pins must be meant.
+    """
+
+    pins: Mapping[str, Ref]
+    as_of: Bound
+    base: Base
+    repositories: Repositories
+
+    def anchor(self, stack: Stack) -> Chosen | None:
+        """The stack's anchor; None when the stack has none."""
+        return None if stack.anchor is None else self.own_choice(stack.anchor, stack.components[stack.anchor])
+
+    def own_choice(self, name: str, spec: Component) -> Chosen:
+        """A component by what the user and the stack say of it."""
+        pin = self.pins.get(name)
+        origin, because = (
+            (DecidedBy.PIN, "pinned by the user") if pin is not None else (DecidedBy.STACK, "the stack's file")
+        )
+        ref: Ref | None = pin if pin is not None else (GitRef(spec.ref) if spec.ref else None)
+        asked = ref_text(ref) if ref is not None else spec.version or "any release"
+        bare = Chosen(name=name, spec=spec, asked=asked, origin=origin, because=because)
+        if isinstance(ref, GitRef) and spec.git is not None:
+            commit = self.repositories.open(spec.git).resolve(ref, self.as_of)
+            return replace(bare, git=spec.git, commit=commit)
+        if ref is None or isinstance(ref, GitRef):
+            return replace(bare, specifier=spec.version)
+        return replace(bare, specifier=ref.specifier)
+
+    def components(self, stack: Stack, leads: Sequence[Lead]) -> dict[str, Chosen]:
+        """Every component.
+
+        What the leads say nothing of, a component from git before it in the stack may, which uses it (Megatron-LM pins
+        a Transformer Engine).
+
+        Args:
+            leads: components that are decided already. The first leads: what it, and then what belongs to it says of a
+                companion, wins over the others.
+        """
+        decided = {lead.chosen.name: lead.chosen for lead in leads}
+        chosen: dict[str, Chosen] = {}
+        for name, spec in stack.components.items():
+            if name in decided:
+                # A takeover may want other extras and modules of it; which release or commit it is, is decided.
+                chosen[name] = replace(decided[name], spec=spec)
+                continue
+            if name not in self.pins and not spec.version and spec.ref is None:
+                others = (self._sources(other) for other in chosen.values() if other.name not in decided)
+                # An anchor that no longer leads comes last: NeMo 3.0 has the Transformer Engine of its speech models.
+                order = itertools.chain(leads[:1], others, leads[1:])
+                if (lead := next((lead for lead in order if name in lead.companions), None)) is not None:
+                    chosen[name] = self._companion(name, spec, lead)
+                    continue
+            chosen[name] = self.own_choice(name, spec)
+        return chosen
+
+    def _sources(self, chosen: Chosen) -> Lead:
+        """A decided component, and the commits that its own pyproject.toml takes those from whose API it calls.
+
+        What else it takes from git belongs to its authors' own builds.
+        """
+        tree = tree_of(chosen, self.repositories)
+        if tree is None:
+            return Lead(chosen=chosen, companions={})
+        pinned = sources(tree)
+        # A repository may hold several packages: with the one, its others.
+        places = {(source.git, source.ref) for source in pinned if source.package in chosen.spec.uses}
+        # Reversed: of several for one package the first stays.
+        named = {
+            source.package: source
+            for source in reversed(pinned)
+            if (source.git, source.ref) in places and holds_on(source.marker, self.base)
+        }
+        return Lead(chosen=chosen, companions=named)
+
+    def _companion(self, name: str, spec: Component, by: Lead) -> Chosen:
+        companion = by.companions[name]
+        because = by.because(companion)
+        chosen = Chosen(
+            name=name,
+            spec=spec,
+            asked=companion.pinned,
+            origin=by.origin,
+            because=because,
+            overrides=companion.where == OVERRIDES,
+        )
+        if companion.ref is None:
+            return replace(chosen, specifier=companion.specifier)
+        git = companion.git or spec.git  # upstream may pin a commit of a fork
+        if git is None:
+            raise ConfigurationError(
+                f"{because} names commit {companion.ref} of {name}, and its repository is not known",
+                why=f"Neither {companion.where} nor [components.{name}] says where it is.",
+                fix=f"Add git = URL to [components.{name}] of the stack, or pin a version: --pin {name}=VERSION",
+            ).at_upstream()
+        try:
+            commit = self.repositories.open(git).resolve(GitRef(companion.ref), self.as_of)
+        except (ConfigurationError, NetworkError) as error:
+            # uv fetches the submodules of what it builds from git, whatever is pinned.
+            another = f"Or say which {name} to take instead: --pin {name}=REF --name NAME"
+            older = "Or take a commit from before: envbuild lock --as-of DATE --name NAME."
+            named = error.with_context(
+                why=f"{because} names it for {name}.\n{error.why}",
+                fix=f"{error.fix}\n{older if companion.where.startswith('submodule') else another}",
+            )
+            named = named.about(name, by.chosen.name)
+            # An outage: another commit of upstream's is no cure.
+            if isinstance(error, NetworkError) and not error.gone:
+                raise named from None
+            raise named.at_upstream() from None
+        if spec.release_file is None:
+            return replace(chosen, git=git, commit=commit, pinned_by=by.chosen.name)
+        # Upstream's Transformer Engine is pinned by commit, and only a build would tell what that commit requires.
+        version = _version_in(spec.release_file, self.repositories.open(git), commit, name)
+        return replace(
+            chosen,
+            specifier=releases_like(version),
+            release_of=(git, commit),
+            because=f"{because}; {spec.release_file} at that commit says {version}, so a release of that",
+        )
 
 
 def deviated(chosen: Mapping[str, Chosen], deviations: Sequence[Deviation]) -> dict[str, Chosen]:
@@ -50,78 +170,15 @@ def deviated(chosen: Mapping[str, Chosen], deviations: Sequence[Deviation]) -> d
     return by_name
 
 
-def lead(chosen: Chosen, releases: Releases) -> Lead:
-    """What belongs to a component: upstream's own pins at its commit, or what is known of its release."""
-    if chosen.commit is None:
-        return releases.lead(chosen)
-    context = releases.context
-    with context.reporter.step(f"read upstream's pins at {chosen.at()}"):
-        repository = context.repositories.at(chosen.git)
-        try:
-            found = companions(repository, chosen.commit, releases.base)
-            for component in script_companions(repository, chosen.commit, releases.base):
-                found.setdefault(component.package, component)
-        except ConfigurationError as error:
-            raise error.about(chosen.name) from None
-        return Lead(chosen=chosen, companions=found)
-
-
-def choose(
-    stack: Stack,
-    pins: Mapping[str, Ref],
-    leads: Sequence[Lead],
-    repositories: Repositories,
-    as_of: Bound,
-    base: Base,
-) -> dict[str, Chosen]:
-    """Every component, decided: a pin wins; then what the stack says; then what belongs to the leads.
-
-    What the leads say nothing of, a component from git before it in the stack may, which uses it (Megatron-LM pins a
-    Transformer Engine).
-
-    Args:
-        leads: components that are decided already. The first leads: what it, and then what belongs to it says of a
-            companion, wins over the others.
-        base: for whose platform and Python pins must be meant.
-    """
-    decided = {lead.chosen.name: lead.chosen for lead in leads}
-    chosen: dict[str, Chosen] = {}
-    for name, spec in stack.components.items():
-        if name in decided:
-            # A takeover may want other extras and modules of it; which release or commit it is, is decided.
-            chosen[name] = replace(decided[name], spec=spec)
-            continue
-        pin = pins.get(name)
-        if pin is None and not spec.version and spec.ref is None:
-            others = (
-                _sources(component, repositories, base)
-                for component in chosen.values()
-                if component.name not in decided
-            )
-            # An anchor that no longer leads comes last: NeMo 3.0 has a Transformer Engine of its speech models' day.
-            order = itertools.chain(leads[:1], others, leads[1:])
-            found = (item for item in order if name in item.companions)
-            if (item := next(found, None)) is not None:
-                chosen[name] = _companion(name, spec, item.companions[name], item, repositories, as_of)
-                continue
-        chosen[name] = own_choice(name, spec, pin, repositories, as_of)
-    return chosen
-
-
-def _sources(chosen: Chosen, repositories: Repositories, base: Base) -> Lead:
-    """A decided component, and the commits that its own pyproject.toml takes those from whose API it calls.
-
-    What else it takes from git belongs to its authors' own builds.
-    """
-    if chosen.commit is None:
-        return Lead(chosen=chosen, companions={})
-    found = sources(repositories.at(chosen.git), chosen.commit)
-    # A repository may hold several packages: with the one, its others.
-    places = {(item.git, item.ref) for item in found if item.package in chosen.spec.uses}
-    found = [item for item in found if (item.git, item.ref) in places]
-    # Reversed: of several for one package the first stays.
-    named = {item.package: item for item in reversed(found) if holds_on(item.marker, base)}
-    return Lead(chosen=chosen, companions=named)
+def tree_lead(tree: Tree, base: Base) -> Lead:
+    """What belongs to a component from git: upstream's own pins at its commit."""
+    try:
+        named = companions(tree, base)
+        for companion in script_companions(tree, base):
+            named.setdefault(companion.package, companion)
+    except ConfigurationError as error:
+        raise error.about(tree.component.name) from None
+    return Lead(chosen=tree.component, companions=named)
 
 
 def left_out(leads: Sequence[Lead], chosen: Mapping[str, Chosen]) -> tuple[str, ...]:
@@ -145,84 +202,15 @@ def upstream_overrides(
 ) -> dict[str, Forced]:
     """Versions that upstream forces on packages that are no components of the stack."""
     forced: dict[str, Forced] = {}
-    for by, repository, commit in trees_of((lead.chosen for lead in leads), repositories):
-        texts: dict[str, list[Companion]] = {}
-        for line in overrides(repository, commit):
+    for tree in trees_of((lead.chosen for lead in leads), repositories):
+        lines: dict[str, list[Companion]] = {}
+        for line in overrides(tree):
             if line.specifier and line.package not in chosen:
-                texts.setdefault(line.package, []).append(line)
-        for name, lines in texts.items():
-            found = tuple(f"{line.specifier} ; {line.marker}" if line.marker else f"{line.specifier}" for line in lines)
-            forced.setdefault(name, Forced(by=by.name, where=lines[0].where, texts=found))
+                lines.setdefault(line.package, []).append(line)
+        for name, forcing in lines.items():
+            texts = tuple(f"{line.specifier} ; {line.marker}" if line.marker else line.specifier for line in forcing)
+            forced.setdefault(name, Forced(by=tree.component.name, where=forcing[0].where, texts=texts))
     return forced
-
-
-def own_choice(name: str, spec: Component, pin: Ref | None, repositories: Repositories, as_of: Bound) -> Chosen:
-    """A component by what the user and the stack say of it."""
-    origin, because = (
-        (DecidedBy.PIN, "pinned by the user") if pin is not None else (DecidedBy.STACK, "the stack's file")
-    )
-    ref: Ref | None = pin if pin is not None else (GitRef(spec.ref) if spec.ref else None)
-    asked = ref_text(ref) if ref is not None else spec.version or "any release"
-    bare = Chosen(name=name, spec=spec, asked=asked, origin=origin, because=because)
-    if isinstance(ref, GitRef) and spec.git is not None:
-        commit = repositories.at(spec.git).resolve(ref, as_of)
-        return replace(bare, git=spec.git, commit=commit)
-    if ref is None or isinstance(ref, GitRef):
-        return replace(bare, specifier=spec.version)
-    return replace(bare, specifier=ref.specifier)
-
-
-def _companion(
-    name: str,
-    spec: Component,
-    companion: Companion,
-    by: Lead,
-    repositories: Repositories,
-    as_of: Bound,
-) -> Chosen:
-    because = by.because(companion)
-    chosen = Chosen(
-        name=name,
-        spec=spec,
-        asked=companion.pinned,
-        origin=by.origin,
-        because=because,
-        overrides=companion.where == OVERRIDES,
-    )
-    if companion.ref is None:
-        return replace(chosen, specifier=companion.specifier)
-    git = companion.git or spec.git  # upstream may pin a commit of a fork
-    if git is None:
-        raise ConfigurationError(
-            f"{because} names commit {companion.ref} of {name}, and its repository is not known",
-            why=f"Neither {companion.where} nor [components.{name}] says where it is.",
-            fix=f"Add git = URL to [components.{name}] of the stack, or pin a version: --pin {name}=VERSION",
-        ).at_upstream()
-    try:
-        commit = repositories.at(git).resolve(GitRef(companion.ref), as_of)
-    except (ConfigurationError, NetworkError) as error:
-        # uv fetches the submodules of what it builds from git, whatever is pinned.
-        another = f"Or say which {name} to take instead: --pin {name}=REF --name NAME"
-        older = "Or take a commit from before: envbuild lock --as-of DATE --name NAME."
-        named = error.with_context(
-            why=f"{because} names it for {name}.\n{error.why}",
-            fix=f"{error.fix}\n{older if companion.where.startswith('submodule') else another}",
-        )
-        named = named.about(name, by.chosen.name)
-        # An outage: another commit of upstream's is no cure.
-        if isinstance(error, NetworkError) and not error.gone:
-            raise named from None
-        raise named.at_upstream() from None
-    if spec.release_file is None:
-        return replace(chosen, git=git, commit=commit, pinned_by=by.chosen.name)
-    # Upstream's Transformer Engine is pinned by commit, and only a build would tell what that commit requires.
-    version = _version_in(spec.release_file, repositories.at(git), commit, name)
-    return replace(
-        chosen,
-        specifier=releases_like(version),
-        release_of=(git, commit),
-        because=f"{because}; {spec.release_file} at that commit says {version}, so a release of that",
-    )
 
 
 def _version_in(file: str, repository: GitRepository, commit: Commit, name: str) -> Version:

@@ -38,7 +38,7 @@ def _changed_by(statement: ast.stmt) -> Iterator[str]:
             continue
         if isinstance(node, ast.AugAssign | ast.AnnAssign | ast.Assign | ast.For):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (part.id for item in targets for part in ast.walk(item) if isinstance(part, ast.Name))
+            yield from (part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name))
 
 
 def _is_local_label(node: ast.AugAssign) -> bool:
@@ -48,25 +48,25 @@ def _is_local_label(node: ast.AugAssign) -> bool:
 
 def _value(node: ast.expr, values: dict[str, Value | None]) -> Value | None:
     """The value of an expression of constants, names, slices, joins and sums; None for any other."""
-    found: Value | None = None
+    result: Value | None = None
     match node:
         case ast.Constant(value=str() | int() as value):
-            found = value
+            result = value
         case ast.Name(id=name):
-            found = values.get(name)
+            result = values.get(name)
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
-            found = _tuple([_value(item, values) for item in elements])
+            result = _tuple([_value(element, values) for element in elements])
         case ast.Subscript(value=sequence, slice=ast.Slice(step=None) as bounds):
-            found = _part(_value(sequence, values), bounds)
+            result = _part(_value(sequence, values), bounds)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            found = _joined("", _tuple([_value(left, values), _value(right, values)]))
+            result = _joined("", _tuple([_value(left, values), _value(right, values)]))
         case ast.JoinedStr(values=parts):
-            found = _joined("", _texts(_tuple([_value(_bare(part), values) for part in parts])))
-        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str() as between), attr="join"), args=[items]):
-            found = _joined(between, _value(items, values))
-        case ast.Call(func=ast.Name(id="map"), args=[ast.Name(id="str"), items]):
-            found = _texts(_value(items, values))
-    return found
+            result = _joined("", _texts(_tuple([_value(_bare(part), values) for part in parts])))
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str() as between), attr="join"), args=[sequence]):
+            result = _joined(between, _value(sequence, values))
+        case ast.Call(func=ast.Name(id="map"), args=[ast.Name(id="str"), sequence]):
+            result = _texts(_value(sequence, values))
+    return result
 
 
 def _bare(part: ast.expr) -> ast.expr:
@@ -85,17 +85,17 @@ def _part(whole: Value | None, bounds: ast.Slice) -> tuple[Value, ...] | None:
     return whole[ends[0] : ends[1]] if isinstance(whole, tuple) else None
 
 
-def _tuple(items: list[Value | None]) -> tuple[Value, ...] | None:
-    known = tuple(item for item in items if item is not None)
-    return known if len(known) == len(items) else None
+def _tuple(parts: list[Value | None]) -> tuple[Value, ...] | None:
+    known = tuple(part for part in parts if part is not None)
+    return known if len(known) == len(parts) else None
 
 
-def _texts(items: Value | None) -> tuple[Value, ...] | None:
-    return tuple(str(item) for item in items) if isinstance(items, tuple) else None
+def _texts(parts: Value | None) -> tuple[Value, ...] | None:
+    return tuple(map(str, parts)) if isinstance(parts, tuple) else None
 
 
-def _joined(between: str, items: Value | None) -> str | None:
-    if not isinstance(items, tuple):
+def _joined(between: str, parts: Value | None) -> str | None:
+    if not isinstance(parts, tuple):
         return None
-    texts = [item for item in items if isinstance(item, str)]
-    return between.join(texts) if len(texts) == len(items) else None
+    texts = [part for part in parts if isinstance(part, str)]
+    return between.join(texts) if len(texts) == len(parts) else None

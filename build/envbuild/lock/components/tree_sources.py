@@ -12,9 +12,6 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.site import index_variable
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.exit_status import mask
-from envbuild.git.refs import Commit
-from envbuild.git.repository import GitRepository
-from envbuild.lock.components.git_metadata import pyproject_of
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.project_metadata import (
     PYPROJECT,
@@ -24,7 +21,7 @@ from envbuild.lock.components.project_metadata import (
     read_sources,
     uv_settings,
 )
-from envbuild.lock.context import Repositories
+from envbuild.lock.components.tree import Tree
 
 _PROJECT_FILES = (PYPROJECT, "setup.py")
 
@@ -33,42 +30,39 @@ class IndexNotConfiguredError(ConfigurationError):
     """A component takes a package from an index of which the site does not say where it is."""
 
 
-def sources_of(component: Chosen, repositories: Repositories) -> tuple[UvSource, ...]:
+def sources_of(tree: Tree) -> tuple[UvSource, ...]:
     """The sources of a component from git, as uv reads them; paths count from the top of the tree.
 
     Raises:
         ValueError: a pyproject.toml has another form.
     """
-    own = uv_settings(pyproject_of(component, repositories))
-    top = uv_settings(repositories.at(component.git).read_file(component.commit, PYPROJECT)) if component.commit else {}
-    if not component.subdirectory or "workspace" not in top:
-        return tuple(_from_top(source, component.subdirectory) for source in read_sources(own))
+    own, top, folder = uv_settings(tree.pyproject()), uv_settings(tree.top(PYPROJECT)), tree.component.subdirectory
+    if not folder or "workspace" not in top:
+        return tuple(_from_top(source, folder) for source in read_sources(own))
     # A member of a workspace has the indexes of the workspace, and its sources where it has none itself.
     indexes = [*top.get("index", []), *own.get("index", [])]
-    found = [_from_top(source, component.subdirectory) for source in read_sources({**own, "index": indexes})]
-    named = {source.package for source in found}
-    return (*found, *(_from_top(source, "") for source in read_sources(top) if source.package not in named))
+    sources = [_from_top(source, folder) for source in read_sources({**own, "index": indexes})]
+    named = {source.package for source in sources}
+    return (*sources, *(_from_top(source, "") for source in read_sources(top) if source.package not in named))
 
 
 def _from_top(source: UvSource, folder: str) -> UvSource:
     return replace(source, path=posixpath.normpath(posixpath.join(folder, source.path))) if source.path else source
 
 
-def folder_of(source: UvSource, by: Chosen, repositories: Repositories) -> str:
+def folder_of(source: UvSource, tree: Tree) -> str:
     """The folder of the component's tree that a source means; empty for its top.
 
     Raises:
         ConfigurationError: the tree does not have it.
     """
-    if by.commit is not None:
-        repository = repositories.at(by.git)
-        for folder in _members(repository, by.commit) if source.workspace else [source.path]:
-            place = "" if folder == "." else folder
-            files = [repository.read_file(by.commit, posixpath.join(place, name)) for name in _PROJECT_FILES]
-            if any(files) and (not source.workspace or _named(files[0] or "") == source.package):
-                return place
+    for folder in _members(tree) if source.workspace else [source.path]:
+        place = "" if folder == "." else folder
+        files = [tree.top(posixpath.join(place, name)) for name in _PROJECT_FILES]
+        if any(files) and (not source.workspace or _named(files[0] or "") == source.package):
+            return place
     raise ConfigurationError(
-        f"{by.at()} has no project of {source.package} in its tree",
+        f"{tree.component.title} has no project of {source.package} in its tree",
         why=f"It takes it from {source.text}, which is outside of the commit, in a submodule, or not there.",
         fix=f"Say which to take instead: --pin {source.package}=VERSION --name NAME, or make it a component of the "
         "stack.",
@@ -80,9 +74,9 @@ def _named(pyproject: str) -> str:
     return canonicalize_name(str(project.get("name", ""))) if isinstance(project, dict) else ""
 
 
-def _members(repository: GitRepository, commit: Commit) -> Iterator[str]:
+def _members(tree: Tree) -> Iterator[str]:
     """The folders of a workspace's members, its top among them."""
-    workspace = uv_settings(repository.read_file(commit, PYPROJECT)).get("workspace", {})
+    workspace = uv_settings(tree.top(PYPROJECT)).get("workspace", {})
     patterns = workspace.get("members", []) if isinstance(workspace, dict) else []
     if not are_texts(patterns):
         raise ValueError(f"[tool.uv.workspace] members is not a list of strings: {patterns!r}")
@@ -93,7 +87,7 @@ def _members(repository: GitRepository, commit: Commit) -> Iterator[str]:
             folders = [
                 posixpath.join(folder, name)
                 for folder in folders
-                for name in repository.list_tree(commit, folder)
+                for name in tree.repository.list_tree(tree.commit, folder)
                 if fnmatchcase(name, word)
             ]
         yield from folders
@@ -112,7 +106,7 @@ def configured_index(source: UvSource, by: Chosen, indexes: Mapping[str, str]) -
         return source.index
     declared = mask(source.index_url)
     raise IndexNotConfiguredError(
-        f"{by.at()} takes {source.package} from index {source.index!r}, and the site's configuration does not name it",
+        f"{by.title} takes {source.package} from index {source.index!r}, and the site's configuration does not name it",
         why=(f"Its {PYPROJECT} declares it as {declared}." if declared else f"Its {PYPROJECT} does not declare it.")
         + f" On another index {source.package} may be another package.",
         fix="Write into the configuration file where it is, or where a mirror of it is:\n"
@@ -132,7 +126,7 @@ def refuse_two_addresses(declared: dict[str, tuple[str, Chosen]], source: UvSour
     url, other = declared.setdefault(index_variable(source.index), (source.index_url, by))
     if url.rstrip("/") != source.index_url.rstrip("/"):
         raise ConfigurationError(
-            f"{other.at()} and {by.at()} have two indexes of the name {source.index!r}",
+            f"{other.title} and {by.title} have two indexes of the name {source.index!r}",
             why=f"{mask(url)} and {mask(source.index_url)}. A lock and the site's configuration have indexes by name.",
             fix=f"Take another commit of one of them, or give {source.package} a version of its own: "
             f"--pin {source.package}=VERSION --name NAME",

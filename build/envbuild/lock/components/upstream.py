@@ -10,7 +10,6 @@ Read at the component's commit, with git, without a checkout:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,19 +19,15 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.base import Base
 from envbuild.catalog.fields import MACHINES
 from envbuild.core import jsonread
-from envbuild.core.errors import ConfigurationError
-from envbuild.git.refs import Commit
-from envbuild.git.repository import GitRepository
-from envbuild.lock.components.models import Chosen, Companion
+from envbuild.lock.components.models import Companion
 from envbuild.lock.components.project_metadata import (
     PYPROJECT,
     UvSource,
     read_sources,
     readable,
     refuse_unreadable,
-    uv_settings,
 )
-from envbuild.lock.context import Repositories
+from envbuild.lock.components.tree import Tree
 
 MANIFEST = "requirements/manifest.json"
 SUBMODULE = "3rdparty/Megatron-LM"
@@ -49,15 +44,8 @@ PACKAGES = {
 GIT_URL = re.compile(r"^git\+(?P<url>\w+://(?:[^@/]+@)?[^@/#]*/[^@#]*)@(?P<ref>[^@#]+)(?:#.*)?$")
 
 
-def trees_of(items: Iterable[Chosen], repositories: Repositories) -> Iterator[tuple[Chosen, GitRepository, Commit]]:
-    """The components that come from git, each with its repository and its commit."""
-    for item in items:
-        if item.commit is not None:
-            yield item, repositories.at(item.git), item.commit
-
-
-def companions(repository: GitRepository, commit: Commit, base: Base) -> dict[str, Companion]:
-    """Upstream's pins at a commit, by package; the first place that names a package wins.
+def companions(tree: Tree, base: Base) -> dict[str, Companion]:
+    """Upstream's pins in a tree, by package; the first place that names a package wins.
 
     Args:
         base: pins that upstream states for other platforms or Pythons are left out.
@@ -67,10 +55,10 @@ def companions(repository: GitRepository, commit: Commit, base: Base) -> dict[st
     """
     by_name: dict[str, Companion] = {}
     for companion in (
-        *_manifest(repository, commit),
-        *_submodule(repository, commit),
-        *overrides(repository, commit),
-        *sources(repository, commit),
+        *_manifest(tree),
+        *_submodule(tree),
+        *overrides(tree),
+        *sources(tree),
     ):
         if holds_on(companion.marker, base):
             by_name.setdefault(companion.package, companion)
@@ -100,13 +88,8 @@ def holds_on(marker: str, base: Base, extra: str = "") -> bool:
     return Marker(marker).evaluate(environment)
 
 
-def has_folder(repository: GitRepository, commit: Commit, folder: str) -> bool:
-    """Whether the tree has files in ``folder``."""
-    return bool(repository.list_tree(commit, folder))
-
-
-def _manifest(repository: GitRepository, commit: Commit) -> list[Companion]:
-    text = repository.read_file(commit, MANIFEST)
+def _manifest(tree: Tree) -> list[Companion]:
+    text = tree.top(MANIFEST)
     if text is None:
         return []
     try:
@@ -120,24 +103,24 @@ def _manifest(repository: GitRepository, commit: Commit) -> list[Companion]:
             for name in packages_of(raw)
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise not_understood(repository, commit, MANIFEST, error) from error
+        raise tree.not_understood(MANIFEST, error) from error
 
 
-def _submodule(repository: GitRepository, commit: Commit) -> list[Companion]:
-    sha = repository.submodule_commit(commit, SUBMODULE)
+def _submodule(tree: Tree) -> list[Companion]:
+    sha = tree.repository.submodule_commit(tree.commit, SUBMODULE)
     if sha is None:
         return []
-    url = repository.submodule_url(commit, SUBMODULE)
+    url = tree.repository.submodule_url(tree.commit, SUBMODULE)
     return [Companion(package="megatron-core", where=f"submodule {SUBMODULE}", git=url, ref=sha)]
 
 
-def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
-    """What ``[tool.uv] override-dependencies`` of the pyproject.toml at a commit forces, line by line.
+def overrides(tree: Tree) -> list[Companion]:
+    """What ``[tool.uv] override-dependencies`` of a tree's pyproject.toml forces, line by line.
 
     Raises:
         ConfigurationError: the file is there and cannot be understood.
     """
-    settings = _uv_settings(repository, commit)
+    settings = tree.top_settings()
     try:
         lines = settings.get("override-dependencies", [])
         refuse_unreadable(lines, ())
@@ -145,7 +128,7 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
         # 561ae4e has `transformer-engine>=2.9.0a0,<2.10.0` there, rev = "release_v2.11", and 2.11.0 in its uv.lock.
         places = {source.package: source for source in _pinned_sources(settings) if not source.marker}
     except (TypeError, ValueError) as error:
-        raise not_understood(repository, commit, PYPROJECT, error) from error
+        raise tree.not_understood(PYPROJECT, error) from error
     listed = []
     for requirement in readable(lines):
         # sys_platform == 'never': uv's advice before it had exclude-dependencies (astral-sh/uv#12616).
@@ -166,8 +149,8 @@ def overrides(repository: GitRepository, commit: Commit) -> list[Companion]:
     return listed
 
 
-def sources(repository: GitRepository, commit: Commit) -> list[Companion]:
-    """The commits and tags that ``[tool.uv.sources]`` of the pyproject.toml at a commit takes.
+def sources(tree: Tree) -> list[Companion]:
+    """The commits and tags that ``[tool.uv.sources]`` of a tree's pyproject.toml takes.
 
     A branch there is not a pin.
 
@@ -175,9 +158,9 @@ def sources(repository: GitRepository, commit: Commit) -> list[Companion]:
         ConfigurationError: the file is there and cannot be understood.
     """
     try:
-        entries = _pinned_sources(_uv_settings(repository, commit))
+        entries = _pinned_sources(tree.top_settings())
     except ValueError as error:
-        raise not_understood(repository, commit, PYPROJECT, error) from error
+        raise tree.not_understood(PYPROJECT, error) from error
     return [
         Companion(package=name, where=SOURCES, git=entry.git, ref=entry.ref, marker=entry.marker)
         for entry in entries
@@ -193,22 +176,3 @@ def packages_of(name: str) -> tuple[str, ...]:
     """The packages that a repository of upstream's name holds."""
     canonical = canonicalize_name(name)
     return PACKAGES.get(canonical, (canonical,))
-
-
-def _uv_settings(repository: GitRepository, commit: Commit) -> dict[str, Any]:
-    try:
-        return uv_settings(repository.read_file(commit, PYPROJECT))
-    except ValueError as error:
-        raise not_understood(repository, commit, PYPROJECT, error) from error
-
-
-def not_understood(
-    repository: GitRepository, commit: Commit, file: str, error: Exception, fix: str = ""
-) -> ConfigurationError:
-    """That a file of upstream's at a commit has another form than this reads."""
-    return ConfigurationError(
-        f"cannot understand {file} of {repository.url} at {commit.sha[:12]}",
-        why=f"{type(error).__name__}: {error}",
-        fix=fix
-        or "Upstream changed the file's form. Take a commit from before: envbuild lock --as-of DATE --name NAME.",
-    ).at_upstream()

@@ -25,13 +25,12 @@ from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.components.declarations import Declarations, Range
 from envbuild.lock.components.models import Chosen, DecidedBy, Exemption
 from envbuild.lock.components.releases import EXACT
-from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.uv.explanation import NO_SOLUTION
-from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes
-from envbuild.lock.uv.resolution import look_up, look_up_with_needs, upload_seconds
+from envbuild.lock.uv.package_index import PackageIndex
+from envbuild.lock.uv.resolution import upload_seconds
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
 
 
@@ -42,18 +41,19 @@ def hold_to_declared(stack: Stack, chosen: Mapping[str, Chosen], declarations: D
     companion that is held or pinned declares in turn, for the extras that were asked of it:
     ``transformer-engine[pytorch]`` brings its transformer-engine-torch.
     """
-    base = declarations.base
-    holding = _Holding(stack, base, declarations, dict(chosen))
+    holding = _Holding(stack, declarations.index.base, declarations, dict(chosen))
     declaring: dict[str, frozenset[str]] = {
-        name: frozenset() for name, component in chosen.items() if component.spec.uses and name not in base.provides
+        name: frozenset()
+        for name, component in chosen.items()
+        if component.spec.uses and name not in holding.base.provides
     }
     while declaring:
         holding.done |= declaring.keys()
         declaring = holding.level(declaring)
-    for name, item in holding.found.items():
-        if item is not chosen[name]:
-            declarations.context.reporter.note(f"{name} {item.asked}: {item.because}")
-    return holding.found
+    for name, component in holding.components.items():
+        if component is not chosen[name]:
+            declarations.index.context.reporter.note(f"{name} {component.asked}: {component.because}")
+    return holding.components
 
 
 @dataclass
@@ -67,7 +67,7 @@ class _Holding:
     stack: Stack
     base: Base
     declarations: Declarations
-    found: dict[str, Chosen]
+    components: dict[str, Chosen]
     done: set[str] = field(default_factory=set)
 
     def level(self, declaring: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
@@ -77,21 +77,23 @@ class _Holding:
             declaring: the components, with the extras of them that count for those that they do not use.
         """
         following: dict[str, frozenset[str]] = {}
-        for name, item in list(self.found.items()):
-            if not self._may_be_held(name, item):
+        for name, component in list(self.components.items()):
+            if not self._may_be_held(name, component):
                 continue
-            asking = [who for who in declaring if who != name and (name in self.found[who].spec.uses or declaring[who])]
-            if item.origin is DecidedBy.STACK and item.spec.version and not any(map(self._is_moved, asking)):
+            asking = [
+                who for who in declaring if who != name and (name in self.components[who].spec.uses or declaring[who])
+            ]
+            if component.origin is DecidedBy.STACK and component.spec.version and not any(map(self._is_moved, asking)):
                 continue  # the stack's version of both
-            ranges = {who: found for who in asking if (found := self._ranges(who, name, declaring[who]))}
-            if not ranges:
+            declared = {who: ranges for who in asking if (ranges := self._ranges(who, name, declaring[who]))}
+            if not declared:
                 continue
-            if item.origin is not DecidedBy.PIN:
-                if (held := self._held(item, ranges)) is None:
+            if component.origin is not DecidedBy.PIN:
+                if (held := self._held(component, declared)) is None:
                     continue
-                self.found[name] = held
+                self.components[name] = held
             if name not in self.done:
-                following[name] = frozenset(extra for found in ranges.values() for extra in found[0].asks)
+                following[name] = frozenset(extra for ranges in declared.values() for extra in ranges[0].asks)
         return following
 
     def _may_be_held(self, name: str, component: Chosen) -> bool:
@@ -102,40 +104,41 @@ class _Holding:
 
     def _is_moved(self, name: str) -> bool:
         """Whether the user pinned another one than the stack's, or such a pin led to it."""
-        item = self.found[name]
+        component = self.components[name]
         # A pin of the very release that the stack's file has moves nothing.
-        own = item.spec.ref or item.spec.version.removeprefix("==")
-        return item.origin is DecidedBy.DECLARED or (item.origin is DecidedBy.PIN and item.asked != own)
+        own = component.spec.ref or component.spec.version.removeprefix("==")
+        is_another = component.origin is DecidedBy.PIN and component.asked != own
+        return component.origin is DecidedBy.DECLARED or is_another
 
     def _ranges(self, who: str, name: str, extras: frozenset[str]) -> list[Range]:
-        item = self.found[who]
-        declared = self.declarations.of(item)
+        component = self.components[who]
+        declared = self.declarations.declared(component)
         if declared is None:
             return []
-        if name in item.spec.uses:
-            return declared.of(name, self.base, first=item.extras(self.base))
-        return declared.of(name, self.base, only=extras)
+        if name in component.spec.uses:
+            return declared.ranges(name, self.base, first=component.extras(self.base))
+        return declared.ranges(name, self.base, only=extras)
 
     def _held(self, component: Chosen, ranges: Mapping[str, list[Range]]) -> Chosen | None:
         """A component within what others declare of it; None: nothing they declare is against what it is."""
         stated = component.spec.version
-        limits = {who: [part for part in found if part.specifier] for who, found in ranges.items()}
-        limits = {who: found for who, found in limits.items() if found}
+        limits = {who: [part for part in parts if part.specifier] for who, parts in ranges.items()}
+        limits = {who: parts for who, parts in limits.items() if parts}
         if not limits or (stated and not self._is_outside(component, limits)):
             return None
         declared = SpecifierSet()
-        for found in limits.values():
-            # The ranges of several extras are alternatives: first those that the stack asks for (Declared.of).
-            declared &= found[0].specifier
-        because = f"declared by {' and '.join(found[0].where for found in limits.values())}"
+        for parts in limits.values():
+            # The ranges of several extras are alternatives: first those that the stack asks for (Declared.ranges).
+            declared &= parts[0].specifier
+        because = f"declared by {' and '.join(parts[0].where for parts in limits.values())}"
         both = SpecifierSet(component.specifier) & declared
         if not stated:
             declared = both
-        elif EXACT.match(stated) is None and self.declarations.version(component.name, str(both)):
+        elif EXACT.match(stated) is None and self.declarations.index.version(component.name, str(both)):
             declared, because = both, f"{because}, within the stack's {stated}"
         else:
             because += f", in the place of the stack's {stated}"
-        by = dict.fromkeys(name for who in limits for name in (who, *self.found[who].held_by))
+        by = dict.fromkeys(name for who in limits for name in (who, *self.components[who].held_by))
         return replace(
             component,
             asked=str(declared),
@@ -148,16 +151,17 @@ class _Holding:
     def _is_outside(self, component: Chosen, limits: Mapping[str, list[Range]]) -> bool:
         """Whether the stack's version is outside what a component declares whose own version the user moved."""
         exact = EXACT.match(component.spec.version)
-        version = exact[1] if exact else self.declarations.version(component.name, component.spec.version)
+        index = self.declarations.index
+        version = exact[1] if exact else index.version(component.name, component.spec.version)
         if version is None:
             return False  # the resolution will say so
         return any(
-            self._is_moved(who) and not any(part.has(version) for part in found) for who, found in limits.items()
+            self._is_moved(who) and not any(part.has(version) for part in parts) for who, parts in limits.items()
         )
 
 
 def hold_to_cuda(
-    chosen: Mapping[str, Chosen], inputs: LockInputs, moment: AsOf, own: OwnIndexes, context: LockContext
+    chosen: Mapping[str, Chosen], inputs: LockInputs, moment: AsOf, index: PackageIndex
 ) -> tuple[dict[str, Chosen], dict[str, Exemption]]:
     """Hold components to releases for the base's CUDA; also what is exempt from the as-of moment for it, by package.
 
@@ -185,55 +189,49 @@ def hold_to_cuda(
         because = f"{component.because}: releases for CUDA {base.cuda_major}"
         held[name] = replace(component, specifier=specifier, asked=specifier, because=because)
         if moment.asked != as_of.NOW and component.spec.as_of is None:
-            exempt |= _exemptions(held[name], base, moment, own, context, may_exempt=inputs.request.base_named)
+            exempt |= _exemptions(held[name], moment, index, may_exempt=inputs.request.base_named)
     return held, exempt
 
 
-def _exemptions(
-    component: Chosen, base: Base, moment: AsOf, own: OwnIndexes, context: LockContext, *, may_exempt: bool
-) -> dict[str, Exemption]:
-    title = f"{component.name} for CUDA {base.cuda_major}"
-    with context.reporter.step(f"look for {title} as of {moment.text()}"):
+def _exemptions(component: Chosen, moment: AsOf, index: PackageIndex, *, may_exempt: bool) -> dict[str, Exemption]:
+    title = f"{component.name} for CUDA {index.base.cuda_major}"
+    with index.context.reporter.step(f"look for {title} as of {moment.text()}"):
         try:
-            rules = LookUpRules(own=own, settings={"exclude-newer": moment.text()})
-            look_up({component.name: component.specifier}, base, rules, f"find {title}", context)
+            dated = index.with_settings(exclude_newer=moment.text())
+            dated.find({component.name: component.specifier}, f"find {title}")
         except ResolutionError as error:
             if NO_SOLUTION not in error.why:
                 raise
         else:
             return {}
         if not may_exempt:
-            raise _none_yet(component, base, moment)
-        return _of_first(component, base, moment, title, own, context)
+            raise _none_yet(component, index.base, moment)
+        return _of_first(component, moment, title, index)
 
 
-def _of_first(
-    component: Chosen, base: Base, moment: AsOf, title: str, own: OwnIndexes, context: LockContext
-) -> dict[str, Exemption]:
+def _of_first(component: Chosen, moment: AsOf, title: str, index: PackageIndex) -> dict[str, Exemption]:
     """The first release, and those of its needs whose lowest versions are newer than the moment too."""
-    lowest = LookUpRules(own=own, settings={"resolution": "lowest"})
-    first = look_up({component.name: component.specifier}, base, lowest, f"find the first {title}", context)[
-        component.name
-    ]
+    lowest = index.lowest()
+    first = lowest.find({component.name: component.specifier}, f"find the first {title}")[component.name]
     title = f"{component.name} {first['version']}"
     until = as_of.timestamp(as_of.end_of(_last_upload(first).date()))
     # resolution = lowest shows the oldest versions that will do: only what is newer than the moment even so needs an
     # exemption.
     # no-build: the lowest releases of what has no lower bound are sdists that do not build any more
     # (matplotlib/viscm#100 met the same).
-    rules = lowest.with_settings(exclude_newer=until, no_build=True)
-    what = f"find what {title} needs"
-    needed = look_up_with_needs({component.name: f"=={first['version']}"}, base, rules, what, context)
+    settled = lowest.with_settings(exclude_newer=until, no_build=True)
+    needed = settled.find_with_needs({component.name: f"=={first['version']}"}, f"find what {title} needs")
+    base = index.base
     reason = f"as of {moment.text()} no release of {component.name} is for CUDA {base.cuda_major}; {title} is the first"
-    found = {component.name: Exemption(until=until, reason=reason)}
+    exempt = {component.name: Exemption(until=until, reason=reason)}
     for name in component.spec.released_with:
-        found[name] = Exemption(
+        exempt[name] = Exemption(
             until=until, reason=f"a release of it needs one of {component.name}, and {title} is exempt"
         )
     for name, package in needed.items():
         if _last_upload(package) > moment.moment:
-            found.setdefault(name, Exemption(until=until, reason=f"{title} needs {package['version']}"))
-    return found
+            exempt.setdefault(name, Exemption(until=until, reason=f"{title} needs {package['version']}"))
+    return exempt
 
 
 def _last_upload(package: Mapping[str, Any]) -> datetime:

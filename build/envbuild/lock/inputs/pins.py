@@ -92,9 +92,9 @@ def parse_ref(text: str) -> Ref:
         if not _is_version(version):
             raise _refused(text, f"{version!r} is not a PEP 440 version.")
         return VersionRef(version)
-    found = _classify(text)
+    ref = _classify(text)
     # A ref without a prefix is checked like one with it: what git does not allow as a name is refused before git runs.
-    return _git(found.name, text) if isinstance(found, GitRef) else found
+    return _git(ref.name, text) if isinstance(ref, GitRef) else ref
 
 
 def _classify(text: str) -> Ref:

@@ -14,9 +14,8 @@ from envbuild.catalog.stack import Stack
 from envbuild.core.digests import Json, digest_of
 from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, ResolutionError
 from envbuild.lock.inputs.as_of import NOW
-from envbuild.lock.inputs.deviation import Deviation, locked_deviations
 from envbuild.lock.lockfile import LockDirectory
-from envbuild.lock.models import Lock
+from envbuild.lock.models import Deviation, Lock
 from envbuild.lock.uv.explanation import needed_pythons
 
 # Raised when a lock made from the same inputs would come out differently.
@@ -82,7 +81,7 @@ class LockInputs:
     no_as_of: bool = False
 
     @classmethod
-    def of(cls, selection: Selection, request: LockRequest) -> LockInputs:
+    def from_request(cls, selection: Selection, request: LockRequest) -> LockInputs:
         """The inputs with their digest."""
         digest = inputs_digest(selection, request)
         return cls(selection=selection, request=request, digest=digest, no_as_of=request.no_as_of)
@@ -97,7 +96,7 @@ class LockInputs:
 
     def with_pins_of(self, lock: Lock) -> LockInputs:
         """The inputs of a lock that differs from one in nothing but commits that change no pin."""
-        return replace(self, pins_stay=True, deviations=locked_deviations(lock))
+        return replace(self, pins_stay=True, deviations=lock.deviating)
 
     @property
     def title(self) -> str:
@@ -142,7 +141,7 @@ def has_python_for(base: Base, error: EnvbuildError) -> bool:
     """Whether a failure is that packages need another Python, and a base has such a one."""
     needed = needed_pythons(error.why) if isinstance(error, ResolutionError) else ()
     # A base names no patch release: its newest is taken.
-    return any(SpecifierSet(one).contains(f"{base.python.version}.99") for one in needed)
+    return any(SpecifierSet(wanted).contains(f"{base.python.version}.99") for wanted in needed)
 
 
 def may_help(base: Base, selection: Selection, request: LockRequest, error: EnvbuildError) -> bool:
@@ -198,7 +197,9 @@ def inputs_digest(selection: Selection, request: LockRequest) -> str:
         **({"declared_ranges": True} if may_hold(selection.stack, request.pins) else {}),
         # What trains wrongly is reported of a lock whenever it is used, and decides none of its versions.
         "conflicts": {
-            name: definition_digest(item) for name, item in selection.catalog.conflicts().items() if not item.cases
+            name: definition_digest(conflict)
+            for name, conflict in selection.catalog.conflicts().items()
+            if not conflict.cases
         },
         # What the checks hold a lock to; a target's words are no part of it.
         "targets": {

@@ -15,7 +15,8 @@ from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.deviation import replaced
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.project.pyproject import Project, render_project
-from envbuild.lock.uv.named_index import LookUpRules, OwnIndexes, named_indexes
+from envbuild.lock.uv.named_index import OwnIndexes, named_indexes
+from envbuild.lock.uv.package_index import PackageIndex
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource, torch_source
 
 
@@ -91,7 +92,7 @@ def make_plan(inputs: LockInputs, decided: Decided, context: LockContext) -> Loc
     }
     forced = {name: forced_range for name, forced_range in forced.items() if name not in replaced(inputs.deviations)}
     texts = {name: forced_range.texts for name, forced_range in forced.items()}
-    texts |= {name: (item.specifier,) for name, item in moved.items()}
+    texts |= {name: (deviation.specifier,) for name, deviation in moved.items()}
     project = _project(inputs, decided, texts)
     return LockPlan(
         inputs=inputs,
@@ -112,17 +113,18 @@ def _preferences(inputs: LockInputs, decided: Decided, context: LockContext) -> 
     """The versions that upstream tested with, without those of packages that are decided by a commit or an address."""
     leads, base = decided.effective.leads, inputs.selection.base
     by_name = dict(decided.preferences)
-    torch, image = decided.chosen.get("torch"), upstream_image(leads, base, context)
+    torch, image = decided.chosen.get("torch"), upstream_image(leads, base, context.repositories)
     # With another version, or in a lock where upstream has torch from the index, nothing is open.
     floats = torch is not None and torch.origin is DecidedBy.STACK and not (torch.is_direct or torch.spec.version)
     if torch is not None and image is not None and floats and "torch" not in {*base.provides, *by_name}:
         dates = {name: exemption.until for name, exemption in decided.exempt.items()}
-        rules = LookUpRules(own=decided.own, settings=decided.as_of.settings(dates))
+        settings = decided.as_of.settings(dates)
+        index = PackageIndex(base=base, context=context, own=decided.own, settings=settings)
         with context.reporter.step(f"find the torch that is nearest to {image.release}'s"):
-            if (preference := torch_preference(torch, image, inputs.selection, rules, context)) is not None:
+            if (preference := torch_preference(torch, image, inputs.selection.catalog, index)) is not None:
                 by_name["torch"] = preference
     direct = {name for name, component in decided.chosen.items() if component.is_direct}
-    return {name: item for name, item in by_name.items() if name not in direct | base.provides.keys()}
+    return {name: preference for name, preference in by_name.items() if name not in direct | base.provides.keys()}
 
 
 def _left_out(inputs: LockInputs, decided: Decided, context: LockContext) -> tuple[str, ...]:
@@ -174,7 +176,7 @@ def _scoped_overrides(inputs: LockInputs, decided: Decided) -> dict[str, dict[st
 
     For those alone that use the component: an override for all would take the extras from the stack's own requirement.
     """
-    by_name = {name: dict(items) for name, items in decided.effective.stack.scoped_overrides().items()}
+    by_name = {name: dict(specifiers) for name, specifiers in decided.effective.stack.scoped_overrides().items()}
     for name, component in decided.chosen.items():
         users = [user for user, other in decided.chosen.items() if name in other.spec.uses]
         for user in users if component.overrides and component.wanted else ():

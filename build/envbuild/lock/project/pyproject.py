@@ -68,7 +68,9 @@ class Project:
     def released_users(self) -> list[str]:
         """The components that are releases and use one that is a release too, each with what it uses."""
         released = {name: component for name, component in self.chosen.items() if component.commit is None}
-        pairs = ((name, used) for name, item in released.items() for used in item.spec.uses if used in released)
+        pairs = (
+            (name, used) for name, component in released.items() for used in component.spec.uses if used in released
+        )
         return list(dict.fromkeys(name for pair in pairs for name in pair))
 
     def compiled(self) -> list[str]:
@@ -150,7 +152,7 @@ def render_project(
         # uv has a setting for it since astral-sh/uv#16528; before, an override with a marker that never holds.
         uv["exclude-dependencies"] = _lines(sorted(base.provides))
     constraints = [f"{package}=={version}" for package, version in sorted((pins or {}).items())]
-    taken = {name: item.chosen.wanted for name, item in sorted(project.git_sources.in_force.items())}
+    taken = {name: source.chosen.wanted for name, source in sorted(project.git_sources.in_force.items())}
     constraints += [f"{name}{wanted}" for name, wanted in taken.items() if wanted]
     # uv takes the source of what is required or limited by the project, and drops a constraint without a range.
     constraints += [f"{name}{ANY_RELEASE}" for name, component in sorted(project.every.items()) if component.index]
@@ -278,7 +280,7 @@ def _metadata(project: Project) -> tomlkit.items.AoT:
     return tables
 
 
-def _lines(items: Sequence[object]) -> tomlkit.items.Array:
+def _lines(values: Sequence[object]) -> tomlkit.items.Array:
     array = tomlkit.array()
-    array.extend(items)
-    return array.multiline(len(items) > 1)
+    array.extend(values)
+    return array.multiline(len(values) > 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import urllib.parse
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,13 +16,8 @@ from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.core import tomlread
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.models import Lock
+from envbuild.lock.requirement_lines import read_requirements
 from envbuild.lock.uv.resolution import package_files
-
-# `name[extra]==1.0 ; marker`, `name @ git+URL@COMMIT`, `name @ https://FILE`.
-_PINNED = re.compile(
-    r"^(?P<name>[A-Za-z0-9][\w.-]*)(\[[^]]*\])?\s*(==\s*(?P<version>[^\s;]+)|@\s*git\+\S+@(?P<commit>\w+)|@\s*\w+://)"
-)
-_HASH = re.compile(r"--hash=(sha256:[0-9a-f]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,25 +43,20 @@ Content = Mapping[str, Package]
 def locked_content(lock: LockDirectory, phases: Collection[str]) -> dict[str, Package]:
     """The packages of some phases of a lock, by canonical name."""
     components = lock.lock.components.items()
-    direct = {
+    direct: dict[str, str] = {
         canonicalize_name(name): component.version
         for name, component in components
         if component.commit or component.url
     }
     by_name: dict[str, Package] = {}
     for phase in phases:
-        if (file := lock.file(phase)) is None:
-            continue
-        # A block is a requirement at the beginning of a line with the indented lines below it (hashes, `# via`).
-        for block in re.split(r"^(?=[A-Za-z0-9])", file.read_text(), flags=re.MULTILINE):
-            if (match := _PINNED.match(block)) is None:
-                continue
-            name = canonicalize_name(match["name"])
-            by_name[name] = Package(
-                version=match["version"] or direct.get(name, ""),
-                hashes=frozenset(_HASH.findall(block)),
-                commit=match["commit"],
-            )
+        if (file := lock.file(phase)) is not None:
+            for requirement in read_requirements(file.read_text()):
+                by_name[requirement.name] = Package(
+                    version=requirement.version or direct.get(requirement.name, ""),
+                    hashes=requirement.hashes,
+                    commit=requirement.commit,
+                )
     return by_name
 
 
@@ -78,23 +67,6 @@ def packages_by_index(lock: LockDirectory, phase: str) -> dict[str, set[str]]:
         component = lock.lock.components.get(name)
         by_name.setdefault((component and component.index) or "", set()).add(name)
     return by_name
-
-
-def pinned_package(line: str) -> str:
-    """The package that a line of requirements pins."""
-    return canonicalize_name(line.partition("==")[0].partition(" @")[0].strip())
-
-
-def without_packages(text: str, packages: Collection[str]) -> str:
-    """Requirements without these packages and their hashes, which are on lines of their own below."""
-    kept: list[str] = []
-    keep = True
-    for line in text.splitlines(keepends=True):
-        if line[:1].strip() and not line.startswith("#"):
-            keep = pinned_package(line) not in packages
-        if keep:
-            kept.append(line)
-    return "".join(kept)
 
 
 def of_uv_lock(text: str) -> dict[str, Package]:
@@ -157,14 +129,15 @@ def normalized(text: str, lock: Lock, phases: Sequence[str], wanted: Content) ->
     }
     for component in document["components"]:
         locked = wanted.get(canonicalize_name(component["name"]), Package())
-        files = [item for item in component.get("externalReferences", []) if item["type"] == "distribution"]
+        references = component.get("externalReferences", [])
+        files = [reference for reference in references if reference["type"] == "distribution"]
         if locked.commit is None:
             component["purl"] = component["purl"].partition("?")[0]  # ?repository_url= is where the index is
             for file in files:
                 file["url"] = urllib.parse.urlsplit(file["url"]).path.rsplit("/", 1)[-1]
         if not files and locked.hashes:  # uv gives no hash of a wheel in a folder
             name, version = component["name"], component["version"]
-            component["externalReferences"] = [distribution(name, version, item) for item in sorted(locked.hashes)]
+            component["externalReferences"] = [distribution(name, version, digest) for digest in sorted(locked.hashes)]
     return document
 
 
@@ -177,10 +150,10 @@ def of_cyclonedx(document: dict[str, Any]) -> dict[str, Package]:
         by_name[canonicalize_name(component["name"])] = Package(
             version=component["version"],
             hashes=frozenset(
-                f"sha256:{item['content']}"
+                f"sha256:{digest['content']}"
                 for reference in references
-                for item in reference.get("hashes", [])
-                if item["alg"] == "SHA-256"
+                for digest in reference.get("hashes", [])
+                if digest["alg"] == "SHA-256"
             ),
             commit=origin.rpartition("#")[2] or None,
         )

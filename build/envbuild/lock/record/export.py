@@ -17,7 +17,7 @@ from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MACHINES
 from envbuild.core import tomlread
 from envbuild.core.errors import CheckRefusedError, ResolutionError, UsageError
-from envbuild.lock.context import WorkContext, work_folder
+from envbuild.lock.context import LockContext, run_context, work_folder
 from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, UV_LOCK, LockDirectory, snapshot
 from envbuild.lock.project.pyproject import with_indexes
 from envbuild.lock.record.content import (
@@ -29,8 +29,8 @@ from envbuild.lock.record.content import (
     of_uv_lock,
     packages_by_index,
     render,
-    without_packages,
 )
+from envbuild.lock.requirement_lines import without_packages
 from envbuild.lock.uv.program import run_uv
 from envbuild.lock.uv.resolution import PREVIEW, lock_arguments, resolve_without_interpreter
 from envbuild.lock.uv.torch_builds import TorchSource, locked_torch
@@ -67,7 +67,7 @@ class _Export:
 
     lock: LockDirectory
     phases: tuple[str, ...]
-    context: WorkContext
+    context: LockContext
 
     @property
     def folder(self) -> Path:
@@ -104,7 +104,7 @@ def export_lock(lock: LockDirectory, kind: Format, phases: Collection[str], cont
     if kind is Format.REQUIREMENTS:
         return _requirements(lock, chosen)
     label = f"export-{lock.lock.stack}-{lock.lock.base.name}"
-    with work_folder(context, "export", label) as work, context.reporter.step(f"export as {kind.value}"):
+    with work_folder(run_context(context), "export", label) as work, context.reporter.step(f"export as {kind.value}"):
         copy = snapshot(lock, work.folder / "lock")
         export = _Export(lock=copy, phases=chosen, context=work)
         return _pylock(export) if kind is Format.PYLOCK else _cyclonedx(export, lock.path / UV_LOCK)
@@ -217,8 +217,8 @@ def _lock_again(export: _Export) -> None:
         export.uv(lock_arguments(source))  # a commit that only builds with the base's Python
 
 
-def _compare(export: _Export, which: str, found: Content, wanted: Content) -> None:
-    if problems := _differences(found, wanted):
+def _compare(export: _Export, which: str, written: Content, wanted: Content) -> None:
+    if problems := _differences(written, wanted):
         raise CheckRefusedError(
             f"cannot {export.what}: {which} is not what is locked",
             why="\n".join(problems),
@@ -228,17 +228,17 @@ def _compare(export: _Export, which: str, found: Content, wanted: Content) -> No
         )
 
 
-def _differences(found: Content, wanted: Content) -> list[str]:
-    """Where ``found`` is another set of packages, versions or commits, or has files that the lock does not know."""
-    problems = [f"{name} is missing" for name in wanted if name not in found]
-    for name, item in found.items():
+def _differences(written: Content, wanted: Content) -> list[str]:
+    """Where what was written has other packages, versions or commits, or files that the lock does not know."""
+    problems = [f"{name} is missing" for name in wanted if name not in written]
+    for name, package in written.items():
         locked = wanted.get(name)
         if locked is None:
-            problems.append(f"{name} {item.version} is not in the lock")
-        elif item.commit != locked.commit or (item.version != locked.version and locked.commit is None):
-            problems.append(f"{name}: {item.commit or item.version} instead of {locked.commit or locked.version}")
-        elif strange := item.hashes - locked.hashes:
-            problems.append(f"{name} {item.version}: a file with {min(strange)}, which the lock does not have")
-        elif locked.hashes and not item.hashes and not item.local:
-            problems.append(f"{name} {item.version}: none of its files has a hash")
+            problems.append(f"{name} {package.version} is not in the lock")
+        elif package.commit != locked.commit or (package.version != locked.version and locked.commit is None):
+            problems.append(f"{name}: {package.commit or package.version} instead of {locked.commit or locked.version}")
+        elif strange := package.hashes - locked.hashes:
+            problems.append(f"{name} {package.version}: a file with {min(strange)}, which the lock does not have")
+        elif locked.hashes and not package.hashes and not package.local:
+            problems.append(f"{name} {package.version}: none of its files has a hash")
     return problems

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -29,7 +28,6 @@ from envbuild.lock.models import (
     Lock,
     LockedBase,
     LockedComponent,
-    LockedDeviation,
     LockedPhase,
     LockedTorch,
 )
@@ -57,8 +55,8 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         for name, component in project.chosen.items()
     }
     for name, source in project.git_sources.in_force.items():
-        found = _component(source.chosen, pins.get(name, ""), plan)
-        components[name] = found.model_copy(update={"transitive": True})
+        component = _component(source.chosen, pins.get(name, ""), plan)
+        components[name] = component.model_copy(update={"transitive": True})
     base_digest = definition_digest(base)
     environment = selection.stack.variables_on(base.cuda_major)
     files = {path: file.text for path, file in selection.stack.files.items()}
@@ -86,7 +84,7 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         rewritten=tuple(line for declared in project.metadata for line in declared.rewritten),
         pyproject_digest=pyproject,
         deviations=texts(plan.inputs.deviations),
-        deviating=tuple(LockedDeviation(**vars(deviation)) for deviation in plan.inputs.deviations),
+        deviating=plan.inputs.deviations,
         fallback_from=plan.inputs.request.fallback_from,
         preferred=_preferred(plan, pins),
     )
@@ -173,22 +171,23 @@ def _preferred(plan: LockPlan, pins: Mapping[str, str]) -> tuple[str, ...]:
         if name in pins:
             listed.setdefault(preference.because, []).append((name, preference.version))
     lines = []
-    for because, items in listed.items():
-        others = [(name, version) for name, version in items if Version(pins[name]).public != version]
+    for because, preferred in listed.items():
+        others = [(name, version) for name, version in preferred if Version(pins[name]).public != version]
         shown = ", ".join(f"{name} {pins[name]} ({version})" for name, version in sorted(others))
         lines.append(
-            f"{because}: {len(items) - len(others)} of {len(items)} versions" + (f"; not {shown}" if shown else "")
+            f"{because}: {len(preferred) - len(others)} of {len(preferred)} versions"
+            + (f"; not {shown}" if shown else "")
         )
     return tuple(lines)
 
 
 def _overrides(plan: LockPlan) -> dict[str, str]:
     """What is put over declarations, for the record: over all, and over those of single packages."""
-    found = {name: [_override(name, texts, plan)] for name, texts in plan.project.overrides.items()}
+    by_name = {name: [_override(name, texts, plan)] for name, texts in plan.project.overrides.items()}
     for declared_by, specifiers in sorted(plan.project.scoped_overrides.items()):
         for name, text in specifiers.items():
-            found.setdefault(name, []).append(f"{text} for what {declared_by} declares")
-    return {name: ", ".join(texts) for name, texts in found.items()}
+            by_name.setdefault(name, []).append(f"{text} for what {declared_by} declares")
+    return {name: ", ".join(texts) for name, texts in by_name.items()}
 
 
 def _override(name: str, texts: tuple[str, ...], plan: LockPlan) -> str:
@@ -216,18 +215,19 @@ def _write_phases(resolved: ResolvedPlan, context: LockContext) -> dict[str, Loc
     with interruptible(2) as pool:
         exported = pool.submit(export, context.folder, None, plan.what, context.log)
         with_compile = export(context.folder, "compile", plan.what, context.log)
-    main = [block for block in exported.result() if _key(block) not in late]
+    main = [pinned for pinned in exported.result() if pinned.name not in late]
     # The extra `compile` comes with all that phase main has, too.
-    in_main = {_key(block) for block in main}
-    compiled = [block for block in with_compile if _key(block) not in in_main]
+    in_main = {pinned.name for pinned in main}
+    compiled = [pinned for pinned in with_compile if pinned.name not in in_main]
+    # Where hashes are required, every line must have one, and a commit has none: so a file of their own.
+    # uv's --require-hashes has no Git dependencies either (astral-sh/uv#2824).
+    from_git = [pinned for pinned in (*main, *compiled) if pinned.commit]
     blocks = {
-        "main": with_local_hashes([block for block in main if not _from_git(block)], resolution, plan.torch),
-        "compile": with_local_hashes([block for block in compiled if not _from_git(block)], resolution, plan.torch),
-        # Where hashes are required, every line must have one, and a commit has none: so a file of their own.
-        # uv's --require-hashes has no Git dependencies either (astral-sh/uv#2824).
-        "git": [block for block in (*main, *compiled) if _from_git(block)],
+        "main": with_local_hashes((pinned for pinned in main if not pinned.commit), resolution, plan.torch),
+        "compile": with_local_hashes((pinned for pinned in compiled if not pinned.commit), resolution, plan.torch),
+        "git": [pinned.text for pinned in from_git],
     }
-    shared = sorted(late.intersection(map(_key, blocks["git"])))
+    shared = sorted(late.intersection(pinned.name for pinned in from_git))
     builds = BUILDS_FILE if resolved.build_constraints else ""
     options = {
         "main": ["--require-hashes"],
@@ -254,11 +254,3 @@ def _write(file: Path, title: str, command: str, lines: Iterable[str]) -> str:
     with machine_errors(file):
         file.write_text(text)
     return sha256_bytes(text.encode())
-
-
-def _from_git(block: str) -> bool:
-    return " @ git+" in block.split("\n", 1)[0]
-
-
-def _key(block: str) -> str:
-    return re.split(r"==| @ |\[", block, maxsplit=1)[0].strip()

@@ -15,16 +15,17 @@ from packaging.version import Version
 from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ResolutionError
 from envbuild.lock.components.downloads import base_tags, tags_of, wheel_name
-from envbuild.lock.components.git_metadata import pyproject_of
 from envbuild.lock.components.git_sources import isolated_build_error, without_isolation
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.project_metadata import build_requires, readable
+from envbuild.lock.components.tree import trees_of
 from envbuild.lock.components.upstream import holds_on
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import dates_of
-from envbuild.lock.uv.named_index import LookUpRules, NamedIndex
-from envbuild.lock.uv.resolution import Resolution, look_up
+from envbuild.lock.uv.named_index import NamedIndex
+from envbuild.lock.uv.package_index import PackageIndex
+from envbuild.lock.uv.resolution import Resolution
 
 
 def to_compile(plan: LockPlan, resolution: Resolution, repositories: Repositories) -> frozenset[str]:
@@ -54,24 +55,25 @@ def build_constraints(plan: LockPlan, resolution: Resolution, context: LockConte
         ResolutionError: a build needs what the index does not have as of the lock's moment.
     """
     pins = resolution.pins
+    isolated = (component for component in plan.project.every.values() if component.phase is Phase.MAIN)
     needed = [
-        (component, requirement)
-        for component in plan.project.every.values()
-        if component.commit is not None and component.phase is Phase.MAIN
-        for requirement in _needed(component, plan, context)
+        (tree.component, line)
+        for tree in trees_of(isolated, context.repositories)
+        for line in readable(build_requires(tree.pyproject()))
+        if holds_on(str(line.marker or ""), plan.project.base)
     ]
     if needed:
         _refuse_own_indexes(needed, plan.own.places, resolution)
     by_name: dict[str, set[str]] = {}
     asked: dict[str, dict[str, Chosen]] = {}
-    for item, requirement in needed:
+    for component, requirement in needed:
         name = canonicalize_name(requirement.name)
         locked = pins.get(name)
         if locked is not None and requirement.specifier.contains(locked, prereleases=True):
             by_name.setdefault(name, set()).add(locked)
         # An address names its file itself (PEP 508).
         elif requirement.url is None:
-            asked.setdefault(name, {}).setdefault(str(requirement.specifier), item)
+            asked.setdefault(name, {}).setdefault(str(requirement.specifier), component)
     # One range of each package in one question: a resolution has one version of it.
     while asked:
         ranges = {name: next(iter(ranges.items())) for name, ranges in asked.items()}
@@ -86,30 +88,24 @@ def _refuse_own_indexes(
 ) -> None:
     """Refuse what is of an index of its own, also where something else that the build needs depends on it."""
     tables = resolution.tables
-    for item, requirement in needed if places else ():
+    for component, requirement in needed if places else ():
         queue, seen = [canonicalize_name(requirement.name)], set[str]()
         while queue:
             name = queue.pop()
             if name in places:
-                raise isolated_build_error(item, name, places[name].name)
+                raise isolated_build_error(component, name, places[name].name)
             if name not in seen:
                 seen.add(name)
                 queue += [entry["name"] for entry in tables.get(name, {}).get("dependencies", ())]
 
 
-def _needed(component: Chosen, plan: LockPlan, context: LockContext) -> list[Requirement]:
-    lines = readable(build_requires(pyproject_of(component, context.repositories)))
-    return [line for line in lines if holds_on(str(line.marker or ""), plan.project.base)]
-
-
 def _newest(ranges: Mapping[str, tuple[str, Chosen]], plan: LockPlan, context: LockContext) -> dict[str, str]:
     """The newest release of each package in its range."""
     wanted = {name: specifier for name, (specifier, _) in ranges.items()}
-    rules = LookUpRules(own=plan.own, settings=dates_of(plan.project))
-    builders = sorted({item.name for _, item in ranges.values()})
-    what = f"find what builds {', '.join(builders)}"
+    builders = sorted({component.name for _, component in ranges.values()})
+    index = PackageIndex(base=plan.project.base, context=context, own=plan.own, settings=dates_of(plan.project))
     try:
-        packages = look_up(wanted, plan.project.base, rules, what, context)
+        packages = index.find(wanted, f"find what builds {', '.join(builders)}")
     except ResolutionError as error:
         raise error.about(*builders) from None
     return {name: str(packages[name]["version"]) for name in wanted}

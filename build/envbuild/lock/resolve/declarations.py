@@ -15,16 +15,17 @@ from envbuild.core.background import run_in_background
 from envbuild.core.errors import NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.lock.components.as_of_moment import own_dates
-from envbuild.lock.components.git_metadata import metadata_of_commit, stated_metadata
+from envbuild.lock.components.git_metadata import metadata_of_tree, stated_metadata
 from envbuild.lock.components.models import CompileMetadata
 from envbuild.lock.components.project_metadata import name_of, needed_of_environment
 from envbuild.lock.components.sdist_metadata import compile_metadata
+from envbuild.lock.components.tree import trees_of
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import UV_LOCK, LockDirectory
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
-from envbuild.lock.uv.named_index import LookUpRules
-from envbuild.lock.uv.resolution import Packages, look_up, package_files
+from envbuild.lock.uv.package_index import PackageIndex
+from envbuild.lock.uv.resolution import Packages, package_files
 
 # Build requirements that the environment has anyway, at the version that the stack says.
 _ALREADY_THERE = frozenset({"torch"})
@@ -103,8 +104,9 @@ def _likely(plan: LockPlan, names: Sequence[str], what: str, context: LockContex
 def releases_as_of(plan: LockPlan, wanted: Mapping[str, str], what: str, context: LockContext) -> Packages:
     """The releases of components, by specifier, that uv takes as of the plan's moment, each by itself."""
     dates = {name: day for name, day in own_dates(plan.effective.stack.every_component()).items() if name in wanted}
-    rules = LookUpRules(own=plan.own, settings=plan.as_of.settings(dates))
-    return look_up(wanted, plan.project.base, rules, what, context, preferred=plan.preferred)
+    settings = plan.as_of.settings(dates)
+    index = PackageIndex(base=plan.project.base, context=context, own=plan.own, settings=settings)
+    return index.find(wanted, what, preferred=plan.preferred)
 
 
 def with_declarations(plan: LockPlan, files: Future[Packages], context: LockContext) -> LockPlan:
@@ -118,7 +120,7 @@ def with_declarations(plan: LockPlan, files: Future[Packages], context: LockCont
     compiled = _metadata(plan, files, context)
     # What builds a package that another one takes from git goes with it, where nothing asks for it in the end.
     own = [declared for declared in compiled if declared.name not in project.git_sources.in_force]
-    lines = [line for item in own for line in needed_of_environment(item.build_requires)]
+    lines = [line for declared in own for line in needed_of_environment(declared.build_requires)]
     named = {*project.chosen, *project.requirements} | _ALREADY_THERE
     needed = tuple(line for line in dict.fromkeys(lines) if name_of(line) not in named)
     return replace(plan, project=replace(project, build_requires=needed, metadata=(*compiled, *_stated(plan, context))))
@@ -126,31 +128,27 @@ def with_declarations(plan: LockPlan, files: Future[Packages], context: LockCont
 
 def _stated(plan: LockPlan, context: LockContext) -> Iterator[CompileMetadata]:
     """What the packages from git state that are built in isolation, as far as nothing is left to their build."""
-    for component in plan.project.every.values():
-        if component.phase is Phase.MAIN and component.commit is not None:
-            stated = stated_metadata(component, context.repositories)
-            if stated is not None:
-                yield stated
+    components = plan.project.every.values()
+    for tree in trees_of((part for part in components if part.phase is Phase.MAIN), context.repositories):
+        if (stated := stated_metadata(tree)) is not None:
+            yield stated
 
 
 def _metadata(plan: LockPlan, files: Future[Packages], context: LockContext) -> tuple[CompileMetadata, ...]:
     project = plan.project
     released = _compiled(project)
-    from_git = [
-        component
-        for component in project.every.values()
-        if component.phase is Phase.COMPILE and component.commit is not None
-    ]
+    compiled = (component for component in project.every.values() if component.phase is Phase.COMPILE)
+    from_git = [*trees_of(compiled, context.repositories)]
     cuda = project.base.cuda_major
     if not released and not from_git:
         return ()
     with context.reporter.step(f"read what {len(released) + len(from_git)} packages of the compile phase declare"):
-        trees = tuple(metadata_of_commit(item, context.repositories, cuda) for item in from_git)
+        trees = tuple(metadata_of_tree(tree, cuda) for tree in from_git)
         if not released:
             return trees
         try:
             return trees + compile_metadata(released, files.result(), cuda, context)
         except (NetworkError, ResolutionError):
             # The index is another one by now, or another component is at fault: asked anew, for these alone.
-            found = _likely(plan, released, "find the sdists of the compile phase", context)
-            return trees + compile_metadata(released, found, cuda, context)
+            packages = _likely(plan, released, "find the sdists of the compile phase", context)
+            return trees + compile_metadata(released, packages, cuda, context)

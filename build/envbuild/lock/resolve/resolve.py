@@ -16,7 +16,6 @@ from envbuild.core import tomlread
 from envbuild.core.background import Background, run_in_background
 from envbuild.core.errors import ResolutionError
 from envbuild.core.files import machine_errors
-from envbuild.core.progress import SilentReporter
 from envbuild.lock.components.asked_sources import refuse_barred, refuse_missing, settle, words_of
 from envbuild.lock.components.models import CompileMetadata, GitSources
 from envbuild.lock.components.placeholders import is_stub
@@ -94,15 +93,15 @@ def begin_guess(plan: LockPlan, context: LockContext) -> Guess | None:
     text = replace(plan, project=guessed).project_text(plan.keep)
     folder = throw_away(text, context)
     prefer(folder, plan.preferred)
-    quiet = replace(context, reporter=SilentReporter())
+    quiet = context.quiet()
     answer = run_in_background(lambda: resolve(folder, plan.torch, plan.what, quiet, settings_may_be_ignored=True))
     return Guess(text=text, folder=folder, answer=answer)
 
 
 def _guess(project: Project, like: LockDirectory) -> Project | None:
-    items = project.chosen.values()
+    components = project.chosen.values()
     # From a repository that has to be cloned first: uv ended half-way leaves a clone that is of no use.
-    if not any(item.phase is Phase.COMPILE for item in items) or any(item.commit for item in items):
+    if not any(part.phase is Phase.COMPILE for part in components) or any(part.commit for part in components):
         return None
     with machine_errors(like.path):
         document = tomlread.loads((like.path / PROJECT_FILE).read_text())
@@ -165,20 +164,20 @@ def _explained(plan: LockPlan, context: LockContext) -> Iterator[None]:
 def resolve_first(plan: LockPlan, guess: Guess | None, context: LockContext) -> ResolvedPlan:
     """Resolve, without yanked releases and those that only download a wheel."""
     try:
-        found = _first(plan, guess, context)
+        resolution = _first(plan, guess, context)
     except ResolutionError as error:
         try:
-            plan, found = _with_what_is_asked_for(plan, error, context)
+            plan, resolution = _with_what_is_asked_for(plan, error, context)
         except ResolutionError as last:
             raise _explain_refused(last, plan.project.git_sources) from error
     # 2.13.0 takes 2.13.0+cpu too, and rather, where the site's find-links have it.
-    while plan.torch.kind == "package-index" and "+" in (build := found.pins.get("torch", "")):
+    while plan.torch.kind == "package-index" and "+" in (build := resolution.pins.get("torch", "")):
         context.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
         plan = replace(plan, torch=replace(plan.torch, not_these=(*plan.torch.not_these, build)))
-        found = _once(plan, plan.keep, context)
-    plan, found = _without_yanked(plan, found, context)
-    plan, found = _without_stubs(plan, found, context)
-    return ResolvedPlan(plan=plan, resolution=found)
+        resolution = _once(plan, plan.keep, context)
+    plan, resolution = _without_yanked(plan, resolution, context)
+    plan, resolution = _without_stubs(plan, resolution, context)
+    return ResolvedPlan(plan=plan, resolution=resolution)
 
 
 def pin_plan(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
@@ -197,60 +196,60 @@ def pin_plan(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
 
 
 def pinned(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
-    plan, found = first.plan, first.resolution
+    plan, resolution = first.plan, first.resolution
     # Without a source that nothing asked for, other releases may be taken, which ask for fewer sources in turn.
-    while (sources := settle(plan.project.git_sources, found.uv_lock["package"])) != plan.project.git_sources:
+    while (sources := settle(plan.project.git_sources, resolution.uv_lock["package"])) != plan.project.git_sources:
         before = plan.project.git_sources.in_force
         plan = replace(plan, project=with_git_sources(plan.project, sources))
         if sources.in_force != before:
-            found = _once(plan, plan.keep, context)
-    refuse_missing(plan.project.git_sources, found.uv_lock["package"])
+            resolution = _once(plan, plan.keep, context)
+    refuse_missing(plan.project.git_sources, resolution.uv_lock["package"])
     for name in sorted(plan.inputs.request.pins.keys() - plan.effective.stack.every_component().keys()):
         if canonicalize_name(name) not in plan.project.git_sources.in_force:
             context.reporter.note(f"note: nothing in the lock takes {name} from git, so its pin decides nothing")
-    _refuse_other_sdists(plan, found)
+    _refuse_other_sdists(plan, resolution)
     # uv.lock must be of the project that the lock holds, whose constraints pin every version: otherwise a plain `uv
     # sync` would resolve again.
-    builds = build_constraints(plan, found, context)
-    resolved = ResolvedPlan(plan=plan, resolution=found, build_constraints=builds)
+    builds = build_constraints(plan, resolution, context)
+    resolved = ResolvedPlan(plan=plan, resolution=resolution, build_constraints=builds)
     if plan.project_text(resolved.pins) == plan.project_text(plan.keep):
         return resolved  # every version was kept: this is what was resolved
     # The NeMo 2.3 recipe takes 59 s with warm caches and 0.4 s offline (uv 0.13.8): what it waits for is the index.
     return replace(resolved, resolution=_once(plan, resolved.pins, context, from_cache=True))
 
 
-def _without_yanked(plan: LockPlan, found: Resolution, context: LockContext) -> tuple[LockPlan, Resolution]:
+def _without_yanked(plan: LockPlan, resolution: Resolution, context: LockContext) -> tuple[LockPlan, Resolution]:
     """Without the yanked releases of components that only a preference names."""
     # uv takes a yanked release that a uv.lock names (PEP 592; astral-sh/uv#19112), and preferences are given as one.
     yanked: dict[str, str] = {
-        name: f"!={found.pins[name]}"
+        name: f"!={resolution.pins[name]}"
         for name, component in plan.project.chosen.items()
-        if name in found.yanked
+        if name in resolution.yanked
         and name not in plan.keep
         and EXACT.match(component.wanted) is None
-        and name in found.pins
+        and name in resolution.pins
     }
     if not yanked:
-        return plan, found
+        return plan, resolution
     plan = _limited(plan, yanked)
     return plan, _once(plan, plan.keep, context)
 
 
-def _without_stubs(plan: LockPlan, found: Resolution, context: LockContext) -> tuple[LockPlan, Resolution]:
+def _without_stubs(plan: LockPlan, resolution: Resolution, context: LockContext) -> tuple[LockPlan, Resolution]:
     """Without sdists that download their wheel from another index, where other releases do.
 
     Upstream's own locks prefer them: there the same version comes from that index.
     """
-    stubs = {name: f"!={table['version']}" for name, table in found.tables.items() if is_stub(table, context)}
+    stubs = {name: f"!={table['version']}" for name, table in resolution.tables.items() if is_stub(table, context)}
     if not stubs:
-        return plan, found
+        return plan, resolution
     other = _limited(plan, stubs)
     try:
         return other, _once(other, other.keep, context)
     except ResolutionError:
         # Something pins one: the check says which. A uv that fails leaves the uv.lock that is there.
         _write(plan.project_text(plan.keep), context)
-        return plan, found
+        return plan, resolution
 
 
 def _limited(plan: LockPlan, limits: Mapping[str, str]) -> LockPlan:
@@ -293,7 +292,7 @@ def _with_what_is_asked_for(
     while (some := every.only(asked)).in_force != every.in_force:
         trial = replace(plan, project=with_git_sources(plan.project, some))
         try:
-            found = _once(trial, trial.keep, context)
+            resolution = _once(trial, trial.keep, context)
         except ResolutionError as other:
             # Asked for where only the project may say from where, or of which the index has nothing.
             refused = map(canonicalize_name, _URL_REFUSED.findall(other.why))
@@ -302,9 +301,9 @@ def _with_what_is_asked_for(
                 raise
         else:
             # Of a package whose metadata is given, uv does not follow the sources, and so does not refuse them.
-            needed = set(settle(every, found.uv_lock["package"]).in_force)
+            needed = set(settle(every, resolution.uv_lock["package"]).in_force)
             if needed <= asked:
-                return trial, found
+                return trial, resolution
         asked |= needed
     raise error
 

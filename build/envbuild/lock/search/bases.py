@@ -8,7 +8,7 @@ from envbuild.catalog.catalog import Selection
 from envbuild.lock.inputs.request import LockInputs, LockRequest, has_python_for, is_of_another_cuda, may_help
 from envbuild.lock.models import Lock
 from envbuild.lock.outcome import Failure
-from envbuild.lock.search.summary import summary
+from envbuild.lock.search.blame import summary
 
 
 def other_bases(selection: Selection) -> list[Selection]:
@@ -33,7 +33,7 @@ def fallback(bases: Sequence[Selection], locks: Sequence[Lock | None], request: 
         lock.inputs.as_of: base
         for base, lock in zip(bases, locks, strict=True)
         if lock is not None
-        and lock.inputs.digest == LockInputs.of(base, request).digest
+        and lock.inputs.digest == LockInputs.from_request(base, request).digest
         and lock.fallback_from == bases[0].base_name
     }
     return taken[max(taken)] if taken else None

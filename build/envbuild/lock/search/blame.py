@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
 from envbuild.lock.checks.findings import LockRefusedError
-from envbuild.lock.search.clashes import Clash, clashes
+from envbuild.lock.search.clashes import Clash, clashes, in_plain_ranges
 from envbuild.lock.search.state import Blame
 from envbuild.lock.uv.explanation import NAME, NO_SOLUTION, names_in, not_there
 
@@ -22,6 +22,10 @@ _ASKED_FOR = re.compile(rf"depends on `{NAME}(?=[`<>=!~\[ ])")
 _SYNTAX = re.compile(r" does not import: (?:SyntaxError|IndentationError|TabError): ")
 # Numbers of versions, lines and times differ between two failures of one cause.
 _NUMBER = re.compile(r"\d+")
+
+# The first reason of uv 0.13's explanation, which goes on for pages.
+_BECAUSE = re.compile(r"Because (.{1,200}?)(?:,? we can conclude| and because|$)", re.IGNORECASE)
+_BUILD_FAILED = re.compile(r"error: (Failed to [^`]{1,40}`[^`]{1,200}`)")
 
 
 def blame_of(error: EnvbuildError, direct: Iterable[str]) -> Blame:
@@ -43,20 +47,20 @@ def blame_of(error: EnvbuildError, direct: Iterable[str]) -> Blame:
             of_syntax=of_syntax,
         )
     named = tuple(error.packages)
-    found: tuple[Clash, ...] = ()
+    excluding: tuple[Clash, ...] = ()
     unbuilt = ""
     if not named and isinstance(error, ResolutionError):
         text = error.explanation or error.why
         if NO_SOLUTION in text:
-            named, found = contradicting(text, direct), clashes(text)
+            named, excluding = contradicting(text, direct), clashes(text)
         elif (match := _NOT_BUILT.search(text)) is not None:
             unbuilt, named = canonicalize_name(match[1]), asking(text, direct)
-    about = [unbuilt, *named, *(item.kept.package for item in found)]
+    about = [unbuilt, *named, *(clash.kept.package for clash in excluding)]
     signature = " ".join([type(error).__name__, error.what, *filter(None, about)])
     return Blame(
         error=error,
         packages=named,
-        clashes=found,
+        clashes=excluding,
         unbuilt=unbuilt,
         signature=signature,
         of_source=isinstance(error, NetworkError),
@@ -77,3 +81,16 @@ def contradicting(explanation: str, direct: Iterable[str]) -> tuple[str, ...]:
     often = [name for name, _ in Counter(names_in(explanation)).most_common()]
     # Of a package that another one asks for the index may have nothing as of the moment: its first release is tried.
     return tuple(dict.fromkeys([*not_there(explanation), *(name for name in often if name in movable)]))
+
+
+def summary(error: EnvbuildError) -> str:
+    """A failure in one line: the first thing that is wrong."""
+    if isinstance(error, LockRefusedError):
+        return error.findings[0].what.splitlines()[0]
+    if isinstance(error, ResolutionError):
+        text = in_plain_ranges(" ".join(error.why.split()))
+        # Of what is not built uv says, in a hint, because of what it was included.
+        unbuilt = _BUILD_FAILED.search(text) if NO_SOLUTION not in text else None
+        if match := unbuilt or _BECAUSE.search(text):
+            return f"{error.what}: {match[1]}"
+    return error.what

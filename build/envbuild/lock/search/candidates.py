@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -22,7 +22,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from envbuild.catalog.base import Base
-from envbuild.core.errors import ResolutionError
 from envbuild.lock.components.decide import Decided
 from envbuild.lock.components.declarations import declared_by_release
 from envbuild.lock.components.distributions import distribution_of
@@ -30,22 +29,17 @@ from envbuild.lock.components.families import NO_PLACEHOLDER, family_of
 from envbuild.lock.components.models import Chosen, DecidedBy, GitSource
 from envbuild.lock.components.placeholders import is_stub
 from envbuild.lock.components.releases import EXACT
-from envbuild.lock.context import WorkContext
+from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.as_of import timestamp
-from envbuild.lock.inputs.deviation import Deviation
+from envbuild.lock.models import Deviation
 from envbuild.lock.outcome import Failure
 from envbuild.lock.search.clashes import Clash
 from envbuild.lock.search.state import Move
-from envbuild.lock.uv.named_index import LookUpRules
-from envbuild.lock.uv.resolution import Resolution, look_up, upload_seconds
+from envbuild.lock.uv.package_index import MOST_PASSED_OVER, PackageIndex
+from envbuild.lock.uv.resolution import Resolution, upload_seconds
 
 # Lines of releases that are tried above the one that fails, and below it.
 MOST_LINES = 3
-# Lines that are passed over, since they ask for what cannot be built: Transformer Engine 1.9 to 1.11 need flash-attn
-# 2.4.2, and 1.12 is what NeMo of 2025-03-01 locks with.
-MOST_PASSED_OVER = 8
-# Releases in a row that only download a wheel from another index.
-MOST_STUBS = 4
 # How long after the anchor's commit a release may have come out and still count as of its time.
 GRACE = timedelta(days=1)
 # What is taken where nobody asks for anything else.
@@ -70,9 +64,8 @@ class Candidates:
     failure: Failure
     decided: Decided
     why: str
-    context: WorkContext
+    context: LockContext
     without: str = ""
-    _found: dict[tuple[str, str, bool, bool], dict[str, Any] | None] = field(default_factory=dict, init=False)
 
     @property
     def _base(self) -> Base:
@@ -126,7 +119,8 @@ class Candidates:
         package, component = self._component(package)
         version = self._version(package)
         if component is not None and version is None and self._is_limited(component):
-            version = self._look(package, component.specifier)
+            release = self._release(package, component.specifier)
+            version = str(release["version"]) if release is not None else None
         if version is not None and self._may_move(component):
             yield from self._lines(package, component, version)
 
@@ -168,7 +162,7 @@ class Candidates:
     def _declared(self, table: Mapping[str, Any], package: str) -> str:
         """The range that a release declares of a package; empty for any, and where only a build would tell."""
         declared = declared_by_release(table, self._base, self.context)
-        ranges = declared.of(package, self._base) if declared is not None else []
+        ranges = declared.ranges(package, self._base) if declared is not None else []
         return str(ranges[0].specifier) if ranges else ""
 
     def relaxed(self, clash: Clash) -> Iterator[Move]:
@@ -250,7 +244,7 @@ class Candidates:
     def _nearest(self, package: str, component: Chosen | None, pinned: str) -> Iterator[Move]:
         """The releases nearest to one that is not there, or that fails: later ones first."""
         reason = self.why
-        if self._version(package) is None and self._look(package, pinned) is None:
+        if self._version(package) is None and self._release(package, pinned) is None:
             reason = f"the index has no release {pinned}"
         exact, line = EXACT.match(pinned), _RELEASE.search(pinned)
         if exact is not None:
@@ -263,10 +257,11 @@ class Candidates:
             return
         for lines, which in ((self._later(package, above), "later"), (self._earlier(package, below), "earlier")):
             nearest = "the nearest"
-            for found in lines:
+            for version_line in lines:
                 # 0.44.0rc5 is not there and 0.44.0 is: of the same line, what is not the pin.
-                same = other if exact is not None and found == _line(exact[1]) else ""
-                yield self._moved(package, component, pinned, f"=={found}.*{same}", f"{reason}; {nearest} {which} one")
+                same = other if exact is not None and version_line == _line(exact[1]) else ""
+                specifier = f"=={version_line}.*{same}"
+                yield self._moved(package, component, pinned, specifier, f"{reason}; {nearest} {which} one")
                 nearest = "the next"
 
     def _later(self, package: str, above: str) -> Iterator[str]:
@@ -281,11 +276,11 @@ class Candidates:
         """So many lines of releases, without those that ask for what cannot be built."""
         given = 0
         for _ in range(MOST_LINES + MOST_PASSED_OVER):
-            tables = self._look_up(package, where, lowest=lowest)
-            if tables is None or given == MOST_LINES:
+            release = self._release(package, where, lowest=lowest)
+            if release is None or given == MOST_LINES:
                 return
-            line = _line(str(tables["version"]))
-            if not self._asks_for_it(tables):
+            line = _line(str(release["version"]))
+            if not self._asks_for_it(release):
                 given += 1
                 yield line
             where = rest(line)
@@ -295,7 +290,7 @@ class Candidates:
         if not self.without:
             return False
         declared = declared_by_release(table, self._base, self.context)
-        return declared is not None and bool(declared.of(self.without, self._base))
+        return declared is not None and bool(declared.ranges(self.without, self._base))
 
     def _moved(self, package: str, component: Chosen | None, pinned: str, specifier: str, reason: str) -> Move:
         if component is not None:
@@ -327,15 +322,15 @@ class Candidates:
 
     def _first(self, package: str) -> Iterator[Move]:
         """Its first release, though it is newer than the moment."""
-        if self._look(package, "") is not None:
+        if self._release(package, "") is not None:
             return
-        tables = self._look_up(package, "", lowest=True, dated=False)
-        times = upload_seconds(tables) if tables is not None else []
-        if tables is None or not times:
+        first = self._release(package, "", lowest=True, dated=False)
+        times = upload_seconds(first) if first is not None else []
+        if first is None or not times:
             return
         # uv's exclude-newer takes what was uploaded before the moment; the times here have whole seconds.
         until = datetime.fromtimestamp(max(times), timezone.utc) + timedelta(seconds=1)
-        reason = f"the index had no release of it yet; {tables['version']} is the first"
+        reason = f"the index had no release of it yet; {first['version']} is the first"
         yield self._until(package, self.decided.as_of.text(), until, reason)
 
     def _of_the_time(self, package: str, component: Chosen | None, version: str) -> Iterator[Move]:
@@ -349,7 +344,7 @@ class Candidates:
         # Its authors had this release: what fails is something else.
         if min(times) < until.timestamp():
             return
-        reason = f"{self.why} with {version}; until then the authors of {leads[0].chosen.at()} can have tried it"
+        reason = f"{self.why} with {version}; until then the authors of {leads[0].chosen.title} can have tried it"
         yield self._until(package, self._otherwise(package, component), until, reason)
 
     def _until(self, package: str, asked: str, until: datetime, reason: str) -> Move:
@@ -367,37 +362,21 @@ class Candidates:
         for line in self._earlier(package, _line(version), limit):
             yield self._moved(package, component, asked, f"=={line}.*", reason)
 
-    def _look(self, package: str, specifier: str) -> str | None:
-        tables = self._look_up(package, specifier)
-        return str(tables["version"]) if tables is not None else None
-
-    def _look_up(
+    def _release(
         self, package: str, specifier: str, *, lowest: bool = False, dated: bool = True
-    ) -> dict[str, Any] | None:
-        """The newest or lowest release in a range as of the lock's moment; None: there is none."""
-        key = (package, specifier, lowest, dated)
-        if key not in self._found:
-            self._found[key] = self._asked(package, specifier, lowest=lowest, dated=dated)
-        return self._found[key]
-
-    def _asked(self, package: str, specifier: str, *, lowest: bool, dated: bool) -> dict[str, Any] | None:
+    ) -> Mapping[str, Any] | None:
+        """The newest or lowest release in a range as of the lock's moment, as uv.lock's table; None: there is none."""
         settings: dict[str, object] = {"resolution": "lowest"} if lowest else {}
         if dated and self.decided.as_of.held:
             settings["exclude-newer"] = self.decided.as_of.text()
-        rules = LookUpRules(own=self.decided.own, settings=settings)
+        index = PackageIndex(base=self._base, context=self.context, own=self.decided.own, settings=settings)
         # Placeholders hold a name on the index and have nothing in them: for the 1.8.0.dev0 of Transformer Engine that
         # NeMo of 2025-03-01 pins, the index has 0.0.0 below and 1.9.0 above.
         limits = [*filter(None, (specifier, NO_PLACEHOLDER if len(family_of(package)) > 1 else ""))]
-        for _ in range(MOST_STUBS):
-            what = f"find {package} {','.join(limits) or 'at all'}"
-            # That there is none is an answer; an index that cannot be reached ends the search.
-            try:
-                tables = look_up({package: ",".join(limits)}, self._base, rules, what, self.context)
-            except ResolutionError:
-                return None
-            table = tables.get(package)
+        for _ in range(MOST_PASSED_OVER):
+            table = index.release(package, ",".join(limits))
             if table is None or not is_stub(table, self.context):
-                return dict(table) if table is not None else None
+                return table
             limits.append(f"!={table['version']}")
         return None
 

@@ -58,10 +58,10 @@ class Clash:
 def clashes(explanation: str) -> tuple[Clash, ...]:
     """The declarations in uv's explanation that exclude each other, those with an upper bound to be relaxed first."""
     listed = []
-    for one, other in itertools.combinations(dict.fromkeys(_declarations(explanation)), 2):
-        if one.package == other.package and one.by != other.by and not _overlap(one.range, other.range):
-            listed += [Clash(kept=other, relaxed=one), Clash(kept=one, relaxed=other)]
-    return tuple(sorted(listed, key=lambda item: (not item.relaxed.has_upper_bound, item.kept.has_upper_bound)))
+    for first, second in itertools.combinations(dict.fromkeys(_declarations(explanation)), 2):
+        if first.package == second.package and first.by != second.by and not _overlap(first.range, second.range):
+            listed += [Clash(kept=second, relaxed=first), Clash(kept=first, relaxed=second)]
+    return tuple(sorted(listed, key=lambda clash: (not clash.relaxed.has_upper_bound, clash.kept.has_upper_bound)))
 
 
 def _declarations(explanation: str) -> Iterator[Declaration]:
@@ -76,7 +76,7 @@ def _declarations(explanation: str) -> Iterator[Declaration]:
         of_dev_release = re.fullmatch(r"==[^,]*\.dev\d+", match["which"] or "") is not None
         listed.append((Declaration(by=by, package=package, range=match["range"]), of_dev_release))
     # What a single dev release declares tells little of the package: lightning 2.3.0.dev20240318 of lightning<=2.4.0.
-    yield from (item for item, of_dev_release in sorted(listed, key=lambda one: one[1]))
+    yield from (declaration for declaration, _ in sorted(listed, key=lambda pair: pair[1]))
 
 
 def in_plain_ranges(explanation: str) -> str:
@@ -93,6 +93,6 @@ def _as_line(match: re.Match[str]) -> str:
 def _overlap(one: str, other: str) -> bool:
     """Whether a version is in both ranges: tried at each bound and just above it."""
     both = SpecifierSet(f"{one},{other}")
-    bounds = ["0", *(item.version.removesuffix(".*") for item in both)]
+    bounds = ["0", *(clause.version.removesuffix(".*") for clause in both)]
     above = [f"{Version(bound).base_version}.0.0.1" for bound in bounds]
     return any(both.contains(version, prereleases=True) for version in (*bounds, *above))

@@ -9,24 +9,22 @@ from dataclasses import dataclass, replace
 
 from envbuild.core.errors import CheckRefusedError, ResolutionError
 from envbuild.lock.checks.findings import CheckFinding
-from envbuild.lock.context import WorkContext
+from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
-from envbuild.lock.inputs.deviation import Deviation, locked_deviations, texts
+from envbuild.lock.inputs.deviation import texts
 from envbuild.lock.inputs.request import LockInputs, is_curable, is_of_another_cuda, may_deviate
 from envbuild.lock.lockdir import shipped_lock
 from envbuild.lock.lockfile import LockDirectory, read_lock
+from envbuild.lock.models import Deviation
 from envbuild.lock.outcome import Failure
-from envbuild.lock.search.blame import blame_of
+from envbuild.lock.search.blame import blame_of, summary
 from envbuild.lock.search.candidates import Candidates
 from envbuild.lock.search.state import Blame, Move, key_of, moved
-from envbuild.lock.search.summary import summary
 from envbuild.lock.uv.program import NoUploadTimesError
 
 # An attempt takes half a minute to two minutes, with its verification.
 MOST_ATTEMPTS = 10
 _MAY_DIFFER = "and another day may lock others"
-# For one failure, so many candidates of each package.
-MOST_CANDIDATES = 6
 
 
 def first_attempt(inputs: LockInputs, existing: LockDirectory | None) -> LockInputs:
@@ -109,14 +107,14 @@ class Search:
         context: with a folder for questions to uv.
     """
 
-    def __init__(self, first: LockInputs, existing: LockDirectory | None, context: WorkContext) -> None:
+    def __init__(self, first: LockInputs, existing: LockDirectory | None, context: LockContext) -> None:
         self._start = first
         if first.pins_stay:
             # Without what the existing lock knows: upstream's code, or the index, is another one by now.
             self._start = first_attempt(replace(first, pins_stay=False, deviations=()), existing)
         # Where only a branch moved, most of what failed before still does.
         moved_on = existing is not None and first.stays and not first.pins_stay
-        self._known = locked_deviations(existing.lock) if existing is not None and moved_on else ()
+        self._known = existing.lock.deviating if existing is not None and moved_on else ()
         self._context = context
         self._frames: list[_Frame] = []
         self._tried: set[tuple[tuple[str, ...], ...]] = set()
@@ -195,7 +193,7 @@ class Search:
         yield from (candidates.missing(module) for module in blame.missing)
         yield from _in_turn(candidates.without_extra, blame.packages)
         yield from _in_turn(candidates.likely, blame.packages)
-        yield from itertools.chain.from_iterable(map(candidates.relaxed, blame.clashes[:MOST_CANDIDATES]))
+        yield from itertools.chain.from_iterable(map(candidates.relaxed, blame.clashes))
         yield from _in_turn(candidates.earlier, blame.packages)
 
     def _settled(self, blame: Blame, failure: Failure) -> tuple[CheckFinding, ...]:
@@ -209,7 +207,7 @@ class Search:
 
 def _in_turn(candidates: Callable[[str], Iterator[Move]], packages: Iterable[str]) -> Iterator[Move]:
     """The first candidate of each package, then the second of each."""
-    lists = [itertools.islice(candidates(package), MOST_CANDIDATES) for package in packages]
+    lists = map(candidates, packages)
     for moves in itertools.zip_longest(*lists):
         yield from (move for move in moves if move is not None)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from envbuild.core.errors import EnvbuildError
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
-from envbuild.lock.inputs.deviation import Deviation
+from envbuild.lock.models import Deviation
 from envbuild.lock.search.clashes import Clash
 
 # Deviations that only make sense together: one version for all packages of a family.
@@ -21,7 +21,7 @@ def moved(deviations: Iterable[Deviation], move: Move) -> tuple[Deviation, ...]:
     for deviation in move:
         key = (deviation.package, deviation.declared_by)
         # What upstream says, and not what was tried before.
-        taken[key] = replace(deviation, instead_of=taken[key].instead_of) if key in taken else deviation
+        taken[key] = deviation.model_copy(update={"instead_of": taken[key].instead_of}) if key in taken else deviation
     return tuple(taken.values())
 
 
@@ -65,7 +65,7 @@ class Blame:
             return self._step > other._step
         mine, others = self.findings, other.findings
         if mine and others:
-            return others[0].id not in {item.id for item in mine}
+            return others[0].id not in {finding.id for finding in mine}
         # uv names one contradiction; that of a move may be another one about the same packages.
         return bool(self.packages) and not {*self.packages} & {*other.packages}
 

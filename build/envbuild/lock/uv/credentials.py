@@ -32,8 +32,8 @@ def request_for(
     own, _, host = parts.netloc.rpartition("@")
     bare = urllib.parse.urlunsplit(parts._replace(netloc=host))
     request = urllib.request.Request(bare)  # noqa: S310 - from uv's or the site's own settings
-    if (found := _userinfo(own) or credentials(bare, environ, named)) is not None:
-        token = base64.b64encode(":".join(found).encode()).decode()
+    if (known := _userinfo(own) or credentials(bare, environ, named)) is not None:
+        token = base64.b64encode(":".join(known).encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {token}")
     return request
 
@@ -77,8 +77,8 @@ def _userinfo(text: str) -> tuple[str, str] | None:
 def _from_netrc(host: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
     path = Path(environ.get("NETRC") or Path(environ.get("HOME") or "~").expanduser() / ".netrc")
     try:
-        found = netrc.netrc(str(path)).authenticators(host)
+        entry = netrc.netrc(str(path)).authenticators(host)
     except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
         return None
     # A netrc entry has a login, an account and a password; any may be missing.
-    return (found[0] or found[1] or "", found[2] or "") if found else None
+    return (entry[0] or entry[1] or "", entry[2] or "") if entry else None

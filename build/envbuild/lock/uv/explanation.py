@@ -32,7 +32,7 @@ def needed_pythons(explanation: str) -> tuple[str, ...]:
     """
     # uv breaks its explanation into lines.
     text = " ".join(explanation.split())
-    if stated := dict.fromkeys(one.rstrip(",") for one in _PYTHON.findall(text)):
+    if stated := dict.fromkeys(wanted.rstrip(",") for wanted in _PYTHON.findall(text)):
         return (",".join(stated),)
     tags = (tag for listed in _TAGS.findall(text) for tag in re.findall(r"`cp3(\d+)", listed))
     return tuple(f"==3.{minor}.*" for minor in dict.fromkeys(tags))
@@ -47,5 +47,5 @@ def not_there(explanation: str) -> tuple[str, ...]:
     """The packages of which there is no version, or none that is asked for."""
     # uv breaks its explanation into lines.
     text = " ".join(explanation.split())
-    found = (canonicalize_name(name) for pattern in _NOTHING_THERE for name in pattern.findall(text))
-    return tuple(dict.fromkeys(found))
+    names = (canonicalize_name(name) for pattern in _NOTHING_THERE for name in pattern.findall(text))
+    return tuple(dict.fromkeys(names))

@@ -32,8 +32,8 @@ def pyenv_python(version: str) -> Path | None:
 
     uv finds pyenv's shims on the search path, and a shim fails for each version that pyenv does not select.
     """
-    found = _root().glob(f"versions/{version}*/bin/python{version}")
-    return next((path for path in sorted(found, key=_numbers, reverse=True) if _answers(path, version)), None)
+    programs = _root().glob(f"versions/{version}*/bin/python{version}")
+    return next((path for path in sorted(programs, key=_numbers, reverse=True) if _answers(path, version)), None)
 
 
 def behind_a_shim(version: str) -> Path | None:

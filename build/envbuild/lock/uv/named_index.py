@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from envbuild.core.errors import EnvbuildError
 
@@ -69,22 +69,3 @@ class OwnIndexes:
             "constraint-dependencies": [f"{name}{ANY_RELEASE}" for name in sorted(self.places)],
             "exclude-dependencies": sorted(self.refused),
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class LookUpRules:
-    """What holds for questions about packages besides the base's limits.
-
-    Attributes:
-        own: which indexes are asked about which packages.
-        settings: other keys of ``[tool.uv]``.
-    """
-
-    own: OwnIndexes
-    settings: Mapping[str, object] = field(default_factory=dict)
-
-    def with_settings(self, **more: object) -> LookUpRules:
-        """The same with these keys, ``_`` for ``-``."""
-        return replace(
-            self, settings={**self.settings, **{key.replace("_", "-"): value for key, value in more.items()}}
-        )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import tomlkit
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from envbuild.catalog.base import Base
@@ -21,13 +20,12 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
-from envbuild.lock.context import WorkContext
+from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
+from envbuild.lock.requirement_lines import PinnedRequirement, read_requirements
 from envbuild.lock.uv.interpreter import for_any_python, with_requires_python
-from envbuild.lock.uv.named_index import LookUpRules
-from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.program import ignored_settings, refuse_ignored_settings, run_uv
-from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, TorchSource
+from envbuild.lock.uv.torch_builds import TorchSource
 
 # uv's warning, with its reason if it has one.
 _YANKED = re.compile(r"`([A-Za-z0-9._-]+)==[^`]+` is yanked(?: \(reason: \"([^\n]*)\"\))?")
@@ -79,7 +77,7 @@ def resolve(
     project: Path,
     source: TorchSource,
     what: str,
-    context: WorkContext,
+    context: LockContext,
     *,
     settings_may_be_ignored: bool = False,
     from_cache: bool = False,
@@ -133,7 +131,7 @@ def _read(project: Path, finished: Finished) -> Resolution:
 
 
 def resolve_without_interpreter(
-    project: str, folder: Path, source: TorchSource, what: str, context: WorkContext
+    project: str, folder: Path, source: TorchSource, what: str, context: LockContext
 ) -> Resolution:
     """:func:`resolve` by the Python that envbuild runs in, whatever the project requires: nothing is built for it.
 
@@ -168,42 +166,32 @@ def seconds_of(moment: str) -> int:
     return int(datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).timestamp())
 
 
-def export(project: Path, extra: str | None, what: str, log: Path) -> list[str]:
-    """``uv export`` as requirement blocks: the requirement with its hashes and the comment saying who needs it."""
+def export(project: Path, extra: str | None, what: str, log: Path) -> list[PinnedRequirement]:
+    """What ``uv export`` writes of a project's uv.lock."""
     # --frozen: what was resolved and checked is exported; uv must not look at the index again.
     arguments: list[str | Path] = ["export", *PREVIEW, "--frozen", "--format", "requirements.txt"]
-    arguments += ["--no-emit-project", "--no-header", "--quiet"]
-    if extra:
-        arguments += ["--extra", extra]
-    output = run_uv(arguments, what=what, log=log, cwd=project).output
-    blocks: list[str] = []
-    for line in output.splitlines():
-        if not line.strip():
-            continue
-        if line[0].isspace() and blocks:
-            blocks[-1] += "\n" + line
-        else:
-            blocks.append(line)
-    return blocks
+    arguments += ["--no-emit-project", "--no-header", "--quiet", *(["--extra", extra] if extra else [])]
+    return read_requirements(run_uv(arguments, what=what, log=log, cwd=project).output)
 
 
-def with_local_hashes(blocks: list[str], resolution: Resolution, source: TorchSource) -> list[str]:
-    """Add the hashes that uv does not know: those of wheels in a local find-links folder."""
+def with_local_hashes(
+    requirements: Iterable[PinnedRequirement], resolution: Resolution, source: TorchSource
+) -> list[str]:
+    """Their lines, with the hashes that uv does not know: those of wheels in a local find-links folder."""
     done: list[str] = []
-    for block in blocks:
-        if "--hash=sha256:" in block:
-            done.append(block)
+    for requirement in requirements:
+        if requirement.hashes:
+            done.append(requirement.text)
             continue
-        name = canonicalize_name(block.split("==")[0].split("[")[0].strip())
-        hashes = sorted(sha256_file(wheel) for wheel in _local_wheels(name, resolution, source))
+        hashes = sorted(sha256_file(wheel) for wheel in _local_wheels(requirement.name, resolution, source))
         if not hashes:
             raise NetworkError(
-                f"the index states no sha256 of {re.split(r'[ ;]', block)[0]}",
+                f"the index states no sha256 of {re.split(r'[ ;]', requirement.text)[0]}",
                 why="Without it, a lock cannot tell a replaced file, and none is taken from its files by itself.",
                 fix="Serve it from an index or page that states sha256 hashes, or from a folder of find-links; or pin "
-                f"another version: --pin {name}=VERSION",
+                f"another version: --pin {requirement.name}=VERSION",
             )
-        head, *comments = block.split("\n")
+        head, *comments = requirement.text.split("\n")
         pieces = [head, *(f"    --hash={digest}" for digest in hashes)]
         done.append("\n".join([" \\\n".join(pieces), *comments]))
     return done
@@ -238,7 +226,7 @@ def limits(base: Base) -> dict[str, object]:
     return {"environments": [marker], "minimum-libc-version": {"glibc": base.glibc}}
 
 
-def throw_away(project: str, context: WorkContext) -> Path:
+def throw_away(project: str, context: LockContext) -> Path:
     """A new folder with this pyproject.toml, for a resolution that is not kept.
 
     New, since uv prefers the versions of an existing uv.lock: no answer may depend on an earlier one.
@@ -247,52 +235,3 @@ def throw_away(project: str, context: WorkContext) -> Path:
         folder = Path(tempfile.mkdtemp(dir=context.folder, prefix="throw-away."))
         (folder / PROJECT_FILE).write_text(project)
     return folder
-
-
-def look_up(
-    packages: Mapping[str, str],
-    base: Base,
-    rules: LookUpRules,
-    what: str,
-    context: WorkContext,
-    *,
-    preferred: Mapping[str, str] | None = None,
-) -> dict[str, Mapping[str, Any]]:
-    """Lock packages as if they needed nothing: finds versions, files, dates. By package name.
-
-    Args:
-        packages: specifiers by name.
-        preferred: versions that are taken where the specifiers accept them.
-    """
-    tables = tomlkit.aot()
-    for name in packages:
-        table = tomlkit.table()
-        # Metadata in the project keeps uv from reading, or building, the package's own.
-        table["name"], table["requires-dist"] = name, []
-        tables.append(table)
-    project = _question(packages, base, rules.with_settings(dependency_metadata=tables))
-    folder = throw_away(for_any_python(project), context)
-    prefer(folder, preferred or {})
-    # Nothing is built: any Python does.
-    return resolve_without_interpreter(project, folder, PACKAGE_INDEX, what, context).tables
-
-
-def look_up_with_needs(
-    packages: Mapping[str, str], base: Base, rules: LookUpRules, what: str, context: WorkContext
-) -> dict[str, Mapping[str, Any]]:
-    """Lock packages by themselves, with what they need; see :func:`look_up`."""
-    folder = throw_away(_question(packages, base, rules), context)
-    return resolve(folder, PACKAGE_INDEX, what, context).tables
-
-
-def _question(packages: Mapping[str, str], base: Base, rules: LookUpRules) -> str:
-    """The pyproject.toml of a project that depends on these packages alone."""
-    document = tomlkit.document()
-    document["project"] = {
-        "name": "envbuild-throw-away",
-        "version": "0",
-        "requires-python": f"=={base.python.version}.*",
-        "dependencies": [f"{name}{specifier}" for name, specifier in packages.items()],
-    }
-    document["tool"] = {"uv": {"package": False, **limits(base), **rules.own.settings(packages), **rules.settings}}
-    return tomlkit.dumps(document)

@@ -16,35 +16,39 @@ from envbuild.core import tomlread
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.files import machine_errors
 
-# All of the user's own settings that uv gets, by their keys in a uv.toml: where packages and Pythons are, and how they
-# are reached and cached. Everything else could change a lock or what is installed of it; index-strategy, too, decides
-# versions.
-_KEYS = frozenset(
+# The settings of the user that uv gets, by their keys in a uv.toml. Everything else could change a lock or what is
+# installed of it; index-strategy, too, decides versions. First, how indexes are reached:
+_REACHING_KEYS = frozenset(
     [
         "allow-insecure-host",
-        "cache-dir",
-        "concurrent-builds",
         "concurrent-downloads",
-        "concurrent-installs",
         "extra-index-url",
-        "find-links",
         "http-proxy",
         "https-proxy",
         "index",
         "index-url",
-        "keyring-provider",
-        "link-mode",
         "native-tls",
-        "no-cache",
-        "no-index",
         "no-proxy",
         "offline",
+        "system-certs",
+    ]
+)
+# Besides these, where files and Pythons are, and where they are kept.
+_KEYS = _REACHING_KEYS | frozenset(
+    [
+        "cache-dir",
+        "concurrent-builds",
+        "concurrent-installs",
+        "find-links",
+        "keyring-provider",
+        "link-mode",
+        "no-cache",
+        "no-index",
         "pypy-install-mirror",
         "python-downloads",
         "python-downloads-json-url",
         "python-install-mirror",
         "python-preference",
-        "system-certs",
     ]
 )
 # The same of an index: it may have an exclude-newer of its own.
@@ -52,17 +56,21 @@ _KEYS_OF_INDEX = frozenset(
     ["authenticate", "cache-control", "default", "explicit", "format", "ignore-error-codes", "name", "url"]
 )
 # And the settings that are variables alone.
+_REACHING = re.compile(r"UV_(?:DEFAULT_INDEX|INDEX_\w+_(?:USERNAME|PASSWORD)|INSECURE_HOST|HTTP_\w+|REQUEST_TIMEOUT)")
 _VARIABLES = re.compile(
-    r"UV_(?:DEFAULT_INDEX|INDEX_\w+_(?:USERNAME|PASSWORD)|INSECURE_HOST|CREDENTIALS_DIR|(?:GITHUB|AUTH)_TOKEN"
-    r"|(?:S3|GCS|AZURE)_ENDPOINT_URL|HTTP_\w+|(?:REQUEST|LOCK)_TIMEOUT|CONCURRENT_\w+|PYTHON_\w+|ASTRAL_MIRROR_URL)"
+    r"UV_(?:CREDENTIALS_DIR|(?:GITHUB|AUTH)_TOKEN|(?:S3|GCS|AZURE)_ENDPOINT_URL|LOCK_TIMEOUT|CONCURRENT_\w+"
+    r"|PYTHON_\w+|ASTRAL_MIRROR_URL)"
 )
+
+
+NO_FAST_PATH = "UV_NO_GITHUB_FAST_PATH"
 
 
 def git_environment() -> dict[str, str]:
     """What makes uv use plain git, whose settings (rewriting, credentials) hold, and fetch no large files."""
     # uv 0.13.8 asks GitHub's HTTP API before git, past url.<base>.insteadOf; with the first variable it does not. The
     # second keeps NeMo's clone small. The third keeps git from waiting for a password at a terminal.
-    return {"UV_NO_GITHUB_FAST_PATH": "1", "GIT_LFS_SKIP_SMUDGE": "1", "GIT_TERMINAL_PROMPT": "0"}
+    return {NO_FAST_PATH: "1", "GIT_LFS_SKIP_SMUDGE": "1", "GIT_TERMINAL_PROMPT": "0"}
 
 
 def _environment() -> dict[str, str]:
@@ -73,10 +81,18 @@ def _environment() -> dict[str, str]:
 
 
 def _is_allowed(variable: str) -> bool:
-    if not variable.startswith("UV_"):
-        return True
-    key = variable.removeprefix("UV_").lower().replace("_", "-")
-    return key in _KEYS or _VARIABLES.fullmatch(variable) is not None
+    is_own = variable.startswith("UV_")
+    return not is_own or reaches_indexes(variable) or _key(variable) in _KEYS or bool(_VARIABLES.fullmatch(variable))
+
+
+def reaches_indexes(variable: str) -> bool:
+    """Whether a variable of uv's says how indexes are reached, and nothing of where files are kept."""
+    return _key(variable) in _REACHING_KEYS or _REACHING.fullmatch(variable) is not None
+
+
+def _key(variable: str) -> str:
+    """The key of a uv.toml that says the same as a variable; empty for variables of other programs."""
+    return variable.removeprefix("UV_").lower().replace("_", "-") if variable.startswith("UV_") else ""
 
 
 @contextlib.contextmanager

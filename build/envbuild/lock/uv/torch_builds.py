@@ -47,7 +47,7 @@ class TorchSource:
 
     def args_for(self, index: str) -> list[str]:
         """The same for the packages of an index of their own; an empty name: for all others."""
-        named = [item.argument for item in self.indexes if item.name == index]
+        named = [named.argument for named in self.indexes if named.name == index]
         # The default one's place is taken, so that it is not asked.
         return ["--index", *named, "--default-index", *named] if named else self.uv_args()
 
@@ -154,13 +154,13 @@ def _wheels_at(place: str, site: Site) -> tuple[list[str], str]:
 
 def _fits(wheel: str, version: str, build: str, python: str) -> bool:
     try:
-        _, found, _, tags = parse_wheel_filename(wheel)
+        _, released, _, tags = parse_wheel_filename(wheel)
     except InvalidWheelFilename:
         return False
     # torch has no abi3 wheels: both tags are those of the Python.
     wanted = "cp" + python.replace(".", "")
     return (
-        found.local == build
-        and SpecifierSet(version).contains(found.public, prereleases=True)
+        released.local == build
+        and SpecifierSet(version).contains(released.public, prereleases=True)
         and any(tag.interpreter == wanted and tag.abi == wanted and "x86_64" in tag.platform for tag in tags)
     )

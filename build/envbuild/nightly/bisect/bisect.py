@@ -12,7 +12,7 @@ from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import CheckRefusedError, EnvbuildError, UsageError
 from envbuild.core.files import write_atomic
 from envbuild.git.refs import GitRef
-from envbuild.lock.context import Repositories
+from envbuild.lock.context import Repositories, RunContext
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.nightly.bisect.mixed_lock import Mix, write_mixed
 from envbuild.nightly.bisect.models import Bisected, Culprit, CulpritCommit
@@ -40,7 +40,7 @@ class BisectRequest:
     budget_seconds: float | None = None
 
 
-def bisect(request: BisectRequest, repositories: Repositories, context: Context) -> Bisected:
+def bisect(request: BisectRequest, context: RunContext) -> Bisected:
     """Confirm both ends, then move one group of packages after the other until what breaks is found.
 
     Nothing is resolved again: a trial has the good lock's packages with some as the bad one has them. One that does
@@ -68,7 +68,7 @@ def bisect(request: BisectRequest, repositories: Repositories, context: Context)
         failure = trials.confirm_ends(groups)
         # The failure may name packages: they are tried first.
         groups = moved_groups(good, bad, failure.suspects)
-        culprits, only_together = _culprits(groups, trials, repositories)
+        culprits, only_together = _culprits(groups, trials, context.repositories)
     except _TimeIsUpError:
         finished = False
     return Bisected(
@@ -91,7 +91,7 @@ def _refuse_other_base(good: LockDirectory, bad: LockDirectory) -> None:
     if (one.name, one.platform, one.python) != (two.name, two.platform, two.python):
         raise UsageError(
             f"the locks are of two bases: {one.name} (Python {one.python}) and {two.name} (Python {two.python})",
-            why="A bisection moves packages one by one, and the base is none.",
+            why="A bisection exchanges packages, and cannot exchange a base.",
             fix="Name two locks of one base.",
         )
 
@@ -140,7 +140,7 @@ def _with_commit(culprit: Culprit, others: frozenset[str], trials: _Trials, repo
     if old is None or new is None or not (old.git == new.git and new.git and old.commit and new.commit):
         return culprit
     try:
-        repository = repositories.at(new.git)
+        repository = repositories.open(new.git)
         ends = [repository.resolve(GitRef(sha)) for sha in (old.commit, new.commit)]
         # Along first parents: a commit that a merge brought never was the branch's tip.
         commits = repository.first_parents(*ends)
@@ -149,12 +149,12 @@ def _with_commit(culprit: Culprit, others: frozenset[str], trials: _Trials, repo
         return culprit
     moved = others | {package.name}
 
-    def at(count: int) -> TrialOutcome:
+    def with_first(count: int) -> TrialOutcome:
         return trials.outcome(moved, {package.name: commits[count - 1]})
 
     if not commits:
         return culprit
-    low, high = bracket(len(commits), at)
+    low, high = bracket(len(commits), with_first)
     shas = tuple(commits[low:high])
     return Culprit(packages=culprit.packages, commit=CulpritCommit(git=new.git, commits=shas, of=len(commits)))
 

@@ -141,14 +141,14 @@ def _refuse_strange(job: CiJob) -> None:
     for option, text in texts.items():
         if text and not _PLAIN.fullmatch(text):
             raise UsageError(
-                f"{option} cannot stand in a file for CI: {text!r}",
-                why="Shells, YAML, cron and systemd read some characters as more than themselves.",
+                f"{option} has characters that a CI file cannot hold: {text!r}",
+                why="Shells, YAML, cron and systemd give some characters a special meaning.",
                 fix="Use letters, digits and . _ : / @ = , + ~ - alone.",
             )
     # In a crontab a `%` is a line end, in quotes, too (crontab(5)).
     if not re.fullmatch(r"[^\s%\"'\\]+", str(job.project)):
         raise UsageError(
-            f"the project's folder cannot stand in a file for CI: {str(job.project)!r}",
+            f"the project's folder has characters that a CI file cannot hold: {str(job.project)!r}",
             why="It has white space, a quote, a backslash or a percent sign in it.",
             fix="Run this in a folder without them.",
         )

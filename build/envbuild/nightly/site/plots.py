@@ -94,7 +94,7 @@ def losses(cases: Sequence[CaseRow]) -> tuple[Chart, ...]:
             series.append(ShadedBand(f"{len(others)} cases", _edges(others)))
         for index, row in enumerate(failed[:LINES]):
             series.append(Series(f"{row.case}: failed", _steps(row), f"line-failed-{index}"))
-        names = "; ".join(item.name for item in series)
+        names = "; ".join(line.name for line in series)
         charts.append(draw(f"loss of {baseline}", series, describes=f"loss of every step: {names}"))
     return tuple(chart for chart in charts if chart)
 

@@ -39,7 +39,7 @@ def write_site(ledger: Ledger, into: Path, at: datetime, max_age_days: float) ->
     into = into.absolute()
     _refuse_other(into)
     refuse_unwritable(into)
-    snapshot = LedgerSnapshot.of(ledger)
+    snapshot = LedgerSnapshot.read(ledger)
     site = LedgerPages(snapshot, states(ledger, at, max_age_days), at)
     with machine_errors(into):
         into.parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ class LedgerSnapshot:
     publications_of_lock: dict[str, list[PublicationRow]]
 
     @classmethod
-    def of(cls, ledger: Ledger) -> LedgerSnapshot:
+    def read(cls, ledger: Ledger) -> LedgerSnapshot:
         images, cases, certificates = ledger.rows(ImageRow), ledger.rows(CaseRow), ledger.rows(CertificateRow)
         return cls(
             images=images,

@@ -34,24 +34,24 @@ try:
     import torch
 except ModuleNotFoundError:
     pass
-found = {"libraries": {}, "modules": {}}
+answers = {"libraries": {}, "modules": {}}
 for name in libraries:
     print("\\n@doing load " + name, flush=True)
     try:
         ctypes.CDLL(os.path.join(folder, name), mode=os.RTLD_NOW)
     except OSError as error:
-        found["libraries"][name] = str(error)
+        answers["libraries"][name] = str(error)
 for name in modules:
     print("\\n@doing import " + name, flush=True)
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        found["modules"][name] = ["missing", str(error), error.name or ""]
+        answers["modules"][name] = ["missing", str(error), error.name or ""]
     except ImportError as error:
-        found["modules"][name] = ["import", str(error), ""]
+        answers["modules"][name] = ["import", str(error), ""]
     except Exception as error:
-        found["modules"][name] = ["other", f"{type(error).__name__}: {error}", ""]
-print("\\n@found " + json.dumps(found))
+        answers["modules"][name] = ["other", f"{type(error).__name__}: {error}", ""]
+print("\\n@found " + json.dumps(answers))
 """
 
 

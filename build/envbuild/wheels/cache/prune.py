@@ -17,9 +17,9 @@ from envbuild.lock.models import Lock
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
 from envbuild.wheels.cache.entry import BUILDS_KIND, ENVIRONMENTS_KIND, KIND, read_kept
-from envbuild.wheels.git_archive import KIND as TREES_KIND
 from envbuild.wheels.key import KeyParts
 from envbuild.wheels.plan import buildable
+from envbuild.wheels.sources import KIND as TREES_KIND
 from envbuild.wheels.toolchain.index_toolkit import KIND as TOOLKITS_KIND
 
 DAY_SECONDS = 86400.0

@@ -18,9 +18,8 @@ from envbuild.core.files import machine_errors, write_atomic
 from envbuild.lock.inputs.as_of import with_undated
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.record.content import Content, locked_content
-from envbuild.lock.uv.named_index import LookUpRules
+from envbuild.lock.uv.package_index import PackageIndex
 from envbuild.lock.uv.program import run_uv
-from envbuild.lock.uv.resolution import look_up
 from envbuild.lock.uv.torch_builds import locked_indexes, locked_torch
 from envbuild.wheels.sources import WheelSources
 from envbuild.wheels.toolchain.toolchain import cuda_version
@@ -115,7 +114,7 @@ def _looked_up(wanted: Mapping[str, str], lock: LockDirectory, cuda: str, source
             dates: dict[str, object] = {"exclude-newer": moment, "exclude-newer-package": undated}
             settings = dates if lock.lock.inputs.as_of_held else {}
             own = locked_indexes(sources.site, lock.lock.indexes, lock.lock.title)
-            tables = look_up(wanted, sources.base, LookUpRules(own=own, settings=settings), what, work)
+            tables = PackageIndex(base=sources.base, context=work, own=own, settings=settings).find(wanted, what)
         packages = tuple(_found(name, tables[canonicalize_name(name)]) for name in sorted(wanted))
         (entry / LIST_FILE).write_text(PinnedList(packages=packages).model_dump_json(indent=1) + "\n")
 

@@ -6,17 +6,13 @@ import pytest
 from helpers.errors import error_of
 from helpers.image_inputs import SELECTION, base_record, changed, inputs_of, put_base, small_lock
 from helpers.sites import context_of, site_of
-from unit.image.test_record import RECORD
 
 from envbuild.catalog.site import load_site
 from envbuild.core.errors import CheckRefusedError, ConfigurationError
-from envbuild.image import base as bases
-from envbuild.image import build
 from envbuild.image.base import apt, locked, mmdebstrap
-from envbuild.image.base.as_image import base_image, base_tag
+from envbuild.image.base.base import base_image, base_tag
 from envbuild.image.build import BaseChoice, hold_base
 from envbuild.oci.models import BaseConfig
-from envbuild.store.record import dump
 
 PLATFORM = SELECTION.base.platform
 OTHER = "sha256:" + "7" * 64
@@ -80,16 +76,6 @@ def test_an_older_base_that_was_taken_stays_beside_the_newest(tmp_path, lock):
     put_base(context, older, locked._key(SELECTION, own.lock))
     with hold_base(inputs_of(own), context) as base:
         assert base.record == older
-
-
-def test_an_image_in_the_store_says_whether_its_base_is_the_locks_own(tmp_path, lock):
-    path = tmp_path / "entry"
-    path.mkdir()
-    (path / "record.json").write_bytes(dump(RECORD))
-    base = bases.StoredBase(path=path, record=base_record())
-    own = changed(lock, base_image=base_image(base_record(), PLATFORM).digest)
-    assert build._for_inputs(inputs_of(lock), path, base, built=False).record.base_rebuilt
-    assert not build._for_inputs(inputs_of(own), path, base, built=False).record.base_rebuilt
 
 
 def test_places_are_asked_only_where_there_are_some(lock):

@@ -1,16 +1,25 @@
 """Bases: what is scrubbed, who owns what, which packages are there, and what failures are called."""
 
+import os
+import pwd
 import re
 import tarfile
+from pathlib import Path
 
 import pytest
+from helpers.image_inputs import inputs_of, small_lock
+from helpers.sites import context_of
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.core.errors import BuildError, MachineError, NetworkError
 from envbuild.core.process import Finished
-from envbuild.image.base import base_key, mmdebstrap
-from envbuild.image.base.mmdebstrap import Making, failure, mmdebstrap_version, read_rights, scrub, scrub_patterns
+from envbuild.image import build
+from envbuild.image.base import base, base_key, mmdebstrap
+from envbuild.image.base.mmdebstrap import Making, failure, mmdebstrap_version, scrub, scrub_patterns, with_rights
+from envbuild.image.build import BaseChoice
+from envbuild.rootfs.blobs import LayerBlob
+from envbuild.rootfs.single_layer import members_of
 
 BASE = Catalog.open(data_root()).base("debian12")
 
@@ -90,7 +99,10 @@ def test_rights_are_those_of_the_archive(tmp_path):
             member = tarfile.TarInfo(f"./{name}")
             member.mode, member.uid, member.gid = mode, uid, gid
             tar.addfile(member)
-    assert read_rights(tmp_path / "x.tar") == rights
+    noted = {}
+    for _ in with_rights(members_of(LayerBlob(file=tmp_path / "x.tar")), noted):
+        pass
+    assert noted == rights
 
 
 def test_key_changes_with_definition_tool_and_scrubbing(monkeypatch):
@@ -134,3 +146,91 @@ def test_failure_of_mmdebstrap_is_named_by_its_cause(tmp_path, output, kind, mes
     assert message in error.why
     assert error.fix
     assert ("apt-get install debian-archive-keyring" in error.fix) is (message == "NO_PUBKEY")
+
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+
+
+@pytest.fixture
+def etc(tmp_path, monkeypatch) -> Path:
+    """Programs that are there, and an /etc of its own."""
+    for name in ("newuidmap", "newgidmap"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def write(etc: Path, subuid: str | None, subgid: str | None) -> None:
+    for name, text in (("subuid", subuid), ("subgid", subgid)):
+        if text is not None:
+            (etc / name).write_text(text)
+
+
+@pytest.mark.parametrize("text", [f"{ME}:100000:65536\n", f"other:1:2\n# note\n\n{ME}:5:6"])
+def test_account_with_ranges(etc, text):
+    write(etc, text, text)
+    mmdebstrap.require_subids(etc)
+    (etc / "subgid").unlink()
+    with pytest.raises(MachineError, match="has no subordinate IDs"):
+        mmdebstrap.require_subids(etc)
+
+
+@pytest.mark.parametrize(
+    ("subuid", "subgid", "missing", "command"),
+    [
+        (None, None, "{etc}/subuid and {etc}/subgid",
+         "usermod --add-subuids 100000-165535 --add-subgids 100000-165535"),
+        ("", f"{ME}:1:1", "{etc}/subuid.", "usermod --add-subuids 100000-165535"),
+        ("a:100000:65536\nb:165536:65536\n", f"{ME}:1:1", "{etc}/subuid.", "usermod --add-subuids 231072-296607"),
+        (f"{ME}:1:1", f"{os.getuid()}:100000:65536", "{etc}/subgid.", "usermod --add-subgids 165536-231071"),
+        (f"{ME}:1:1", f"{ME}:one:two\n{ME}\nx{ME}:1:2", "{etc}/subgid.", "usermod --add-subgids 100000-165535"),
+    ],
+)  # fmt: skip
+def test_account_without_ranges_gets_the_command(etc, subuid, subgid, missing, command):
+    write(etc, subuid, subgid)
+    with pytest.raises(MachineError, match="has no subordinate IDs") as caught:
+        mmdebstrap.require_subids(etc)
+    assert missing.format(etc=etc) in caught.value.why
+    assert f"As root: {command} {ME}\n" in caught.value.fix
+
+
+def test_account_without_a_name(etc, monkeypatch):
+    def unknown(_):
+        raise KeyError
+
+    monkeypatch.setattr(mmdebstrap.pwd, "getpwuid", unknown)
+    with pytest.raises(MachineError, match="has no name"):
+        mmdebstrap.require_subids(etc)
+
+
+def test_machine_without_the_programs_names_the_package(etc, monkeypatch):
+    write(etc, f"{ME}:1:1", f"{ME}:1:1")
+    (etc / "newgidmap").unlink()
+    monkeypatch.setenv("PATH", str(etc))
+    with pytest.raises(MachineError, match="newgidmap is not installed") as caught:
+        mmdebstrap.require_subids(etc)
+    assert "uidmap" in caught.value.fix
+
+
+@pytest.mark.parametrize(("base_is_there", "refresh"), [(False, False), (True, True), (True, False)])
+def test_subordinate_ids_are_required_only_before_a_base_is_made(tmp_path, monkeypatch, base_is_there, refresh):
+    """Whatever comes after is not of this test: the first error ends it."""
+
+    def fail(text):
+        raise MachineError(text)
+
+    monkeypatch.setattr(base.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(mmdebstrap, "require_subids", lambda: fail("asked for IDs"))
+    monkeypatch.setattr(build, "check_inputs", lambda *_: None)
+    monkeypatch.setattr(build, "find_mksquashfs", lambda: None)
+    monkeypatch.setattr(base.mmdebstrap, "require_tools", lambda: None)
+    monkeypatch.setattr(base.sandbox, "probe", lambda: None)
+    monkeypatch.setattr(build, "_find", lambda *_: None)
+    monkeypatch.setattr(build, "find_base", lambda *_: object() if base_is_there else None)
+    monkeypatch.setattr(build, "make_base", lambda *_, **__: fail("made the base"))
+    inputs = inputs_of(small_lock(tmp_path / "lock"))
+    monkeypatch.setattr(build, "locked_torch", lambda *_: None)
+    expected = "made the base" if base_is_there and not refresh else "asked for IDs"
+    with pytest.raises(MachineError, match=expected):
+        build.build_image(inputs, context_of(tmp_path), BaseChoice.ANEW if refresh else BaseChoice.USUAL)

@@ -11,7 +11,7 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.core.process import Finished
 from envbuild.core.progress import SilentReporter
-from envbuild.image.base import base_key, mmdebstrap, standalone
+from envbuild.image.base import mmdebstrap, standalone
 from envbuild.image.base.base import obtain
 from envbuild.store.local import LocalStore
 
@@ -106,9 +106,3 @@ def test_nothing_is_put_over_what_a_base_has(base, rootfs, monkeypatch):
     (rootfs / "opt/python").mkdir()
     with pytest.raises(CheckRefusedError, match="has something at /opt/python"):
         add(base, rootfs, Uv(), monkeypatch)
-
-
-def test_another_uv_makes_another_base(base, monkeypatch):
-    before = base_key(base)
-    monkeypatch.setattr(standalone, "uv_version", lambda: "99")
-    assert base_key(base) != before

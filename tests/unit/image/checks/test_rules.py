@@ -10,9 +10,8 @@ from helpers.scans import AWS_KEY, PRIVATE_KEY, SITE, package, scanned
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
-from envbuild.image.checks.check import check_image
 from envbuild.image.checks.contents import ImageContents
-from envbuild.image.checks.rules import RULES, secrets
+from envbuild.image.checks.rules import RULES, check_image, secrets
 from envbuild.image.scan.models import GpuFile
 from envbuild.wheels.architectures import Architectures
 from envbuild.wheels.audit.prebuilt import FileCode
@@ -187,19 +186,6 @@ def test_compiled_code_must_be_exactly_the_target(tmp_path):
     assert found(gpu(tmp_path / "b", good, compiled=compiled)) == {}
     findings = found(gpu(tmp_path / "c", good, ("kernels", ("80", "90")), compiled=compiled))["architectures"]
     assert findings == ["kernels contains sm_80, sm_90; compiled for the target is sm_90"]
-
-
-def test_text_with_the_name_of_a_library_is_not_one(tmp_path):
-    assert found(facts(tmp_path, file("a/libnccl.so.2", b"INPUT(x)"), file("b/libnccl.so.2", ELF))) == {}
-
-
-def test_names_of_layers_do_not_reach_the_terminal_raw(tmp_path):
-    reporter = Notes()
-    planted = facts(tmp_path, file("usr/bin/\x1b]0;owned\x07\ncaches: fine", b"x", mode=0o4755))
-    (line,) = error_of(CheckRefusedError, check_image, planted, (), SilentReporter()).why.splitlines()
-    assert line.startswith("setuid: /usr/bin/\\x1b]0;owned\\x07\\ncaches: fine has mode")
-    check_image(planted, ("setuid",), reporter)
-    assert reporter.lines == [f"note: {line}"]
 
 
 def test_a_variable_names_what_is_there(tmp_path):

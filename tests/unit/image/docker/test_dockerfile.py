@@ -79,26 +79,6 @@ def test_dockerfile(name, spec):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options"),
-    [
-        ({}, ""),
-        ({"INDEX_URL": "http://i/simple?a b"}, "--index-url|http://i/simple?a b"),
-        (
-            {"INDEX_URL": "http://i", "TORCH_INDEX_URL": "http://t"},
-            "--index-url|http://i|--index|http://t|--index-strategy|unsafe-best-match",
-        ),
-    ],
-)
-def test_index_without_a_value_is_left_to_uv(arguments, options):
-    """The shell of a RUN instruction reads it."""
-    (line,) = [part for part in render(CPU).split("RUN ") if "--require-hashes" in part]
-    words = line.partition("--require-hashes")[2].partition("--requirements")[0].replace("\\\n", "")
-    script = f"set -- {words}; IFS='|'; printf %s \"$*\""
-    done = subprocess.run(["/bin/sh", "-uc", script], env=arguments, capture_output=True, text=True, check=True)
-    assert done.stdout == options
-
-
-@pytest.mark.parametrize(
     ("value", "expected"),
     [
         ("plain", '"plain"'),

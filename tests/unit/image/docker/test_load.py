@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 from helpers.errors import error_of
-from unit.image.test_record import RECORD
+from helpers.placed_images import RECORD
 
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import BuildError, CheckRefusedError, MachineError

@@ -1,23 +1,19 @@
 """Images are opened whatever they lie in; what is none is refused with what is wrong."""
 
-import bz2
-import gzip
 import io
 import json
-import lzma
 import os
 import subprocess
 import tarfile
 
 import pytest
 from helpers.errors import error_of
-from helpers.layer_tars import file, folder, layout_of, tar_of
-from unit.image.test_record import RECORD
+from helpers.layer_tars import file, layout_of, tar_of
+from helpers.placed_images import RECORD
 
 from envbuild.core.digests import canonical_json, sha256_bytes
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, MachineError
 from envbuild.image.inspect.open import open_image
-from envbuild.image.squashfs import read
 from envbuild.oci.models import DOCUMENT_BYTES, RunConfig
 from envbuild.rootfs import blobs, tars
 from envbuild.rootfs.members import Kind, Member
@@ -98,12 +94,6 @@ def test_record_next_to_an_image_counts_if_it_is_of_that_image(made, scratch):
     (made / "record.json").write_bytes(dump(image.record.model_copy(update={"oci_digest": "sha256:other"})))
     again = open_image(str(made), scratch)
     assert (again.record, again.components, again.labels) == (None, (), {"envbuild.stack": "s"})
-
-
-@pytest.mark.parametrize("name", ["nothing", "nothing:tag", "nothing/at/all"])
-def test_missing_image_is_named_in_the_error(name, scratch, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert "does not exist" in error_of(ConfigurationError, open_image, name, scratch).why
 
 
 @pytest.mark.parametrize("name", ["", ":tag"])
@@ -281,51 +271,6 @@ def test_sqsh_that_unpacks_to_a_bomb_is_refused(tmp_path, scratch, pack, monkeyp
     with pytest.raises(CheckRefusedError, match="is refused") as caught:
         contents_of(image)
     assert "It unpacks to more than" in caught.value.why
-
-
-def test_sqsh_whose_names_fill_the_memory_is_refused(tmp_path, scratch, monkeypatch):
-    items = [folder(f"d{number}") for number in range(300)]
-    items += [file(f"d{number % 300}/{number}") for number in range(12_000)]
-    packed = ["mksquashfs", "-", tmp_path / "names.sqsh", "-tar", "-quiet", "-no-progress"]
-    subprocess.run(packed, input=tar_of(items), check=True, capture_output=True)
-    monkeypatch.setattr(read, "MOST_MEMORY_BYTES", 5 << 20)
-    with pytest.raises(CheckRefusedError, match=r"read as an image|cannot read") as caught:
-        contents_of(open_image(str(tmp_path / "names.sqsh"), scratch))
-    assert "out of memory" in caught.value.why
-
-
-def test_sqsh_whose_name_begins_with_a_dash_is_read(tmp_path, scratch, pack, monkeypatch):
-    put(tmp_path / "tree/etc/environment", "A=b\n")
-    pack().rename(tmp_path / "--help")
-    monkeypatch.chdir(tmp_path)
-    assert open_image("--help", scratch).variables == {"A": "b"}
-
-
-def compressed(tmp_path, tar, form):
-    path = tmp_path / f"image.tar.{form}"
-    path.write_bytes({"gz": gzip, "bz2": bz2, "xz": lzma}[form].compress(tar))
-    return path
-
-
-@pytest.mark.parametrize("form", ["gz", "bz2", "xz"])
-@pytest.mark.parametrize("at", [0.3, 0.9])
-def test_compressed_archive_that_is_damaged_is_refused(made, tmp_path, scratch, form, at):
-    path = compressed(tmp_path, archive(made, tmp_path, mode="w").read_bytes(), form)
-    data = bytearray(path.read_bytes())
-    place = int(len(data) * at)
-    data[place : place + 40] = b"\xff" * 40
-    path.write_bytes(data)
-    with pytest.raises(CheckRefusedError, match=r"read as an image|is refused"):
-        contents_of(open_image(str(path), scratch))
-
-
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_archive_with_a_header_that_fills_the_memory_is_refused(tmp_path, scratch, kind):
-    member = tarfile.TarInfo("x")
-    member.type, member.size = kind, 5 << 20
-    path = compressed(tmp_path, member.tobuf(tarfile.GNU_FORMAT) + bytes(6 << 20), "gz")
-    with pytest.raises(CheckRefusedError, match="read as an image"):
-        open_image(str(path), scratch)
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,6 @@ def replace(path: Path, text: str) -> None:
     path.with_suffix(".new").replace(path)
 
 
-def test_files_are_those_of_the_layers_themselves(joined, low):
-    assert (joined.tree / "a/one").samefile(low / "a/one")
-    assert joined.added() == []
-
-
 def test_added_is_what_is_new_and_what_was_replaced(joined, low):
     write(joined.tree, b__new="x")
     replace(joined.tree / "a/two", "2")

@@ -57,18 +57,6 @@ def test_access_binds_files_and_names_their_places(tmp_path, file, environ, more
     assert places(found)[target] == tmp_path / file
 
 
-def test_access_binds_a_local_folder_of_wheels(tmp_path):
-    found = of(source=TorchSource("find-links", str(tmp_path)))
-    assert found.source.uv_args() == ["--find-links", "/run/x/wheels"]
-    assert places(found)["/run/x/wheels"] == tmp_path
-
-
-def test_access_leaves_a_page_of_wheels_as_it_is():
-    found = of(source=TorchSource("find-links", "https://host/wheels.html"))
-    assert found.source.uv_args() == ["--find-links", "https://host/wheels.html"]
-    assert "/run/x/wheels" not in places(found)
-
-
 def test_access_binds_local_indexes_and_rewrites_their_addresses(tmp_path):
     found = of({"UV_INDEX": f"https://h/simple file://{tmp_path}/simple"})
     _, local = found.environment["UV_INDEX"].split(" ")

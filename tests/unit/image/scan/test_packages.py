@@ -8,7 +8,6 @@ from envbuild.image.scan.packages import (
     from_elsewhere,
     merged_usr,
     python_package,
-    recorded,
 )
 
 STATUS = b"""\
@@ -64,10 +63,6 @@ def test_licence_is_an_spdx_expression_or_the_authors_words(lines, licence, text
 def test_package_has_its_canonical_name_and_nothing_without_one():
     assert python_package("x.dist-info", metadata()).name == "some-thing"
     assert python_package("x.dist-info", {}) is None
-
-
-def test_record_rows_are_read_with_and_without_a_hash():
-    assert list(recorded(b'a.py,sha256=abc,3\n"b,c.py",,\n')) == [("a.py", "abc"), ("b,c.py", "")]
 
 
 @pytest.mark.parametrize(

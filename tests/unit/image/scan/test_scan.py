@@ -9,9 +9,8 @@ from helpers.wheels import record_digest
 
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
-from envbuild.image.scan.cache import scan_layer
 from envbuild.image.scan.models import read_listing
-from envbuild.rootfs.blobs import LayerBlob
+from envbuild.image.scan.scan import scan_layer
 from envbuild.rootfs.single_layer import members_of
 from envbuild.store.local import LocalStore
 
@@ -90,22 +89,3 @@ def test_large_files_are_read_for_places_only(tmp_path):
     kept = scanned(tmp_path, file("big", AWS_KEY + bytes(3 << 20) + b"/data/build/store\n"))
     assert kept.scan.secrets == ()
     assert [hit.path for hit in kept.scan.places] == ["big"]
-
-
-def test_a_file_may_end_with_a_place(tmp_path):
-    kept = scanned(tmp_path, file("a", b"x /data/build/store"), file("b", b"\x7fELF /data/build/store"))
-    assert [hit.path for hit in kept.scan.places] == ["a", "b"]
-
-
-def test_extended_attributes_are_noted(tmp_path):
-    import tarfile
-
-    member = tarfile.TarInfo("ping")
-    member.pax_headers = {"SCHILY.xattr.security.capability": "x", "SCHILY.xattr.user.b": "y"}
-    path = tmp_path / "pax.tar"
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
-        tar.addfile(member)
-    kept = scan_of(LayerBlob(file=path), tmp_path)
-    (entry,) = read_listing(kept.listing)
-    assert entry.xattrs == ("security.capability", "user.b")
-    assert [item.capabilities for item in kept.scan.special] == [True]

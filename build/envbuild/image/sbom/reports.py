@@ -10,13 +10,32 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from envbuild.core.digests import Json, canonical_json, sha256_bytes
 from envbuild.core.files import link_or_copy, write_atomic
-from envbuild.image.record import ReferrerRecord
+from envbuild.image.record import CYCLONEDX_FILE, PROVENANCE_FILE, SPDX_FILE, ImageRecord, ReferrerRecord
+from envbuild.image.sbom import cyclonedx, provenance, spdx
+from envbuild.image.sbom.inventory import ListedPackage
 from envbuild.oci.artifact import CREATED, EMPTY, TITLE, artifact_entry, artifact_manifest, file_descriptor
 from envbuild.oci.files import blob_path
 from envbuild.oci.models import INDEX_FILE
+
+# Raised when the reports of the same image would come out differently.
+FORMAT = 1
+
+
+def reports_of(record: ImageRecord, packages: Sequence[ListedPackage]) -> tuple[Attachment, ...]:
+    return (
+        _report(CYCLONEDX_FILE, cyclonedx.MEDIA_TYPE, cyclonedx.cyclonedx(record, packages)),
+        _report(SPDX_FILE, spdx.MEDIA_TYPE, spdx.spdx(record, packages)),
+        _report(PROVENANCE_FILE, provenance.MEDIA_TYPE, provenance.provenance(record, packages)),
+    )
+
+
+def _report(file: str, media_type: str, document: dict[str, Any]) -> Attachment:
+    content = (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return Attachment(file=file, media_type=media_type, content=content)
 
 
 @dataclass(frozen=True, kw_only=True)

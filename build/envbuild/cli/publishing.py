@@ -1,0 +1,36 @@
+"""The options of commands that publish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from envbuild.cli.options import flag, option
+from envbuild.core.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqshOptions:
+    """Whether and where the .sqsh is published."""
+
+    sqsh_to: str | None = option(
+        "--sqsh-to PLACE", "Put the .sqsh into s3://B/P, gs://B/P or DIR instead of the registry."
+    )
+    no_sqsh: bool = flag("--no-sqsh", "Do not publish the .sqsh.")
+
+    def check(self) -> None:
+        """Refuse a place for a .sqsh that is not published.
+
+        Raises:
+            UsageError: both options are given.
+        """
+        if self.no_sqsh and self.sqsh_to:
+            raise UsageError(
+                "--sqsh-to has no effect with --no-sqsh",
+                why="No .sqsh is published then.",
+                fix="Leave one of them out.",
+            )
+
+
+def policy_name() -> Any:
+    return option("--policy NAME", "Which certificates count (envs/policies/).", default="default")
