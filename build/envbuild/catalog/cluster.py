@@ -53,7 +53,16 @@ class Slurm(TomlModel):
     runtime: Literal["pyxis", "bwrap"] = Field(
         default="pyxis", description="what opens the image on a node; bwrap: envbuild, which is installed there"
     )
+    python: NodePath | None = Field(default=None, description="for bwrap: a Python of the nodes that has envbuild")
     directives: tuple[Directive, ...] = ()
+
+    @model_validator(mode="after")
+    def _bwrap_needs_envbuild(self) -> Slurm:
+        if (self.runtime == "bwrap") != (self.python is not None):
+            raise ValueError(
+                "runtime bwrap needs python, a Python of the nodes that has envbuild, and pyxis needs none"
+            )
+        return self
 
 
 class ImageDelivery(TomlModel):

@@ -71,14 +71,25 @@ def _step(job: SlurmJob) -> str:
     transport = job.cluster.transport
     inside = f". {shlex.quote(transport.script)} && " if transport is not None and transport.script else ""
     # SLURM_NODEID is each node's own, and the other two are the batch script's.
-    own = '--node-rank "$SLURM_NODEID" --head "$1:0" --ends-at "$2"'
+    own = '--node-rank "$1" --head "$2:0" --ends-at "$3"'
     command = f"{inside}exec {shlex.join(job.runner_words)} {own}"
-    words = ["srun", "--mpi=none", "--kill-on-bad-exit=0", "--unbuffered", *_container(job)]
-    lines = " \\\n    ".join(shlex.quote(word) for word in words)
+    start = ["srun", "--mpi=none", "--kill-on-bad-exit=0", "--unbuffered"]
+    if job.slurm.runtime == "bwrap":
+        # A node's own shell knows its number; inside the image none of the job's variables is there but those named.
+        opener = shlex.join([str(job.slurm.python), "-m", "envbuild.launch.inside", *_opened(job)])
+        node = f'exec {opener} -- bash -c {shlex.quote(command)} - "$SLURM_NODEID" "$1" "$2"'
+        return " \\\n    ".join([*start, f'bash -c {shlex.quote(node)} - "$head" "$ends_at"'])
+    words = [*map(shlex.quote, [*start, *_container(job)])]
     # Container names have the job's ID: a container that another job left would be entered in the image's place.
-    name = '--container-name="envbuild-$SLURM_JOB_ID"'
-    start = f'bash -c {shlex.quote(command)} - "$head" "$ends_at"'
-    return " \\\n    ".join([lines, name, start])
+    words += ['--container-name="envbuild-$SLURM_JOB_ID"']
+    node = f'bash -c {shlex.quote(command)} - "$SLURM_NODEID" "$1" "$2"'
+    return " \\\n    ".join([*words, f'bash -c {shlex.quote(f"exec {node}")} - "$head" "$ends_at"'])
+
+
+def _opened(job: SlurmJob) -> list[str]:
+    binds = [word for mount in job.mounts for word in ("--bind", _mount(mount))]
+    names = [word for name in job.environment for word in ("--env", name)]
+    return ["--image", job.image_on_node, *binds, *names, *(["--gpus"] if job.slurm.gpus_per_node else [])]
 
 
 def _container(job: SlurmJob) -> list[str]:
