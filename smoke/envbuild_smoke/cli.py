@@ -32,6 +32,7 @@ UNUSABLE_ENVIRONMENT = 3
 WRONG_GPUS = 4
 CANNOT_WRITE = 5
 LOST_HEAD = 6
+OUT_OF_TIME = 7
 INTERRUPTED = 130
 
 # How long a run may take to end its ranks by itself once its standard input is closed.
@@ -120,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     nodes.add_argument(
         "--head", type=_address, metavar="HOST:PORT", help="node 0; port 0: any, which its results folder names"
     )
+    run.add_argument(
+        "--ends-at", type=_moment, metavar="SECONDS", help="start no case that would not end by then (since 1970)"
+    )
     nodes.add_argument("--token-file", type=Path, metavar="FILE", help="what nodes prove to each other that they have")
     start = commands.add_parser("start", help="internal: import a driver, and print whether that starts CUDA")
     start.add_argument("--driver", required=True)
@@ -142,6 +146,11 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _moment(text: str) -> float | None:
+    # Empty where the launcher does not know.
+    return float(text) if text else None
+
+
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
@@ -158,7 +167,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from envbuild_smoke.plan.json_reader import PlanError
     from envbuild_smoke.plan.reader import read_plan
     from envbuild_smoke.run import parent_watchdog
-    from envbuild_smoke.run.context import RunInterruptedError
+    from envbuild_smoke.run.context import OutOfTimeError, RunInterruptedError
     from envbuild_smoke.run.results import FILE_NAME
     from envbuild_smoke.run.resume import ResumeError
     from envbuild_smoke.run.runner import UnusableEnvironmentError, run_plan
@@ -180,6 +189,9 @@ def _run(arguments: argparse.Namespace) -> int:
         return BAD_PLAN
     except CannotRunError as error:
         return _cannot_run(error)
+    except OutOfTimeError as error:
+        _print(f"the time is over, and {error} cases were not started; the results of the others are kept. {_RESUME}")
+        return OUT_OF_TIME
     except LostHeadError as error:
         _print(str(error))
         return LOST_HEAD
@@ -246,7 +258,7 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
             f"--image {arguments.image} is {image.file_digest}, and the plan is for {wanted}: run it in that image, "
             "or write a plan for this one (--plan-out of envbuild certify)"
         )
-    options = Options(gpus=chosen, isolation=arguments.isolation, resume=resume, image=image)
+    options = Options(gpus=chosen, isolation=arguments.isolation, resume=resume, image=image, ends_at=arguments.ends_at)
     most = max(case.nodes for case in cases)
     if arguments.nodes < most:
         raise _RefusedError(f"the plan has cases over {most} nodes, and --nodes is {arguments.nodes}")

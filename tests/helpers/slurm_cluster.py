@@ -1,4 +1,4 @@
-"""Slurm of one node with its own munge, on ports, sockets and folders of the tests, ended with the block."""
+"""Slurm with its own munge, on ports, sockets and folders of the tests, ended with the block."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
@@ -47,12 +49,15 @@ MpiDefault=none
 SwitchType=switch/none
 PlugStackConfig={folder}/plugstack.conf
 PluginDir={plugins}
+{prolog}{nodes}PartitionName=all Nodes=ALL Default=YES State=UP MaxTime=INFINITE PriorityTier=1
+PartitionName=urgent Nodes=ALL State=UP MaxTime=60 PriorityTier=2
+"""
+PROLOG = """\
 Prolog={prolog}
 Epilog={prolog}
 PrologFlags=Alloc
-NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={node} CPUs=8 RealMemory=1000
-PartitionName=all Nodes=n1 Default=YES State=UP MaxTime=INFINITE
 """
+NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=1000\n"
 # pyxis' option, for Slurm to hand on; nothing is run with it.
 OPTION = """
 struct option {
@@ -118,22 +123,33 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def slurm_cluster(programs: SlurmPrograms, folder: Path, prolog: Path) -> Iterator[Cluster]:
-    """Slurm with a Prolog and pyxis' option --container-image."""
+def slurm_cluster(
+    programs: SlurmPrograms, folder: Path, prolog: Path | None = None, *, nodes: int = 1
+) -> Iterator[Cluster]:
+    """Slurm of some virtual nodes n1, n2, ..., with pyxis' option --container-image.
+
+    Args:
+        prolog: of the site, which is its epilog too.
+    """
     (folder / "munge").mkdir(parents=True)
     folder.chmod(0o755)
     (folder / "munge/key").write_bytes(secrets.token_bytes(128))
     (folder / "munge/key").chmod(0o600)
     for name in ("state", "spool"):
         (folder / name).mkdir()
-    with socket.socket() as one, socket.socket() as other:
-        for free in (one, other):
-            free.bind(("127.0.0.1", 0))
-        controller, node = (free.getsockname()[1] for free in (one, other))
+    with contextlib.ExitStack() as bound:
+        free = [bound.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(nodes + 1)]
+        controller, *ports = (each.getsockname()[1] for each in free)
+    names = [f"n{number}" for number in range(1, nodes + 1)]
     user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
     (folder / "slurm.conf").write_text(
         CONFIGURATION.format(
-            folder=folder, controller=controller, node=node, user=user, prolog=prolog, plugins=programs.plugins
+            folder=folder,
+            controller=controller,
+            nodes="".join(NODE.format(name=name, port=port) for name, port in zip(names, ports, strict=True)),
+            user=user,
+            prolog=PROLOG.format(prolog=prolog) if prolog else "",
+            plugins=programs.plugins,
         )
     )
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
@@ -150,16 +166,17 @@ def slurm_cluster(programs: SlurmPrograms, folder: Path, prolog: Path) -> Iterat
         started(_program(cluster, "munged", "--foreground", "--force", *own))
         _wait_for(cluster, "munge", "--socket", munge["socket"], "--no-input")
         started(_program(cluster, "slurmctld", "-D"))
-        started(_program(cluster, "slurmd", "-D", "-N", "n1", "-d", str(programs.slurmstepd)))
+        for name in names:
+            started(_program(cluster, "slurmd", "-D", "-N", name, "-d", str(programs.slurmstepd), log=f"slurmd-{name}"))
         _wait_for(cluster, "scontrol", "ping")
         yield cluster
 
 
 @contextlib.contextmanager
-def _program(cluster: Cluster, *words: str) -> Iterator[None]:
+def _program(cluster: Cluster, *words: str, log: str = "") -> Iterator[None]:
     environment = {**os.environ, **cluster.programs.environment, "SLURM_CONF": f"{cluster.folder}/slurm.conf"}
-    with (cluster.folder / f"{words[0]}.log").open("wb") as log:
-        process = subprocess.Popen(words, env=environment, stdout=log, stderr=log)
+    with (cluster.folder / f"{log or words[0]}.log").open("wb") as file:
+        process = subprocess.Popen(words, env=environment, stdout=file, stderr=file)
     try:
         yield
     finally:

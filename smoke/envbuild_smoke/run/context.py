@@ -25,6 +25,10 @@ class RunInterruptedError(Exception):
     """The run was stopped by a signal."""
 
 
+class OutOfTimeError(Exception):
+    """The time that the run has is over before its cases are."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
     """A run under way. `emit` gets the progress events; once `stop` is set the run ends.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.results import CaseLine, Failure
 from envbuild_smoke.run.case_run import CaseRun
-from envbuild_smoke.run.context import POLL_SECONDS, RunContext, RunInterruptedError
+from envbuild_smoke.run.context import POLL_SECONDS, OutOfTimeError, RunContext, RunInterruptedError
 from envbuild_smoke.run.failure import only_lost_its_server
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.jobs import RunJob
@@ -15,6 +15,9 @@ from envbuild_smoke.run.pool import FORKSERVER_LOG
 from envbuild_smoke.run.result_log import ResultLog
 from envbuild_smoke.run.scheduler import Scheduler, Start
 from envbuild_smoke.run.task_run import RankTask
+
+# For the last case to be recorded, and the ranks to end.
+MARGIN_SECONDS = 30.0
 
 
 class JobLoop:
@@ -39,18 +42,31 @@ class JobLoop:
         self._started = 0
 
     def run(self) -> None:
-        """Run all jobs; raises RunInterruptedError when the run is stopped, after killing what runs."""
+        """Run all jobs.
+
+        Raises RunInterruptedError when the run is stopped, after killing what runs, and OutOfTimeError when no time is
+        left to start another case, after those that run have ended.
+        """
         while not self._scheduler.done:
             if self._context.stop.is_set():
                 for run in self._running.values():
                     run.kill(time.monotonic())
                 raise RunInterruptedError
             self._drop_impossible()
-            for start in self._scheduler.start():
-                self._start(start)
+            if not self._out_of_time():
+                for start in self._scheduler.start():
+                    self._start(start)
+            elif not self._running:
+                raise OutOfTimeError(len(self._scheduler.waiting))
             if self._running:
                 self._context.pool.wait(POLL_SECONDS)
                 self._update()
+
+    def _out_of_time(self) -> bool:
+        """Return whether a case that starts now would probably not end in time: the longest so far would not."""
+        ends_at = self._context.options.ends_at
+        longest = max((result.seconds for result in self._log.results.values()), default=0.0)
+        return ends_at is not None and time.time() + longest + MARGIN_SECONDS > ends_at
 
     def _drop_impossible(self) -> None:
         """Drop jobs that wait for something that did not complete, or for a node that is lost."""

@@ -19,6 +19,7 @@ class Options:
 
     `image` is what machine.image returned of the file that the image was started from; `program` is what the ranks
     run, None for the plan's drivers. With several `nodes`, node 0 listens at `head`, and all have its `token`.
+    No case starts that would not end before `ends_at`, in seconds since 1970.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -29,6 +30,7 @@ class Options:
     node_rank: int = 0
     head: tuple[str, int] = ("127.0.0.1", 0)
     token: bytes = b""
+    ends_at: float | None = None
     program: RankProgram | None = None
 
     @property
