@@ -17,6 +17,7 @@ from envbuild.core.progress import Reporter
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, git_build_options
 from envbuild.lock.record.content import locked_content, packages_by_index, pinned_package, without_packages
 from envbuild.lock.uv.interpreter import pyenv_python
+from envbuild.lock.uv.named_index import never_in_builds
 from envbuild.lock.uv.program import NoInterpreterError, failure
 from envbuild.lock.uv.torch_builds import TorchSource
 from envbuild.sync.install_target import InstallTarget
@@ -257,6 +258,8 @@ class _PipInstall:
         if self.phase == WHEELS_PHASE:
             # These build against the torch that the main phase installed.
             arguments.append("--no-build-isolation")
+        else:
+            arguments += self._without_own_indexes()
         if self.phase == GIT_PHASE:
             builds = f"{self.place.lock}/{self.lock.builds.name}" if self.lock.builds else ""
             arguments += git_build_options(builds, self.lock.shared_builds)
@@ -269,6 +272,15 @@ class _PipInstall:
         cached = self.place.run(offline, what=what, log=_log(self.place, name))
         more = _COMPILE_FIRST if self.phase == WHEELS_PHASE else ""
         return cached if cached.status == 0 else _uv(self.place, arguments, what, name, more=more)
+
+    def _without_own_indexes(self) -> list[str]:
+        """What keeps isolated builds from packages that have an index of their own."""
+        lines = never_in_builds([name for names in self.lock.lock.indexes.values() for name in names])
+        if not lines:
+            return []
+        path = self.place.logs / f"builds-{self.phase}.txt"
+        write_atomic(path, "".join(f"{line}\n" for line in lines))
+        return ["--build-constraints", f"{self.place.logs_seen or self.place.logs}/{path.name}"]
 
 
 def _log(place: InstallTarget, name: str) -> Path:

@@ -336,6 +336,7 @@ def _source_reader(
         reporter=context.reporter,
         ruled={*stack.overrides_of_all(), *forced, *base.provides} | replaced(inputs.deviations),
         forced=forced_sources(leads, base, context.repositories),
+        required={*stack.requirements, *(item.package for item in inputs.deviations if item.added)},
         pins=_others(pins, stack),
         as_of=bound,
         indexes=context.site.indexes,

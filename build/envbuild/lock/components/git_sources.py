@@ -26,6 +26,7 @@ from envbuild.lock.components.models import (
     ALWAYS,
     ANY,
     BUILD,
+    PROJECT,
     Chosen,
     DecidedBy,
     GitSource,
@@ -54,7 +55,7 @@ from envbuild.lock.components.upstream import OVERRIDES, SOURCES, holds_on, not_
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.pins import Ref, ref_text
-from envbuild.lock.uv.named_index import NamedIndex, OwnIndexes
+from envbuild.lock.uv.named_index import NamedIndex, OwnIndexes, isolated_build_error
 
 
 @dataclass
@@ -64,6 +65,7 @@ class GitSourceReader:
     Attributes:
         ruled: packages of which the stack has an override, or that the base brings: nothing is taken of them.
         forced: where a leading component takes a package from, whoever asks for it (an override of its upstream).
+        required: packages that the stack requires itself, or the search adds.
         pins: what the user says of packages that are no components.
         as_of: a branch means its commit of then; None: its tip.
         indexes: where the site has indexes that components name, by name.
@@ -74,6 +76,7 @@ class GitSourceReader:
     reporter: Reporter
     ruled: Collection[str]
     forced: Mapping[str, tuple[UvSource, Chosen]]
+    required: Collection[str]
     pins: Mapping[str, Ref]
     as_of: Bound
     indexes: Mapping[str, str] = field(default_factory=dict)
@@ -106,7 +109,7 @@ class GitSourceReader:
                 elif source.package in chosen or source.package in self.ruled:
                     overruled.setdefault(source.package, text)
                     continue
-                needed = required and bool(parts & {ALWAYS, BUILD, *extras})
+                needed = required and bool(parts & {ALWAYS, BUILD, PROJECT, *extras})
                 item = self._taken(source, by, parts, required=needed)
                 if isinstance(item, MissingSource):
                     missing.append(item)
@@ -162,6 +165,9 @@ class GitSourceReader:
             named = frozenset({source.extra or ANY}) if parts is None else parts.get(source.package, frozenset())
             if source.extra:
                 named &= {source.extra}
+            # Also of what its tree does not declare: it was meant for that name.
+            if source.package in self.required and self._is_only_there(source):
+                named |= {PROJECT}
             if named:
                 listed.append((source, named))
         return listed
@@ -178,7 +184,7 @@ class GitSourceReader:
         needed = {canonicalize_name(requirement.name) for requirement in readable(lines)}
         for source in sources:
             if source.package in needed and self._is_only_there(source):
-                raise isolated_build_error(by, source.package, source.index)
+                raise isolated_build_error(by.at(), by.name, f"{source.package} of index {source.index!r}")
 
     def _is_general(self, source: UvSource, by: Chosen) -> bool:
         """Whether a source names an index that is not for it alone, and that the site does not know."""
@@ -251,7 +257,7 @@ class GitSourceReader:
         return GitSource(chosen=chosen, by=by, parts=parts, required=required, build_requires=needs)
 
     def _note_missing(self, source: UvSource, by: Chosen, parts: frozenset[str], error: EnvbuildError) -> None:
-        extras = sorted(parts - {ALWAYS, ANY, BUILD})
+        extras = sorted(parts - {ALWAYS, ANY, BUILD, PROJECT})
         asked = f"{by.name}[{','.join(extras)}]" if extras else by.name
         self.reporter.note(
             f"note: {source.package} of {where(by)} is left alone, which matters only if something asks for {asked}: "
@@ -301,16 +307,6 @@ class GitSourceReader:
             )
         commit = self.repositories.at(source.git).resolve(pin, self.as_of)
         return replace(item, git=source.git, commit=commit, subdirectory=source.subdirectory)
-
-
-def isolated_build_error(by: Chosen, package: str, index: str) -> ConfigurationError:
-    """The error for an isolated build that needs a package of an index of its own."""
-    return ConfigurationError(
-        f"{by.at()} is built with {package} of index {index!r}",
-        why="An isolated build takes what it needs from the site's own index, where it may be another package.",
-        fix=f"Let it be built in the environment, which takes it from that index: [components.{by.name}] "
-        'of the stack with phase = "compile".',
-    )
 
 
 def own_indexes(chosen: Mapping[str, Chosen], git_sources: GitSources, indexes: Sequence[NamedIndex]) -> OwnIndexes:
