@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.lock_runs import ANY, OLD, error, files_of, lock_of, result
-from helpers.simple_index import JSON_TYPE, SimpleIndex, simple_index
+from helpers.simple_index import JSON_TYPE, SimpleIndex, make_sdist, simple_index
 from helpers.stack_files import BASE, write_stack
 
 
@@ -189,6 +189,13 @@ def test_metadata_that_cannot_be_read_is_a_release_that_does_not_resolve(
     write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, as_of="2025-02-01")
     wheel("lib", "1.0", headers=(line,))
     assert "lib" in error(own.run("lock", "--stack", "s", "--json", status=4))["why"]
+
+
+@pytest.mark.parametrize("text", ["build-system = 5\n", "[build-system]\nrequires = 5\nbuild-backend = 5\n"])
+def test_no_pyproject_of_an_sdist_ends_in_exit_code_1(own: Any, index: SimpleIndex, tmp_path: Path, text: str) -> None:
+    write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, as_of="2025-02-01")
+    index.add(make_sdist(tmp_path, "lib", "1.0", pyproject=text), OLD)
+    own.run("lock", "--stack", "s", "--json")
 
 
 # ---- what an index drops
