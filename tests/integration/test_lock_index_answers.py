@@ -215,6 +215,8 @@ def test_a_nightly_build_is_warned_of_and_online_sees_that_it_is_gone(
     own.run("lock", "--check")
     refused = error(own.run("lock", "--check", "--online", "--json", status=5))
     assert "dep" in refused["why"]
+    gone = error(own.run("sync", "--stack", "s", "--into", "venv", "--json", status=6))
+    assert "does not have that version any more" in gone["fix"]
     wheel("dep", "1.0", module="other = 1\n")
     error(own.run("lock", "--check", "--online", "--json", status=5))
     own.run("lock", "--stack", "s", "--online", status=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ HASHED_PHASES = ("main", "compile")
 # The phase whose packages the wheelhouse may have.
 WHEELS_PHASE = "compile"
 GIT_PHASE = "git"
+# uv's words for a version that no index has; it breaks its lines anywhere.
+_GONE = re.compile(r"there\s+(?:is|are)\s+no\s+versions?\s+of|was\s+not\s+found\s+in\s+the\s+package\s+registry")
 _COMPILE_FIRST = (
     "\nA package that does not compile here may lack a CUDA toolkit: `envbuild wheels`, with the same --stack, --base, "
     "--target and --name, brings one. `sync` and `image` take its wheels."
@@ -302,10 +305,18 @@ def _failure(place: InstallTarget, finished: Finished, what: str, log: Path, mor
     error = failure(finished, what, log)
     if isinstance(error, ConfigurationError | NetworkError | MachineError):
         return error
+    # Nothing is resolved: a version that is not there was there when it was locked.
+    gone = (
+        "The index does not have that version any more: `envbuild lock --check --online` lists what it dropped. Lock "
+        "again with --upgrade, or keep the files: a folder of find-links, or an index that drops nothing."
+    )
+    changed = (
+        "The lines above are uv's own. A hash that differs means that the index serves another file than the one that "
+        "was locked: lock again with --upgrade, or find out who changed it."
+    )
     return BuildError(
         f"cannot {what}: uv {describe_status(finished.status)}",
         why=tail(finished.output),
-        fix="The lines above are uv's own. A hash that differs means that the index serves another file than the "
-        f"one that was locked: lock again with --upgrade, or find out who changed it.{more}",
+        fix=f"{gone if _GONE.search(finished.output) else changed}{more}",
         log=log,
     )

@@ -65,10 +65,10 @@ class GitSourceReader:
     Attributes:
         ruled: packages of which the stack has an override, or that the base brings: nothing is taken of them.
         forced: where a leading component takes a package from, whoever asks for it (an override of its upstream).
-        required: packages that the stack requires itself, or the search adds.
         pins: what the user says of packages that are no components.
         as_of: a branch means its commit of then; None: its tip.
         indexes: where the site has indexes that components name, by name.
+        required: packages that the stack requires itself, or the search adds.
     """
 
     base: Base
@@ -76,10 +76,10 @@ class GitSourceReader:
     reporter: Reporter
     ruled: Collection[str]
     forced: Mapping[str, tuple[UvSource, Chosen]]
-    required: Collection[str]
     pins: Mapping[str, Ref]
     as_of: Bound
     indexes: Mapping[str, str] = field(default_factory=dict)
+    required: Collection[str] = ()
 
     def take(self, chosen: Mapping[str, Chosen]) -> GitSources:
         """What may be taken from elsewhere than the index, besides the components themselves.
