@@ -273,7 +273,7 @@ def _refuse_with(context: click.Context, mode: str, idle: set[str]) -> None:
 
 
 def _known_codes(session: Session, allow: tuple[str, ...]) -> None:
-    known = sorted({*CODES, *session.catalog.conflicts()})
+    known = sorted({*CODES, *session.catalog.conflicts})
     if unknown := [word for word in allow if word not in known and not _is_id(word, known)]:
         if unknown[0].partition(":")[0] in known:
             raise UsageError(

@@ -56,7 +56,7 @@ def test_conflict_of_a_project_about_no_case_of_the_matrix_takes_nothing_away(mi
     path.write_text(MINE.replace('tensor = ">1"', 'recompute = "full"'))
     whole, cases, entry = outcome(mine.certify(only=()))
     assert (whole, TP2 in cases, entry.cases) == (True, True, ())
-    assert entry.digest == digest_without_summary(mine.selection.catalog.conflicts()["mine"])
+    assert entry.digest == digest_without_summary(mine.selection.catalog.conflicts["mine"])
 
 
 def test_certificate_binds_each_entry_and_names_the_projects_own(mine, command, capsys):
@@ -65,7 +65,7 @@ def test_certificate_binds_each_entry_and_names_the_projects_own(mine, command, 
     assert "a part of matrix certify-quick, which publishing wants whole" in lines
     assert "left out by the project's own envs/conflicts/: mine" in lines
     entries = statement_of(mine.certificates()[0])["predicate"]["not_vouched"]
-    conflicts = mine.selection.catalog.conflicts()
+    conflicts = mine.selection.catalog.conflicts
     assert [entry["digest"] for entry in entries] == [
         digest_without_summary(conflicts[entry["name"]]) for entry in entries
     ]

@@ -98,6 +98,7 @@ def resolving(tmp_path, monkeypatch):
             inputs=inputs,
             what="resolve",
             project_text=lambda pins: "true",
+            kept_text="true",
         )
         plan.effective = SimpleNamespace(stack=SimpleNamespace(every_component=dict))
         first = resolve_module.resolve_first(plan, begun, lock_context(tmp_path))

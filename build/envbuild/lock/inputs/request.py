@@ -201,7 +201,7 @@ def inputs_digest(selection: Selection, request: LockRequest) -> str:
         # What trains wrongly is reported of a lock whenever it is used, and decides none of its versions.
         "conflicts": {
             name: definition_digest(conflict)
-            for name, conflict in selection.catalog.conflicts().items()
+            for name, conflict in selection.catalog.conflicts.items()
             if not conflict.cases
         },
         # What the checks hold a lock to; a target's words are no part of it.

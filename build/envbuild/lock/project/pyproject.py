@@ -61,6 +61,11 @@ class Project:
         """The components, and what those from git take from elsewhere themselves."""
         return {**self.chosen, **{name: source.chosen for name, source in self.git_sources.in_force.items()}}
 
+    @property
+    def asked(self) -> dict[str, str]:
+        """The stack's specifiers, by package."""
+        return {**{name: component.specifier for name, component in self.chosen.items()}, **self.requirements}
+
     def pinned_directly(self) -> frozenset[str]:
         """The packages that a commit or an address pins, so that no version needs to."""
         return frozenset(name for name, component in self.every.items() if component.is_direct)
