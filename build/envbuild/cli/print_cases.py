@@ -20,7 +20,7 @@ from envbuild.lock.lockfile import LockDirectory
 
 @dataclass(frozen=True)
 class PrintedCases:
-    """Which cases of which matrix.
+    """A choice of cases.
 
     Attributes:
         matrix: its name; None: the default of the stack and its lock.

@@ -81,7 +81,7 @@ def in_memory() -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """All of the block's writes, or none of them; other writers wait."""
+    """A transaction: all writes of the block, or none; other writers wait."""
     with database_errors(path):
         # Not the module's own transactions: those begin as readers, and a reader that becomes a writer while another
         # one writes fails at once, whatever the timeout (SQLite, "lang_transaction", 2.2).

@@ -124,7 +124,7 @@ class Night:
             return None
 
     def _note_lock(self, row: LockRow) -> None:
-        """What moved since the night before."""
+        """Note in the night what moved since the one before."""
         nights = [night for night in self.ledger.rows(NightRow, stack=row.stack, newest=50) if night.id != self._row.id]
         # Of the same name: a stack has locks on several bases, and variants.
         of_name = [night for night in nights if night.lock_name == self.request.name and night.lock_digest]
@@ -152,7 +152,7 @@ class Night:
                 job = outcome.job
 
     def _step(self, step: NamedStep, job: Job) -> Outcome | None:
-        """What came of a step; None where it failed or waits."""
+        """Run a step; None if it failed or waits."""
         self.renew()
         started, base = _Started(self.context.moment()), job.selection.base_name
         about = {**self._about(step.name, job.target, base), "lock_digest": job.lock.lock.digest}
@@ -189,7 +189,7 @@ class Night:
         return None if done.state == "waiting" else done
 
     def _attempts(self, what: str, action: Callable[[int], T]) -> tuple[T | EnvbuildError, int]:
-        """What an action gives, or its last failure: one that may end otherwise is tried again."""
+        """The result of an action or its last failure, and the number of attempts."""
         for number in range(1, MOST_ATTEMPTS + 1):
             try:
                 return action(number), number

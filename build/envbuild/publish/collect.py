@@ -24,7 +24,7 @@ from envbuild.store.tags import list_tags
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What keeps a publication, besides a moving tag, and entries of the store: digests of locks and of OCI images."""
+    """Digests of locks and OCI images that keep publications and entries of the store, besides moving tags."""
 
     locks: frozenset[str] = frozenset()
     images: frozenset[str] = frozenset()
@@ -32,7 +32,7 @@ class Needs:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What can go from a repository, and why each of the others stays, by its tag.
+    """The plan of a removal: the publications that go, and why each of the others stays, by its tag.
 
     Attributes:
         damaged: certified publications that stay and lost what referred to them.
@@ -44,7 +44,7 @@ class Sweep:
 
 
 def plan_sweep(registry: Registry, needs: Needs) -> Sweep:
-    """What nothing needs. Revoked publications stay: who asks for one must learn why it was taken back.
+    """Plan the removal of unneeded publications. Revoked ones stay: who pulls one must learn why.
 
     Raises:
         CheckRefusedError: the index is damaged.

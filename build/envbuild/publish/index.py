@@ -56,7 +56,7 @@ MOST_BYTES = 3 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class RepositoryIndex:
-    """What an index states.
+    """The content of an index.
 
     Attributes:
         unlisted: the tags of publications that the index lacks.
@@ -74,7 +74,7 @@ class RepositoryIndex:
 
 
 def read_index(registry: Registry) -> tuple[Publication, ...]:
-    """What a repository holds, the newest last; nothing where nothing was published there. One request.
+    """The publications of a repository, the newest last. One request.
 
     Raises:
         CheckRefusedError: an entry is damaged, and this account may not list tags.
@@ -84,7 +84,7 @@ def read_index(registry: Registry) -> tuple[Publication, ...]:
 
 
 def load_index(registry: Registry) -> RepositoryIndex:
-    """The same with what its writers need."""
+    """The index of a repository, with the facts that its writers need."""
     document = read_manifest(registry, INDEX_TAG)
     if document is None:
         return _from_own_tags(registry, list_tags(registry), None)
@@ -122,7 +122,7 @@ def _parsed(registry: Registry, document: RegistryManifest) -> RepositoryIndex:
 
 
 def _from_own_tags(registry: Registry, tags: Collection[str], before: RegistryManifest | None) -> RepositoryIndex:
-    """What an index would state that is not there, or cannot be read; nothing where nothing was published."""
+    """The content of a missing or unreadable index, from the publications' own tags."""
     entries = [*_own_entries(registry, [tag for tag in tags if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX))])]
     merged = _merged((), [publication for publication, _ in entries])
     return RepositoryIndex(
@@ -159,7 +159,7 @@ def read_all(registry: Registry) -> tuple[Publication, ...]:
 
 
 def load_all(registry: Registry) -> RepositoryIndex:
-    """The same as :func:`load_index`, with what has a tag of its own and is not in the index.
+    """The index, with the publications that have tags of their own and are missing in it.
 
     Whoever may push can put an older index back, and cannot take tags away. Where this account may not list them, the
     index counts alone. What is no record of its tag is left out: it keeps nobody from publishing or revoking.
@@ -181,7 +181,7 @@ def _tags_if_allowed(registry: Registry) -> frozenset[str]:
 
 
 def _without_entry(tags: frozenset[str], index: RepositoryIndex) -> list[str]:
-    """Of the records those that the index lacks; others than of images that are there are nobody's."""
+    """The tags of records that the index lacks, of images that are there."""
     images = filter(is_immutable, tags - {publication.tag for publication in index.publications})
     return sorted(tag + PUBLICATION_SUFFIX for tag in images if tag + PUBLICATION_SUFFIX in tags)
 

@@ -58,7 +58,7 @@ _PLACE = re.compile(rf"(.+)/{FILES}/([0-9a-f]{{64}})\{SUFFIX}")
 
 
 class Pointer(TomlModel):
-    """What a name means: the path of a publication in the same store."""
+    """The document of a name: the path of a publication in the same store."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -137,7 +137,7 @@ class SqshStore:
         return same and sqsh is not None and self.has_file(sqsh)
 
     def _published_as(self, tag: str) -> Publication | None:
-        """What a tag means; None also where that is damaged: it is written anew."""
+        """The publication of a tag; None also if it is damaged, since it is then written anew."""
         try:
             return self.find(tag)
         except CheckRefusedError:
@@ -200,7 +200,7 @@ class SqshStore:
             return unreadable_revocation(publication)
 
     def find(self, reference: str) -> Publication | None:
-        """What a tag means, or the publication of a digest (of the OCI image or the .sqsh); None when there is none.
+        """The publication of a tag or of a digest (of the OCI image or the .sqsh); None if there is none.
 
         Raises:
             CheckRefusedError: it is damaged.
@@ -353,7 +353,7 @@ def document_of(publication: Publication) -> str:
 
 
 def _newer(there: bytes, publication: Publication, at: datetime) -> bytes:
-    """Which publication of an image stays: the one that was taken back, else the newer one that counts at a moment."""
+    """The document of an image that stays: a revoked publication, else the newer one that counts at a moment."""
     try:
         known = read_publication(there, "")
     except CheckRefusedError:
