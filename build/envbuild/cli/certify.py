@@ -25,7 +25,6 @@ from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest
 from envbuild.cli.command import command_line, given_options
 from envbuild.cli.common import FOLDER, LockedOptions, Session, as_command, out_dir
 from envbuild.cli.options import flag, include, no_effect, option
-from envbuild.cli.print_cases import PrintedCases
 from envbuild.cli.print_cases import print_cases as show_cases
 from envbuild.cli.signing import KeyOptions, signer_of
 from envbuild.core.digests import short
@@ -100,10 +99,8 @@ def command(session: Session, options: Options) -> None:
     _refuse_conflicts(context)
     selection = session.select_locked(options.locked)
     if options.print_cases:
-        wanted = PrintedCases(
-            options.matrix, options.wanted, options.locked.name, run_known_wrong=options.run_known_wrong
-        )
-        show_cases(session, selection, wanted)
+        names = options.matrix, options.wanted, options.locked.name
+        show_cases(session, selection, *names, run_known_wrong=options.run_known_wrong)
         return
     how = _certify_options(session, selection, options)
     request = _request(session, selection, options)

@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pull": ("envbuild.cli.pull", "Fetch a published image, after verifying its certificate and digest."),
     "importer": ("envbuild.cli.importer", "Serve certified images to pyxis."),
     "report": ("envbuild.cli.site", "Write a static site: certified images, how to pull them, every night."),
-    "list": ("envbuild.cli.list", "List stacks, bases, targets and what else is defined."),
+    "list": ("envbuild.cli.list", "List stacks, bases, targets and other definitions."),
     "schema": ("envbuild.cli.schema", "Write the JSON schemas of the TOML files."),
 }
 

@@ -164,7 +164,7 @@ class Session:
         return select_to_lock(self.catalog, stack, target, base, HostDistribution.here())
 
     def select_locked(self, options: LockedOptions, *, needs_target: bool = True) -> Selection:
-        """The stack, target and base of a command that uses a lock; the base of another lock, if the default one has none."""
+        """The selection of a command that uses a lock: on the base of an existing lock, unless a base was named."""
         from envbuild.lock.lockdir import with_locked_base  # not every command takes a lock
 
         stack, target, base = options.selection.stack, options.selection.target, options.selection.base
