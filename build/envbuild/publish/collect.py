@@ -14,7 +14,7 @@ from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.oci.push import digest_of_tag
 from envbuild.oci.referrers import list_referrers, tag_of
 from envbuild.publish.bundle import BUNDLE_TYPE
-from envbuild.publish.index import head_of, leave_out, load_index
+from envbuild.publish.index import heads_of, leave_out, load_index
 from envbuild.publish.models import Publication
 from envbuild.publish.records import read_own_entry
 from envbuild.publish.tags import DOCKER_SUFFIX, PUBLICATION_SUFFIX
@@ -54,9 +54,7 @@ def plan_sweep(registry: Registry, needs: Needs) -> Sweep:
     # What was left out once stays in that list, also where it was published again since.
     left_out = index.left_out - {publication.tag for publication in index.publications}
     published = [*index.publications, *_left_behind(registry, left_out)]
-    heads = {
-        head.tag for publication in index.publications if (head := head_of(index.publications, publication.moving_tag))
-    }
+    heads = heads_of(index.publications)
     kept = {publication.tag: why for publication in published if (why := why_kept(publication, heads, needs))}
     images = {publication.oci_digest for publication in published if publication.tag in kept}
     going = []
