@@ -118,15 +118,12 @@ def test_a_removal_that_was_killed_is_finished_by_the_next(
     assert is_whole(registry, head)
 
 
-@pytest.mark.parametrize("status", [400, 405])
-def test_a_registry_that_removes_nothing_says_so(
-    proxy: FaultProxy, registry: Registry, world: PublishWorld, status: int
-) -> None:
+def test_a_registry_that_removes_nothing_says_so(proxy: FaultProxy, registry: Registry, world: PublishWorld) -> None:
     published(world, str(registry.address), 2)
-    proxy.add(method="DELETE", status=status)
+    proxy.add(method="DELETE", status=405)
     with pytest.raises(NetworkError, match="does not allow removal") as caught:
         sweep(registry, plan_sweep(registry, Needs()).going)
-    assert f"status {status}" in caught.value.why
+    assert "status 405" in caught.value.why
     assert "storage.delete.enabled" in caught.value.fix
 
 

@@ -143,7 +143,7 @@ def test_a_plan_that_a_kill_left_half_written_is_written_again(world: World) -> 
 
 
 @pytest.mark.usefixtures("no_gpus")
-@pytest.mark.parametrize("status", [0, 1, 3])
+@pytest.mark.parametrize("status", [0, 1])
 def test_a_command_runs_the_plan_and_its_status_is_no_verdict(world: World, tmp_path: Path, status: int) -> None:
     access = runner(tmp_path, status=status)
     certified = certify_somewhere(world.request(), access, world.context)
