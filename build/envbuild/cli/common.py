@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import os
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.command import Command, CommandGroup, hands_over
-from envbuild.cli.options import F, T, add_options, collect, flag, include, option, parse_list
+from envbuild.cli.options import T, add_options, collect, flag, include, option, parse_list
 from envbuild.cli.output import put
 from envbuild.core.digests import Json
 from envbuild.core.progress import Reporter, choose_reporter
@@ -273,17 +272,3 @@ def command_group(name: str, text: str, *subcommands: click.Command) -> click.Co
 
     refuse.__doc__ = text
     return as_command(name, NoOptions, subcommands)(refuse)
-
-
-selection_options = add_options(SelectionOptions)
-
-
-def output_options(function: F) -> F:
-    """Add the options of a :class:`Session`, which the function receives first."""
-
-    @add_options(Session)
-    @functools.wraps(function)
-    def wrapper(*args: Any, **values: Any) -> Any:
-        return function(collect(Session, values), *args, **values)
-
-    return wrapper  # type: ignore[return-value]
