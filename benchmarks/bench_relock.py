@@ -96,27 +96,27 @@ class Bench:
 
 def measured(bench: Bench, repeats: int) -> dict[str, list[tuple[Run, Run]]]:
     """(envbuild, uv) of each run."""
-    found: dict[str, list[tuple[Run, Run]]] = {}
+    pairs: dict[str, list[tuple[Run, Run]]] = {}
     ours = bench.envbuild("cold")
-    found["cold"] = [(ours, bench.bare("cold", pinned=False))]
+    pairs["cold"] = [(ours, bench.bare("cold", pinned=False))]
     print(f"cold: {ours.seconds:.1f} s", flush=True)
-    found["warm"] = [(bench.envbuild(f"warm-{n}"), bench.bare(f"warm-{n}", pinned=False)) for n in range(repeats)]
-    found["README"] = []
+    pairs["warm"] = [(bench.envbuild(f"warm-{n}"), bench.bare(f"warm-{n}", pinned=False)) for n in range(repeats)]
+    pairs["README"] = []
     for number in range(repeats):
         bench.commit_readme(number)
-        found["README"].append((bench.envbuild("cold"), bench.bare("cold", pinned=True)))
-    return found
+        pairs["README"].append((bench.envbuild("cold"), bench.bare("cold", pinned=True)))
+    return pairs
 
 
 def numbers(runs: dict[str, list[tuple[Run, Run]]]) -> dict[str, Any]:
-    def of(values: list[Run]) -> dict[str, list[float]]:
+    def summary(values: list[Run]) -> dict[str, list[float]]:
         return {
-            "seconds": [round(item.seconds, 1) for item in values],
-            "processor_seconds": [round(item.cpu_seconds, 1) for item in values],
+            "seconds": [round(run.seconds, 1) for run in values],
+            "processor_seconds": [round(run.cpu_seconds, 1) for run in values],
         }
 
     return {
-        kind: {"envbuild": of([ours for ours, _ in pairs]), "uv": of([peer for _, peer in pairs])}
+        kind: {"envbuild": summary([ours for ours, _ in pairs]), "uv": summary([peer for _, peer in pairs])}
         for kind, pairs in runs.items()
     }
 

@@ -52,15 +52,15 @@ def main() -> int:
         before, _ = run([*command, work / "killed"], kill_after=count // 2)
         ended = cases_in(work / "killed")
         after, started = run([*command, work / "killed", "--resume"])
-        found = cases_in(work / "killed")
-    again = [case for case, line in ended.items() if found.get(case) != line]
+        cases = cases_in(work / "killed")
+    again = [case for case, line in ended.items() if cases.get(case) != line]
     print(f"{options.matrix} on the CPU: {count} cases")
     print(f"left alone           {whole:6.1f} s")
     print(f"killed, with {len(ended):3} ended {before:6.1f} s")
     print(f"resumed, {started:3} started  {after:6.1f} s")
     print(f"both / left alone    {(before + after) / whole:6.2f}")
     print(f"trained again        {len(again)}  (0)")
-    return int(bool(again) or len(found) != count or started != count - len(ended))
+    return int(bool(again) or len(cases) != count or started != count - len(ended))
 
 
 if __name__ == "__main__":

@@ -191,8 +191,8 @@ def test_lock_replaced_while_its_image_is_built_is_refused(
 
 def blocks_of(page: str, command: str) -> list[str]:
     """The commands of a page's blocks that have this one."""
-    found = re.findall(r"```sh\n(.*?)```", (data_root() / page).read_text(), re.DOTALL)
-    return [block for block in found if f"envbuild {command}" in block]
+    blocks = re.findall(r"```sh\n(.*?)```", (data_root() / page).read_text(), re.DOTALL)
+    return [block for block in blocks if f"envbuild {command}" in block]
 
 
 @pytest.mark.slow

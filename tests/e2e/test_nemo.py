@@ -80,18 +80,18 @@ def certify(tool: Tool, *words: str) -> Any:
 
 
 def test_layouts_text_and_resumed_trainings_agree_with_one_process(nemo: Tool) -> None:
-    found = certify(nemo)
-    assert len(found["cases"]) >= 14
-    assert any("resume4-in-tp2" in case["id"] for case in found["cases"])
-    assert any("text" in case["id"] and "resume4" in case["id"] for case in found["cases"])
+    answer = certify(nemo)
+    assert len(answer["cases"]) >= 14
+    assert any("resume4-in-tp2" in case["id"] for case in answer["cases"])
+    assert any("text" in case["id"] and "resume4" in case["id"] for case in answer["cases"])
 
 
 def test_plain_recipe_of_two_interleaved_stages_is_refused_and_its_cure_agrees(nemo: Tool) -> None:
     left_out = certify(nemo, "--matrix", "nemo-known-wrong")
     assert [case["id"] for case in left_out["cases"]][1:] == ["qwen25-7b-local-fp32-pp2-vp2"]
-    assert not any(case["result"] != "not run" for item in left_out["not_vouched"] for case in item["cases"])
+    assert not any(case["result"] != "not run" for entry in left_out["not_vouched"] for case in entry["cases"])
     ran = certify(nemo, "--matrix", "nemo-known-wrong", "--run-known-wrong")
-    (plain,) = [case for item in ran["not_vouched"] for case in item["cases"]]
+    (plain,) = [case for entry in ran["not_vouched"] for case in entry["cases"]]
     assert (plain["id"], plain["result"]) == ("qwen25-7b-local-fp32-pp2-vp2-bp2p", "failed")
     assert plain["problem"].startswith("parity-loss: step 1: ")
 

@@ -141,5 +141,5 @@ def package_removed(environment: Environment) -> Variables:
 
 
 def _extension(environment: Environment) -> Path:
-    (found,) = (environment.site_packages / "markupsafe").glob("_speedups*.so")
-    return found
+    (library,) = (environment.site_packages / "markupsafe").glob("_speedups*.so")
+    return library

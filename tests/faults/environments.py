@@ -28,19 +28,19 @@ class Environment:
 
     @property
     def site_packages(self) -> Path:
-        (found,) = self.folder.glob("lib/python3.*/site-packages")
-        return found
+        (folder,) = self.folder.glob("lib/python3.*/site-packages")
+        return folder
 
     @property
     def versions(self) -> dict[str, str]:
         """Of each installed package, as a lock would have it."""
-        found = {}
+        installed = {}
         for metadata in self.site_packages.glob("*.dist-info/METADATA"):
             fields = dict(
                 line.split(": ", 1) for line in metadata.read_text().split("\n\n")[0].splitlines() if ": " in line
             )
-            found[fields["Name"]] = fields["Version"]
-        return found
+            installed[fields["Name"]] = fields["Version"]
+        return installed
 
     def copy(self, folder: Path) -> Environment:
         """The same environment elsewhere. Its files are shared: change one by putting a new one in its place."""
@@ -64,17 +64,17 @@ class Environment:
         """Have the RECORD of a file's package say what the file is now."""
         content = (self.site_packages / file).read_bytes()
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-        found = 0
+        records = 0
         for path in self.site_packages.glob("*.dist-info/RECORD"):
             rows = list(csv.reader(io.StringIO(path.read_text())))
             if not any(row[0] == file for row in rows):
                 continue
-            found += 1
+            records += 1
             changed = [[file, f"sha256={digest}", str(len(content))] if row[0] == file else row for row in rows]
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows(changed)
             new_file(path, text.getvalue().encode())
-        assert found == 1, f"{file} is in {found} RECORDs"
+        assert records == 1, f"{file} is in {records} RECORDs"
 
     def add_switch(self) -> None:
         """Have every interpreter of this environment import the switch as it starts.

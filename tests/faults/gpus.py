@@ -63,14 +63,16 @@ GPU_FAULTS = (
 
 def judged(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Of each fault the checks that found it, from what ``certify --judge --json`` printed."""
-    cases = {item["id"]: item for item in (document.get("error") or document)["cases"]}
+    cases = {case["id"]: case for case in (document.get("error") or document)["cases"]}
     rows = []
     for fault in GPU_FAULTS:
-        of_it = [item for name, item in cases.items() if name.startswith(f"{fault.model}-")]
-        problems = [problem for item in of_it for problem in item["problems"]]
-        named = [item["text"] for item in problems if item["check"] == fault.check and fault.text in item["text"]]
-        found = sorted({item["check"] for item in problems})
-        row = {"id": fault.id, "broken": fault.broken, "check": fault.check, "caught": bool(named), "found": found}
+        of_it = [case for name, case in cases.items() if name.startswith(f"{fault.model}-")]
+        problems = [problem for case in of_it for problem in case["problems"]]
+        named = [
+            problem["text"] for problem in problems if problem["check"] == fault.check and fault.text in problem["text"]
+        ]
+        checks = sorted({problem["check"] for problem in problems})
+        row = {"id": fault.id, "broken": fault.broken, "check": fault.check, "caught": bool(named), "found": checks}
         rows.append({**row, "says": named[0] if named else ""})
     return rows
 

@@ -41,25 +41,26 @@ class Outcome:
     @property
     def error(self) -> Mapping[str, Any]:
         """The error; empty where there is none."""
-        found: Mapping[str, Any] = self.document.get("error") or {}
-        return found
+        error: Mapping[str, Any] = self.document.get("error") or {}
+        return error
 
     def problems(self, case: str | None) -> list[Mapping[str, str]]:
         """Those of a case, in all its repeats; of the run as a whole for None."""
         if case is None:
             return list(self.error.get("problems", []))
-        return [problem for item in self.error.get("cases", []) if item["id"] == case for problem in item["problems"]]
+        return [problem for row in self.error.get("cases", []) if row["id"] == case for problem in row["problems"]]
 
     def finds(self, fault: Fault, case: str | None) -> bool:
         """Whether the check that must find the fault did."""
         if self.error.get("kind") == fault.check:
             return bool(self.error.get("reason") == fault.text)
-        return any(item["check"] == fault.check and fault.text in item["text"] for item in self.problems(case))
+        return any(problem["check"] == fault.check and fault.text in problem["text"] for problem in self.problems(case))
 
     def checks(self) -> list[str]:
         """All that was found, by code."""
-        items = [*self.problems(None), *(item for case in self.error.get("cases", []) for item in case["problems"])]
-        return sorted({item["check"] for item in items}) or [str(self.error.get("kind"))]
+        cases = self.error.get("cases", [])
+        problems = [*self.problems(None), *(problem for case in cases for problem in case["problems"])]
+        return sorted({problem["check"] for problem in problems}) or [str(self.error.get("kind"))]
 
 
 @dataclass

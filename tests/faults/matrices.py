@@ -26,5 +26,5 @@ def matrix_of(faults: Iterable[Fault], shared: Path = SHARED, **settings: object
         # What decides the mathematics, a baseline has too.
         common = {"model", "precision", *(axis.name for axis in axes(Training))} - {"micro_batch_size"}
         baseline = {name: value for name, value in row.items() if name in common}
-        rows += [item for item in (baseline, row) if item not in rows]
+        rows += [wanted for wanted in (baseline, row) if wanted not in rows]
     return tomlkit.dumps({**document, "models": models, "cases": rows})

@@ -56,29 +56,29 @@ class Record:
         }
         self._write()
 
-    def add_repeats(self, found: dict[str, Any]) -> None:
+    def add_repeats(self, repeats: dict[str, Any]) -> None:
         """Note how healthy repeats went."""
-        self._repeats = {**found, "commit": self._commit}
+        self._repeats = {**repeats, "commit": self._commit}
         self._write()
 
     def _read(self) -> dict[str, Any] | None:
         """The record as it is now; other workers write to it too."""
         if self._file is None or not self._file.is_file():
             return None
-        found: dict[str, Any] = json.loads(self._file.read_text())
-        return found
+        document: dict[str, Any] = json.loads(self._file.read_text())
+        return document
 
     def _write(self) -> None:
         if self._file is None:
             return
         with locks.exclusive(Path(tempfile.gettempdir()) / f"envbuild-{self._file.name}.lock"):
             before = self._read() or {"faults": [], "repeats": None}
-            faults = {item["id"]: item for item in before["faults"]} | self._faults
+            faults = {entry["id"]: entry for entry in before["faults"]} | self._faults
             document = {
                 "what": "planted faults and healthy repeats on the CPU (./dev soak tests/faults)",
                 "versions": versions(self._stack),
                 "machine": machine(),
-                "faults": sorted(faults.values(), key=lambda item: str(item["id"])),
+                "faults": sorted(faults.values(), key=lambda entry: str(entry["id"])),
                 "repeats": self._repeats or before["repeats"],
             }
             write_atomic(self._file, json.dumps(document, indent=2) + "\n")
@@ -92,8 +92,8 @@ def commit() -> str:
 
 def versions(stack: Environment) -> dict[str, str]:
     """The versions of a stack's environment that decide what is measured."""
-    found = stack.versions
-    packages = {name: found[name] for name in PACKAGES if name in found}
+    installed = stack.versions
+    packages = {name: installed[name] for name in PACKAGES if name in installed}
     return {"envbuild": __version__, "python": platform.python_version(), **packages}
 
 

@@ -40,8 +40,8 @@ def weights_move_by_one_unit_in_the_last_place():
 def bits_are_those_of_the_matrix_products():
     local, engine = (SimpleNamespace(layer_spec=name, mamba=None) for name in ("local", "transformer-engine"))
     mamba = SimpleNamespace(layer_spec="local", mamba=object())
-    found = [mantissa_bits(SimpleNamespace(precision="fp32"), model) for model in (local, engine, mamba)]
-    assert found == [23, 10, 10]
+    bits = [mantissa_bits(SimpleNamespace(precision="fp32"), model) for model in (local, engine, mamba)]
+    assert bits == [23, 10, 10]
     assert [mantissa_bits(SimpleNamespace(precision=name), local) for name in ("bf16", "fp8")] == [7, 3]
 
 

@@ -79,16 +79,16 @@ return [...new Set(misfits)];
 def chromium() -> tuple[str, str]:
     """This machine's browser and its driver; Debian's packages where there is none."""
     with locks.exclusive(Path("/tmp/envbuild-tests-chromium.lock")):
-        if _found() is None:
+        if _binaries() is None:
             as_root = [] if os.getuid() == 0 else ["sudo", "-n"]
             words = ["apt-get", "install", "-qq", "-y", "--no-remove", "--no-install-recommends", *PACKAGES]
             subprocess.run([*as_root, "env", "DEBIAN_FRONTEND=noninteractive", *words], check=True, capture_output=True)
-    found = _found()
-    assert found, "the tests of the page need Chromium or Chrome, and chromedriver of the same version"
-    return found
+    binaries = _binaries()
+    assert binaries, "the tests of the page need Chromium or Chrome, and chromedriver of the same version"
+    return binaries
 
 
-def _found() -> tuple[str, str] | None:
+def _binaries() -> tuple[str, str] | None:
     driver = shutil.which("chromedriver")
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     return (browser, driver) if browser and driver else None

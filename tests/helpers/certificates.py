@@ -70,13 +70,13 @@ def cases(models: tuple[str, ...] = ("gpt",), precision: str = "fp32") -> list[d
 
 
 def machine(gpus: int = 2) -> dict[str, Any]:
-    found = [
+    listed = [
         {"index": index, "uuid": f"GPU-{index}", "name": "NVIDIA H200", "memory": "143771 MiB",
          "driver": "580.82.07", "compute_capability": "9.0"}
         for index in range(gpus)
     ]  # fmt: skip
     return {
-        "cpu_model": "Intel(R) Xeon(R) Platinum 8480C", "cpu_count": 32, "memory_bytes": 274877906944, "gpus": found,
+        "cpu_model": "Intel(R) Xeon(R) Platinum 8480C", "cpu_count": 32, "memory_bytes": 274877906944, "gpus": listed,
         "cuda": "13.0", "nccl": "2.27.7", "topology": TOPOLOGY, "variables": {"NCCL_DEBUG": "INFO", "NCCL_X": EVIL},
     }  # fmt: skip
 

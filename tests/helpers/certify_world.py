@@ -113,8 +113,8 @@ class FakeExecutor:
 
 def statement_of(path: Path) -> dict[str, Any]:
     """The statement of a certificate, unchecked."""
-    found: dict[str, Any] = json.loads(decode(path.read_bytes()).payload)
-    return found
+    payload: dict[str, Any] = json.loads(decode(path.read_bytes()).payload)
+    return payload
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], None], *, reseal: bool = False) -> None:

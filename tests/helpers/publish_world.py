@@ -69,13 +69,13 @@ class PublishWorld:
 
     def request(self, to: str, **changes: Any) -> PublishRequest:
         """A request; ``changes`` are its fields."""
-        found = list((self.project / "out" / "certificates").rglob(CERTIFICATE_FILE))
+        written = list((self.project / "out" / "certificates").rglob(CERTIFICATE_FILE))
         fields: dict[str, Any] = {
             "image": self.image,
             "lock": self.lock,
             "selection": self.selection,
             "to": to,
-            "certificate": found[0] if found else None,
+            "certificate": written[0] if written else None,
             "policy": self.selection.catalog.policy("default"),
             "trust": self.trust,
             "signer": self.signer,

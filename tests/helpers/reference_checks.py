@@ -78,8 +78,8 @@ def formulas_are_torchs():
     parts = [torch.randn(2, LENGTH, heads, 8) for heads in (4, 2, 2)]
     torchs = [part.transpose(1, 2) for part in parts]
     expected = torch.nn.functional.scaled_dot_product_attention(*torchs, is_causal=True, enable_gqa=True)
-    found = formulas.attention(*parts, formulas.may_attend(LENGTH, None, values.device))
-    close(found, expected.transpose(1, 2).flatten(2))
+    ours = formulas.attention(*parts, formulas.may_attend(LENGTH, None, values.device))
+    close(ours, expected.transpose(1, 2).flatten(2))
     labels = torch.randint(HIDDEN, (2, 5))
     expected = torch.nn.functional.cross_entropy(values.flatten(0, 1), labels.flatten(), reduction="none")
     close(formulas.cross_entropy(values, labels).flatten(), expected)
@@ -112,13 +112,13 @@ def state_space_is_its_recurrence():
         torch.randn(2, LENGTH, GROUPS, STATE),
         torch.randn(2, LENGTH, GROUPS, STATE),
     )
-    found = formulas.state_space(inputs, steps, decay, (enter, leave), formulas.may_attend(LENGTH, None, inputs.device))
+    ours = formulas.state_space(inputs, steps, decay, (enter, leave), formulas.may_attend(LENGTH, None, inputs.device))
     state = torch.zeros(2, HEADS, 4, STATE)
     for at in range(LENGTH):
         own_enter, own_leave = (part[:, at].repeat_interleave(HEADS // GROUPS, 1) for part in (enter, leave))
         kept = state * (steps[:, at] * decay).exp()[..., None, None]
         state = kept + steps[:, at, :, None, None] * inputs[:, at, :, :, None] * own_enter[:, :, None]
-        close(found[:, at], (state * own_leave[:, :, None]).sum(-1))
+        close(ours[:, at], (state * own_leave[:, :, None]).sum(-1))
 
 
 def packed_sequences_are_separate_ones():
@@ -127,10 +127,10 @@ def packed_sequences_are_separate_ones():
     whole, first = batch(1), 5
     segments = (torch.arange(LENGTH) >= first).long()[None]
     together = MicroBatch(tokens=whole.tokens, labels=whole.labels, segments=segments)
-    found, _ = ReferenceModel(model, weights).losses(together)
+    ours, _ = ReferenceModel(model, weights).losses(together)
     for part in (slice(0, first), slice(first, None)):
         alone = MicroBatch(tokens=whole.tokens[:, part], labels=whole.labels[:, part])
-        close(found[:, part], ReferenceModel(model, weights).losses(alone)[0])
+        close(ours[:, part], ReferenceModel(model, weights).losses(alone)[0])
 
 
 def packed_samples_are_split_by_document():
@@ -157,7 +157,7 @@ def optimizer_is_torchs():
         learning_rate=1e-2, embedding_learning_rate=3e-2, epsilon=1e-5, weight_decay=0.1, clip_norm=0.5
     )
     steps = [[batch(), batch()] for _ in range(3)]
-    found = train(model, optimizer, weights, steps)
+    trained = train(model, optimizer, weights, steps)
     own = {name: torch.nn.Parameter(weight.clone()) for name, weight in weights.items()}
     groups = [
         {
@@ -168,7 +168,7 @@ def optimizer_is_torchs():
         for name, weight in own.items()
     ]
     adam = torch.optim.AdamW(groups, eps=1e-5)
-    for step, (loss, norm) in zip(steps, found.steps, strict=True):
+    for step, (loss, norm) in zip(steps, trained.steps, strict=True):
         adam.zero_grad()
         mean = sum(ReferenceModel(model, own).losses(part)[0].mean() for part in step) / 2
         mean.backward()
@@ -178,13 +178,13 @@ def optimizer_is_torchs():
         assert norm > 0.5
         adam.step()
     for name, weight in own.items():
-        close(found.weights[name], weight.detach())
+        close(trained.weights[name], weight.detach())
 
 
 def auxiliary_losses_are_of_a_micro_batch():
     logits = torch.randn(2, 3, 4)
     experts = ExpertsConfig(count=4, top_k=2, auxiliary=0.1, sequence_auxiliary=0.01, z=0.001)
-    weights, found = formulas.route(logits, experts)
+    weights, auxiliary = formulas.route(logits, experts)
     scores, chosen = logits.softmax(-1), weights > 0
     assert (chosen.sum(-1) == 2).all()
     close(weights.sum(-1), torch.ones(2, 3))
@@ -194,7 +194,7 @@ def auxiliary_losses_are_of_a_micro_batch():
         return 4 * float((part * mean).sum())
 
     expected = 0.1 * balance(slice(None)) + 0.01 * (balance(0) + balance(1)) / 2
-    close(found, torch.tensor(expected) + 0.001 * logits.logsumexp(-1).square().mean())
+    close(auxiliary, torch.tensor(expected) + 0.001 * logits.logsumexp(-1).square().mean())
     # They are in the gradients and not in the loss, and joining micro batches would change them.
     model = config("T", gated=True, experts=experts)
     own, parts = weights_of(model), [batch(1), batch(1)]
@@ -249,8 +249,8 @@ def nothing_of_megatron_is_loaded():
     assert not [name for name in sys.modules if name.partition(".")[0] in ("megatron", "transformer_engine")]
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+def close(ours, expected):
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
 
 
 CHECKS = (

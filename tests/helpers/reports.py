@@ -27,28 +27,28 @@ LINES = tuple(f"[rank{number % 2}]: a line of a log that is wider than a phone {
 
 def large() -> Report:
     """Signed, 64 cases of eight models and precisions."""
-    found = [*cases(MODELS), *cases(MODELS, "bf16")]
-    for number, case in enumerate(found):
+    both = [*cases(MODELS), *cases(MODELS, "bf16")]
+    for number, case in enumerate(both):
         for step in case["steps"] if case["baseline"] else ():
             step["loss"] *= 1 + number % 7 * 1e-7 * step["step"]
-    certificate = Certificate.model_validate(statement(cases=found))
+    certificate = Certificate.model_validate(statement(cases=both))
     return report_of(certificate, name=NAME, keyid=KEYID, logs={})
 
 
 def full() -> Report:
     """Signed, all cases of certify-full on a CPU, each off by a little of its own."""
     matrix = Catalog.open(Path("/nonexistent")).matrix("certify-full")
-    found = []
+    made = []
     for number, case in enumerate(expansion(matrix, "certify-full", Capabilities(device=Device.CPU)).cases):
         if case.is_baseline:
-            found.append(case_of(case.id, baseline=None))
+            made.append(case_of(case.id, baseline=None))
             continue
         off = number * 1e-9
         numbers = {"loss": off, "grad_norm": 7.5e-8, "weights": 3.9e-7 if case.compare_weights else None}
         steps = steps_of()
         steps[4]["loss"] *= 1 + off
-        found.append(case_of(case.id, baseline=case.baseline_id, largest_relative_difference=numbers, steps=steps))
-    certificate = Certificate.model_validate(statement(cases=found))
+        made.append(case_of(case.id, baseline=case.baseline_id, largest_relative_difference=numbers, steps=steps))
+    certificate = Certificate.model_validate(statement(cases=made))
     return report_of(certificate, name="mcore-debian12-cpu", keyid=KEYID, logs={})
 
 
@@ -60,12 +60,12 @@ def known_wrong() -> Report:
         {"name": name, "versions": "megatron-core 0.16.1", "what": entry.setting(), "why": entry.summary,
          "evidence": entry.evidence, "fix": entry.fix, "fixed_in": entry.fixed_in,
          "cases": [{"id": f"gpt-fp32-tp2-{name}", "result": "failed", "problem": "parity-loss: step 1: 2.0e-02"}]}
-        for name, entry in catalog.conflicts().items() if entry.cases
+        for name, entry in catalog.conflicts.items() if entry.cases
     ]  # fmt: skip
-    found = expansion(matrix, "certify-full", capabilities).cases
+    expanded = expansion(matrix, "certify-full", capabilities).cases
     return report_of(
         Certificate.model_validate(statement(cases=cases(), not_vouched=not_vouched, whole_matrix=False)),
-        name=NAME, keyid=None, logs={}, pairs=coverage(matrix, found, capabilities),
+        name=NAME, keyid=None, logs={}, pairs=coverage(matrix, expanded, capabilities),
     )  # fmt: skip
 
 
@@ -73,10 +73,10 @@ def venv() -> Report:
     """Not signed, a lock in a venv, no GPU, every number the baseline's."""
     kept = measured(machine=None, bandwidth=None, environment={"python": "3.12.3", "cuda_redirects": ["torch.cuda.x"]})
     zero = {"loss": 0.0, "grad_norm": 0.0, "weights": None}
-    found = [case if case["baseline"] is None else {**case, "largest_relative_difference": zero} for case in cases()]
+    equal = [case if case["baseline"] is None else {**case, "largest_relative_difference": zero} for case in cases()]
     certificate = Certificate.model_validate(
         statement(
-            cases=found, subject={"form": "none", "launcher": "venv"}, measured=kept, runtime=None, whole_matrix=False
+            cases=equal, subject={"form": "none", "launcher": "venv"}, measured=kept, runtime=None, whole_matrix=False
         )
     )
     return report_of(certificate, name=NAME, keyid=None, logs={})
@@ -84,9 +84,9 @@ def venv() -> Report:
 
 def failed(**changes: Any) -> Report:
     """Two of eight cases failed, and so did the bandwidth and the environment."""
-    found = cases()
+    changed = cases()
     allowed = "off by 1.00e-02 relative, allowed 1e-05"
-    found[5] = case_of(
+    changed[5] = case_of(
         "gpt-fp32-pp2-vp2",
         passed=False,
         steps=steps_of(loss=1.01, norm=2.0),
@@ -95,7 +95,7 @@ def failed(**changes: Any) -> Report:
     )
     cut = steps_of()[:3]
     cut[2]["loss"] = None
-    found[6] = case_of(
+    changed[6] = case_of(
         "gpt-fp32-cp2",
         passed=False,
         steps=cut,
@@ -109,7 +109,7 @@ def failed(**changes: Any) -> Report:
         "passed": False, "name": NAME, "what": "2 of 8 cases failed", "stack": "mcore", "base": "ubuntu2404-cu130",
         "target": "h200", "form": "sqsh", "launcher": "bwrap",
         "runtime": "loop", "lock_digest": SHA["lock"], "matrix": "certify-full",
-        "digests": {f"{NAME}.oci": SHA["oci"], f"{NAME}.sqsh": SHA["sqsh"]}, "whole_matrix": True, "cases": found,
+        "digests": {f"{NAME}.oci": SHA["oci"], f"{NAME}.sqsh": SHA["sqsh"]}, "whole_matrix": True, "cases": changed,
         "matrix_is_shipped": True,
         "problems": [
             {"check": "bandwidth", "text": "all_reduce moves 12.1 GB/s; the floor is 300"},

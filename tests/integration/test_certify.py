@@ -85,10 +85,10 @@ def test_certify_known_wrong_cases_fail_and_the_rest_is_certified(
 
     done = json.loads(tool.run(*words, "--matrix", "mixed", "--run-known-wrong").stdout)
     assert [case["id"] for case in done["cases"]] == [BASELINE, INTERLEAVED]
-    found = {case["id"]: case for item in done["not_vouched"] for case in item["cases"]}
-    assert {name: case["result"] for name, case in found.items()} == {BATCHED: "failed", GATHERED: "failed"}
+    cases = {case["id"]: case for entry in done["not_vouched"] for case in entry["cases"]}
+    assert {name: case["result"] for name, case in cases.items()} == {BATCHED: "failed", GATHERED: "failed"}
     # It "trains", and the loss falls. Only the comparison shows it, at once.
-    for case in found.values():
+    for case in cases.values():
         assert case["problem"].startswith("parity-loss: step 1: loss expected 6.")
 
 
@@ -98,18 +98,18 @@ def test_certify_versions_that_differ_from_the_lock_are_findings(
 ) -> None:
     wrong = {"expected_versions": {"megatron-core": "0.0.1", "torch": "0.0.1"}}
     _, results = run_cases(stack_python, tmp_path, selection, (BASELINE,), wrong)
-    found = {(finding.code, finding.package, finding.expected) for finding in results.findings}
-    assert {("version-mismatch", package, "0.0.1") for package in wrong["expected_versions"]} <= found
+    findings = {(finding.code, finding.package, finding.expected) for finding in results.findings}
+    assert {("version-mismatch", package, "0.0.1") for package in wrong["expected_versions"]} <= findings
 
 
 def processes_with(text: str) -> list[int]:
     """Who has it on the command line."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if text.encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return [pid for pid in found if alive(pid)]
+                pids.append(int(folder.name))
+    return [pid for pid in pids if alive(pid)]
 
 
 def case_lines(results: Path) -> list[str]:

@@ -252,7 +252,7 @@ def test_container_ends_when_envbuild_is_killed(
         # What is left of it does not disturb the next one of the same, and no other container is touched.
         other = there.create(image.record.config_digest, command=["true"], labels={RESULTS_LABEL: "/elsewhere"})
         in_docker(image).remove_orphans(task.results)
-        assert [found.id for found in there.list(all=True)] == [other.id]
+        assert [container.id for container in there.list(all=True)] == [other.id]
 
 
 @pytest.mark.slow

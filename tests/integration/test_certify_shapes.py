@@ -71,17 +71,17 @@ def options_of(row: ResolvedRow) -> dict[str, Any]:
 
 def sample() -> list[ResolvedRow]:
     """Random rows, half of which break no rule."""
-    found: list[ResolvedRow] = []
+    sampled: list[ResolvedRow] = []
 
     @settings(max_examples=SAMPLE, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(row=rows())
     def collect(row: ResolvedRow) -> None:
         # megatron-core asks for Transformer Engine's version where experts train in fp8, and it is not here.
         if row.model.moe is None or row.case.precision != "fp8":
-            found.append(row)
+            sampled.append(row)
 
     collect()
-    return found
+    return sampled
 
 
 def answers(python: Path, folder: Path, options: list[dict[str, Any]]) -> list[str]:
@@ -95,10 +95,10 @@ def answers(python: Path, folder: Path, options: list[dict[str, Any]]) -> list[s
 
 @pytest.mark.slow
 def test_megatron_core_takes_every_row_that_breaks_no_rule(stack_python: Path, tmp_path: Path) -> None:
-    found = sample()
-    refusals = answers(stack_python, tmp_path, [options_of(row) for row in found])
-    broken = [bool(broken_rules(row) or missing_capabilities(row)) for row in found]
-    wrong = {text: found[index] for index, text in enumerate(refusals) if text and not broken[index]}
+    sampled = sample()
+    refusals = answers(stack_python, tmp_path, [options_of(row) for row in sampled])
+    broken = [bool(broken_rules(row) or missing_capabilities(row)) for row in sampled]
+    wrong = {text: sampled[index] for index, text in enumerate(refusals) if text and not broken[index]}
     assert wrong == {}
     assert broken.count(False) > SAMPLE / 4
     # The program above can refuse.

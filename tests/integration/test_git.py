@@ -85,7 +85,7 @@ def opened(url: str, store: LocalStore, reporter: Notes, **settings: Any) -> Git
 
 def again(repository: GitRepository, reporter: Notes | None = None) -> GitRepository:
     """The same repository as another run sees it."""
-    return opened(repository.url, repository._store, reporter or Notes())
+    return opened(repository.url, repository._mirror._store, reporter or Notes())
 
 
 def utc(text: str) -> datetime:

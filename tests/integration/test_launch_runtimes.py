@@ -175,13 +175,13 @@ def test_nothing_is_left_when_envbuild_is_ended(name: str, sqsh: Path, number: i
 
 def processes_with(word: str) -> list[str]:
     """Living processes with ``word`` in their command line, this one left out."""
-    found = []
+    commands = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if word in words and int(process.name) != os.getpid() and "pytest" not in words:
-                found.append(words)
-    return found
+                commands.append(words)
+    return commands
 
 
 def test_file_that_is_no_sqsh_is_refused(name: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.lock_runs import ANY, OLD, error, files_of, lock_of, result
-from helpers.simple_index import JSON_TYPE, SimpleIndex, simple_index
+from helpers.simple_index import JSON_TYPE, SimpleIndex, make_sdist, simple_index
 from helpers.stack_files import BASE, write_stack
 
 
@@ -191,6 +191,13 @@ def test_metadata_that_cannot_be_read_is_a_release_that_does_not_resolve(
     assert "lib" in error(own.run("lock", "--stack", "s", "--json", status=4))["why"]
 
 
+@pytest.mark.parametrize("text", ["build-system = 5\n", "[build-system]\nrequires = 5\nbuild-backend = 5\n"])
+def test_no_pyproject_of_an_sdist_ends_in_exit_code_1(own: Any, index: SimpleIndex, tmp_path: Path, text: str) -> None:
+    write_stack(own.project, "s", {"lib": {"version": "==1.0"}}, as_of="2025-02-01")
+    index.add(make_sdist(tmp_path, "lib", "1.0", pyproject=text), OLD)
+    own.run("lock", "--stack", "s", "--json")
+
+
 # ---- what an index drops
 
 
@@ -208,6 +215,8 @@ def test_a_nightly_build_is_warned_of_and_online_sees_that_it_is_gone(
     own.run("lock", "--check")
     refused = error(own.run("lock", "--check", "--online", "--json", status=5))
     assert "dep" in refused["why"]
+    gone = error(own.run("sync", "--stack", "s", "--into", "venv", "--json", status=6))
+    assert "does not have that version any more" in gone["fix"]
     wheel("dep", "1.0", module="other = 1\n")
     error(own.run("lock", "--check", "--online", "--json", status=5))
     own.run("lock", "--stack", "s", "--online", status=2)

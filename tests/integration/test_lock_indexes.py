@@ -291,6 +291,76 @@ def test_an_isolated_build_of_another_component_does_not_take_it_elsewhere(world
     assert world.asked_default_for("kitops") == []
 
 
+# A build backend of its own: its wheel says which `kitops` it was built with.
+VICTIM = """
+import pathlib, zipfile
+{top}
+def get_requires_for_build_wheel(config_settings=None): return [{hook}]
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    import kitops
+    info = "victim-1.0.dist-info/"
+    with zipfile.ZipFile(pathlib.Path(folder) / "victim-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("victim.py", f"built_with = {{kitops.where!r}}")
+        wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: victim\\nVersion: 1.0\\n")
+        wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(info + "RECORD", "victim.py,,\\n")
+    return "victim-1.0-py3-none-any.whl"
+"""
+
+
+@pytest.mark.parametrize(
+    ("requires", "hook", "metadata"),
+    [
+        ("mid", "", "2.2"),
+        # Without static metadata uv builds it to resolve: what it is built with runs before there is a lock.
+        pytest.param("kitops", "", "2.1", marks=pytest.mark.slow),
+        ("", "'kitops'", "2.2"),
+    ],
+    ids=["declared", "for its metadata", "computed"],
+)
+def test_an_isolated_build_of_a_release_does_not_take_it_elsewhere(
+    world: World, requires: str, hook: str, metadata: str
+) -> None:
+    pyproject = f"[build-system]\nrequires = {json.dumps([requires] if requires else [])}\n"
+    pyproject += 'build-backend = "victim_build"\nbackend-path = ["."]\n'
+    files = {"victim_build.py": VICTIM.format(hook=hook, top="import kitops" if requires else "")}
+    sdist = make_sdist(world.folder / "sdists", "victim", "1.0", pyproject=pyproject, files=files, metadata=metadata)
+    world.index.add(sdist, OLD)
+    world.index.add(world.wheel("public", "mid", "1.0", ("kitops",)), OLD)
+    world.commit(EXPLICIT, "kitops", "victim", "mid")
+    world.configure(site=world.site.url)
+    if hook:
+        world.lock()
+        refused = error(world.own.run("sync", "--stack", "s", "--into", "venv", "--json", status=3))
+    else:
+        refused = world.refused(3)
+    assert "is built with kitops" in refused["what"]
+    assert world.asked_default_for("kitops") == []
+    # The cure that it names.
+    if requires == "mid":
+        assert 'phase = "compile"' in refused["fix"]
+        world.stack(victim={"phase": "compile"})
+        world.lock()
+        world.own.run("sync", "--stack", "s", "--into", "venv")
+        assert "site" in (world.own.project / "venv/lib/python3.11/site-packages/victim.py").read_text()
+        assert world.asked_default_for("kitops") == []
+
+
+@pytest.mark.parametrize("extras", ['ops = ["kitops"]', ""], ids=["extra", "undeclared"])
+def test_what_the_project_requires_itself_is_taken_from_it(world: World, extras: str) -> None:
+    """A search adds what is imported and not declared; a stack requires what it says."""
+    world.index.add(world.wheel("public", "lib", "1.0"), OLD)
+    world.commit(EXPLICIT, "lib", extras=extras, more={"comp/__init__.py": "import kitops\n"})
+    world.stack("comp", lib={})
+    assert "takes kitops from index 'site'" in world.refused(3)["what"]
+    world.configure(site=world.site.url)
+    world.lock()
+    (deviation,) = lock_of(world.own, "s").deviations
+    assert deviation.startswith("kitops is added")
+    assert "kitops==1.0.19" in world.text("main.txt")
+    assert world.asked_default_for("kitops") == []
+
+
 @pytest.mark.parametrize("name", ["Site", "elsewhere"])
 def test_an_index_that_its_tree_does_not_declare_is_never_another_one(world: World, name: str) -> None:
     world.commit(EXPLICIT.replace('index = "site"', f'index = "{name}"'), "kitops")

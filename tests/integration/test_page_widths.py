@@ -42,8 +42,8 @@ def test_nothing_overflows_and_no_word_of_a_first_column_breaks(browser: Browser
                 browser.unfold()
             for width in WIDTHS:
                 browser.device(width, 900)
-                if found := browser.misfits():
-                    misfits[name, width, part] = found
+                if wide := browser.misfits():
+                    misfits[name, width, part] = wide
     assert misfits == {}
 
 

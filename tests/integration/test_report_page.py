@@ -42,7 +42,7 @@ def test_page_loads_nothing_and_can_be_read(
     assert browser.requests() == [pages[name].as_uri()]
     contrasts = browser.contrasts()
     assert len(contrasts) > 20
-    assert [found for found in contrasts if found[0] < TEXT] == []
+    assert [contrast for contrast in contrasts if contrast[0] < TEXT] == []
     picture = browser.screenshot(tmp_path / f"{name}-{width}-{scheme}.png")
     assert struct.unpack(">I", picture[16:20])[0] == width
 
@@ -69,10 +69,10 @@ def test_curves_are_drawn_where_they_can_be_seen(browser: Browser, pages: dict[s
         ".map(p => [p.getTotalLength(), getComputedStyle(p).stroke, p.getAttribute('class')])"
     )
     assert len(drawn) > 20
-    assert [found for found in drawn if found[0] <= 0 or found[1] == "none"] == []
+    assert [curve for curve in drawn if curve[0] <= 0 or curve[1] == "none"] == []
     background = browser.ask("return getComputedStyle(document.body).backgroundColor")
     # The baseline's broad band lies below the others and is seen with them.
-    faint = [found for found in drawn if "baseline" not in found[2] and ratio(found[1], background) < DRAWN]
+    faint = [curve for curve in drawn if "baseline" not in curve[2] and ratio(curve[1], background) < DRAWN]
     assert faint == []
     sizes = browser.ask(
         "return [...document.querySelectorAll('figure svg text')].filter(t => t.getClientRects().length)"
@@ -142,9 +142,9 @@ def test_verdict_and_numbers_of_every_case_are_on_the_screen(
 def test_row_of_a_case_has_its_verdict_first(browser: Browser, pages: dict[str, Path]) -> None:
     rows = "return [...document.querySelectorAll('.cases tbody tr')].map(r => [...r.children].map(c => c.innerText))"
     browser.show(pages["full"], width=360, scheme="light")
-    found = browser.ask(rows)
-    assert {row[0] for row in found} == {"passed"}
-    by_name = {row[1]: row[2:] for row in found}
+    cells = browser.ask(rows)
+    assert {row[0] for row in cells} == {"passed"}
+    by_name = {row[1]: row[2:] for row in cells}
     assert by_name["baseline-gb4"] == ["the others are compared with it"]
     # Its loss is off by its place in the matrix.
     (off,) = (case.largest_relative_difference.loss for case in full().cases if case.id == "gpt-fp32-tp4")
@@ -170,7 +170,7 @@ def test_logs_scroll_inside_on_a_phone(browser: Browser, pages: dict[str, Path])
         ".map(e => [getComputedStyle(e).overflowX, e.tabIndex, e.getAttribute('role')])"
     )
     assert inside
-    assert {tuple(found) for found in inside} == {("auto", 0, "region")}
+    assert {tuple(inner) for inner in inside} == {("auto", 0, "region")}
 
 
 def test_tools_of_pages_find_no_script_to_run(browser: Browser, pages: dict[str, Path]) -> None:

@@ -160,10 +160,12 @@ def test_layout_reproduces_the_baseline(parity: Run, name: str) -> None:
 @pytest.mark.parametrize("name", [case["id"] for case in CASES])
 def test_gradients_of_the_first_step_are_the_baselines(parity: Run, name: str) -> None:
     baseline = next(case["baseline"] for case in CASES if case["id"] == name)
-    own, expected = ({item["name"]: item for item in parity.cases[key]["gradients"]} for key in (name, baseline))
+    own, expected = (
+        {gradient["name"]: gradient for gradient in parity.cases[key]["gradients"]} for key in (name, baseline)
+    )
     assert own.keys() == expected.keys()
     for tensor, gradient in expected.items():
-        numbers, wanted = ([item["norm"], *item["projections"]] for item in (own[tensor], gradient))
+        numbers, wanted = ([measured["norm"], *measured["projections"]] for measured in (own[tensor], gradient))
         assert numbers == pytest.approx(wanted, rel=0, abs=GRADIENTS_RELATIVE * gradient["norm"]), tensor
 
 
@@ -175,12 +177,12 @@ def test_baseline_agrees_with_the_reference(parity: Run, model: str) -> None:
     verdict, problems = compare_reference(planned, plan.models[model], read_object(CaseLine, baseline, "case"))
     assert verdict is not None
     assert (problems, verdict.not_compared) == ([], "")
-    compared = {kind: {item["name"] for item in baseline["reference"][kind]} for kind in ("gradients", "weights")}
+    compared = {kind: {tensor["name"] for tensor in baseline["reference"][kind]} for kind in ("gradients", "weights")}
     # Tensors of 4 layers, the embeddings and the last norm: with their biases, without, and with a router.
     tensors = {"gpt": 4 * 12 + 4, "gqa": 4 * 6 + 2, "moe": 4 * (4 + 1 + 4 * 2) + 2}[model]
     assert compared["gradients"] == compared["weights"]
     assert len(compared["weights"]) == tensors
-    activations = [item["name"] for item in baseline["reference"]["activations"]]
+    activations = [tensor["name"] for tensor in baseline["reference"]["activations"]]
     router = ["decoder.layers.0.mlp.router"] if model == "moe" else []
     layer = ("input_layernorm", "self_attention.linear_qkv", "self_attention.core_attention", "pre_mlp_layernorm")
     first = ["embedding", *(f"decoder.layers.0.{part}" for part in layer), *router, "decoder.layers.0"]

@@ -153,8 +153,7 @@ class Catalog:
     def _components() -> set[str]:
         """The names of the components that any shipped stack has."""
         shipped = Catalog.shipped()
-        stacks = [shipped.stack(name) for name in shipped.names("stacks")]
-        return {name for stack in stacks for name in stack.every_component()}
+        return {part for name in shipped.names("stacks") for part in shipped.stack(name).every_component()}
 
     def _extended(self, name: str, path: Path, extended: str, chain: tuple[Path, ...]) -> Path:
         """The file of the stack that the file of another one extends.
@@ -229,6 +228,7 @@ class Catalog:
         shipped = self._replaced(kind, name, KINDS[kind])
         return shipped is not None and digest_without_summary(self.any(kind, name)) == digest_without_summary(shipped)
 
+    @cached_property
     def conflicts(self) -> dict[str, Conflict]:
         """All conflicts by name. A project's own are added to the shipped ones, and replace none."""
         return {name: self._load_judging("conflicts", name, Conflict) for name in self.names("conflicts")}
@@ -289,9 +289,7 @@ class Catalog:
 
     def any(self, kind: str, name: str) -> BaseModel:
         """The definition ``name`` of whichever kind."""
-        if kind == "stacks":
-            return self.stack(name)
-        return self._load(kind, name, KINDS[kind])
+        return self.stack(name) if kind == "stacks" else self._load(kind, name, KINDS[kind])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from envbuild.certify.run.executors import RESULTS_DIR
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest, make_job, subject_of
 from envbuild.certify.run.plan import Subject, deciding
 from envbuild.certify.run.run import PLAN_FILE, RESULTS_FILE, FinishedRun, hold_folder, read_run
-from envbuild.core.digests import Json, digest_of, is_digest, short
+from envbuild.core.digests import Json, digest_of, is_digest
 from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError, UsageError
 from envbuild.core.files import NotPlainFileError, machine_errors, read_plain, write_atomic
 from envbuild.launch.bwrap import manifest_of
@@ -197,40 +197,20 @@ def _shown(value: object) -> str:
 
 def _check_nonce(run: FinishedRun, store: LocalStore) -> None:
     """Reject results whose plan nonce was already used for other results."""
-    nonce = run.plan.nonce
     path = store.path_of(NONCES, _nonce_key(run))
     if not path.exists():
         return
     try:
-        before = _read_use(path)
-    except ValueError as error:
-        raise _refused(
-            run.folder,
-            f"The plan's nonce {nonce} was used before, and the record of its results in {path} is damaged ({error}).",
-            "Write a new plan (--plan-out) and run that. If you know that nothing else was certified with this one, "
-            f"remove {path} and judge again.",
-            "nonce",
-        ) from error
+        before = entry_index.read_json(path, NONCE_FILE)
+    except ValueError:
+        before = None  # damaged: what the nonce was used for is unknown
     if before != _use(run):
         raise _refused(
             run.folder,
-            f"With the plan's nonce {nonce} other {'results' if before['plan'] == run.plan.digest else 'plans'} were "
-            f"certified before ({short(before['results'])} of plan {short(before['plan'])}).",
+            f"With the plan's nonce {run.plan.nonce} other results were certified before: {path} is the record of it.",
             "A plan is run and judged once: write a new one (--plan-out) and run that.",
             "nonce",
         )
-
-
-def _read_use(path: Path) -> dict[str, str]:
-    """The plan and the results that a nonce was used for; a ValueError where the record is damaged."""
-    use = entry_index.read_json(path, NONCE_FILE)
-    try:
-        known = use.keys() == {"plan", "results"} and all(is_digest(value) for value in use.values())
-    except (AttributeError, TypeError):
-        known = False
-    if not known:
-        raise ValueError(f"{NONCE_FILE} does not name a plan and its results")
-    return dict(use)
 
 
 def _use(run: FinishedRun) -> dict[str, str]:

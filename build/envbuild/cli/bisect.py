@@ -9,9 +9,9 @@ import click
 
 from envbuild.catalog.catalog import Selection
 from envbuild.cli.common import Session, as_command
-from envbuild.cli.options import argument, option
+from envbuild.cli.options import argument, no_effect, option
 from envbuild.core.digests import is_digest, short
-from envbuild.core.errors import ConfigurationError, UsageError
+from envbuild.core.errors import ConfigurationError
 from envbuild.lock.context import run_context
 from envbuild.lock.lockfile import read_lock
 from envbuild.nightly.bisect.bisect import BisectRequest, bisect
@@ -40,11 +40,8 @@ def command(session: Session, options: BisectOptions) -> None:
     bisection can be continued.
     """
     if options.matrix is not None and options.case is None:
-        raise UsageError(
-            "--matrix has no effect without --case",
-            why="Modules are imported, and no case is trained.",
-            fix="Name a case (`envbuild certify --print-cases`), or leave --matrix out.",
-        )
+        instead = "Name a case (`envbuild certify --print-cases`)"
+        raise no_effect("--matrix", "without --case", "Modules are imported, and no case is trained.", instead)
     good, bad = (read_lock(_path(session, text)) for text in (options.good, options.bad))
     # The stack and the base of either: bisect() refuses locks of two bases.
     record = bad.lock

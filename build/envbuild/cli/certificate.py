@@ -26,7 +26,7 @@ KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def parse_name(text: str) -> str:
-    """What a key's files are called."""
+    """Check the name of a key's files."""
     if not KEY_NAME.fullmatch(text):
         raise ValueError(f"{text!r}: letters, digits, dots, dashes and underscores")
     return text

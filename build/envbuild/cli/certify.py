@@ -24,12 +24,11 @@ from envbuild.certify.run.executors import DEFAULT_VENV, MachineOptions, parse_g
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest
 from envbuild.cli.command import command_line, given_options
 from envbuild.cli.common import FOLDER, LockedOptions, Session, as_command, out_dir
-from envbuild.cli.options import flag, include, option
-from envbuild.cli.print_cases import PrintedCases
+from envbuild.cli.options import flag, include, no_effect, option
 from envbuild.cli.print_cases import print_cases as show_cases
 from envbuild.cli.signing import KeyOptions, signer_of
 from envbuild.core.digests import short
-from envbuild.core.errors import ConfigurationError, InterruptedByUserError, UsageError
+from envbuild.core.errors import ConfigurationError, InterruptedByUserError
 from envbuild.core.text import shown
 from envbuild.image.output import PlacedImage, find_image
 from envbuild.launch.launchers import WORDS, Placement
@@ -100,10 +99,8 @@ def command(session: Session, options: Options) -> None:
     _refuse_conflicts(context)
     selection = session.select_locked(options.locked)
     if options.print_cases:
-        wanted = PrintedCases(
-            options.matrix, options.wanted, options.locked.name, run_known_wrong=options.run_known_wrong
-        )
-        show_cases(session, selection, wanted)
+        names = options.matrix, options.wanted, options.locked.name
+        show_cases(session, selection, *names, run_known_wrong=options.run_known_wrong)
         return
     how = _certify_options(session, selection, options)
     request = _request(session, selection, options)
@@ -123,27 +120,21 @@ def command(session: Session, options: Options) -> None:
 
 
 def _certify_options(session: Session, selection: Selection, options: Options) -> CertifyOptions:
-    """How the cases are run.
+    """Build the options of the run from those of the command line.
 
     Raises:
         UsageError: an option has no effect.
     """
     gpus = parse_gpus(options.gpus) if options.gpus is not None else ()
     if gpus and selection.target.device is Device.CPU:
-        raise UsageError(
-            f"--gpus has no effect with target {selection.target_name}",
-            why="The target is the CPU.",
-            fix="Leave it out, or name a target with GPUs (`envbuild list targets`).",
-        )
+        instead = "Name a target with GPUs (`envbuild list targets`)"
+        raise no_effect("--gpus", f"with target {selection.target_name}", "The target is the CPU.", instead)
     # Refuses a stack for which there are no cases before keys are read or a lock is looked for.
     driver_of(selection, options.matrix or selection.matrix_for())
     signer = signer_of(session, options.keys)
     if options.keys.key_password is not None and signer is None:
-        raise UsageError(
-            "--key-password has no effect without a key",
-            why="No --key is given, or it is off, and the configuration names none (signing.key).",
-            fix="Name the key too (--key FILE), or leave --key-password out.",
-        )
+        why = "No --key is given, or it is off, and the configuration names none (signing.key)."
+        raise no_effect("--key-password", "without a key", why, "Name the key too (--key FILE)")
     machine = MachineOptions(runtime=options.runtime, venv=options.venv, gpus=gpus, isolation=options.isolation)
     return CertifyOptions(machine=machine, fresh=options.fresh, resume=options.resume, signer=signer)
 
@@ -202,17 +193,11 @@ def _refuse_conflicts(context: click.Context) -> None:
     for mode, (why, others) in CONFLICTS.items():
         for other in others:
             if {mode, other} <= given:
-                raise UsageError(
-                    f"{_flag(other)} has no effect with {_flag(mode)}", why=why, fix=f"Leave {_flag(other)} out."
-                )
+                raise no_effect(_flag(other), f"with {_flag(mode)}", why)
     place = context.params["place"]
     for name, wanted in (("venv", "venv"), ("runtime", "sqsh")):
         if name in given and place != wanted:
-            raise UsageError(
-                f"{_flag(name)} has no effect with --in {place}",
-                why=f"It is for --in {wanted}.",
-                fix="Leave one out.",
-            )
+            raise no_effect(_flag(name), f"with --in {place}", f"It is for --in {wanted}.")
 
 
 def _flag(name: str) -> str:

@@ -24,13 +24,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pull": ("envbuild.cli.pull", "Fetch a published image, after verifying its certificate and digest."),
     "importer": ("envbuild.cli.importer", "Serve certified images to pyxis."),
     "report": ("envbuild.cli.site", "Write a static site: certified images, how to pull them, every night."),
-    "list": ("envbuild.cli.list", "List stacks, bases, targets and what else is defined."),
+    "list": ("envbuild.cli.list", "List stacks, bases, targets and other definitions."),
     "schema": ("envbuild.cli.schema", "Write the JSON schemas of the TOML files."),
 }
 
 
 def help_text() -> str:
-    """What ``envbuild --help`` prints."""
+    """The text of ``envbuild --help``."""
     # By hand: click would have to import every command for its first line.
     commands = "\n".join(f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items())
     return f"""\
@@ -49,7 +49,7 @@ Options:
   --version   Show the version and exit.
   -h, --help  Show this message and exit.
 
-Exit codes: 0 done; 1 a bug of envbuild; 2 usage; 3 configuration; 4 resolution; 5 a check refused; 6 a build
+Exit codes: 0 done; 1 a fault of envbuild; 2 usage; 3 configuration; 4 resolution; 5 a check refused; 6 a build
 failed; 7 a case failed; 8 certification could not run; 9 publication refused; 10 network, registry or store;
 11 a tool, permission or disk space is missing; 12 certificate refused;
 13 results refused; 14 no certified image is as new as the policy requires; 130 interrupted.

@@ -1,8 +1,7 @@
-"""What every command shares: its options, the session they make, and how results are printed."""
+"""Shared parts of all commands: options, the session that they make, and how results are printed."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import os
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.command import Command, CommandGroup, hands_over
-from envbuild.cli.options import F, T, add_options, collect, flag, include, option, parse_list
+from envbuild.cli.options import T, add_options, collect, flag, include, option, parse_list
 from envbuild.cli.output import put
 from envbuild.core.digests import Json
 from envbuild.core.progress import Reporter, choose_reporter
@@ -62,7 +61,7 @@ def base_name() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
-    """What a command is about."""
+    """The stack, the base and the target of a command."""
 
     stack: str = option("--stack NAME", "The components (`envbuild list stacks`).", default=DEFAULT_STACK)
     target: str | None = target_name()
@@ -75,7 +74,7 @@ def lock_name() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedOptions:
-    """Which lock, and for which target."""
+    """A lock by its name, and the target that it is used for."""
 
     selection: SelectionOptions = include(SelectionOptions)
     name: str | None = lock_name()
@@ -123,7 +122,7 @@ class Session:
 
     @property
     def ledger_file(self) -> Path:
-        """Where the ledger is."""
+        """The path of the ledger."""
         return self.site.state_dir / "ledger.sqlite"
 
     @cached_property
@@ -158,13 +157,13 @@ class Session:
         return select(self.catalog, stack, target, base, HostDistribution.here())
 
     def select_to_lock(self, stack: str, target: str | None, base: str | None) -> Selection:
-        """The same for commands that need no target, since a lock belongs to a base."""
+        """The stack and base of a command that needs no target, since a lock belongs to a base."""
         from envbuild.catalog.catalog import HostDistribution, select_to_lock
 
         return select_to_lock(self.catalog, stack, target, base, HostDistribution.here())
 
     def select_locked(self, options: LockedOptions, *, needs_target: bool = True) -> Selection:
-        """The same for commands that take a lock: on its base, where the default one has none and none was named."""
+        """The selection of a command that uses a lock: on the base of an existing lock, unless a base was named."""
         from envbuild.lock.lockdir import with_locked_base  # not every command takes a lock
 
         stack, target, base = options.selection.stack, options.selection.target, options.selection.base
@@ -174,7 +173,7 @@ class Session:
         return with_locked_base(selection, options.name or stack, self.project, self.reporter, target=target)
 
     def locked(self, options: LockedOptions, *, needs_target: bool = True) -> tuple[Selection, LockDirectory]:
-        """What a command with a lock is about, and the lock."""
+        """The stack, base and target of a command that uses a lock, and that lock."""
         from envbuild.lock.lockdir import find_lock
 
         selection = self.select_locked(options, needs_target=needs_target)
@@ -209,7 +208,7 @@ class Session:
         return fitting_wheels(lock, selection.target, self.catalog, sources, self.remotes())
 
     def verifier(self, without: str) -> Verifier:
-        """What verifies locks, with the wheels of the wheelhouse; ``without``: the command that does not."""
+        """The verifier of locks, with the wheels of the wheelhouse; ``without``: the command that skips it."""
         from envbuild.image.verification import verification_places
         from envbuild.sync.verify import Verifier
 
@@ -273,17 +272,3 @@ def command_group(name: str, text: str, *subcommands: click.Command) -> click.Co
 
     refuse.__doc__ = text
     return as_command(name, NoOptions, subcommands)(refuse)
-
-
-selection_options = add_options(SelectionOptions)
-
-
-def output_options(function: F) -> F:
-    """Add the options of a :class:`Session`, which the function receives first."""
-
-    @add_options(Session)
-    @functools.wraps(function)
-    def wrapper(*args: Any, **values: Any) -> Any:
-        return function(collect(Session, values), *args, **values)
-
-    return wrapper  # type: ignore[return-value]

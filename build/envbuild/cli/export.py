@@ -10,7 +10,7 @@ import click
 
 from envbuild.cli.command import given_options
 from envbuild.cli.common import ANY_PATH, LockedOptions, Session, as_command, phases
-from envbuild.cli.options import include, option
+from envbuild.cli.options import include, no_effect, option
 from envbuild.cli.output import put
 from envbuild.core.errors import UsageError
 from envbuild.core.files import write_atomic
@@ -87,11 +87,7 @@ def _check_options(kind: str, output: Path | None, *, phases_given: bool) -> Non
                 fix="Name the folder: --output DIR",
             )
         if phases_given:
-            raise UsageError(
-                "--phases has no effect with --format dockerfile",
-                why="An image has all phases of its lock.",
-                fix="Leave --phases out.",
-            )
+            raise no_effect("--phases", "with --format dockerfile", "An image has all phases of its lock.")
     elif output is not None and output.is_dir():
         raise UsageError(f"--output {output} is a folder", why=f"--format {kind} writes one file.", fix="Name a file.")
     if kind == Format.PYLOCK.value and output is not None and PYLOCK_NAME.match(output.name) is None:

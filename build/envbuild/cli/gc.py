@@ -98,7 +98,7 @@ def command(session: Session, options: Options) -> None:
 def _swept(
     place: str, is_store: bool, needs: Needs, session: Session, *, dry_run: bool
 ) -> tuple[Sweep, tuple[Publication, ...]]:
-    """What stays and could go in one place, and what went or would go."""
+    """Plan the removal in one place, and remove unless it is a dry run; returns the plan and what goes."""
     if is_store:
         store = open_sqsh_store(place, session.site)
         planned = plan_store_sweep(store, needs, session.context.clock())

@@ -10,7 +10,7 @@ import click
 from envbuild.cli.command import given_options
 from envbuild.cli.common import LockedOptions, Session, as_command, out_dir
 from envbuild.cli.images import COMMANDS
-from envbuild.cli.options import flag, include, option, parse_list
+from envbuild.cli.options import flag, include, no_effect, option, parse_list
 from envbuild.cli.resolve import command as resolve
 from envbuild.core.digests import short
 from envbuild.core.errors import UsageError
@@ -109,7 +109,7 @@ def command(session: Session, options: Options) -> None:
 
 
 def _summary(made: ImageResult) -> list[str]:
-    """What was done, and where the image is."""
+    """The lines for people: the state of the image, and where it is."""
     image, record = made.image, made.image.record
     if not (made.built or made.placed or made.loaded):
         state = "nothing to do: the image is there"
@@ -141,8 +141,5 @@ def _refuse_unused(formats: tuple[str, ...]) -> None:
         UsageError: one was named.
     """
     if "sqsh" not in formats and "sqsh_compression" in given_options(click.get_current_context()):
-        raise UsageError(
-            "--sqsh-compression has no effect without a .sqsh",
-            why=f"The formats are {','.join(formats)}.",
-            fix="Add sqsh to --format, or leave --sqsh-compression out.",
-        )
+        why = f"The formats are {','.join(formats)}."
+        raise no_effect("--sqsh-compression", "without a .sqsh", why, "Add sqsh to --format")

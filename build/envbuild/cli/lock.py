@@ -6,14 +6,15 @@ import contextlib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
-from envbuild.cli.command import Command, command_line, flag_of, given_options
-from envbuild.cli.common import PathArgument, Session, output_options, selection_options
+from envbuild.cli.command import command_line, flag_of, given_options
+from envbuild.cli.common import FOLDER, SelectionOptions, Session, as_command
+from envbuild.cli.options import flag, option
 from envbuild.cli.print_lock import print_lock
 from envbuild.core.digests import short
 from envbuild.core.errors import EnvbuildError, UsageError
@@ -49,96 +50,43 @@ def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[
     return pins
 
 
-@click.command("lock", cls=Command)
-@selection_options
-@click.option("--nemo", metavar="REF", help="The same as --pin nemo-toolkit=REF.")
-@click.option(
-    "--pin",
-    "pins",
-    multiple=True,
-    callback=pin_texts,
-    metavar="COMPONENT=REF",
-    help="Take this branch, tag, commit, version or specifier; may be repeated.",
-)
-@click.option("--as-of", metavar="WHEN", help="Take nothing newer: a date, a commit of the anchor, 'release' or 'now'.")
-@click.option("--no-as-of", is_flag=True, help="Take what there is now: for an index without upload times.")
-@click.option(
-    "--name",
-    metavar="NAME",
-    help="Write to lockfiles/NAME/BASE; pins never overwrite the default lock.",
-)
-@click.option("--out", type=PathArgument(file_okay=False), help="Write the lock to this directory.")
-@click.option(
-    "--torch-build",
-    metavar="BUILD",
-    help="Take this build of torch instead of the base's; 'index' is the package index's own (CUDA, 10x the size).",
-)
-@click.option(
-    "--allow",
-    metavar="CODE[:ID]",
-    multiple=True,
-    help="Let the findings of this check pass, or one finding; the record lists them.",
-)
-@click.option("--upgrade", is_flag=True, help="Resolve anew as of now, even if nothing changed.")
-@click.option("--check", is_flag=True, help="Write nothing; fail if a lock is out of date.")
-@click.option("--online", is_flag=True, help="With --check: ask the index whether it still has every release.")
-@click.option("--diff", is_flag=True, help="Write nothing; resolve anew and print what would change.")
-@click.option(
-    # None where neither was given: the stack's file decides.
-    "--verify/--no-verify",
-    default=None,
-    help="Install the lock for a moment and import its modules; refuse if one fails. The default where the stack "
-    "leaves releases open.",
-)
-@click.option("--exact", is_flag=True, help="Take upstream's pins at the branch's tip, or refuse.")
-@click.option("--all", "everything", is_flag=True, help="Lock every stack on every base that it names.")
-@output_options
-@click.pass_context
-def command(context: click.Context, /, session: Session, **words: Any) -> None:
-    """Resolve a stack on a base into lockfiles/STACK/BASE/: every package pinned, with hashes.
-
-    An existing lock is reused unless one of its inputs changed or a branch it follows moved.
-    """
-    asked = _Asked(**words)
-    asked.refuse_contradictions()
-    given = given_options(context) - {"as_json", "quiet"}
-    if asked.everything:
-        _refuse_with(context, "--all", given - {"upgrade"})
-        _lock_all(session, upgrade=asked.upgrade)
-    elif asked.check:
-        _refuse_with(context, "--check", given - {"stack", "base", "name", "online"})
-        _check(session, asked, asked.stack if "stack" in given else None)
-    else:
-        _known_codes(session, asked.allow)
-        # Without anything that means one lock: every lock of the project.
-        if asked.diff and given <= {"diff", "base", "upgrade", "verify"}:
-            _diff_all(session, asked)
-        else:
-            _one_lock(session, asked)
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _Asked(SelectionOptions):
     """The options of one call, by their names."""
 
-    stack: str
-    base: str | None
-    target: str | None
-    nemo: str | None
-    pins: dict[str, str]
-    as_of: str | None
-    no_as_of: bool
-    name: str | None
-    out: Path | None
-    torch_build: str | None
-    allow: tuple[str, ...]
-    upgrade: bool
-    check: bool
-    online: bool
-    diff: bool
-    verify: bool | None
-    exact: bool
-    everything: bool
+    nemo: str | None = option("--nemo REF", "The same as --pin nemo-toolkit=REF.")
+    pins: dict[str, str] = option(
+        "--pin COMPONENT=REF",
+        "Use this branch, tag, commit, version or specifier; may be repeated.",
+        multiple=True,
+        callback=pin_texts,
+    )
+    as_of: str | None = option(
+        "--as-of WHEN", "Use nothing newer than a date, a commit of the anchor, 'release' or 'now'."
+    )
+    no_as_of: bool = flag("--no-as-of", "Use the newest packages: for an index without upload times.")
+    name: str | None = option("--name NAME", "Write to lockfiles/NAME/BASE; pins never overwrite the default lock.")
+    out: Path | None = option("--out DIRECTORY", "Write the lock to this directory.", type=FOLDER)
+    torch_build: str | None = option(
+        "--torch-build BUILD",
+        "Use this build of torch instead of the base's; 'index' is the package index's own (CUDA, 10x the size).",
+    )
+    allow: tuple[str, ...] = option(
+        "--allow CODE[:ID]", "Accept the findings of this check, or one finding; the record lists them.", multiple=True
+    )
+    upgrade: bool = flag("--upgrade", "Resolve again as of now, even if nothing changed.")
+    check: bool = flag("--check", "Write nothing; fail if a lock is out of date.")
+    online: bool = flag("--online", "With --check: ask the index whether it still has every release.")
+    diff: bool = flag("--diff", "Write nothing; resolve again and print what would change.")
+    # None where neither was given: the stack's file decides.
+    verify: bool | None = option(
+        "--verify/--no-verify",
+        "Install the lock temporarily and import its modules; refuse it if one fails. The default if the stack leaves "
+        "releases open.",
+        default=None,
+    )
+    exact: bool = flag("--exact", "Use upstream's pins at the branch's tip, or refuse.")
+    everything: bool = flag("--all", "Lock every stack on every base that it names.")
 
     def refuse_contradictions(self) -> None:
         """Refuse options of which one takes the other's meaning away.
@@ -195,6 +143,30 @@ class _Asked:
     def place(self) -> list[str]:
         """The options that say where the lock is written."""
         return ["--out", str(self.out)] if self.out else ["--name", self.name] if self.name else []
+
+
+@as_command("lock", _Asked)
+def command(session: Session, asked: _Asked) -> None:
+    """Resolve a stack on a base into lockfiles/STACK/BASE/: every package pinned, with hashes.
+
+    An existing lock is reused unless one of its inputs changed or a branch it follows moved.
+    """
+    context = click.get_current_context()
+    asked.refuse_contradictions()
+    given = given_options(context) - {"as_json", "quiet"}
+    if asked.everything:
+        _refuse_with(context, "--all", given - {"upgrade"})
+        _lock_all(session, upgrade=asked.upgrade)
+    elif asked.check:
+        _refuse_with(context, "--check", given - {"stack", "base", "name", "online"})
+        _check(session, asked, asked.stack if "stack" in given else None)
+    else:
+        _known_codes(session, asked.allow)
+        # Without anything that means one lock: every lock of the project.
+        if asked.diff and given <= {"diff", "base", "upgrade", "verify"}:
+            _diff_all(session, asked)
+        else:
+            _one_lock(session, asked)
 
 
 def _one_lock(session: Session, asked: _Asked) -> None:
@@ -273,7 +245,7 @@ def _refuse_with(context: click.Context, mode: str, idle: set[str]) -> None:
 
 
 def _known_codes(session: Session, allow: tuple[str, ...]) -> None:
-    known = sorted({*CODES, *session.catalog.conflicts()})
+    known = sorted({*CODES, *session.catalog.conflicts})
     if unknown := [word for word in allow if word not in known and not _is_id(word, known)]:
         if unknown[0].partition(":")[0] in known:
             raise UsageError(

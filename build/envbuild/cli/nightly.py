@@ -10,7 +10,7 @@ import click
 
 from envbuild.cli.common import DEFAULT_STACK, Session, as_command, lock_name, out_dir
 from envbuild.cli.ledger import shared_state, state_place
-from envbuild.cli.options import flag, include, option, parse_list
+from envbuild.cli.options import flag, include, no_effect, option, parse_list
 from envbuild.cli.publishing import SqshOptions, policy_name
 from envbuild.cli.signing import KeyOptions, signer_of, trust_file, trust_of
 from envbuild.core.errors import StaleImageError, UsageError
@@ -109,11 +109,8 @@ def _request(session: Session, options: Options) -> NightRequest:
 def _publishing(session: Session, options: Options, request: NightRequest) -> Publishing | None:
     if options.to is None:
         if options.sqsh.sqsh_to is not None:
-            raise UsageError(
-                "--sqsh-to has no effect without --to",
-                why="Nothing is published without a registry, whose index names the .sqsh.",
-                fix="Name the registry too: --to REGISTRY/REPO.",
-            )
+            why = "Nothing is published without a registry, whose index names the .sqsh."
+            raise no_effect("--sqsh-to", "without --to", why, "Name the registry too (--to REGISTRY/REPO)")
         return None
     options.sqsh.check()
     trust = trust_of(session, options.trust)

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from envbuild.core.errors import UsageError
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 # In a field's metadata: adds its option to a function, given the field's name; the dataclass of an included field.
@@ -15,7 +17,7 @@ _DECORATOR, _INCLUDED = "decorator", "included"
 
 
 class _Converted(click.ParamType):  # type: ignore[type-arg]
-    """What a function makes of a word; its ValueError is what is wrong with the word."""
+    """A click type from a function that converts a word, or raises ValueError with the reason."""
 
     name = "text"
 
@@ -67,6 +69,12 @@ def include(kind: type[T]) -> T:
 def parse_list(text: str) -> tuple[str, ...]:
     """``h100,h200`` as a tuple, each name once."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def no_effect(flags: str, condition: str, why: str, instead: str = "") -> UsageError:
+    """The error for an option that does nothing under a condition; ``instead``: what else the user may want."""
+    fix = f"{instead}, or leave {flags} out." if instead else f"Leave {flags} out."
+    return UsageError(f"{flags} has no effect {condition}", why=why, fix=fix)
 
 
 def add_options(kind: type) -> Callable[[F], F]:

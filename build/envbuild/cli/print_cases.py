@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from envbuild.catalog.catalog import Selection
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.coverage import Pair, coverage, lines_of
 from envbuild.certify.cases.expansion import expansion
 from envbuild.certify.cases.known_wrong import affected_cases, left_out
-from envbuild.certify.cases.selection import ALL, WantedCases, chosen_cases, driver_of, without_known_wrong
+from envbuild.certify.cases.selection import WantedCases, chosen_cases, driver_of, without_known_wrong
 from envbuild.cli.common import Session
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
@@ -18,42 +16,34 @@ from envbuild.lock.lockdir import find_lock
 from envbuild.lock.lockfile import LockDirectory
 
 
-@dataclass(frozen=True)
-class PrintedCases:
-    """Which cases of which matrix.
-
-    Attributes:
-        matrix: its name; None: the default of the stack and its lock.
-        lock_name: of the lock, where it is not the stack's own.
-        run_known_wrong: also cases that the locked versions are known to train wrongly.
-    """
-
-    matrix: str | None
-    cases: WantedCases = ALL
-    lock_name: str | None = None
-    run_known_wrong: bool = False
-
-
-def print_cases(session: Session, selection: Selection, wanted: PrintedCases) -> None:
+def print_cases(
+    session: Session,
+    selection: Selection,
+    matrix_name: str | None,
+    wanted: WantedCases,
+    lock_name: str | None,
+    *,
+    run_known_wrong: bool,
+) -> None:
     """Print the cases that would run, or those named with their baselines.
 
     Raises:
         CertificationCannotRunError: there are no cases for what trains the stack.
     """
-    lock = _lock(session, selection, wanted.lock_name)
-    matrix_name = wanted.matrix or selection.matrix_for(lock.lock.driver if lock else None)
+    lock = _lock(session, selection, lock_name)
+    matrix_name = matrix_name or selection.matrix_for(lock.lock.driver if lock else None)
     matrix = selection.catalog.matrix(matrix_name)
     # For its error: a stack without cases in the matrix is refused as its run is.
     driver_of(selection, matrix_name, lock.lock if lock else None)
     packages = lock.packages() if lock else ()
-    cases = chosen_cases(matrix, matrix_name, selection, wanted.cases, packages)
+    cases = chosen_cases(matrix, matrix_name, selection, wanted, packages)
     capabilities = Capabilities.for_selection(selection, packages)
     # A case that is named and left out is refused as unknown.
-    out = () if wanted.cases.only else expansion(matrix, matrix_name, capabilities).left_out
-    if lock is not None and not wanted.run_known_wrong:
+    out = () if wanted.only else expansion(matrix, matrix_name, capabilities).left_out
+    if lock is not None and not run_known_wrong:
         conflicts = known_wrong_in(lock, selection.catalog)
         wrong = left_out(affected_cases(cases, matrix, conflicts), conflicts)
-        cases = without_known_wrong(cases, wrong, wanted.cases.only)
+        cases = without_known_wrong(cases, wrong, wanted.only)
         out = (*out, *wrong)
     pairs = coverage(matrix, cases, capabilities)
     reasons = dict.fromkeys(case.why for case in out)

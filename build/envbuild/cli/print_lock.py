@@ -1,4 +1,4 @@
-"""What ``envbuild lock`` prints of a lock: for people the short story, with ``--json`` all of it."""
+"""The output of ``envbuild lock``: a summary for people, or everything with ``--json``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from envbuild.lock.lockfile import RECORD_FILE
 
 if TYPE_CHECKING:
     from envbuild.lock.verification import VerifiedLock
+
+
+# What the JSON object has of the record.
+STATED = {"stack", "digest", "exempt", "deviations", "verified_in", "stubbed", "warnings", "driver", "torch"}
 
 
 def print_lock(session: Session, result: LockResult) -> None:
@@ -43,18 +47,10 @@ def print_lock(session: Session, result: LockResult) -> None:
         {
             "built": result.built,
             "path": str(path),
-            "stack": lock.stack,
+            **lock.model_dump(mode="json", include=STATED),
             "base": lock.base.name,
-            "digest": lock.digest,
             "as_of": lock.inputs.as_of,
-            "exempt": dict(lock.exempt),
-            "deviations": list(lock.deviations),
-            "verified_in": lock.verified_in,
-            "stubbed": list(lock.stubbed),
-            "warnings": list(lock.warnings),
             "known_wrong": [as_json(name, entry) for name, entry in wrong.items()],
-            "driver": lock.driver.value if lock.driver else None,
-            "torch": lock.torch.model_dump(mode="json"),
             "components": {name: component.version for name, component in lock.components.items()},
             "packages": {name: phase.packages for name, phase in lock.phases.items()},
             "verified": _verified_json(verified) if verified else None,

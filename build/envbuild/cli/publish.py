@@ -13,7 +13,7 @@ from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.cli.arguments import parse_digest
 from envbuild.cli.command import given_options
 from envbuild.cli.common import ANY_PATH, LockedOptions, Session, as_command, out_dir
-from envbuild.cli.options import flag, include, option
+from envbuild.cli.options import flag, include, no_effect, option
 from envbuild.cli.publishing import SqshOptions, policy_name
 from envbuild.cli.signing import KeyOptions, signer_of, trust_file, trust_of
 from envbuild.core.digests import Json
@@ -74,11 +74,7 @@ def command(session: Session, options: Options) -> None:
         return
     options.sqsh.check()
     if options.reason is not None:
-        raise UsageError(
-            "--reason has no effect without --revoke",
-            why="It states why a publication is revoked.",
-            fix="Name a digest with --revoke, or leave --reason out.",
-        )
+        raise no_effect("--reason", "without --revoke", "It states why a publication is revoked.")
     base = options.locked.selection.base
     if base is not None and given_options(context) <= BASE:
         # A base is made without a stack or a target.
@@ -139,7 +135,7 @@ def _keep(session: Session, to: str, publications: Sequence[Publication]) -> Non
 
 
 def _commands_elsewhere(session: Session, to: str, publications: Sequence[Publication], reason: str) -> list[str]:
-    """What revokes images in other repositories of the ledger, too; nothing where it cannot be read."""
+    """The commands that revoke the images in other repositories of the ledger; none if it cannot be read."""
     from envbuild.ledger.ledger import Ledger
     from envbuild.ledger.models import PublicationRow
     from envbuild.nightly.published import repository_name
@@ -168,9 +164,7 @@ def newest_certificate(out_dir: Path, image: PlacedImage) -> Path | None:
 def _refuse_other_options(context: click.Context) -> None:
     if others := given_options(context) - REVOKING:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
-        raise UsageError(
-            f"{flags} has no effect with --revoke", why="The digest names what is revoked.", fix=f"Leave {flags} out."
-        )
+        raise no_effect(flags, "with --revoke", "The digest names what is revoked.")
 
 
 def _print(session: Session, result: Published) -> None:

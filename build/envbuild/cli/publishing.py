@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.cli.options import flag, option
-from envbuild.core.errors import UsageError
+from envbuild.cli.options import flag, no_effect, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +24,7 @@ class SqshOptions:
             UsageError: both options are given.
         """
         if self.no_sqsh and self.sqsh_to:
-            raise UsageError(
-                "--sqsh-to has no effect with --no-sqsh",
-                why="No .sqsh is published then.",
-                fix="Leave one of them out.",
-            )
+            raise no_effect("--sqsh-to", "with --no-sqsh", "No .sqsh is published then.")
 
 
 def policy_name() -> Any:

@@ -87,7 +87,7 @@ def request_of(
     trust: Path | None = None,
     uncertified: bool = False,
 ) -> PullRequest:
-    """What options or a site's variables ask for; an empty word is none."""
+    """Build the request from options or a site's variables; an empty word counts as none."""
     try:
         age = parse_age(max_age) if max_age else None
     except ValueError as error:
@@ -111,22 +111,18 @@ def _policy_of(session: Session, named: str) -> Policy:
     return (shipped if named in shipped.names("policies") else session.catalog).policy(named)
 
 
+# What the JSON object has of a publication.
+STATED = {"stack", "base", "target", "tag", "moving_tag", "oci_digest", "lock_digest", "certified_at", "measured_at"}
+
+
 def result_of(pulled: Pulled) -> dict[str, Json]:
-    """What ``--json`` prints about a pulled image."""
+    """The JSON object about a pulled image."""
     publication, sqsh = pulled.publication, pulled.publication.sqsh
     return {
-        "stack": publication.stack,
-        "base": publication.base,
-        "target": publication.target,
-        "tag": publication.tag,
-        "moving_tag": publication.moving_tag,
+        **publication.model_dump(include=STATED),
         "digest": sqsh.digest if sqsh else None,
         "size_bytes": sqsh.size_bytes if sqsh else 0,
-        "oci_digest": publication.oci_digest,
-        "lock_digest": publication.lock_digest,
         "key": pulled.key,
-        "certified_at": publication.certified_at,
-        "measured_at": publication.measured_at,
         "certificate": str(pulled.certificate) if pulled.certificate else None,
         "path": str(pulled.path),
     }

@@ -18,7 +18,7 @@ OFF = "off"
 
 @dataclass(frozen=True, kw_only=True)
 class KeyOptions:
-    """Which key signs; :func:`signer_of` loads it."""
+    """The signing key; :func:`signer_of` loads it."""
 
     key: str | None = option(
         "--key FILE", "Sign with this private key; env:NAME reads it from a variable; off: do not sign."

@@ -1,4 +1,4 @@
-"""What became of a stack on a base for a target, as `envbuild list stacks` prints it."""
+"""The state of a stack on a base for a target, as `envbuild list stacks` prints it."""
 
 from __future__ import annotations
 

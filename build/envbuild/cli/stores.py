@@ -20,7 +20,7 @@ def store_name(text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    """Which remote stores a command reads and writes."""
+    """The remote stores that a command reads and writes."""
 
     store: str = store_name("A remote store: its name in the configuration, or its address; 'off' for none.")
     store_mode: str | None = option(

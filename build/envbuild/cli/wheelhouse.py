@@ -176,7 +176,7 @@ def _remote_problems(session: Session, remote: Remote, keys: list[str]) -> dict[
 
 @dataclass(frozen=True, kw_only=True)
 class MoveOptions:
-    """Which wheels are pushed or pulled, and the store."""
+    """The wheels that are pushed or pulled, and the store."""
 
     keys: tuple[str, ...] = argument(nargs=-1, metavar="[KEY]...")
     everything: bool = flag("--all", "Every wheel.")
@@ -263,7 +263,7 @@ PULLED, HERE = "pulled", "here already"
 def _pull(
     wheelhouse: Wheelhouse, remote: Remote, session: Session, key: str, document: Document | CheckRefusedError
 ) -> str:
-    """What became of a wheel: it was pulled, was here, or why it is refused."""
+    """Pull a wheel; returns whether it was pulled or was here, or why it is refused."""
     if isinstance(document, CheckRefusedError):
         return document.why
     # An entry whose record has another key must not count as one that is here.

@@ -17,14 +17,16 @@ _CREDENTIALS = re.compile(r"://[^/@\s'\"]+@")
 # Two slashes and a host are of an address. file:///x has no host.
 _ABSOLUTE_PATH = re.compile(r"""(?<![\w/.])(?!//[^/])(/[^\s`'":,()]+)""")
 
-# The last line of a traceback, and what is printed of a compiler or another child that was killed.
+# The last line of a traceback, and what is printed of a compiler or another child that was killed. By number: input or
+# output error, too little of memory, threads, files or disk, a time-out, a stale file handle, a quota (errno(3)).
 _SHORTAGE = re.compile(
     r"^[ \t]*(?:"
     r"(?:\w+\.)*\w*(?:MemoryError|Timeout|TimeoutError|TimeoutExpired)(?::.*)?"
-    r"|(?:\w+\.)*\w*Error: (?:\[Errno (?:11|12|23|24|28)\].*|can't start new thread.*)"
+    r"|(?:\w+\.)*\w*Error: (?:\[Errno (?:5|11|12|23|24|28|110|116|122)\].*|can't start new thread.*|.*\btimed out\b.*)"
     r")$"
     r"|^.*(?:\(signal: 9 \(SIGKILL\)\)|died with <Signals\.SIGKILL: 9>|\bKilled signal terminated program|"
-    r"\binternal compiler error: Killed|: [Cc]annot allocate memory$|virtual memory exhausted).*$",
+    r"\binternal compiler error: Killed|: [Cc]annot allocate memory$|virtual memory exhausted|std::bad_alloc|"
+    r":\s+Resource temporarily unavailable$|: failed to map segment from shared object$).*$",
     re.MULTILINE,
 )
 

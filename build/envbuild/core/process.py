@@ -165,6 +165,8 @@ def stream(
     fix: str = "",
     statuses: Collection[int] = (0,),
     limits: StreamLimits = NO_LIMITS,
+    env: Mapping[str, str] | None = None,
+    stdin: int | None = None,
 ) -> Generator[bytes]:
     """A program's standard output in pieces; closing the generator ends it.
 
@@ -172,6 +174,8 @@ def stream(
 
     Args:
         statuses: exit statuses that are no failure.
+        env: the environment; this process's when None.
+        stdin: a file descriptor to read from; /dev/null when None.
 
     Raises:
         error: it failed, which shows after the last piece.
@@ -181,11 +185,11 @@ def stream(
     if limits.memory_bytes is not None:
         # Not by preexec_fn, which may deadlock in a process with threads (Python's documentation of subprocess).
         command = [str(find_tool("prlimit", "util-linux")), f"--as={limits.memory_bytes}", *command]
-    env = {**os.environ, "LC_ALL": "C"}
+    env = {**(os.environ if env is None else env), "LC_ALL": "C"}
     with (
         # A file, since a second pipe would fill and block the program while only the first one is read.
         tempfile.TemporaryFile() as messages,
-        started_program(command, what, env, None, None, messages.fileno()) as process,
+        started_program(command, what, env, None, stdin, messages.fileno()) as process,
     ):
         if process.stdout is None:
             raise InternalError("a program was started without a pipe for its output")

@@ -6,16 +6,18 @@ CA files) hold and no hosting service's API is needed.
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.core.errors import MachineError, NetworkError
 from envbuild.core.exit_status import mask, tail
-from envbuild.core.process import Finished, ProcessOptions, find_tool, run
+from envbuild.core.process import Finished, ProcessOptions, find_tool, run, stream
 from envbuild.core.progress import Reporter
 from envbuild.core.text import quoted_command
 
@@ -80,7 +82,7 @@ class GitClient:
         self.settings = settings
         self._reporter = reporter
 
-    def local(self, folder: Path, arguments: Sequence[str], what: str, *, cwd: Path | None = None) -> str:
+    def local(self, folder: Path, arguments: Sequence[str], what: str) -> str:
         """Run a command that needs the mirror in ``folder`` alone; returns its output.
 
         Raises:
@@ -88,12 +90,34 @@ class GitClient:
         """
         options = ProcessOptions(
             env=_environment(network=False),
-            cwd=cwd,
             error=MachineError,
-            fix=f"If the mirror is damaged, remove {folder}: it is fetched again.",
+            fix=_fix_of(folder),
             working_on=folder,
         )
         return run(_command(folder, arguments), what=what, options=options).output
+
+    def contents(self, folder: Path, objects: Iterable[str]) -> dict[str, bytes]:
+        """What these objects of the mirror in ``folder`` hold.
+
+        Raises:
+            MachineError: git is missing, or the mirror is damaged.
+        """
+        command, env = _command(folder, ["cat-file", "--batch", "--buffer"]), _environment(network=False)
+        with tempfile.TemporaryFile() as names:
+            names.write("".join(f"{name}\n" for name in objects).encode())
+            names.seek(0)
+            pieces = stream(
+                command, what="read files", error=MachineError, fix=_fix_of(folder), env=env, stdin=names.fileno()
+            )
+            output = io.BytesIO(b"".join(pieces))
+        contents = {}
+        # NAME TYPE SIZE, the content, a line break; NAME missing (git-cat-file(1)).
+        while header := output.readline().split():
+            if len(header) != 3:
+                raise MachineError(f"cannot read files: {folder} lacks {header[0].decode()}", fix=_fix_of(folder))
+            contents[header[0].decode()] = output.read(int(header[2]))
+            output.read(1)
+        return contents
 
     def list_refs(self, folder: Path, arguments: Sequence[str], what: str) -> str:
         """The output of ``git ls-remote``.
@@ -181,6 +205,10 @@ class GitClient:
         )
         error.gone = GONE.search(cause) is not None
         return error
+
+
+def _fix_of(folder: Path) -> str:
+    return f"If the mirror is damaged, remove {folder}: it is fetched again."
 
 
 def _command(folder: Path, arguments: Sequence[str]) -> list[str | Path]:

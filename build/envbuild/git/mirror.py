@@ -87,13 +87,23 @@ class Mirror:
         address = self.url.replace("\\", "\\\\").replace('"', '\\"')
         (folder / "config").write_text(f'{CONFIGURATION}"{address}"\n')
 
-    def local(self, arguments: Sequence[str], what: str, *, cwd: Path | None = None) -> str:
+    def local(self, arguments: Sequence[str], what: str) -> str:
         """Run a git command that needs nothing but the mirror, and return its output.
 
         Raises:
             MachineError: git is missing, or the mirror is damaged.
         """
-        return self._git.local(self.path, arguments, what, cwd=cwd)
+        return self._git.local(self.path, arguments, what)
+
+    def contents(self, objects: set[str]) -> dict[str, bytes]:
+        """What these files hold; what is missing is fetched.
+
+        Raises:
+            NetworkError: as for :meth:`fetch_objects`.
+            MachineError: git is missing, or the mirror is damaged.
+        """
+        self.fetch_objects(objects, f"fetch {len(objects)} file{'s' if len(objects) > 1 else ''} of {self.url}")
+        return self._git.contents(self.path, objects)
 
     def matching(self, prefixes: Iterable[str]) -> set[str]:
         """The objects in the mirror whose names begin with one of ``prefixes`` (a whole name: that object)."""

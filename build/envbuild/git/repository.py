@@ -38,7 +38,7 @@ class GitRepository(TreeReader):
     def __init__(
         self, url: str, store: LocalStore, reporter: Reporter, settings: GitSettings = DEFAULT_SETTINGS
     ) -> None:
-        super().__init__(Mirror(url, store, reporter, settings), store)
+        super().__init__(Mirror(url, store, reporter, settings))
         self._host_refs: dict[str, str] = {}
 
     def resolve(self, ref: GitRef, as_of: date | datetime | None = None) -> Commit:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from envbuild.git.mirror import Mirror
 from envbuild.git.refs import Commit
-from envbuild.store.local import LocalStore
 
 # Links to links are followed so far; a link to itself ends here.
 SYMLINK_ROUNDS = 8
@@ -28,10 +27,10 @@ class _Entry:
 class TreeReader:
     """Reads what commits of one repository contain; the contents of files are fetched when first read."""
 
-    def __init__(self, mirror: Mirror, store: LocalStore) -> None:
+    def __init__(self, mirror: Mirror) -> None:
         self.url = mirror.url
         self._mirror = mirror
-        self._store = store
+        self._trees: dict[str, dict[str, _Entry]] = {}
         self._read: dict[tuple[str, str], str | None] = {}
 
     def read_file(self, commit: Commit, path: str) -> str | None:
@@ -55,15 +54,14 @@ class TreeReader:
             places = {path: place for path, place in pending.items() if place}
             if not places:
                 break
-            entries = self._entries(commit, sorted(set(places.values())))
-            texts = self._texts({entry.oid for entry in entries.values() if entry.kind == "blob"})
+            tree = self._tree(commit)
+            files = {path: tree[place] for path, place in places.items() if place in tree}
+            files = {path: entry for path, entry in files.items() if entry.kind == "blob"}
+            texts = self._texts({entry.oid for entry in files.values()})
             pending = {}
-            for path, place in places.items():
-                entry = entries.get(place)
-                if entry is None or entry.kind != "blob":
-                    continue
+            for path, entry in files.items():
                 if entry.mode == _SYMLINK:
-                    pending[path] = _inside(posixpath.join(posixpath.dirname(place), texts[entry.oid]))
+                    pending[path] = _inside(posixpath.join(posixpath.dirname(places[path]), texts[entry.oid]))
                 else:
                     contents[path] = texts[entry.oid]
         return contents
@@ -74,14 +72,14 @@ class TreeReader:
         if place is None:
             return []
         prefix = f"{place}/" if place else ""
-        # With the slash git lists what is in the folder, without it the entry of the folder itself (git 2.39).
-        entries = self._entries(commit, [prefix] if prefix else [], recursive=recursive)
-        return sorted(name.removeprefix(prefix) for name in entries)
+        tree = self._tree(commit)
+        below = [name.removeprefix(prefix) for name in tree if name.startswith(prefix)]
+        return sorted(name for name in below if (tree[prefix + name].kind != "tree" if recursive else "/" not in name))
 
     def submodule_commit(self, commit: Commit, path: str) -> str | None:
         """The commit that the submodule at ``path`` is pinned to; None when there is no submodule."""
         place = _inside(path)
-        entry = self._entries(commit, [place]).get(place) if place else None
+        entry = self._tree(commit).get(place) if place else None
         return entry.oid if entry and entry.mode == _SUBMODULE else None
 
     def submodule_url(self, commit: Commit, path: str) -> str | None:
@@ -89,7 +87,7 @@ class TreeReader:
 
         None when .gitmodules does not name it.
         """
-        entry = self._entries(commit, [".gitmodules"]).get(".gitmodules")
+        entry = self._tree(commit).get(".gitmodules")
         if entry is None or entry.kind != "blob":
             return None
         self._mirror.fetch_objects([entry.oid], f"fetch .gitmodules of {self.url}")
@@ -104,25 +102,18 @@ class TreeReader:
                 return _absolute(self.url, url) if url else None
         return None
 
-    def _entries(self, commit: Commit, paths: Sequence[str], *, recursive: bool = False) -> dict[str, _Entry]:
-        arguments = ["ls-tree", "-z", "--full-tree", *(["-r"] if recursive else []), commit.sha, "--", *paths]
-        output = self._mirror.local(arguments, f"list files of {commit.sha}")
-        matches = filter(None, map(_ENTRY.fullmatch, output.split("\0")))
-        return {match[4]: _Entry(match[1], match[2], match[3]) for match in matches}
+    def _tree(self, commit: Commit) -> dict[str, _Entry]:
+        """All files and folders of a commit by their paths: listed once, since a process for each file costs more."""
+        if commit.sha not in self._trees:
+            arguments = ["ls-tree", "-z", "--full-tree", "-r", "-t", commit.sha]
+            output = self._mirror.local(arguments, f"list files of {commit.sha}")
+            matches = filter(None, map(_ENTRY.fullmatch, output.split("\0")))
+            self._trees[commit.sha] = {match[4]: _Entry(match[1], match[2], match[3]) for match in matches}
+        return self._trees[commit.sha]
 
     def _texts(self, oids: set[str]) -> dict[str, str]:
-        if not oids:
-            return {}
-        self._mirror.fetch_objects(oids, f"fetch {len(oids)} file{'s' if len(oids) > 1 else ''} of {self.url}")
-        texts = {}
-        with self._store.staging("git-files") as folder:
-            for oid in oids:
-                # git writes the file itself: bytes as they are, with no warning of git's in between.
-                self._mirror.local(["unpack-file", oid], "read a file", cwd=folder)
-                (file,) = folder.iterdir()
-                texts[oid] = file.read_bytes().decode(errors="replace")
-                file.unlink()
-        return texts
+        contents = self._mirror.contents(oids) if oids else {}
+        return {oid: content.decode(errors="replace") for oid, content in contents.items()}
 
 
 def _inside(path: str) -> str | None:

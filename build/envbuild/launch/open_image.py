@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from envbuild.core import sandbox
-from envbuild.core.errors import CheckRefusedError, InternalError, MachineError
+from envbuild.core.errors import CheckRefusedError, MachineError
 from envbuild.core.exit_status import tail
 from envbuild.core.files import machine_errors
 from envbuild.core.process import ProcessOptions, run
@@ -26,8 +26,8 @@ from envbuild.store.local import temporary_store
 LAYERS = "layers"
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
-# Directories of an image in which things may be mounted. They are empty and writable while a command runs.
-MOUNTABLE = ("/envbuild", "/mnt", "/run", "/tmp")  # noqa: S108 - inside, and private
+# The directory of an image in which a task's files are mounted, empty and writable while a command runs.
+TASK_DIR = "/envbuild"
 OPEN_SECONDS = 120.0
 MOST_ENVIRONMENT_BYTES = 1 << 20
 # Prints a root's /etc/environment if it is a file and no folder above it is a link. In sh, because the account that
@@ -62,10 +62,10 @@ class OpenImage:
         visible, only the image's own variables and ``variables``. The network is loopback alone.
 
         Args:
-            binds: files and directories of this machine, and their places inside (below ``MOUNTABLE``).
+            binds: files and directories of this machine, and their places inside (below ``TASK_DIR``).
         """
         environment = {**self.variables, **variables}
-        tmpfs = tuple(dict.fromkeys(mountable_above(bind.target) for bind in binds))
+        tmpfs = (TASK_DIR,) if binds else ()
         if self.driver is not None:
             binds = [*binds, *self.driver.binds()]
             environment = self.driver.environment(environment)
@@ -156,14 +156,6 @@ def _unpack(sqsh: Path, rootfs: Path) -> None:
             why=f"{error.what}: {error.why}",
             fix="Check that the file is whole (remove it, and `envbuild image` makes it again).",
         ) from error
-
-
-def mountable_above(target: str) -> str:
-    """The directory of the image that is emptied so that ``target`` can be mounted in it."""
-    for folder in MOUNTABLE:
-        if target.startswith(f"{folder}/") and ".." not in target.split("/"):
-            return folder
-    raise InternalError(f"nothing can be mounted at {target}: it is not below one of {', '.join(MOUNTABLE)}")
 
 
 def parse_environment(text: str) -> dict[str, str]:

@@ -61,10 +61,13 @@ def connect(path: Path, migrations: Sequence[str] = MIGRATIONS) -> sqlite3.Conne
             # First: what is no ledger of ours stays as it is.
             version = _version(connection, path, len(migrations))
             _close_to_readers(path)
-            with _alone(path, version < len(migrations)):
-                _set_up(connection)
-                if version < len(migrations):
+            if version < len(migrations):
+                # Alone: the change to WAL mode waits for no other process (SQLite, "wal.html", 2.2).
+                with locks.exclusive(path.with_name(f"{path.name}.lock")):
+                    _set_up(connection)
                     _migrate(connection, path, migrations)
+            else:
+                _set_up(connection)
         except BaseException:
             connection.close()
             raise
@@ -81,7 +84,7 @@ def in_memory() -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """All of the block's writes, or none of them; other writers wait."""
+    """A transaction: all writes of the block, or none; other writers wait."""
     with database_errors(path):
         # Not the module's own transactions: those begin as readers, and a reader that becomes a writer while another
         # one writes fails at once, whatever the timeout (SQLite, "lang_transaction", 2.2).
@@ -109,11 +112,6 @@ def _set_up(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
     # In WAL mode a commit is on the disk only with FULL (SQLite, "pragma_synchronous").
     connection.execute("PRAGMA synchronous = FULL")
-
-
-def _alone(path: Path, needed: bool) -> contextlib.AbstractContextManager[None]:
-    """Nobody else makes or migrates the ledger; the change to WAL mode waits for no other (SQLite, "wal.html", 2.2)."""
-    return locks.exclusive(path.with_name(f"{path.name}.lock")) if needed else contextlib.nullcontext()
 
 
 def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[str]) -> None:

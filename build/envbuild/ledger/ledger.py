@@ -136,7 +136,7 @@ class Ledger:
             )
 
     def merged(self, address: str) -> frozenset[str]:
-        """What of shared state at an address is in this ledger already."""
+        """The entries of shared state at an address that are in this ledger."""
         with database_errors(self.path):
             rows = self._connection.execute("SELECT key FROM merged WHERE address = ?", (address,)).fetchall()
         return frozenset(key for (key,) in rows)

@@ -41,7 +41,7 @@ _INVERSE = str.maketrans("0123456789", "9876543210")
 
 
 class Row(TomlModel):
-    """What all rows have: a key, a stack, a target (empty where there is none) and a moment, by which they are found.
+    """A row: a key, a stack, a target (empty where there is none) and a moment, by which it is found.
 
     A later version adds fields with defaults only, so that it reads the rows of an older one.
 
@@ -61,7 +61,7 @@ class Row(TomlModel):
 
     @property
     def key(self) -> str:
-        """What it is known by."""
+        """The key of the row."""
         return "/".join(str(getattr(self, name)) for name in self.key_fields)
 
     @property
@@ -83,7 +83,7 @@ class Row(TomlModel):
         return canonical_json(self.model_dump(mode="json")).decode()
 
     def rank(self) -> tuple[bool, str, str]:
-        """What two rows of one key are compared by: whether it is final, its moment, else its text."""
+        """The order of rows of one key: whether it is final, its moment, then its text."""
         moment = self.moment.translate(_INVERSE) if self.first_stays else self.moment
         return (self.is_final, moment, self.body())
 
@@ -355,7 +355,7 @@ class StepRow(Row):
 
 
 class BisectRow(Row):
-    """What a bisection between two locks found."""
+    """The result of a bisection between two locks."""
 
     table: ClassVar[str] = "bisects"
     key_fields: ClassVar[tuple[str, ...]] = ("good", "bad", "target")

@@ -19,7 +19,7 @@ def versions_of(lock: LockDirectory) -> dict[str, str]:
 
 def known_wrong_in(lock: LockDirectory, catalog: Catalog) -> dict[str, Conflict]:
     """The entries of envs/conflicts/ about cases that the locked versions train wrongly, by name."""
-    return known_wrong(catalog.conflicts(), versions_of(lock))
+    return known_wrong(catalog.conflicts, versions_of(lock))
 
 
 def packages_of(entry: Conflict, lock: LockDirectory) -> str:

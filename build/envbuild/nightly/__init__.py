@@ -1,1 +1,1 @@
-"""The chain with memory: what a night does, what it found, and the site that shows it."""
+"""The chain with memory: what a night does, what came of it, and the site that shows it."""

@@ -29,7 +29,7 @@ CERTIFIED_LOCKS = "certified-locks"
 
 @dataclass(frozen=True, kw_only=True)
 class CulpritSearch:
-    """What a night looks for after its chain.
+    """The search for culprits after the chain of a night.
 
     Attributes:
         budget_seconds: for all targets together; no trial is begun after it, and the next night goes on.
@@ -99,7 +99,7 @@ class CulpritSearch:
         return self._found(step, result)
 
     def _trial(self, step: StepRow, fault: Fault, selection: Selection) -> LockTrial | None:
-        """What repeats a failure; None where nothing here does."""
+        """The trial that repeats a failure; None if none can."""
         if step.name == "image" and fault == "check":
             verifier = verifier_of(self.request, self.context, without="envbuild nightly --bisect 0")
             return ImportTrial(selection=selection, verify=verifier)

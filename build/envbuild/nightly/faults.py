@@ -1,4 +1,4 @@
-"""Whose fault a failure is: the infrastructure's, a build's, the training's, or what a check found."""
+"""Assign failures: to the infrastructure, a build, the training or a check."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NO_HARDWARE = frozenset({"no-driver", "too-few-gpus", "wrong-gpu"})
 
 
 def fault_of(error: EnvbuildError) -> Fault:
-    """Whose fault an error is; of a class that is not named here, it is what a check found."""
+    """The fault of an error; ``check`` for classes that are not named here."""
     match error:
         # Results are refused that were cut off on their way; a fault of envbuild's own says nothing about the stack.
         case NetworkError() | MachineError() | ResultsRefusedError() | InternalError():

@@ -29,7 +29,7 @@ REST_DAYS = 1.0
 
 
 def what_stays(ledger: Ledger, project: Path, out_dir: Path, nights: int) -> Needs:
-    """What the project's locks, the images in its output folder and the last nights of each stack need.
+    """The needs of the project's locks, of the images in its output folder and of the last nights of each stack.
 
     Raises:
         CheckRefusedError: a lock is damaged: what it needs is not known.
@@ -56,7 +56,7 @@ def _heads(ledger: Ledger) -> set[str]:
 
 
 def stored_images(store: LocalStore) -> int:
-    """How many images the store has, those with a damaged record included."""
+    """The number of images in the store, including those with a damaged record."""
     return sum(1 for _ in _entries(store, IMAGES))
 
 

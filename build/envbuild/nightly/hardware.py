@@ -40,7 +40,7 @@ SPENT = "spent.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareAccess:
-    """How a target's hardware is reached.
+    """The command that reaches a target's hardware, and the signer of its certificate.
 
     Attributes:
         command: what runs a plan there; empty: this machine, and a prepared plan where it is not of the target.

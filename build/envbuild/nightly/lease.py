@@ -254,7 +254,7 @@ class Lease:
 
 
 def _read(there: StoredObject) -> Mapping[str, object]:
-    """What a lease says; empty for what cannot be read, which keeps nobody out."""
+    """The record of a lease; empty if it cannot be read, so that it blocks nobody."""
     try:
         record = jsonread.foreign(there.content)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a night is asked for, and what comes of its steps."""
+"""The request of a night, and the outcomes of its steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from envbuild.store.remote import Remote
 
 @dataclass(frozen=True, kw_only=True)
 class NightRequest:
-    """What a night is for.
+    """The request of a night.
 
     Attributes:
         selections: one for each target, on the base that its lock is to be on.
@@ -55,7 +55,7 @@ class NightRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a night has for one target, more after each step."""
+    """The state of one target in a night, extended by each step."""
 
     selection: Selection
     lock: LockDirectory
@@ -69,7 +69,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a step that did not fail.
+    """The outcome of a step that did not fail.
 
     Attributes:
         job: what the next step has.

@@ -56,7 +56,7 @@ class Night:
         Returns:
             The night's row, with the exit code of what failed first; that of waiting where nothing failed.
         """
-        self._row = NightRow(
+        self._night = NightRow(
             stack=self.request.stack,
             id=f"{self.request.stack}-{self.context.moment().replace(':', '')}-{secrets.token_hex(3)}",
             targets=self.request.targets,
@@ -66,7 +66,7 @@ class Night:
             lock_name=self.request.name,
         )
         # At once: of a night that is killed the ledger says that it did not end.
-        self.ledger.record(self._row)
+        self.ledger.record(self._night)
         # Targets share the lock of their base.
         by_base: dict[str, list[Selection]] = {}
         for selection in self.request.selections:
@@ -79,9 +79,11 @@ class Night:
                 else:
                     # The lock's base may be the stack's next one.
                     self._target(replace(selection, base_name=lock.lock.base.name), lock)
-        self._row = self._row.model_copy(update={"finished_at": self.context.moment(), "exit_code": self._exit_code()})
-        self.ledger.record(self._row)
-        return self._row
+        self._night = self._night.model_copy(
+            update={"finished_at": self.context.moment(), "exit_code": self._exit_code()}
+        )
+        self.ledger.record(self._night)
+        return self._night
 
     def _exit_code(self) -> int:
         failed = [row.error.exit_code for row in self.rows if row.error is not None and row.state == "failed"]
@@ -94,22 +96,14 @@ class Night:
 
         done, attempts = self._attempts("lock", lambda _: make_lock(selection, self.request, self.context))
         if isinstance(done, EnvbuildError):
-            self._failed(
-                StepRow(**self._about("lock", "", base), **started.facts(), attempts=attempts, state="failed"), done
-            )
+            self._failed(self._row("lock", "", base, started, attempts=attempts, state="failed"), done)
             return self._last_good_lock(selection)
         directory = done.directory
         row = lock_row(directory, self.request.name, self.context.moment())
         self._note_lock(row)
-        step = StepRow(
-            **self._about("lock", "", directory.lock.base.name),
-            **started.facts(),
-            state="done" if done.built else "nothing",
-            digest=row.digest,
-            lock_digest=row.digest,
-            attempts=attempts,
-        )
-        self._record(step, row)
+        state = "done" if done.built else "nothing"
+        about = {"digest": row.digest, "lock_digest": row.digest, "attempts": attempts}
+        self._record(self._row("lock", "", directory.lock.base.name, started, state=state, **about), row)
         return directory
 
     def _last_good_lock(self, selection: Selection) -> LockDirectory | None:
@@ -124,19 +118,21 @@ class Night:
             return None
 
     def _note_lock(self, row: LockRow) -> None:
-        """What moved since the night before."""
-        nights = [night for night in self.ledger.rows(NightRow, stack=row.stack, newest=50) if night.id != self._row.id]
+        """Note in the night what moved since the one before."""
+        nights = [
+            night for night in self.ledger.rows(NightRow, stack=row.stack, newest=50) if night.id != self._night.id
+        ]
         # Of the same name: a stack has locks on several bases, and variants.
         of_name = [night for night in nights if night.lock_name == self.request.name and night.lock_digest]
         previous = next((night for night in reversed(of_name) if night.lock_digest != row.digest), None)
         last = of_name[-1] if of_name else None
         before = self.ledger.get(LockRow, f"{last.lock_digest}/{self.request.name}") if last is not None else None
-        self._row = self._row.model_copy(
+        self._night = self._night.model_copy(
             update={
                 # Of locks on several bases the night names the first; what moved is of all.
-                "lock_digest": self._row.lock_digest or row.digest,
-                "previous_lock_digest": self._row.previous_lock_digest or (previous.lock_digest if previous else ""),
-                "moved": tuple(dict.fromkeys((*self._row.moved, *moved(before, row)))),
+                "lock_digest": self._night.lock_digest or row.digest,
+                "previous_lock_digest": self._night.previous_lock_digest or (previous.lock_digest if previous else ""),
+                "moved": tuple(dict.fromkeys((*self._night.moved, *moved(before, row)))),
             }
         )
 
@@ -152,44 +148,35 @@ class Night:
                 job = outcome.job
 
     def _step(self, step: NamedStep, job: Job) -> Outcome | None:
-        """What came of a step; None where it failed or waits."""
+        """Run a step; None if it failed or waits."""
         self.renew()
         started, base = _Started(self.context.moment()), job.selection.base_name
-        about = {**self._about(step.name, job.target, base), "lock_digest": job.lock.lock.digest}
+
+        def row(**fields: Any) -> StepRow:
+            return self._row(step.name, job.target, base, started, lock_digest=job.lock.lock.digest, **fields)
+
         before = None if self.request.retry else self._failed_before(step, job)
         if before is not None:
             note = f"failed in night {before.night}, and nothing changed since; --retry runs it again"
             # With the digest of that failure, so that the night after finds it in this row.
-            row = StepRow(**about, **started.facts(), attempts=0, state="failed", note=note, digest=before.digest)
-            self._record(row.model_copy(update={"error": before.error}))
+            self._record(row(attempts=0, state="failed", note=note, digest=before.digest, error=before.error))
             self.context.reporter.note(f"{step.name} for {job.target}: {note}")
             return None
         done, attempts = self._attempts(f"{step.name} for {job.target}", lambda attempt: step.run(job, attempt))
         if isinstance(done, EnvbuildError):
-            inputs = self._inputs(step, job)
-            row = StepRow(**about, **started.facts(), attempts=attempts, state="failed", digest=inputs)
             cases = (
-                failed_case_rows(done, job, self._row.id, self.context.moment())
+                failed_case_rows(done, job, self._night.id, self.context.moment())
                 if isinstance(done, CertificationFailedError)
                 else []
             )
-            self._failed(row, done, *cases)
+            self._failed(row(attempts=attempts, state="failed", digest=self._inputs(step, job)), done, *cases)
             return None
-        row = StepRow(
-            **about,
-            **started.facts(),
-            attempts=attempts,
-            state=done.state,
-            digest=done.digest,
-            bytes_sent=done.bytes_sent,
-            note=done.note,
-            plan=done.plan,
-        )
-        self._record(row, *done.rows)
+        outcome = {name: getattr(done, name) for name in ("state", "digest", "bytes_sent", "note", "plan")}
+        self._record(row(attempts=attempts, **outcome), *done.rows)
         return None if done.state == "waiting" else done
 
     def _attempts(self, what: str, action: Callable[[int], T]) -> tuple[T | EnvbuildError, int]:
-        """What an action gives, or its last failure: one that may end otherwise is tried again."""
+        """The result of an action or its last failure, and the number of attempts."""
         for number in range(1, MOST_ATTEMPTS + 1):
             try:
                 return action(number), number
@@ -229,7 +216,7 @@ class Night:
 
     def _skip(self, target: str, base: str, names: Sequence[StepName]) -> None:
         for name in names:
-            self._record(StepRow(**self._about(name, target, base), started_at=self.context.moment(), state="skipped"))
+            self._record(self._row(name, target, base, _Started(self.context.moment()), state="skipped"))
 
     def _failed(self, row: StepRow, error: EnvbuildError, *rows: Row) -> None:
         failure = step_error(error)
@@ -241,14 +228,20 @@ class Night:
         self.rows.append(row.model_copy(update={"position": len(self.rows)}))
         self.ledger.record(self.rows[-1], *rows)
 
-    def _about(self, name: StepName, target: str, base: str) -> dict[str, Any]:
-        return {"stack": self.request.stack, "night": self._row.id, "target": target, "name": name, "base": base}
+    def _row(self, name: StepName, target: str, base: str, started: _Started, **fields: Any) -> StepRow:
+        return StepRow(
+            stack=self.request.stack,
+            night=self._night.id,
+            target=target,
+            name=name,
+            base=base,
+            started_at=started.at,
+            seconds=round(time.monotonic() - started.clock, 3),
+            **fields,
+        )
 
 
 @dataclass(frozen=True)
 class _Started:
     at: str
     clock: float = field(default_factory=time.monotonic)
-
-    def facts(self) -> dict[str, Any]:
-        return {"started_at": self.at, "seconds": round(time.monotonic() - self.clock, 3)}

@@ -42,7 +42,7 @@ class PlannedStep:
 
 
 def plan_night(request: NightRequest, publish: Publishing | None, context: Context) -> tuple[PlannedStep, ...]:
-    """What a night would do.
+    """The steps of a night, without running them.
 
     Raises:
         NetworkError: a repository or the registry cannot be reached.
@@ -116,7 +116,7 @@ def _image(job: Job, request: NightRequest) -> PlacedImage | None:
 
 
 def _where(job: CertifyJob, request: NightRequest) -> str:
-    """Where the cases would run."""
+    """The place where the cases would run, in words."""
     selection = job.request.selection
     if command := command_for(request.run_with, selection.target_name, selection.target.device):
         return f"by {command}"

@@ -25,7 +25,7 @@ from envbuild.publish.draft import Publishing
 
 @dataclass(frozen=True, kw_only=True)
 class NightPlaces:
-    """Where a night has its memory.
+    """The places of a night's ledger and locks, and its limits.
 
     Attributes:
         locks: the folder of the file locks that keep two nights apart.

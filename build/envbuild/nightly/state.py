@@ -1,4 +1,4 @@
-"""What there is of a stack for each target: the newest certified image, its age, and what keeps a newer one away."""
+"""The state of a stack for each target: the newest certified image, its age, and why there is no newer one."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _standing_out(steps: Sequence[StepRow]) -> StepRow | None:
 
 
 def _broken_by(step: StepRow | None, bisected: Sequence[BisectRow]) -> str:
-    """What breaks the lock that failed, also nights after the bisection."""
+    """The bisection's result for the lock that failed, also in later nights."""
     if step is None or step.state != "failed":
         return ""
     texts = [row.text.partition("\n")[0] for row in bisected if row.bad == step.lock_digest]

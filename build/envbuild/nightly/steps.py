@@ -157,7 +157,7 @@ class NightSteps:
         )
 
     def certify_request(self, job: Job) -> CertifyRequest:
-        """What is certified of a job with an image."""
+        """The certification of a job with an image."""
         if job.image is None:
             raise InternalError("a target is certified before it has an image")
         return CertifyRequest(

@@ -1,7 +1,6 @@
-"""What must hold before a published image is pulled: what the gate held it to, once more, since whoever may push could
-write an entry that no gate saw.
+"""The conditions of a pull: those of the gate once more, since whoever may push could write an entry that no gate saw.
 
-Certificate, entry and policy; whether it was taken back, :mod:`envbuild.publish.sources` looks up.
+They are about certificate, entry and policy; :mod:`envbuild.publish.sources` looks up revocations.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ OTHER_POLICY = "Pull another image, or name the file of the policy that it was p
 def objections_to(
     publication: Publication, verified: VerifiedCertificate, policy: Policy, trust: Trust, at: datetime
 ) -> Iterator[Objection]:
-    """What speaks against a publication whose certificate counts: the entry's own first, then the policy's.
+    """Objections to a publication whose certificate counts: of its entry first, then of the policy.
 
     Args:
         at: now.
@@ -61,7 +60,7 @@ def objections_to(
 
 
 def _difference(publication: Publication, verified: VerifiedCertificate) -> str:
-    """Which field of a publication its certificate does not have so; empty when there is none."""
+    """The first field that differs between a publication and its certificate; empty if none does."""
     statement = verified.statement
     predicate, forms = statement.predicate, statement.by_form()
     stated = {
@@ -84,7 +83,7 @@ def _difference(publication: Publication, verified: VerifiedCertificate) -> str:
 def _help_for_unsigned(
     publication: Publication, verified: VerifiedCertificate, policy: Policy, trust: Trust, at: datetime
 ) -> str:
-    """What helps against a signature that is missing; another policy only where nothing else speaks against it then."""
+    """The help for a missing signature; it offers another policy only if that would accept the publication."""
     if publication.signature is not None:
         return SIGN_IT  # one that is there counts under every policy
     own = policy.model_copy(update={"summary": "also what nobody signed", "signed_publication": False})

@@ -1,4 +1,4 @@
-"""What is attached to a published image: its reports, its certificate as a sigstore bundle, its .sqsh."""
+"""Artifacts attached to a published image: its reports, its certificate as a sigstore bundle, its .sqsh."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Bundle:
     predicate_type: str
 
     def annotations(self, created: str) -> dict[str, str]:
-        """What cosign looks for on the artifact that holds a bundle."""
+        """The annotations by which cosign finds the artifact that holds a bundle."""
         # cosign, specs/BUNDLE_SPEC.md, "Annotations": by these it tells an image's bundles apart without fetching them.
         return {
             "org.opencontainers.image.created": created,

@@ -18,7 +18,7 @@ from envbuild.oci.models import Manifest, not_of_envbuild, read
 from envbuild.oci.push import digest_of_tag, read_manifest
 from envbuild.oci.referrers import list_referrers, tag_of
 from envbuild.publish.bundle import BUNDLE_TYPE
-from envbuild.publish.index import head_of, leave_out, load_index, revoked_by
+from envbuild.publish.index import heads_of, leave_out, load_index, revoked_by
 from envbuild.publish.models import Publication
 from envbuild.publish.records import read_own_entry
 from envbuild.publish.tags import DOCKER_SUFFIX, INDEX_TAG, PUBLICATION_SUFFIX, REVOKED_SUFFIX
@@ -31,7 +31,7 @@ MOST_SECONDS = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What keeps a publication, besides a moving tag, and entries of the store: digests of locks and of OCI images."""
+    """Digests of locks and OCI images that keep publications and entries of the store, besides moving tags."""
 
     locks: frozenset[str] = frozenset()
     images: frozenset[str] = frozenset()
@@ -39,7 +39,7 @@ class Needs:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What can go from a repository, and why each of the others stays, by its tag.
+    """The plan of a removal: the publications that go, and why each of the others stays, by its tag.
 
     Attributes:
         damaged: certified publications that stay and lost what referred to them.
@@ -53,7 +53,7 @@ class Sweep:
 
 
 def plan_sweep(registry: Registry, needs: Needs) -> Sweep:
-    """What nothing needs. Revoked publications stay: who asks for one must learn why it was taken back.
+    """Plan the removal of unneeded publications. Revoked ones stay: who pulls one must learn why.
 
     Raises:
         CheckRefusedError: the index is damaged.
@@ -65,7 +65,7 @@ def plan_sweep(registry: Registry, needs: Needs) -> Sweep:
     # What was left out once stays in that list, also where it was published again since.
     left_out = index.left_out - {publication.tag for publication in listed}
     published = [*listed, *(revoked_by(tags, publication) for publication in _left_behind(registry, left_out, tags))]
-    heads = {head.tag for publication in listed if (head := head_of(listed, publication.moving_tag))}
+    heads = heads_of(listed)
     kept = {publication.tag: why for publication in published if (why := why_kept(publication, heads, needs))}
     images = {publication.oci_digest for publication in published if publication.tag in kept}
     going = []

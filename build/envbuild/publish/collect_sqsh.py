@@ -20,7 +20,7 @@ REST = timedelta(days=1)
 
 
 def plan_store_sweep(store: SqshStore, needs: Needs, at: datetime) -> Sweep:
-    """What can go from a .sqsh store at a moment, and why each of the others stays.
+    """Plan the removal of unneeded publications from a .sqsh store at a moment.
 
     Raises:
         CheckRefusedError: a publication is damaged.

@@ -40,7 +40,7 @@ MOST_REVISIONS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Publishing:
-    """Where images are published, and how.
+    """The destination of publications, and how they are made.
 
     Attributes:
         to: the repository, ``HOST/REPOSITORY``.
@@ -83,7 +83,7 @@ class PublishRequest(Publishing):
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """Where an image goes, and what is there.
+    """The registry and store that an image goes to, and their publications.
 
     Attributes:
         store: takes the .sqsh; None where the registry does.
@@ -285,7 +285,7 @@ def counts(publication: Publication, request: PublishRequest, context: Context) 
 
 
 def find_standing(draft: Publication, publications: tuple[Publication, ...], at: datetime) -> Publication | None:
-    """The same publication in the index, if it lacks nothing that this one would have, and counts at a moment."""
+    """The existing publication of the draft's image, if it lacks nothing of the draft and counts at a moment."""
     standing = next((publication for publication in publications if publication.tag == draft.tag), None)
     # True > False: it has no docker manifest, or no signature, and this one would have.
     if standing is None or any(

@@ -58,7 +58,7 @@ class Admitted:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What an image is held to.
+    """The rules that an image must satisfy.
 
     Attributes:
         target: the definition of the image's target.
@@ -95,7 +95,7 @@ def admit(image: PlacedImage, certificate: Path | None, rules: Rules) -> Admitte
 
 
 class Objection(NamedTuple):
-    """What speaks against publishing or pulling an image.
+    """A reason against publishing or pulling an image.
 
     Attributes:
         reason: one word, for programs.
@@ -149,7 +149,7 @@ def _about_another(image: PlacedImage, statement: Certificate) -> Iterator[Objec
 def objections(
     statement: Certificate, key: TrustedKey, policy: Policy, *, sms: tuple[str, ...], base_rebuilt: bool
 ) -> Iterator[Objection]:
-    """What a policy has against an image, where it is published and where it is pulled.
+    """The objections of a policy to an image, used when it is published and when it is pulled.
 
     Args:
         statement: its certificate's, which counts.

@@ -1,4 +1,4 @@
-"""What the importer leaves for enroot's hook: which step of which job got a verified image.
+"""Notes of the importer for enroot's hook: which step of which job got a verified image.
 
 Little is imported here, as in ``follow``: every node of a job runs it.
 """

@@ -55,7 +55,7 @@ MOST_BYTES = 3 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class RepositoryIndex:
-    """What an index states.
+    """The content of an index.
 
     Attributes:
         unlisted: the tags of publications that the index lacks.
@@ -73,7 +73,7 @@ class RepositoryIndex:
 
 
 def read_index(registry: Registry) -> tuple[Publication, ...]:
-    """What a repository holds, the newest last; nothing where nothing was published there. One request.
+    """The publications of a repository, the newest last. One request.
 
     Raises:
         CheckRefusedError: an entry is damaged, and this account may not list tags.
@@ -83,7 +83,7 @@ def read_index(registry: Registry) -> tuple[Publication, ...]:
 
 
 def load_index(registry: Registry) -> RepositoryIndex:
-    """The same with what its writers need."""
+    """The index of a repository, with the facts that its writers need."""
     document = read_manifest(registry, INDEX_TAG)
     if document is None:
         return _from_own_tags(registry, list_tags(registry), None)
@@ -121,8 +121,8 @@ def _parsed(registry: Registry, document: RegistryManifest) -> RepositoryIndex:
 
 
 def _from_own_tags(registry: Registry, tags: Collection[str], before: RegistryManifest | None) -> RepositoryIndex:
-    """What an index would state that is not there, or cannot be read; nothing where nothing was published."""
-    entries = [*_own_entries(registry, [tag for tag in tags if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX))])]
+    """The content of a missing or unreadable index, from the publications' own tags."""
+    entries = [*_read_entries(registry, [tag for tag in tags if tag.endswith((PUBLICATION_SUFFIX, REVOKED_SUFFIX))])]
     merged = _merged((), [publication for publication, _ in entries])
     return RepositoryIndex(
         # What is in the place of a revocation revokes, whatever it is: as for readers.
@@ -147,19 +147,19 @@ def read_all(registry: Registry) -> tuple[Publication, ...]:
         CheckRefusedError: what is there is damaged, or a tag was written over.
         NetworkError: the registry cannot be reached, or refuses.
     """
-    index, tags = load_index(registry), _tags_if_allowed(registry)
+    index, tags, unlisted = _with_unlisted_tags(registry)
 
     def read_one(registry: Registry, tag: str) -> tuple[Publication, int] | None:
         # Of what was taken back nothing can hide a newer one.
         revoked = tag.removesuffix(PUBLICATION_SUFFIX) + REVOKED_SUFFIX in tags
         return read_own_entry(registry, tag) if revoked else read_entry(registry, tag)
 
-    missing = _read_entries(registry, _without_entry(tags, index), read_one)
+    missing = _read_entries(registry, unlisted, read_one)
     return _merged(index.publications, [publication for publication, _ in missing])
 
 
 def load_all(registry: Registry) -> RepositoryIndex:
-    """The same as :func:`load_index`, with what has a tag of its own and is not in the index.
+    """The index, with the publications that have tags of their own and are missing in it.
 
     Whoever may push can put an older index back, and cannot take tags away. Where this account may not list them, the
     index counts alone. What is no record of its tag is left out: it keeps nobody from publishing or revoking.
@@ -168,30 +168,25 @@ def load_all(registry: Registry) -> RepositoryIndex:
         CheckRefusedError: the index is damaged.
         NetworkError: the registry cannot be reached, or refuses.
     """
-    index, tags = load_index(registry), _tags_if_allowed(registry)
-    entries = [*_own_entries(registry, _without_entry(tags, index))]
+    index, tags, missing = _with_unlisted_tags(registry)
+    entries = [*_read_entries(registry, missing)]
     sizes = {**index.sizes, **{publication.oci_digest: size for publication, size in entries}}
     publications = _merged(index.publications, [revoked_by(tags, publication) for publication, _ in entries])
     unlisted = frozenset(publication.tag for publication, _ in entries)
     return replace(index, publications=publications, sizes=sizes, unlisted=unlisted)
 
 
-def _tags_if_allowed(registry: Registry) -> frozenset[str]:
-    return frozenset(list_tags_if_allowed(registry) or [])
-
-
-def _without_entry(tags: frozenset[str], index: RepositoryIndex) -> list[str]:
-    """Of the records those that the index lacks; others than of images that are there are nobody's."""
+def _with_unlisted_tags(registry: Registry) -> tuple[RepositoryIndex, frozenset[str], list[str]]:
+    """The index, all tags of the repository, and the tags of records that the index lacks, of images that are there."""
+    index, tags = load_index(registry), frozenset(list_tags_if_allowed(registry) or [])
     images = filter(is_immutable, tags - {publication.tag for publication in index.publications})
-    return sorted(tag + PUBLICATION_SUFFIX for tag in images if tag + PUBLICATION_SUFFIX in tags)
-
-
-def _own_entries(registry: Registry, tags: Iterable[str]) -> Iterator[tuple[Publication, int]]:
-    return _read_entries(registry, tags, read_own_entry)
+    return index, tags, sorted(tag + PUBLICATION_SUFFIX for tag in images if tag + PUBLICATION_SUFFIX in tags)
 
 
 def _read_entries(
-    registry: Registry, tags: Iterable[str], read_one: Callable[[Registry, str], tuple[Publication, int] | None]
+    registry: Registry,
+    tags: Iterable[str],
+    read_one: Callable[[Registry, str], tuple[Publication, int] | None] = read_own_entry,
 ) -> Iterator[tuple[Publication, int]]:
     """Publications under tags, of which anybody who may push can write many."""
     started = time.monotonic()
@@ -222,6 +217,12 @@ def head_of(publications: Iterable[Publication], moving_tag: str, at: datetime |
     return max(counted, key=lambda publication: (publication.published_at, publication.tag), default=None)
 
 
+def heads_of(publications: Collection[Publication]) -> set[str]:
+    """The immutable tags of the publications that moving tags belong to."""
+    moving_tags = {publication.moving_tag for publication in publications}
+    return {head.tag for tag in moving_tags if (head := head_of(publications, tag))}
+
+
 def record(registry: Registry, publication: Publication, manifest_bytes: int) -> tuple[Publication, ...]:
     """Write a publication, new or revoked, and see to it that the index has it; returns what the index holds then.
 
@@ -233,7 +234,7 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
         PublicationRefusedError: another publisher took the immutable tag meanwhile.
         NetworkError: the registry cannot be reached, refuses, or does not keep what is written.
     """
-    _refuse_taken_unless_revoked(registry, publication)
+    _refuse_taken(registry, publication)
     # The last one decides what a writer of the index puts back: it is written last.
     own_tags = reversed(revocation_tags(publication)) if publication.revoked else [publication.tag + PUBLICATION_SUFFIX]
     for tag in own_tags:
@@ -251,7 +252,7 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
             raise _taken_by(registry, listed)
         sizes = {**index.sizes, publication.oci_digest: manifest_bytes}
         merged, own = _merged(index.publications, own.values()), {}
-        for entry, size in _own_entries(registry, _unknown_tags(list_tags(registry), merged, index.left_out)):
+        for entry, size in _read_entries(registry, _unknown_tags(list_tags(registry), merged, index.left_out)):
             # By the tag of a digest also what was left out would come back.
             if entry.tag not in index.left_out:
                 merged = _merged(merged, [entry])
@@ -260,7 +261,7 @@ def record(registry: Registry, publication: Publication, manifest_bytes: int) ->
         if merged == index.publications and not index.is_lost:
             if publication.tag in {other.tag for other in merged}:
                 # Again: another's record may have come after the first look, and a registry refuses neither.
-                _refuse_taken_unless_revoked(registry, publication)
+                _refuse_taken(registry, publication)
                 return merged
             raise removed(registry, publication.oci_digest)
         if not _write(registry, merged, sizes, index):
@@ -273,21 +274,16 @@ def is_same(one: Publication, other: Publication) -> bool:
     return (one.oci_digest, one.moving_tag) == (other.oci_digest, other.moving_tag)
 
 
-def refuse_taken(registry: Registry, publication: Publication) -> None:
-    """Refuse an immutable tag that has the record of another publication.
+def _refuse_taken(registry: Registry, publication: Publication) -> None:
+    """Refuse an immutable tag that has the record of another publication, unless the publication is revoked.
 
     Raises:
         PublicationRefusedError: it has.
     """
-    entry = read_own_entry(registry, publication.tag + PUBLICATION_SUFFIX)
+    # Whoever may push may write another record there, and must not keep the image from being taken back.
+    entry = read_own_entry(registry, publication.tag + PUBLICATION_SUFFIX) if publication.revoked is None else None
     if entry is not None and not is_same(entry[0], publication):
         raise _taken_by(registry, entry[0])
-
-
-def _refuse_taken_unless_revoked(registry: Registry, publication: Publication) -> None:
-    # Whoever may push may write another record there, and must not keep the image from being taken back.
-    if publication.revoked is None:
-        refuse_taken(registry, publication)
 
 
 def taken(registry: Registry, tag: str, why: str) -> PublicationRefusedError:
@@ -371,7 +367,7 @@ def _unknown_tags(tags: Iterable[str], known: Iterable[Publication], left_out: f
 
 def _rendered(publications: tuple[Publication, ...], sizes: Mapping[str, int], left_out: frozenset[str]) -> bytes:
     """The document: where it would be too large, the oldest that no moving tag needs are left out."""
-    heads = {head.tag for publication in publications if (head := head_of(publications, publication.moving_tag))}
+    heads = heads_of(publications)
     kept, gone = list(publications), set(left_out)
     while True:
         content = canonical_json(

@@ -40,7 +40,7 @@ def _base64(text: str) -> str:
 
 
 class PublicationSignature(TomlModel):
-    """Whose signature a publication has."""
+    """The signature of a publication, and the ID of its key."""
 
     keyid: str
     sig: Annotated[str, AfterValidator(_base64)] = Field(description="of DSSE, in base64")
@@ -97,7 +97,7 @@ class Publication(TomlModel):
 
     @property
     def digests(self) -> tuple[str | None, ...]:
-        """Those that name it: of the OCI image, of docker's manifest, of the .sqsh."""
+        """The digests that name it: of the OCI image, of docker's manifest, of the .sqsh."""
         return self.oci_digest, self.docker_digest, self.sqsh.digest if self.sqsh else None
 
     def is_of_same_image(self, other: Publication) -> bool:
@@ -110,7 +110,7 @@ class Publication(TomlModel):
         return canonical_json(self.model_dump(mode="json", by_alias=True))
 
     def signed_content(self) -> bytes:
-        """What its signature covers. Whoever takes it back need not have the key."""
+        """The bytes that its signature covers; without the revocation, which needs no key."""
         return canonical_json(self.model_dump(mode="json", by_alias=True, exclude={"revoked", "signature"}))
 
 

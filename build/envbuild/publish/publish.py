@@ -60,7 +60,7 @@ class Published:
 
     @property
     def bytes_sent(self) -> int:
-        """Of everything that went to the registry."""
+        """The bytes of everything that was sent to the registry."""
         return self.sent.bytes_sent + self.attached.bytes_sent
 
 

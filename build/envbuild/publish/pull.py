@@ -44,7 +44,7 @@ DEFAULT_POLICY = "default"
 
 @dataclass(frozen=True, kw_only=True)
 class PullRequest:
-    """What is asked for.
+    """A request for a published image.
 
     Attributes:
         target: it must be for this one; None: any.
@@ -141,7 +141,7 @@ def pull_with(
 
 
 def find(request: PullRequest, source: Source, context: Context) -> Publication:
-    """What the reference means; a tag may be without its target.
+    """The publication that the reference names; a tag may be without its target.
 
     Raises:
         ConfigurationError: it means nothing there.
@@ -265,7 +265,7 @@ def _pulled(publication: Publication, fetched: Fetched, context: Context) -> Pul
 
 
 def copied(pulled: Pulled, output: Path, store: LocalStore) -> Pulled:
-    """What was pulled, with the .sqsh copied to ``output`` and its certificate next to it."""
+    """Copy the pulled .sqsh to ``output``, and its certificate next to it."""
     output = output.absolute()
     _copy_once(pulled.path, output, store)
     if pulled.certificate is not None:

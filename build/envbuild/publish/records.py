@@ -92,7 +92,7 @@ def _way_out(registry: Registry, tag: str) -> str:
 
 
 def read_own_entry(registry: Registry, tag: str) -> tuple[Publication, int] | None:
-    """The same for writers: what is no record, which anybody who may push can put there, is as good as none."""
+    """The entry under a tag, for writers: an invalid record, which anyone who may push can write, counts as none."""
     try:
         return read_entry(registry, tag)
     except CheckRefusedError:

@@ -19,7 +19,7 @@ from envbuild.store.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class Revoked:
-    """What was taken back.
+    """The result of a revocation.
 
     Attributes:
         publications: those of the digest, as the index has them now.
@@ -79,7 +79,7 @@ def revoke(to: str, digest: str, reason: str, context: Context, *, sqsh_to: str 
 
 
 def _named(registry: Registry, digest: str) -> tuple[index.RepositoryIndex, list[Publication]]:
-    """What has a digest; by the publications' own tags where the index, which may be an older one, lacks it."""
+    """The publications with a digest, from the index, else from the publications' own tags."""
     for load in (index.load_index, index.load_all):
         content = load(registry)
         if named := [publication for publication in content.publications if digest in publication.digests]:

@@ -1,4 +1,4 @@
-"""Where published images are fetched from: a repository of a registry, or a .sqsh store; and how people write it.
+"""Sources of published images: a repository of a registry, or a .sqsh store; and how references are written.
 
 ``REGISTRY/REPO:TAG``, ``s3://BUCKET/PREFIX:TAG``, ``gs://...``, ``/DIRECTORY:TAG``; ``@sha256:...`` in place of a tag,
 or after it.
@@ -43,7 +43,7 @@ _ENROOT = re.compile(r"docker://([^@#/]+@)?(?P<registry>[^#]+)#(?P<image>.+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What somebody asks for.
+    """A parsed reference.
 
     Attributes:
         place: a repository or a .sqsh store.
@@ -62,7 +62,7 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """What ``text`` names.
+    """Parse a reference.
 
     Raises:
         UsageError: it has neither a tag nor a digest, or no place.
@@ -91,13 +91,13 @@ class Source(Protocol):
 
     @property
     def address(self) -> str:
-        """Where it is, for people."""
+        """Its address, for people."""
 
     def publications(self) -> tuple[Publication, ...]:
         """Everything that is published there."""
 
     def find(self, name: str, at: datetime) -> Publication | None:
-        """What a tag or a digest means at a moment, with its revocation; None when there is nothing."""
+        """The publication of a tag or digest at a moment, with its revocation; None if there is none."""
 
     def certificate(self, publication: Publication) -> bytes | None:
         """The file of its certificate, unchecked; None when it is not there."""

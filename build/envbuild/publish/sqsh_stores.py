@@ -15,9 +15,10 @@ each other's. It is believed by no reader: the certificate is signed, and the .s
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -58,7 +59,7 @@ _PLACE = re.compile(rf"(.+)/{FILES}/([0-9a-f]{{64}})\{SUFFIX}")
 
 
 class Pointer(TomlModel):
-    """What a name means: the path of a publication in the same store."""
+    """The document of a name: the path of a publication in the same store."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -137,7 +138,7 @@ class SqshStore:
         return same and sqsh is not None and self.has_file(sqsh)
 
     def _published_as(self, tag: str) -> Publication | None:
-        """What a tag means; None also where that is damaged: it is written anew."""
+        """The publication of a tag; None also if it is damaged, since it is then written anew."""
         try:
             return self.find(tag)
         except CheckRefusedError:
@@ -200,7 +201,7 @@ class SqshStore:
             return unreadable_revocation(publication)
 
     def find(self, reference: str) -> Publication | None:
-        """What a tag means, or the publication of a digest (of the OCI image or the .sqsh); None when there is none.
+        """The publication of a tag or of a digest (of the OCI image or the .sqsh); None if there is none.
 
         Raises:
             CheckRefusedError: it is damaged.
@@ -248,10 +249,8 @@ class SqshStore:
         What came is for the caller to check. False when it is not there.
         """
         path = f"{FILES}/{hex_of(sqsh.digest)}{SUFFIX}"
-        try:
+        with self._plain_file(path):
             return self.objects.download(path, sqsh.size_bytes, to, start)
-        except NotPlainFileError as error:
-            raise self._damaged(path, f"{error}.") from error
 
     def _refuse_taken_tag(self, publication: Publication) -> None:
         there = self._published_as(publication.tag)
@@ -268,10 +267,8 @@ class SqshStore:
         return f"{REVOKED}/{hex_of(oci_digest)}.json"
 
     def _change(self, path: str, new: bytes, changed: Callable[[bytes], bytes]) -> bytes:
-        try:
+        with self._plain_file(path):
             return change(self.objects, path, new, changed, at_most_bytes=MOST_BYTES)
-        except NotPlainFileError as error:
-            raise self._damaged(path, f"{error}.") from error
 
     def _followed(self, pointer: bytes, name: str) -> Publication:
         try:
@@ -290,8 +287,14 @@ class SqshStore:
         return publication
 
     def _read(self, path: str) -> StoredObject | None:
-        try:
+        with self._plain_file(path):
             return self.objects.read(path, MOST_BYTES)
+
+    @contextlib.contextmanager
+    def _plain_file(self, path: str) -> Iterator[None]:
+        """Refuse what is neither a file nor missing, such as a link in a directory that others write to."""
+        try:
+            yield
         except NotPlainFileError as error:
             raise self._damaged(path, f"{error}.") from error
 
@@ -353,7 +356,7 @@ def document_of(publication: Publication) -> str:
 
 
 def _newer(there: bytes, publication: Publication, at: datetime) -> bytes:
-    """Which publication of an image stays: the one that was taken back, else the newer one that counts at a moment."""
+    """The document of an image that stays: a revoked publication, else the newer one that counts at a moment."""
     try:
         known = read_publication(there, "")
     except CheckRefusedError:

@@ -111,7 +111,7 @@ def revocation_tags(publication: Publication) -> tuple[str, str]:
 
 
 def wrong_tag(publication: Publication, *, derived: bool) -> str:
-    """Which tag of a certified publication is not one of its lock and target; empty where both are.
+    """The tag of a certified publication that does not fit its lock and target; empty if both fit.
 
     Args:
         derived: nothing but what the certificate states may be in them: neither a branch, nor a name of its own.

@@ -66,8 +66,9 @@ class NotImported:
 
     @property
     def cause(self) -> str:
-        """The last line, which names the error."""
-        return self.failure.rstrip().splitlines()[-1].strip()
+        """The last line, which names the error that was raised; else how the process ended."""
+        lines = self.failure.rstrip().splitlines()
+        return lines[-1].strip() if self.raised else lines[0].rstrip(":")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, git_build_options
 from envbuild.lock.record.content import locked_content, packages_by_index
 from envbuild.lock.requirement_lines import pinned_package, without_packages
 from envbuild.lock.uv.interpreter import pyenv_python
+from envbuild.lock.uv.named_index import never_in_builds
 from envbuild.lock.uv.program import NoInterpreterError, failure
 from envbuild.lock.uv.torch_builds import TorchSource
 from envbuild.sync.install_target import InstallTarget
@@ -28,6 +30,8 @@ HASHED_PHASES = ("main", "compile")
 # The phase whose packages the wheelhouse may have.
 WHEELS_PHASE = "compile"
 GIT_PHASE = "git"
+# uv's words for a version that no index has; it breaks its lines anywhere.
+_GONE = re.compile(r"there\s+(?:is|are)\s+no\s+versions?\s+of|was\s+not\s+found\s+in\s+the\s+package\s+registry")
 _COMPILE_FIRST = (
     "\nA package that does not compile here may lack a CUDA toolkit: `envbuild wheels`, with the same --stack, --base, "
     "--target and --name, brings one. `sync` and `image` take its wheels."
@@ -260,6 +264,8 @@ class _PipInstall:
         if self.phase == WHEELS_PHASE:
             # These build against the torch that the main phase installed.
             arguments.append("--no-build-isolation")
+        else:
+            arguments += self._without_own_indexes()
         if self.phase == GIT_PHASE:
             builds = f"{self.place.lock}/{self.lock.builds.name}" if self.lock.builds else ""
             arguments += git_build_options(builds, self.lock.shared_builds)
@@ -272,6 +278,15 @@ class _PipInstall:
         cached = self.place.run(offline, what=what, log=_log(self.place, name))
         more = _COMPILE_FIRST if self.phase == WHEELS_PHASE else ""
         return cached if cached.status == 0 else _uv(self.place, arguments, what, name, more=more)
+
+    def _without_own_indexes(self) -> list[str]:
+        """What keeps isolated builds from packages that have an index of their own."""
+        lines = never_in_builds([name for names in self.lock.lock.indexes.values() for name in names])
+        if not lines:
+            return []
+        path = self.place.logs / f"builds-{self.phase}.txt"
+        write_atomic(path, "".join(f"{line}\n" for line in lines))
+        return ["--build-constraints", f"{self.place.logs_seen or self.place.logs}/{path.name}"]
 
 
 def _log(place: InstallTarget, name: str) -> Path:
@@ -293,10 +308,18 @@ def _failure(place: InstallTarget, finished: Finished, what: str, log: Path, mor
     error = failure(finished, what, log)
     if isinstance(error, ConfigurationError | NetworkError | MachineError):
         return error
+    # Nothing is resolved: a version that is not there was there when it was locked.
+    gone = (
+        "The index does not have that version any more: `envbuild lock --check --online` lists what it dropped. Lock "
+        "again with --upgrade, or keep the files: a folder of find-links, or an index that drops nothing."
+    )
+    changed = (
+        "The lines above are uv's own. A hash that differs means that the index serves another file than the one that "
+        "was locked: lock again with --upgrade, or find out who changed it."
+    )
     return BuildError(
         f"cannot {what}: uv {describe_status(finished.status)}",
         why=tail(finished.output),
-        fix="The lines above are uv's own. A hash that differs means that the index serves another file than the "
-        f"one that was locked: lock again with --upgrade, or find out who changed it.{more}",
+        fix=f"{gone if _GONE.search(finished.output) else changed}{more}",
         log=log,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,8 +63,10 @@ class InstallTarget:
 LIMIT_SECONDS = 600.0
 # The second time, alone, it may take so many times as long.
 LONGER = 3
-# What the kernel ends a program with when memory runs out, also as bubblewrap hands it on (128 + 9).
-_KILLED = {-9, 128 + 9}
+# What ends a program from outside: the kernel when memory, time or a mapped file's disk runs out, or who stops a job.
+_STOPPED = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGBUS)
+# Also as bubblewrap hands it on.
+_STATUSES = {status: int(number) for number in _STOPPED for status in (-number, 128 + number)}
 _FIX = (
     "Run again when less else runs on this machine; nothing was decided by this. If it ends like this every time, "
     "it waits for something, or needs more memory than there is: the log says where it was."
@@ -98,9 +101,12 @@ def run_once(run: RunCommand, argv: Sequence[str], *, what: str, log: Path, limi
         raise error.with_context(
             what=f"cannot {what}: it did not end within {limit_seconds:g} s", why=innermost_calls(output), fix=_FIX
         ) from None
-    if finished.status in _KILLED:
+    if finished.status in _STATUSES:
         raise InconclusiveError(
-            f"cannot {what}: its process {describe_status(-9)}", why=tail(finished.output), fix=_FIX, log=log
+            f"cannot {what}: its process {describe_status(-_STATUSES[finished.status])}",
+            why=tail(finished.output),
+            fix=_FIX,
+            log=log,
         )
     if finished.status != 0 and (line := shortage(finished.output)):
         raise InconclusiveError(f"cannot {what}: {line}", why=tail(finished.output), fix=_FIX, log=log)

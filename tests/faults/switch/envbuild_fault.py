@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 
-ASKED = [item.partition("@")[::2] for item in os.environ.get("ENVBUILD_FAULT", "").split(",") if item]
+ASKED = [words.partition("@")[::2] for words in os.environ.get("ENVBUILD_FAULT", "").split(",") if words]
 # What is being trained in this process, and how often its gradients were finished: the step.
 now = {"case": None, "step": 0}
 
@@ -330,11 +330,11 @@ def _zero_a_part(value):
         if value.is_floating_point() and value.ndim:
             value.data[: (len(value) + 1) // 2] = 0
     elif isinstance(value, dict):
-        for item in value.values():
-            _zero_a_part(item)
+        for part in value.values():
+            _zero_a_part(part)
     elif isinstance(value, (list, tuple)):
-        for item in value:
-            _zero_a_part(item)
+        for part in value:
+            _zero_a_part(part)
 
 
 def _change_tensors(value):
@@ -344,11 +344,11 @@ def _change_tensors(value):
         if value.is_floating_point():
             value.copy_(value.clone().flip(0))
     elif isinstance(value, dict):
-        for item in value.values():
-            _change_tensors(item)
+        for part in value.values():
+            _change_tensors(part)
     elif isinstance(value, (list, tuple)):
-        for item in value:
-            _change_tensors(item)
+        for part in value:
+            _change_tensors(part)
 
 
 @replaces("megatron.core.dist_checkpointing.serialization", "save")

@@ -42,12 +42,12 @@ class Record:
         }
         with locks.exclusive(Path(tempfile.gettempdir()) / f"envbuild-{self._file.name}.lock"):
             known: dict[str, Any] = json.loads(self._file.read_text()) if self._file.is_file() else {"bugs": []}
-            bugs = {item["id"]: item for item in known["bugs"]} | {bug.id: entry}
+            bugs = {known_bug["id"]: known_bug for known_bug in known["bugs"]} | {bug.id: entry}
             document = {
                 "what": "real bugs of released libraries (./dev soak tests/faults/upstream)",
                 "versions": versions(self._stack),
                 "machine": machine(),
-                "bugs": [bugs[item.id] for item in BUGS if item.id in bugs],
-                "not_caught": [dataclasses.asdict(item) for item in NOT_CAUGHT],
+                "bugs": [bugs[known_bug.id] for known_bug in BUGS if known_bug.id in bugs],
+                "not_caught": [dataclasses.asdict(known_bug) for known_bug in NOT_CAUGHT],
             }
             write_atomic(self._file, json.dumps(document, indent=2) + "\n")

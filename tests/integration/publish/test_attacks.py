@@ -44,9 +44,9 @@ class Attacker:
         self.registry = registry
 
     def index(self) -> RegistryManifest:
-        found = read_manifest(self.registry, INDEX)
-        assert found is not None
-        return found
+        manifest = read_manifest(self.registry, INDEX)
+        assert manifest is not None
+        return manifest
 
     def write_back(self, index: RegistryManifest) -> None:
         put_manifest(self.registry, INDEX, index)
@@ -54,11 +54,11 @@ class Attacker:
     def list_also(self, publication: Publication, **changes: object) -> None:
         """List a publication with other fields, next to what is listed."""
         document = json.loads(self.index().content)
-        entry = next(item for item in document["manifests"] if item["digest"] == publication.oci_digest)
+        entry = next(each for each in document["manifests"] if each["digest"] == publication.oci_digest)
         forged = publication.model_copy(update=changes)
         entry = {**entry, "annotations": {"org.envbuild.publication": forged.canonical().decode()}}
         document["manifests"] = [
-            *(item for item in document["manifests"] if self.tag(item) != forged.tag),
+            *(each for each in document["manifests"] if self.tag(each) != forged.tag),
             entry,
         ]
         self.write_back(replace(self.index(), content=json.dumps(document).encode()))

@@ -69,11 +69,11 @@ def test_sigstore_verifies_the_test_result(modules: Path, world: PublishWorld, t
     bundle = result_bundle(statement, world.signer)
     done = verified(modules, bundle.content, world.key.with_suffix(".pub"), tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
-    assert found["predicate"]["result"] == "PASSED"
-    assert found["predicate"]["passedTests"] == ["gpt-fp32-tp2"]
-    digests = [item["digest"]["sha256"] for item in found["subject"]]
+    printed = json.loads(done.stdout)
+    assert printed["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
+    assert printed["predicate"]["result"] == "PASSED"
+    assert printed["predicate"]["passedTests"] == ["gpt-fp32-tp2"]
+    digests = [subject["digest"]["sha256"] for subject in printed["subject"]]
     assert digests[0] == world.image.record.oci_digest.removeprefix("sha256:")
     assert result_bundle(statement, world.signer).content == bundle.content
     assert decode(certificate_in(bundle.content, "the registry")).signed is not None

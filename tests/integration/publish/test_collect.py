@@ -34,19 +34,20 @@ def removing(open_registry: str, account: None) -> str:
 
 def published(world: PublishWorld, to: str, count: int) -> list[Publication]:
     """Publications of several locks, one after the other."""
-    found = []
+    publications = []
     for number in range(count):
         world.rebuild({"megatron-core": f"megatron {number}".encode()}, MAIN.replace("0.30", f"0.3{number}"))
-        found.append(world.publish(to))
-    assert len({item.oci_digest for item in found}) == count
-    return found
+        publications.append(world.publish(to))
+    assert len({publication.oci_digest for publication in publications}) == count
+    return publications
 
 
-def is_whole(registry: Registry, item: Publication) -> bool:
+def is_whole(registry: Registry, publication: Publication) -> bool:
     """Whether an image is there by all its names, with what refers to it."""
-    types = {found.artifact_type for found in list_referrers(registry, item.oci_digest)}
-    tags = {digest_of_tag(registry, tag) for tag in (item.tag, f"{item.tag}-publication")}
-    whole = all(read_manifest(registry, found.digest) for found in list_referrers(registry, item.oci_digest))
+    referrers = list_referrers(registry, publication.oci_digest)
+    tags = {digest_of_tag(registry, tag) for tag in (publication.tag, f"{publication.tag}-publication")}
+    whole = all(read_manifest(registry, referrer.digest) for referrer in referrers)
+    types = {referrer.artifact_type for referrer in referrers}
     return whole and None not in tags and {"application/x-squashfs", collect.BUNDLE_TYPE} <= types
 
 
@@ -65,9 +66,9 @@ def test_what_nothing_needs_goes_with_what_refers_to_it(removing: str, repositor
     }
     assert planned.damaged == ()
     sweep(registry, planned)
-    assert [item.tag for item in read_index(registry)] == [second.tag, third.tag, head.tag]
-    assert all(is_whole(registry, item) for item in (second, third, head))
-    for digest in (first.oci_digest, first.docker_digest, *(found.digest for found in referrers)):
+    assert [publication.tag for publication in read_index(registry)] == [second.tag, third.tag, head.tag]
+    assert all(is_whole(registry, publication) for publication in (second, third, head))
+    for digest in (first.oci_digest, first.docker_digest, *(referrer.digest for referrer in referrers)):
         assert digest is not None
         assert read_manifest(registry, digest) is None
     assert not [tag for tag in list_tags(registry) if tag.startswith(first.tag)]
@@ -75,7 +76,7 @@ def test_what_nothing_needs_goes_with_what_refers_to_it(removing: str, repositor
     # It can be published again, and goes again.
     (again,) = published(world, to, 1)
     assert again.tag == first.tag
-    assert first.tag in {item.tag for item in read_index(registry)}
+    assert first.tag in {publication.tag for publication in read_index(registry)}
     (moved,) = plan_sweep(registry, needs).going
     assert moved.tag == head.tag
 
@@ -115,22 +116,19 @@ def test_a_removal_that_was_killed_is_finished_by_the_next(
         try:
             sweep(registry, plan)
         except KeyboardInterrupt:
-            assert [item.tag for item in read_index(registry)] == [head.tag]
+            assert [publication.tag for publication in read_index(registry)] == [head.tag]
     assert plan.going == ()
     assert read_manifest(registry, first.oci_digest) is None
     assert not [tag for tag in list_tags(registry) if tag.startswith(first.tag)]
     assert is_whole(registry, head)
 
 
-@pytest.mark.parametrize("status", [400, 405])
-def test_a_registry_that_removes_nothing_says_so(
-    proxy: FaultProxy, registry: Registry, world: PublishWorld, status: int
-) -> None:
+def test_a_registry_that_removes_nothing_says_so(proxy: FaultProxy, registry: Registry, world: PublishWorld) -> None:
     published(world, str(registry.address), 2)
-    proxy.add(method="DELETE", status=status)
+    proxy.add(method="DELETE", status=405)
     with pytest.raises(NetworkError, match="does not allow removal") as caught:
         sweep(registry, plan_sweep(registry, Needs()))
-    assert f"status {status}" in caught.value.why
+    assert "status 405" in caught.value.why
     assert "storage.delete.enabled" in caught.value.fix
 
 

@@ -33,9 +33,9 @@ def published(registry: Registry, world: PublishWorld) -> Publication:
 
 def spoil(registry: Registry, change: Callable[[Any], object]) -> None:
     """Put another index there."""
-    found = read_manifest(registry, INDEX_TAG)
-    assert found is not None
-    document = json.loads(found.content)
+    manifest = read_manifest(registry, INDEX_TAG)
+    assert manifest is not None
+    document = json.loads(manifest.content)
     change(document)
     put_manifest(registry, INDEX_TAG, RegistryManifest(content=json.dumps(document).encode(), media_type=INDEX_TYPE))
 
@@ -57,8 +57,6 @@ def with_publication(**changes: object) -> Callable[[Any], object]:
         *(
             pytest.param(change, id=what, marks=pytest.mark.slow)
             for what, change in (
-                ("newer", with_publication(schema="envbuild.publication/9")),
-                ("half certified", with_publication(keyid=None)),
                 ("no publication", lambda document: document["manifests"][0]["annotations"].pop(PUBLICATION)),
                 ("no list", lambda document: document.pop("manifests")),
             )
@@ -85,14 +83,14 @@ def test_a_tampered_index_is_written_anew(
     assert f"index of {registry.address}" in caught.value.what
     assert "may list tags" in caught.value.fix
     proxy.faults.remove(forbidden)
-    assert [(item.tag, bool(item.revoked)) for item in read_index(registry)] == [
+    assert [(publication.tag, bool(publication.revoked)) for publication in read_index(registry)] == [
         (published.tag, True),
         (newer.tag, False),
     ]
     assert not publish(world.request(str(registry.address)), world.context).nothing_to_do
     assert digest_of_tag(registry, newer.moving_tag) == newer.oci_digest
     proxy.add(method="GET", path="tags/list", status=403)
-    assert {item.tag for item in read_index(registry)} == {published.tag, newer.tag}
+    assert {publication.tag for publication in read_index(registry)} == {published.tag, newer.tag}
 
 
 def test_a_truncated_index_is_asked_for_again(proxy: FaultProxy, registry: Registry, published: Publication) -> None:
@@ -144,8 +142,8 @@ def test_a_referrer_that_a_retention_rule_removed_is_pushed_again(
     before = list_referrers(registry, published.oci_digest)
     registry.ask("DELETE", f"manifests/{before[0].digest}", accept=(202,))
     assert not publish(world.request(str(registry.address)), world.context).nothing_to_do
-    for item in list_referrers(registry, published.oci_digest):
-        assert read_manifest(registry, item.digest) is not None
+    for referrer in list_referrers(registry, published.oci_digest):
+        assert read_manifest(registry, referrer.digest) is not None
 
 
 @pytest.mark.slow
@@ -191,10 +189,10 @@ def test_the_index_stays_below_what_registries_take(
     for number in range(1, 8):
         moment = f"2098-01-01T00:00:0{number}Z"
         record(registry, published.model_copy(update={"tag": f"t{number}", "published_at": moment}), 1000)
-    tags = [item.tag for item in read_index(registry)]
-    found = read_manifest(registry, INDEX_TAG)
-    assert found is not None
-    assert len(found.content) <= 8000
+    tags = [publication.tag for publication in read_index(registry)]
+    manifest = read_manifest(registry, INDEX_TAG)
+    assert manifest is not None
+    assert len(manifest.content) <= 8000
     assert {"old", "t7"} <= set(tags)
     assert "t1" not in tags
     assert move_tag(registry, "stable") == stable

@@ -49,8 +49,8 @@ class Night:
 
     @property
     def sqsh_is_attached(self) -> bool:
-        found = list_referrers(self.registry, self.world.image.record.oci_digest)
-        return SQSH in {item.artifact_type for item in found}
+        referrers = list_referrers(self.registry, self.world.image.record.oci_digest)
+        return SQSH in {referrer.artifact_type for referrer in referrers}
 
 
 @pytest.fixture

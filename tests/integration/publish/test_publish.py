@@ -62,7 +62,7 @@ def test_a_certified_image_is_published_once(
     for tag in (publication.tag, publication.moving_tag):
         assert digest_of_tag(registry, tag) == record.oci_digest
         assert digest_of_tag(registry, f"{tag}-docker") == publication.docker_digest
-    attached = {item.artifact_type: item for item in list_referrers(registry, record.oci_digest)}
+    attached = {referrer.artifact_type: referrer for referrer in list_referrers(registry, record.oci_digest)}
     assert set(attached) == {
         "application/vnd.cyclonedx+json",
         "application/vnd.dev.sigstore.bundle.v0.3+json",
@@ -90,9 +90,9 @@ def test_without_a_certificate_nothing_is_sent(secure: Secure, repository: str, 
         publish(world.request(f"{secure.host}/{repository}"), world.context)
     assert caught.value.reason == "no-certificate"
     assert list_tags(registry) == []
-    found = publish(world.request(f"{secure.host}/{repository}", uncertified=True), world.context).publication
-    assert not found.certified
-    assert found.tag.startswith("uncertified-mcore-debian12-")
+    publication = publish(world.request(f"{secure.host}/{repository}", uncertified=True), world.context).publication
+    assert not publication.certified
+    assert publication.tag.startswith("uncertified-mcore-debian12-")
     assert {tag.startswith(("uncertified-", "envbuild-index", "sha256-")) for tag in list_tags(registry)} == {True}
 
 
@@ -127,7 +127,7 @@ def test_the_moving_tag_follows_and_goes_back(secure: Secure, repository: str, w
     assert (second.sent.sent, second.sent.present) == (2, 3)  # one layer and the configuration
     assert digest_of_tag(registry, first.moving_tag) == second.publication.oci_digest
     assert digest_of_tag(registry, first.tag) == first.oci_digest
-    assert [item.tag for item in read_index(registry)] == [first.tag, second.publication.tag]
+    assert [publication.tag for publication in read_index(registry)] == [first.tag, second.publication.tag]
 
     taken_back = revoke(to, second.publication.oci_digest, "wrong NCCL", world.context)
     assert taken_back.heads == {first.moving_tag: first}
@@ -190,8 +190,8 @@ def test_a_tag_of_somebody_else_is_left_alone(secure: Secure, repository: str, w
         publish(world.request(to), world.context)
     assert caught.value.reason == "foreign-tag"
     assert digest_of_tag(registry, first.moving_tag) == other.digest
-    found = publish(world.request(to, moving_tag="stable"), world.context).publication
-    assert digest_of_tag(registry, "stable") == found.oci_digest
+    publication = publish(world.request(to, moving_tag="stable"), world.context).publication
+    assert digest_of_tag(registry, "stable") == publication.oci_digest
 
 
 def test_a_moving_tag_belongs_to_one_lock_and_target(secure: Secure, repository: str, world: PublishWorld) -> None:
@@ -218,26 +218,28 @@ def test_a_clock_that_is_behind_is_noticed(secure: Secure, repository: str, worl
 def test_layers_are_mounted_from_another_repository(secure: Secure, repository: str, world: PublishWorld) -> None:
     world.publish(f"{secure.host}/{repository}")
     other = f"{repository}-other"
-    found = publish(world.request(f"{secure.host}/{other}", mount_from=("no/such", repository)), world.context)
-    assert (found.sent.sent, found.sent.mounted) == (0, 5)
-    assert found.attached.sent == 0
-    assert digest_of_tag(secure.registry(other), found.publication.moving_tag) == found.publication.oci_digest
+    done = publish(world.request(f"{secure.host}/{other}", mount_from=("no/such", repository)), world.context)
+    assert (done.sent.sent, done.sent.mounted) == (0, 5)
+    assert done.attached.sent == 0
+    assert digest_of_tag(secure.registry(other), done.publication.moving_tag) == done.publication.oci_digest
 
 
 def test_the_sqsh_goes_to_a_store_instead(secure: Secure, repository: str, world: PublishWorld, tmp_path: Path) -> None:
     (tmp_path / "share").mkdir()
     place, to = f"{tmp_path}/share", f"{secure.host}/{repository}"
-    found = world.publish(to, sqsh_to=place)
+    publication = world.publish(to, sqsh_to=place)
     registry = secure.registry(repository)
-    assert "application/x-squashfs" not in {item.artifact_type for item in list_referrers(registry, found.oci_digest)}
+    assert "application/x-squashfs" not in {
+        referrer.artifact_type for referrer in list_referrers(registry, publication.oci_digest)
+    }
     store = open_sqsh_store(place, world.context.site)
-    assert store.publications() == (found,)
-    assert store.find(found.moving_tag) == found
-    bundle = store.bundle(found)
+    assert store.publications() == (publication,)
+    assert store.find(publication.moving_tag) == publication
+    bundle = store.bundle(publication)
     assert bundle is not None
     assert certificate_in(bundle, "the store") == world.request(to).certificate.read_bytes()  # type: ignore[union-attr]
     assert publish(world.request(to, sqsh_to=place), world.context).nothing_to_do
-    revoke(to, found.oci_digest, "wrong", world.context)
+    revoke(to, publication.oci_digest, "wrong", world.context)
     (kept,) = store.publications()
     assert kept.revoked is not None
 
@@ -247,7 +249,7 @@ def test_a_revocation_reaches_the_store(secure: Secure, repository: str, world: 
     place, other, to = tmp_path / "share", tmp_path / "other", f"{secure.host}/{repository}"
     for folder in (place, other):
         folder.mkdir()
-    found = world.publish(to, sqsh_to=str(place))
+    publication = world.publish(to, sqsh_to=str(place))
     for changes in ({}, {"sqsh_to": str(other)}):
         with pytest.raises(PublicationRefusedError) as caught:
             publish(world.request(to, **changes), world.context)
@@ -257,9 +259,9 @@ def test_a_revocation_reaches_the_store(secure: Secure, repository: str, world: 
     # Of another repository, whose index has it elsewhere.
     world.publish(f"{to}-2", sqsh_to=str(other))
     store = open_sqsh_store(str(other), world.context.site)
-    revoke(to, found.oci_digest, "wrong", world.context, sqsh_to=str(other))
+    revoke(to, publication.oci_digest, "wrong", world.context, sqsh_to=str(other))
     for kept in (store.publications(), open_sqsh_store(str(place), world.context.site).publications()):
-        assert [item.revoked.reason if item.revoked else "" for item in kept] == ["wrong"]
+        assert [other.revoked.reason if other.revoked else "" for other in kept] == ["wrong"]
 
 
 def test_a_lost_index_is_made_again(secure: Secure, repository: str, world: PublishWorld) -> None:
@@ -274,8 +276,8 @@ def test_a_lost_index_is_made_again(secure: Secure, repository: str, world: Publ
     empty = RegistryManifest(content=nothing, media_type=INDEX_TYPE)
     put_manifest(registry, INDEX_TAG, empty)
     record(registry, second, 1000)
-    assert [(item.tag, item.revoked is None) for item in read_index(registry)] == [
-        (item.tag, item.revoked is None) for item in known
+    assert [(listed.tag, listed.revoked is None) for listed in read_index(registry)] == [
+        (listed.tag, listed.revoked is None) for listed in known
     ]
 
 
@@ -328,12 +330,12 @@ def test_one_image_under_two_moving_tags_at_the_same_moment(
 
     with ThreadPoolExecutor(len(names)) as pool:
         done = list(pool.map(write, names))
-    listed = {item.moving_tag for item in read_index(registry)}
+    listed = {publication.moving_tag for publication in read_index(registry)}
     assert listed >= {name or "mcore-debian12-cpu" for name, there in zip(names, done, strict=True) if there}
     assert all(write(name) for name in names)
     publications = read_index(registry)
-    assert {item.moving_tag for item in publications} == {"mcore-debian12-cpu", "other", "third"}
-    assert len({item.tag for item in publications}) == len(publications)
+    assert {publication.moving_tag for publication in publications} == {"mcore-debian12-cpu", "other", "third"}
+    assert len({publication.tag for publication in publications}) == len(publications)
 
 
 def test_the_record_of_another_publisher_is_not_replaced(secure: Secure, repository: str, world: PublishWorld) -> None:
@@ -356,14 +358,14 @@ def test_what_was_removed_is_published_again(
 ) -> None:
     """A layer, the .sqsh, and what a .sqsh store has."""
     registry, to, place = secure.registry(repository), f"{secure.host}/{repository}", tmp_path / "sqsh"
-    found = world.publish(to)
+    publication = world.publish(to)
     layer = world.image.record.layers[-1].digest
-    assert found.sqsh is not None
-    for digest in (layer, found.sqsh.digest):
+    assert publication.sqsh is not None
+    for digest in (layer, publication.sqsh.digest):
         remove(registry, f"blobs/{digest}")
         again = publish(world.request(to), world.context)
         assert not again.nothing_to_do
-        assert (again.publication, again.sent.sent + again.attached.sent) == (found, 1)
+        assert (again.publication, again.sent.sent + again.attached.sent) == (publication, 1)
         registry.ask("HEAD", f"blobs/{digest}", accept=(200,))
     assert publish(world.request(to), world.context).nothing_to_do
     place.mkdir()
@@ -436,5 +438,5 @@ def test_the_command_line(secure: Secure, repository: str, world: PublishWorld) 
     assert "1 publications" in rebuilt.stdout, rebuilt.stderr
     known = json.loads(run_here(["ledger", "export", "--json"], world.project, lost).stdout)
     assert known["publications"] == [row]
-    assert [item["digest"] for item in known["certificates"]] == [row["certificate_digest"]]
+    assert [certificate["digest"] for certificate in known["certificates"]] == [row["certificate_digest"]]
     assert len(known["cases"]) == 1

@@ -62,27 +62,27 @@ def test_a_sqsh_from_a_registry(secure: Secure, repository: str, world: PublishW
     names = [publication.moving_tag, "mcore-debian12", publication.tag]
     names += [publication.oci_digest, publication.docker_digest, publication.sqsh.digest]
     for name in names:
-        found = pulled(world, f"{place}{'@' if ':' in name else ':'}{name}", target="cpu")
-        assert found.publication == publication
-        assert found.downloaded == (name == publication.moving_tag)
-    assert found.path.read_bytes() == world.image.sqsh().read_bytes()
-    assert found.certificate is not None
-    verify(found.certificate, world.trust, About(image=found.path), at=world.context.clock())
+        fetched = pulled(world, f"{place}{'@' if ':' in name else ':'}{name}", target="cpu")
+        assert fetched.publication == publication
+        assert fetched.downloaded == (name == publication.moving_tag)
+    assert fetched.path.read_bytes() == world.image.sqsh().read_bytes()
+    assert fetched.certificate is not None
+    verify(fetched.certificate, world.trust, About(image=fetched.path), at=world.context.clock())
 
 
 def test_a_layout_that_skopeo_reads(secure: Secure, repository: str, world: PublishWorld, tmp_path: Path) -> None:
     world.rebuild(LAYER)
     place = f"{secure.host}/{repository}"
     publication = world.publish(place)
-    found = pull_layout(request(world, f"{place}:{publication.tag}"), tmp_path / "layout", world.context)
-    assert found.path == tmp_path / "layout"
+    fetched = pull_layout(request(world, f"{place}:{publication.tag}"), tmp_path / "layout", world.context)
+    assert fetched.path == tmp_path / "layout"
     # None is the store's own.
-    assert all(path.stat().st_nlink == 1 for path in found.path.rglob("*") if path.is_file())
+    assert all(path.stat().st_nlink == 1 for path in fetched.path.rglob("*") if path.is_file())
     shown = subprocess.run(
         ["skopeo", "inspect", "--raw", f"oci:{tmp_path}/layout:{publication.tag}"], capture_output=True, check=True
     )
     assert sha256_bytes(shown.stdout) == publication.oci_digest
-    layers = {item["digest"] for item in json.loads(shown.stdout)["layers"]}
+    layers = {layer["digest"] for layer in json.loads(shown.stdout)["layers"]}
     blobs = {f"sha256:{path.name}": path for path in (tmp_path / "layout/blobs/sha256").iterdir()}
     assert layers <= set(blobs)
     assert all(sha256_file(path) == digest for digest, path in blobs.items())
@@ -189,8 +189,8 @@ def test_bundles_of_other_programs_are_passed_over(
         world.certify()
     publication = publish(world.request(place, uncertified=not certified), world.context).publication
     attach_foreign(registry, publication.oci_digest, tmp_path)
-    found = pulled(world, f"{place}:{publication.tag}", uncertified=not certified)
-    assert found.publication == publication
+    fetched = pulled(world, f"{place}:{publication.tag}", uncertified=not certified)
+    assert fetched.publication == publication
     rows = rebuilt_rows(place, world.context)
     assert any(isinstance(row, CertificateRow) for row in rows) == certified
 
@@ -223,9 +223,9 @@ def test_a_sqsh_in_a_bucket(
         publication = publish(world.request(place, sqsh_to=store), world.context).publication
         # By the registry's index, whose entry names the bucket; and by the bucket alone.
         for reference in (f"{place}:{publication.tag}", f"{store}:{publication.moving_tag}"):
-            found = pulled(world, reference)
-            assert found.publication == publication
-            assert found.path.read_bytes() == world.image.sqsh().read_bytes()
+            fetched = pulled(world, reference)
+            assert fetched.publication == publication
+            assert fetched.path.read_bytes() == world.image.sqsh().read_bytes()
         assert publication.sqsh is not None
         assert proxy.count("GET", publication.sqsh.digest) == 0
 

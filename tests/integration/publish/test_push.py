@@ -102,9 +102,9 @@ def test_a_registry_that_drops_every_third_request(proxy: FaultProxy, repository
         return fault if count % 3 == 0 else None
 
     proxy.fault_for = every_third  # type: ignore[method-assign,assignment]
-    found = publish(world.request(to), world.context).publication
+    publication = publish(world.request(to), world.context).publication
     proxy.fault_for = lambda method, path: None  # type: ignore[method-assign]
-    assert read_index(opened(proxy.host, repository)) == (found,)
+    assert read_index(opened(proxy.host, repository)) == (publication,)
     assert publish(world.request(to), world.context).nothing_to_do
 
 

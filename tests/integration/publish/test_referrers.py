@@ -28,17 +28,17 @@ from envbuild.store.tags import list_tags
 def test_what_is_attached_is_listed(proxy: FaultProxy, registry: Registry, world: PublishWorld, api: bool) -> None:
     if api:
         ReferrersApi().put_before(proxy)
-    found = world.publish(str(registry.address))
-    assert has_api(registry, found.oci_digest) is api
-    types = {item.artifact_type for item in list_referrers(registry, found.oci_digest)}
+    publication = world.publish(str(registry.address))
+    assert has_api(registry, publication.oci_digest) is api
+    types = {referrer.artifact_type for referrer in list_referrers(registry, publication.oci_digest)}
     assert types >= {
         "application/vnd.cyclonedx+json",
         "application/vnd.dev.sigstore.bundle.v0.3+json",
         "application/x-squashfs",
     }
-    assert (tag_of(found.oci_digest) in list_tags(registry)) is not api
+    assert (tag_of(publication.oci_digest) in list_tags(registry)) is not api
     # Where the API is, docker's manifest is pushed on demand alone.
-    assert (found.docker_digest is None) is api
+    assert (publication.docker_digest is None) is api
     assert publish(world.request(str(registry.address)), world.context).nothing_to_do
     with_docker = publish(world.request(str(registry.address), docker_manifest=True), world.context)
     assert with_docker.publication.docker_digest is not None
@@ -62,8 +62,8 @@ def test_each_page_is_asked_for_once(proxy: FaultProxy, registry: Registry) -> N
     headers = {"Content-Type": INDEX_TYPE, "Link": '</v2/x/referrers/y?page=2>; rel="next"'}
     for path, number in (("page=2", 2), ("referrers", 1)):
         proxy.add(method="GET", path=path, status=200, headers=headers, body=page(number))
-    found = list_referrers(registry, f"sha256:{'0' * 64}")
-    assert [item.digest[-1] for item in found] == ["1", "2"]
+    listed = list_referrers(registry, f"sha256:{'0' * 64}")
+    assert [referrer.digest[-1] for referrer in listed] == ["1", "2"]
     assert proxy.count("GET", "referrers") == 2
 
 
@@ -71,8 +71,8 @@ def test_an_entry_that_another_writer_replaced_is_put_back(
     proxy: FaultProxy, registry: Registry, world: PublishWorld
 ) -> None:
     """Of the tag's index: another publisher read it earlier, and writes after us what it made of that."""
-    found = world.publish(str(registry.address))
-    tag, before = tag_of(found.oci_digest), list_referrers(registry, found.oci_digest)
+    publication = world.publish(str(registry.address))
+    tag, before = tag_of(publication.oci_digest), list_referrers(registry, publication.oci_digest)
     stale = read_manifest(registry, tag)
     assert stale is not None
     looks = 0
@@ -84,24 +84,26 @@ def test_an_entry_that_another_writer_replaced_is_put_back(
             put_manifest(registry, tag, stale)
 
     proxy.add(method="GET", path=f"manifests/{tag}", hold=meanwhile)
-    subject = {"mediaType": MANIFEST_TYPE, "digest": found.oci_digest, "size": 1}
+    subject = {"mediaType": MANIFEST_TYPE, "digest": publication.oci_digest, "size": 1}
     own = artifact_manifest("application/x-own", EMPTY_DESCRIPTOR, subject, {})
-    attach(registry, {"application/x-own": [own]}, found.oci_digest)
-    after = list_referrers(registry, found.oci_digest)
-    assert {item.artifact_type for item in after} == {item.artifact_type for item in before} | {"application/x-own"}
+    attach(registry, {"application/x-own": [own]}, publication.oci_digest)
+    after = list_referrers(registry, publication.oci_digest)
+    assert {referrer.artifact_type for referrer in after} == {referrer.artifact_type for referrer in before} | {
+        "application/x-own"
+    }
     assert proxy.count("PUT", f"manifests/{tag}") >= 3
 
 
 def test_what_a_retention_rule_removed_is_listed_no_more(registry: Registry, world: PublishWorld) -> None:
     """The registry would never take the tag's index again: it refuses one of what is not there."""
-    found = world.publish(str(registry.address))
-    (gone, *kept) = list_referrers(registry, found.oci_digest)
+    publication = world.publish(str(registry.address))
+    (gone, *kept) = list_referrers(registry, publication.oci_digest)
     registry.ask("DELETE", f"manifests/{gone.digest}", accept=(202,))
-    subject = {"mediaType": MANIFEST_TYPE, "digest": found.oci_digest, "size": 1}
+    subject = {"mediaType": MANIFEST_TYPE, "digest": publication.oci_digest, "size": 1}
     own = artifact_manifest("application/x-own", EMPTY_DESCRIPTOR, subject, {})
-    attach(registry, {"application/x-own": [own]}, found.oci_digest)
-    types = {item.artifact_type for item in list_referrers(registry, found.oci_digest)}
-    assert types == {item.artifact_type for item in kept} | {"application/x-own"}
+    attach(registry, {"application/x-own": [own]}, publication.oci_digest)
+    types = {referrer.artifact_type for referrer in list_referrers(registry, publication.oci_digest)}
+    assert types == {referrer.artifact_type for referrer in kept} | {"application/x-own"}
 
 
 def _complete(registry: Registry, tag: str) -> None:
@@ -114,7 +116,11 @@ def _complete(registry: Registry, tag: str) -> None:
         registry.ask("HEAD", f"blobs/{blob['digest']}", accept=(200,))
     if not tag.endswith("-docker"):
         # Where a registry has the API, the record of the publication is one of them.
-        listed = [item for item in list_referrers(registry, manifest.digest) if item.artifact_type != PUBLICATION_TYPE]
+        listed = [
+            referrer
+            for referrer in list_referrers(registry, manifest.digest)
+            if referrer.artifact_type != PUBLICATION_TYPE
+        ]
         assert len(listed) == 4
 
 
@@ -147,8 +153,8 @@ def test_publishers_that_die_at_any_request_leave_nothing_incomplete(
                     _complete(direct, tag)
             listed = read_index(direct)
             assert listed[0] == first
-            for item in listed:
-                _complete(direct, item.tag)
+            for entry in listed:
+                _complete(direct, entry.tag)
     assert runs > 4
     assert read_index(direct) == (first, second)
     _complete(direct, second.moving_tag)
@@ -161,8 +167,8 @@ def test_writers_at_the_same_moment(proxy: FaultProxy, registry: Registry, world
     """One image, five publishers."""
     world.certify()
     with ThreadPoolExecutor(5) as pool:
-        found = list(pool.map(lambda _: publish(world.request(str(registry.address)), world.context), range(5)))
-    assert len({item.publication.tag for item in found}) == 1
+        done = list(pool.map(lambda _: publish(world.request(str(registry.address)), world.context), range(5)))
+    assert len({each.publication.tag for each in done}) == 1
     (listed,) = read_index(registry)
     assert listed.oci_digest == world.image.record.oci_digest
     _complete(registry, listed.moving_tag)

@@ -43,7 +43,9 @@ KEY = PARTS.key
 OTHER = PARTS.model_copy(update={"sm": ("80",)})
 
 
-@pytest.fixture(params=["oci", "s3", "file"])
+@pytest.fixture(
+    params=[pytest.param("oci", marks=pytest.mark.slow), pytest.param("s3", marks=pytest.mark.slow), "file"]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A configuration file with the store `ours` of one kind, and the proxy before it."""
     yield from _place(request.param, tmp_path, tmp_path_factory)
@@ -231,11 +233,6 @@ def test_prune_says_what_would_go_and_then_removes_it(directory: Place) -> None:
     assert not second.path.exists()
 
 
-@pytest.mark.parametrize(
-    "place",
-    [pytest.param("oci", marks=pytest.mark.slow), pytest.param("s3", marks=pytest.mark.slow), "file"],
-    indirect=True,
-)
 def test_a_second_machine_compiles_nothing(place: Place, own: Tool, index: SimpleIndex, tmp_path: Path) -> None:
     """Built by one, pushed after its check, taken by another that has other compilers, too."""
     own.env |= place.variables()

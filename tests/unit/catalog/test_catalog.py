@@ -232,7 +232,7 @@ def test_what_certificates_are_judged_by_is_not_replaced_by_a_file_of_a_shipped_
     assert text != shipped(kind, name)
     path = write(tmp_path, kind, name, text)
     catalog = Catalog.open(tmp_path)
-    read = {"policies": catalog.policy, "targets": catalog.target, "conflicts": lambda _: catalog.conflicts()}[kind]
+    read = {"policies": catalog.policy, "targets": catalog.target, "conflicts": lambda _: catalog.conflicts}[kind]
     with pytest.raises(ConfigurationError, match="envbuild ships a") as caught:
         read(name)
     assert str(path) in caught.value.what

@@ -12,7 +12,7 @@ from envbuild.certify.cases.expansion import expand
 from envbuild.certify.cases.known_wrong import affected_cases
 
 CATALOG = Catalog.open(Path("/nonexistent"))
-SHIPPED = {name: conflict for name, conflict in CATALOG.conflicts().items() if conflict.cases}
+SHIPPED = {name: conflict for name, conflict in CATALOG.conflicts.items() if conflict.cases}
 CPU = CAPABILITIES[0]
 WRONG = {
     "summary": "s",
@@ -98,11 +98,11 @@ NEWEST = ["gathered-logits", "interleaved-batched-p2p", "masked-loss-in-contexts
     ],
 )
 def test_known_wrong_goes_as_far_as_its_evidence(version, names):
-    assert sorted(known_wrong(CATALOG.conflicts(), {"megatron-core": version})) == names
+    assert sorted(known_wrong(CATALOG.conflicts, {"megatron-core": version})) == names
     engines = {engine: {"megatron-core": version, "transformer-engine": engine} for engine in ("2.11.0", "2.13.0")}
     with_engine = [] if names == NEWEST or version in ("0.13.1", "0.14.0", "0.20.0rc0") else WITH_ENGINE
-    assert sorted(known_wrong(CATALOG.conflicts(), engines["2.11.0"])) == names
-    assert sorted(known_wrong(CATALOG.conflicts(), engines["2.13.0"])) == sorted([*names, *with_engine])
+    assert sorted(known_wrong(CATALOG.conflicts, engines["2.11.0"])) == names
+    assert sorted(known_wrong(CATALOG.conflicts, engines["2.13.0"])) == sorted([*names, *with_engine])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_known_wrong_goes_as_far_as_its_evidence(version, names):
 )
 def test_lost_gradient_of_lora_is_known_of_bridge_with_the_engines_that_lose_it(engine, bridge, names):
     versions = {"transformer-engine": engine, "megatron-bridge": bridge}
-    assert sorted(known_wrong(CATALOG.conflicts(), versions)) == names
+    assert sorted(known_wrong(CATALOG.conflicts, versions)) == names
 
 
 @pytest.mark.parametrize("name", SHIPPED)

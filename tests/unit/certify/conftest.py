@@ -57,7 +57,7 @@ def answer(
 
     def answer(*words: object) -> tuple[int, dict[str, Any]]:
         status = command("--json", *words)
-        found = json.loads(capsys.readouterr().out, parse_constant=refuse)
-        return status, found.get("error", found)
+        document = json.loads(capsys.readouterr().out, parse_constant=refuse)
+        return status, document.get("error", document)
 
     return answer

@@ -17,15 +17,15 @@ FC1, FC2 = (f"decoder.layers.0.mlp.linear_fc{number}.weight" for number in (1, 2
 @pytest.fixture
 def lines():
     """Results whose baseline was moved little: by 1e-6 in all that is measured."""
-    found = lines_of(plan_of())
-    baseline = line(found, BASELINE)
+    lines = lines_of(plan_of())
+    baseline = line(lines, BASELINE)
     for run in baseline["perturbed"]:
         run["weights"] = 1e-6
         run["steps"] = [
             {"step": step["step"], **{name: step[name] * (1 + 1e-6) for name in ("loss", "grad_norm")}}
             for step in baseline["steps"]
         ]
-    return found
+    return lines
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def verdict(tmp_path, lines):
     def judged(case=TP2):
         plan = {**plan_of(), "nonce": lines[0]["nonce"]}
         lines[0] |= {"plan_digest": lines_of(plan)[0]["plan_digest"]}
-        found = judge(CASES, MATRIX, read(tmp_path / "results.jsonl", plan, lines), typed(plan))
-        return next(item for item in found if item.id == case)
+        verdicts = judge(CASES, MATRIX, read(tmp_path / "results.jsonl", plan, lines), typed(plan))
+        return next(verdict for verdict in verdicts if verdict.id == case)
 
     return judged
 
@@ -71,9 +71,9 @@ def test_spread_of_a_step_is_the_largest_up_to_it(lines, tmp_path):
 @pytest.mark.parametrize(("share", "passed"), [(0.9, True), (1.1, False)])
 def test_step_within_its_band(verdict, lines, name, check, share, passed):
     line(lines, TP2)["steps"][2][name] *= 1 + share * FACTOR * 1e-6
-    found = verdict()
-    assert (found.passed, checks(found)) == (passed, set() if passed else {check})
-    assert getattr(found.tolerance, name) == pytest.approx(FACTOR * 1e-6, rel=0.02)
+    judged = verdict()
+    assert (judged.passed, checks(judged)) == (passed, set() if passed else {check})
+    assert getattr(judged.tolerance, name) == pytest.approx(FACTOR * 1e-6, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,16 @@ def test_step_within_its_band(verdict, lines, name, check, share, passed):
 def test_gradient_of_one_tensor_that_is_off(verdict, lines, change, text):
     case = line(lines, TP2)
     case["gradients"] = [{**case["gradients"][0], **change}, case["gradients"][1]]
-    found = verdict()
-    assert [problem.text[: len(text)] for problem in found.problems] == [text]
-    assert checks(found) == {"parity-gradients"}
+    judged = verdict()
+    assert [problem.text[: len(text)] for problem in judged.problems] == [text]
+    assert checks(judged) == {"parity-gradients"}
 
 
 def test_worst_gradient_is_named_and_how_many_others_are_off(verdict, lines):
     case = line(lines, TP2)
-    case["gradients"] = [{**item, "norm": norm} for item, norm in zip(case["gradients"], (1.001, 3.0), strict=True)]
+    case["gradients"] = [
+        {**gradient, "norm": norm} for gradient, norm in zip(case["gradients"], (1.001, 3.0), strict=True)
+    ]
     (problem,) = verdict().problems
     assert problem.text.startswith(f"the gradient of {FC2} in the first step has another norm: off by 5.00e-01")
     assert problem.text.endswith("that is allowed; it is the worst of 2 that are off, of 2")
@@ -113,11 +115,11 @@ def test_band_at_the_limit_of_the_matrix_is_named(lines, verdict):
     for step in line(lines, BASELINE)["perturbed"][0]["steps"]:
         step["loss"] *= 1.5
     case["steps"][0]["loss"] *= 1 + 2 * limit
-    found = verdict()
+    judged = verdict()
     limited = "(the matrix's limit; 3 times the measured spread is 1.5)"
-    assert found.problems[0].text.endswith(f"allowed {limit:g} {limited}")
+    assert judged.problems[0].text.endswith(f"allowed {limit:g} {limited}")
     reporter = Notes()
-    show([verdict(BASELINE), found], [], reporter)
+    show([verdict(BASELINE), judged], [], reporter)
     assert (
         f"  note      {BASELINE}: the matrix's tolerance limits the bands of its cases: loss {limit:.2g} (measured 1.5)"
         in reporter.lines
@@ -145,16 +147,16 @@ def test_gradient_that_is_zero_but_for_rounding_has_a_band_of_its_own(verdict, l
 def test_gradient_that_is_there_only_with_moved_weights_is_not_compared(verdict, lines, count, caught):
     """An expert of a router may get no token in the first step, and one when the weights move."""
     none = [{"name": f"expert{number}", "norm": 0.0, "projections": [0.0] * 4} for number in range(count)]
-    some = [{**item, "norm": 1e-3, "projections": [1e-3] * 4} for item in none]
+    some = [{**gradient, "norm": 1e-3, "projections": [1e-3] * 4} for gradient in none]
     for case in CASES:
         line(lines, case.id)["gradients"] = [*line(lines, case.id)["gradients"], *none]
     for run in line(lines, BASELINE)["perturbed"]:
         run["gradients"] = [*run["gradients"], *some]
     for gradients in (none, some):
         line(lines, TP2)["gradients"] = [*line(lines, TP2)["gradients"][:2], *gradients]
-        found = verdict()
-        assert found.passed
-        assert found.tolerance.gradients == pytest.approx(FACTOR * 1e-6)
+        judged = verdict()
+        assert judged.passed
+        assert judged.tolerance.gradients == pytest.approx(FACTOR * 1e-6)
     assert verdict(BASELINE).spread.caught == (caught and pytest.approx(caught))
     line(lines, TP2)["gradients"][0] = {**line(lines, TP2)["gradients"][0], "norm": 1.001}
     assert checks(verdict()) == {"parity-gradients"}

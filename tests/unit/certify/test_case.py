@@ -111,7 +111,7 @@ def test_packed_fine_tuning_is_compared_with_the_unpacked_one():
     tolerance = dict.fromkeys(("fp32", "bf16"), SIX.tolerance["fp32"])  # type: ignore[index]
     training = replace(SIX.training, micro_batch_size=1, global_batch_size=8)
     made = matrix(*rows, tolerance=tolerance, models={"gpt": model}, training=training)
-    cases = {item.id: item for item in expand(made.model_copy(update={"cases": made.cases[1:]}), "m", H200)}
+    cases = {case.id: case for case in expand(made.model_copy(update={"cases": made.cases[1:]}), "m", H200)}
     sft = "gpt-bf16-baseline-ptl-sft"
     assert list(cases) == [sft, "gpt-bf16-baseline-ptl-lora", "gpt-bf16-ptl-sft-packed", "gpt-bf16-dp2-ptl-sft-packed"]
     packed = cases["gpt-bf16-dp2-ptl-sft-packed"]
@@ -151,9 +151,9 @@ def test_same_arithmetic_by_precision():
 
 
 def test_row_for_another_device_is_left_out():
-    found = expansion(matrix({"data": 2}, {"tensor": [2, 4], "devices": ["cuda"]}), "m", CPU)
-    assert [made.id for made in found.cases] == ["gpt-fp32-baseline", "gpt-fp32-dp2"]
-    assert [(item.id, item.why) for item in found.left_out] == [
+    expanded = expansion(matrix({"data": 2}, {"tensor": [2, 4], "devices": ["cuda"]}), "m", CPU)
+    assert [made.id for made in expanded.cases] == ["gpt-fp32-baseline", "gpt-fp32-dp2"]
+    assert [(case.id, case.why) for case in expanded.left_out] == [
         ("gpt-fp32-tp2", "it is for device cuda"),
         ("gpt-fp32-tp4", "it is for device cuda"),
     ]

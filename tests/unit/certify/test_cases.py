@@ -182,12 +182,12 @@ def test_id_has_a_word_for_batched_sends_of_interleaved_stages():
 
 def test_lora_with_sequence_parallel_gathers_its_input_again_unless_stated():
     tuned = {"finetune": "lora", "tensor": 2, "precision": "bf16"}
-    found = [
+    regathered = [
         case_of(spec(**tuned, sequence=sequence, sequence_parallel_input_regather=stated))
         for sequence, stated in ((False, None), (True, None), (True, False))
     ]
-    assert [case.settings.sequence_parallel_input_regather for case in found] == [False, True, False]
-    assert [case.id for case in found] == [
+    assert [case.settings.sequence_parallel_input_regather for case in regathered] == [False, True, False]
+    assert [case.id for case in regathered] == [
         "gpt-bf16-tp2-lora",
         "gpt-bf16-tp2-sp-lora",
         "gpt-bf16-tp2-sp-lora-gathered-norm",

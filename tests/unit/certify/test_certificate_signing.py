@@ -20,14 +20,14 @@ from envbuild.core.errors import ConfigurationError, UsageError
 
 def verify_as_dsse_says(envelope: bytes, public_pem: bytes) -> dict:
     """PAE and Ed25519, with nothing of ours: what cosign's `verify-blob-attestation --key` does with an envelope."""
-    found = json.loads(envelope)
-    assert found["payloadType"] == "application/vnd.in-toto+json"
-    payload = base64.b64decode(found["payload"], validate=True)
-    kind = found["payloadType"].encode()
+    document = json.loads(envelope)
+    assert document["payloadType"] == "application/vnd.in-toto+json"
+    payload = base64.b64decode(document["payload"], validate=True)
+    kind = document["payloadType"].encode()
     pae = b" ".join([b"DSSEv1", str(len(kind)).encode(), kind, str(len(payload)).encode(), payload])
     key = serialization.load_pem_public_key(public_pem)
     assert isinstance(key, ed25519.Ed25519PublicKey)
-    (signature,) = found["signatures"]
+    (signature,) = document["signatures"]
     key.verify(base64.b64decode(signature["sig"], validate=True), pae)
     return json.loads(payload)
 

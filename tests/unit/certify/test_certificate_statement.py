@@ -58,7 +58,7 @@ def test_run_without_an_image_certifies_the_lock_whatever_digests_are_named(laun
     ],
 )
 def test_image_is_a_subject_in_the_forms_that_it_has(subject, forms):
-    assert [item["name"].rpartition(".")[2] for item in statement(subject=subject)["subject"]] == forms
+    assert [named["name"].rpartition(".")[2] for named in statement(subject=subject)["subject"]] == forms
 
 
 def subjects(*kinds):
@@ -68,7 +68,7 @@ def subjects(*kinds):
 
 
 @pytest.mark.parametrize(
-    ("form", "found", "words"),
+    ("form", "subject", "words"),
     [
         ("none", subjects("oci"), "certifies a lock and no image"),
         ("none", subjects("lock", "oci"), "certifies a lock and no image"),
@@ -78,9 +78,9 @@ def subjects(*kinds):
         ("sqsh", [], "at least 1 item"),
     ],
 )
-def test_subject_that_does_not_fit_the_form_is_refused(form, found, words):
+def test_subject_that_does_not_fit_the_form_is_refused(form, subject, words):
     made = statement()
-    made["subject"], made["predicate"]["form"] = found, form
+    made["subject"], made["predicate"]["form"] = subject, form
     with pytest.raises(ValidationError, match=words):
         Certificate.model_validate(made)
 
@@ -146,8 +146,8 @@ def test_certificate_of_an_older_judge_is_still_one():
     for case in older["predicate"]["cases"]:
         del case["reference"], case["spread"]
     older["predicate"]["seal"] = seal_of(older)
-    found = Certificate.model_validate(older)
-    assert lines(found, None)[-3:] == [
+    certificate = Certificate.model_validate(older)
+    assert lines(certificate, None)[-3:] == [
         "gpt-fp32-baseline and the reference: not compared",
         "",
         "gpt-fp32-baseline with its weights moved: not measured",

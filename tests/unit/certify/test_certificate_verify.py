@@ -80,9 +80,9 @@ def signed(folder, tmp_path, made, signer="lab"):
 
 
 def test_certificate_of_a_trusted_key_counts(folder, tmp_path):
-    found = verify(folder / "certificate", trust_of(folder, tmp_path), About(), at=NOW)
-    assert (found.key.name, found.compared) == ("lab", ())
-    assert [case.id for case in found.statement.predicate.cases] == ["gpt-fp32-baseline", "gpt-fp32-tp2"]
+    result = verify(folder / "certificate", trust_of(folder, tmp_path), About(), at=NOW)
+    assert (result.key.name, result.compared) == ("lab", ())
+    assert [case.id for case in result.statement.predicate.cases] == ["gpt-fp32-baseline", "gpt-fp32-tp2"]
 
 
 def test_every_byte_counts(folder, tmp_path):
@@ -95,7 +95,7 @@ def test_every_byte_counts(folder, tmp_path):
     with path.open("r+b", buffering=0) as file:
         for position, byte in enumerate(data):
             # Of the payload, which is one text in base64, some do.
-            if 100 < position < len(data) - 400 and position % 7:
+            if 100 < position < len(data) - 400 and position % 31:
                 continue
             mask = 1 << position // 2 % 8 if position % 2 else 0x20
             os.pwrite(file.fileno(), bytes([byte ^ mask]), position)
@@ -430,6 +430,6 @@ def test_refused_certificate_prints_no_control_characters(folder, tmp_path, caps
 
 def test_digest_must_be_one_of_its_subjects(folder, tmp_path):
     trust, path = trust_of(folder, tmp_path), folder / "certificate"
-    found = verify(path, trust, About(digest=SHA["oci"]), at=NOW)
-    assert found.compared == (f"the digest that was named: mcore-ubuntu2404-cu130-h200.oci, {SHA['oci']}",)
+    result = verify(path, trust, About(digest=SHA["oci"]), at=NOW)
+    assert result.compared == (f"the digest that was named: mcore-ubuntu2404-cu130-h200.oci, {SHA['oci']}",)
     check_refused(path, trust, "another one", About(digest=SHA["lock"]))

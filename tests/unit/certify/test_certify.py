@@ -153,8 +153,8 @@ def verdict(case, **changes):
     return CaseVerdict(id=case.id, baseline=baseline, **(fields | changes))
 
 
-def changed(found, **changes):
-    return found.model_copy(update=changes)
+def changed(model, **changes):
+    return model.model_copy(update=changes)
 
 
 PASSED = tuple(verdict(case) for case in CASES)

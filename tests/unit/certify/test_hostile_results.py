@@ -71,7 +71,7 @@ def with_raw(lines, number, path, raw):
     for key in path[:-1]:
         target = target[key]
     target[path[-1]] = "@here@"
-    return "".join(json.dumps(item).replace('"@here@"', raw) + "\n" for item in lines)
+    return "".join(json.dumps(line).replace('"@here@"', raw) + "\n" for line in lines)
 
 
 def report_from(path, folder):
@@ -96,7 +96,7 @@ def report_from(path, folder):
 @pytest.mark.parametrize(("kind", "lines"), [("run", broken), (TP2, broken), ("bandwidth", healthy), ("end", healthy)])
 def test_any_value_in_any_place_is_judged_or_refused(tmp_path, lines, kind):
     written = lines()
-    number = [item.get("case", item["type"]) for item in written].index(kind)
+    number = [line.get("case", line["type"]) for line in written].index(kind)
     path, ends = tmp_path / "results.jsonl", {"refused": 0, "judged": 0}
     for index, place in enumerate(places(written[number])):
         # Each place has a text, and one of the others in turn.
@@ -122,8 +122,8 @@ def test_what_is_written_is_read_with_odd_bytes_written_out(tmp_path):
     """A variable or a path may hold bytes that are no text; Python has them as lone surrogates."""
     written = lines_of(PLAN, variables={"NCCL_X": "a\udcffb"})
     write(tmp_path / "results.jsonl", written)
-    found = read_results(tmp_path / "results.jsonl", TYPED)
-    assert found.run.machine.variables == {"NCCL_X": "a\\udcffb"}
+    results = read_results(tmp_path / "results.jsonl", TYPED)
+    assert results.run.machine.variables == {"NCCL_X": "a\\udcffb"}
 
 
 # ---- what a person sees

@@ -34,8 +34,10 @@ def judged(tmp_path):
 
     def verdicts(plan, lines, cases=CASES):
         results = read(tmp_path / "results.jsonl", plan, lines)
-        found = judge(cases, MATRIX, results, typed(plan))
-        return {(item.id, item.repeat) if plan["repeats"] > 1 else item.id: item for item in found}
+        judged_cases = judge(cases, MATRIX, results, typed(plan))
+        return {
+            (verdict.id, verdict.repeat) if plan["repeats"] > 1 else verdict.id: verdict for verdict in judged_cases
+        }
 
     return verdicts
 
@@ -45,13 +47,13 @@ def failed(judged):
     """The problems of what did not pass, as (check, text)."""
 
     def problems(plan, lines, cases=CASES):
-        found = judged(plan, lines, cases)
-        assert len(found) == len(CASES) * plan["repeats"]
-        assert all(bool(item.problems) is not item.passed for item in found.values())
+        by_name = judged(plan, lines, cases)
+        assert len(by_name) == len(CASES) * plan["repeats"]
+        assert all(bool(verdict.problems) is not verdict.passed for verdict in by_name.values())
         return {
-            name: [(problem.check, problem.text) for problem in item.problems]
-            for name, item in found.items()
-            if not item.passed
+            name: [(problem.check, problem.text) for problem in verdict.problems]
+            for name, verdict in by_name.items()
+            if not verdict.passed
         }
 
     return problems
@@ -59,15 +61,15 @@ def failed(judged):
 
 def test_agreement_passes(judged):
     plan = plan_of()
-    found = judged(plan, lines_of(plan))
-    assert all(verdict.passed and not verdict.problems for verdict in found.values())
-    tp2, baseline = found[TP2], found[BASELINE]
+    by_name = judged(plan, lines_of(plan))
+    assert all(verdict.passed and not verdict.problems for verdict in by_name.values())
+    tp2, baseline = by_name[TP2], by_name[BASELINE]
     assert tp2.largest_relative_difference == Numbers(loss=0, grad_norm=0, weights=0, gradients=0)
     limits = {"loss": BAND.loss_relative, "grad_norm": BAND.grad_norm_relative, "weights": BAND.weights_relative}
     band = Numbers(**limits, gradients=tp2.tolerance.gradients)
     assert band.gradients == pytest.approx(3e-6)
     assert (tp2.tolerance, tp2.devices, tp2.seconds) == (band, (0, 1), 1.5)
-    assert found[DP2].largest_relative_difference.weights is None
+    assert by_name[DP2].largest_relative_difference.weights is None
     assert tp2.observed["layer_spec"] == "local"
     assert (baseline.largest_relative_difference, baseline.tolerance) == (Numbers(), Numbers())
     assert [step.loss for step in tp2.steps] == [6.375, 6.25, 6.125, 6.0, 5.875]
@@ -85,9 +87,9 @@ def test_one_number_at_the_tolerance(judged, failed, number, check, band, sign, 
     entry = line(lines, TP2)["steps"][step - 1]
     value = entry[number]
     entry[number] = value * (1 + sign * band * 0.99)
-    found = judged(plan, lines)
-    assert all(verdict.passed for verdict in found.values())
-    assert getattr(found[TP2].largest_relative_difference, number) == pytest.approx(band * 0.99)
+    by_name = judged(plan, lines)
+    assert all(verdict.passed for verdict in by_name.values())
+    assert getattr(by_name[TP2].largest_relative_difference, number) == pytest.approx(band * 0.99)
 
     entry[number] = value * (1 + sign * band * 1.01)
     ((name, ((code, text),)),) = failed(plan, lines).items()
@@ -109,9 +111,9 @@ def test_difference_is_visible_in_the_words_also_for_small_numbers(failed, plan,
 def test_the_same_nan_everywhere_is_no_agreement(failed):
     plan = plan_of()
     lines = lines_of(plan, scale={case.id: math.nan for case in CASES})
-    found = failed(plan, lines)
-    assert set(found) == {case.id for case in CASES}
-    assert {check for problems in found.values() for check, _ in problems} == {"not-finite"}
+    by_case = failed(plan, lines)
+    assert set(by_case) == {case.id for case in CASES}
+    assert {check for problems in by_case.values() for check, _ in problems} == {"not-finite"}
 
 
 @pytest.mark.parametrize(("number", "value"), [("loss", 0.0), ("loss", -1.5), ("grad_norm", -0.0), ("grad_norm", None)])
@@ -119,10 +121,10 @@ def test_zeros_and_negative_numbers_are_no_agreement(failed, number, value, plan
     """Where nothing is learned, every layout has the same numbers."""
     for case in CASES:
         line(lines, case.id)["steps"][1][number] = value
-    found = failed(plan, lines)
-    assert set(found) == {case.id for case in CASES}
+    by_case = failed(plan, lines)
+    assert set(by_case) == {case.id for case in CASES}
     shown = "not finite" if value is None else value
-    assert found[BASELINE] == found[TP2] == [("not-finite", f"step 2: {number} is {shown}")]
+    assert by_case[BASELINE] == by_case[TP2] == [("not-finite", f"step 2: {number} is {shown}")]
 
 
 @pytest.mark.parametrize(
@@ -181,9 +183,9 @@ def test_weights_within_the_tolerance_pass(judged, failed):
     plan = plan_of(cases=COMPARED)
     lines = lines_of(plan)
     line(lines, TP2)["weights"].update(largest_relative_difference=BAND.weights_relative * 0.99, worst="w")
-    found = judged(plan, lines, COMPARED)[TP2]
-    assert found.passed
-    assert found.largest_relative_difference.weights == BAND.weights_relative * 0.99
+    verdict = judged(plan, lines, COMPARED)[TP2]
+    assert verdict.passed
+    assert verdict.largest_relative_difference.weights == BAND.weights_relative * 0.99
     line(lines, TP2)["weights"]["largest_relative_difference"] *= 1.1
     ((_, ((check, text),)),) = failed(plan, lines, COMPARED).items()
     assert check == "parity-weights"
@@ -205,8 +207,8 @@ def test_weights_within_the_tolerance_pass(judged, failed):
 def test_weights_that_are_not_the_baselines_fail_a_case(failed, weights, message):
     plan = plan_of(cases=COMPARED)
     lines = lines_of(plan)
-    found = line(lines, TP2)
-    found["weights"] = weights and {**found["weights"], **weights}
+    case = line(lines, TP2)
+    case["weights"] = weights and {**case["weights"], **weights}
     ((name, ((check, text),)),) = failed(plan, lines, COMPARED).items()
     assert (name, check) == (TP2, "parity-weights")
     assert message in text
@@ -258,9 +260,9 @@ def test_without_a_sound_baseline_nothing_passes(failed, what, plan, lines):
             baseline["steps"].pop()
         case "nan":
             baseline["steps"][0]["loss"] = None
-    found = failed(plan, lines)
-    assert set(found) == {case.id for case in CASES}
-    assert found[TP2] == [
+    by_case = failed(plan, lines)
+    assert set(by_case) == {case.id for case in CASES}
+    assert by_case[TP2] == [
         ("baseline", f"its baseline {BASELINE} did not complete, so there is nothing to compare with")
     ]
 
@@ -355,9 +357,9 @@ FINETUNED = {
 }
 
 
-def finetuning_problems(finetune, found, baseline=None, **layout):
+def finetuning_problems(finetune, report, baseline=None, **layout):
     case = replace(BASE, layout=replace(BASE.layout, **layout), training=replace(BASE.training, finetune=finetune))
-    seen, expected = observed(case, MODEL, **found), baseline and observed(case, MODEL, **baseline)
+    seen, expected = observed(case, MODEL, **report), baseline and observed(case, MODEL, **baseline)
     return [(problem.check, problem.text) for problem in observed_problems(case, MODEL, seen, expected)]
 
 
@@ -369,7 +371,7 @@ def test_fine_tuning_that_agrees_with_hugging_face_passes():
 
 
 @pytest.mark.parametrize(
-    ("found", "text"),
+    ("hugging_face", "text"),
     [
         ({"logits": 5e-6}, "its logits are off by 5.00e-06 relative from Hugging Face's, allowed 4.5e-06"),
         ({"logits": math.nan}, "its logits are off by nan"),
@@ -379,9 +381,9 @@ def test_fine_tuning_that_agrees_with_hugging_face_passes():
         ({"tensors": 0}, "the driver reported nothing of the Hugging Face model"),
     ],
 )
-def test_model_that_is_imported_or_exported_as_another_fails(found, text):
-    found = FINETUNED | {"hugging_face": FINETUNED["hugging_face"] | found}
-    ((check, shown),) = finetuning_problems("sft", found)
+def test_model_that_is_imported_or_exported_as_another_fails(hugging_face, text):
+    hugging_face = FINETUNED | {"hugging_face": FINETUNED["hugging_face"] | hugging_face}
+    ((check, shown),) = finetuning_problems("sft", hugging_face)
     assert check == "hugging-face"
     assert shown.startswith(text)
 
@@ -397,8 +399,8 @@ def test_model_that_is_imported_or_exported_as_another_fails(found, text):
 )
 def test_fine_tuning_of_other_parameters_fails(finetune, trained, text):
     baseline = {"parameters": 100, "trainable_parameters": 9}
-    found = FINETUNED | {"trainable_parameters": trained}
-    assert finetuning_problems(finetune, found, baseline) == [("observed", text)]
+    report = FINETUNED | {"trainable_parameters": trained}
+    assert finetuning_problems(finetune, report, baseline) == [("observed", text)]
 
 
 # ---- repeats
@@ -409,9 +411,9 @@ def test_every_repeat_is_judged_with_its_own_baseline(failed):
     lines = lines_of(plan)
     assert failed(plan, lines) == {}
     line(lines, TP2, 2)["steps"][0]["loss"] *= 2
-    found = failed(plan, lines)
-    assert list(found) == [(TP2, 2)]
-    assert [check for check, _ in found[TP2, 2]] == ["parity-loss", "repeats"]
+    by_repeat = failed(plan, lines)
+    assert list(by_repeat) == [(TP2, 2)]
+    assert [check for check, _ in by_repeat[TP2, 2]] == ["parity-loss", "repeats"]
 
 
 def test_repeats_on_the_cpu_must_have_the_same_digits_and_on_gpus_not(failed):
@@ -443,8 +445,8 @@ def test_baseline_that_learns_nothing_is_no_baseline(failed, plan, lines):
 
 
 @pytest.mark.parametrize(
-    ("expected", "found", "difference"),
+    ("expected", "number", "difference"),
     [(2.0, 2.0, 0.0), (2.0, 2.5, 0.25), (2.0, 1.5, 0.25), (-2.0, 2.0, 2.0), (0.0, 0.0, 0.0), (0.0, 1e-9, math.inf)],
 )
-def test_relative_difference(expected, found, difference):
-    assert relative_difference(expected, found) == difference
+def test_relative_difference(expected, number, difference):
+    assert relative_difference(expected, number) == difference

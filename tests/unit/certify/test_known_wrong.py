@@ -53,7 +53,9 @@ def certify(world: World, matrix: str = "mixed", **options: object):
 
 def outcomes(done) -> dict[str, list[tuple[str, str]]]:
     """How the cases of each entry ended."""
-    return {item.name: [(case.id, case.result) for case in item.cases] for item in done.statement.predicate.not_vouched}
+    return {
+        entry.name: [(case.id, case.result) for case in entry.cases] for entry in done.statement.predicate.not_vouched
+    }
 
 
 def test_affected_case_is_left_out_and_not_vouched_for(mixed):
@@ -63,9 +65,9 @@ def test_affected_case_is_left_out_and_not_vouched_for(mixed):
     assert [case["id"] for case in mixed.calls[0]["plan"]["cases"]] == [BASELINE, TP2]
     assert predicate.whole_matrix
     assert outcomes(done) == {**{name: [] for name in ENTRIES}, "gathered-logits": [(GATHERED, "not run")]}
-    item = predicate.not_vouched[0]
-    assert (item.versions, item.what) == ("megatron-core 0.16.1", "tensor > 1, parallel_output = false")
-    assert (item.why, item.fix, item.evidence.split(";")[0]) == (
+    entry = predicate.not_vouched[0]
+    assert (entry.versions, entry.what) == ("megatron-core 0.16.1", "tensor > 1, parallel_output = false")
+    assert (entry.why, entry.fix, entry.evidence.split(";")[0]) == (
         WHY,
         CURE,
         "https://github.com/NVIDIA/Megatron-LM/issues/7452",
@@ -157,8 +159,8 @@ def verdict(case: str, *, baseline: str | None = "b", passed: bool = True, repea
 )
 def test_case_is_vouched_for_if_it_and_its_baseline_passed_in_every_repeat(changes, left):
     made = [{"case": "b", "baseline": None}, {"case": "c"}, {"case": "c", "repeat": 2}, {"case": "d"}]
-    verdicts = [verdict(**changes.get(index, item)) for index, item in enumerate(made)]
-    assert [item.id for item in vouched(verdicts)] == left
+    verdicts = [verdict(**changes.get(index, case)) for index, case in enumerate(made)]
+    assert [case.id for case in vouched(verdicts)] == left
 
 
 def test_reports_and_commands_show_what_is_not_vouched_for(mixed, answer, command, capsys, tmp_path):
@@ -171,7 +173,7 @@ def test_reports_and_commands_show_what_is_not_vouched_for(mixed, answer, comman
     (counted,) = [text for text in capsys.readouterr().out.splitlines() if text.startswith("not vouched for")]
     assert counted.startswith(f"not vouched for: {len(ENTRIES)} known faults of the locked versions; envbuild ")
     _, done = answer("--matrix", "mixed")
-    assert [item["name"] for item in done["not_vouched"]] == ENTRIES
+    assert [entry["name"] for entry in done["not_vouched"]] == ENTRIES
     page, junit = mixed.certificates()[0].with_name("report.html"), mixed.certificates()[0].with_name("junit.xml")
     assert "Not vouched for" in page.read_text()
     assert f'<p class="quiet">{GATHERED}: not run</p>' in page.read_text()
@@ -221,7 +223,7 @@ def test_lock_warns_of_what_trains_wrongly_with_the_cure(mixed, command, capsys)
     )
     assert lines[2].endswith(". Take megatron-core>=0.19. Or train without decoupled_lr, or do not resume.")
     assert run([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["built"], found["warnings"]) == (False, [])
-    assert [item["name"] for item in found["known_wrong"]] == ENTRIES
-    assert found["known_wrong"][0]["shown_by"] == {"matrix": "known-wrong", "case": GATHERED}
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["built"], answer["warnings"]) == (False, [])
+    assert [entry["name"] for entry in answer["known_wrong"]] == ENTRIES
+    assert answer["known_wrong"][0]["shown_by"] == {"matrix": "known-wrong", "case": GATHERED}

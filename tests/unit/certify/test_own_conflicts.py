@@ -31,7 +31,7 @@ def mine(world: World) -> World:
 def outcome(done):
     """Whether the matrix is whole, the cases, and the entry of the project with its cases that are excused."""
     predicate = done.statement.predicate
-    (entry,) = [item for item in predicate.not_vouched if item.name == "mine"]
+    (entry,) = [entry for entry in predicate.not_vouched if entry.name == "mine"]
     return predicate.whole_matrix, {case.id for case in predicate.cases}, entry
 
 
@@ -40,9 +40,9 @@ def test_case_that_a_projects_conflict_takes_away_makes_a_part(mine):
     assert (whole, TP2 in cases) == (False, False)
     assert [(case.id, case.result) for case in entry.cases if case.id == TP2] == [(TP2, "not run")]
     assert entry.is_shipped is False
-    shipped = [item for item in mine.certify(only=()).statement.predicate.not_vouched if item.name != "mine"]
+    shipped = [entry for entry in mine.certify(only=()).statement.predicate.not_vouched if entry.name != "mine"]
     assert shipped
-    assert all(item.is_shipped and item.digest for item in shipped)
+    assert all(entry.is_shipped and entry.digest for entry in shipped)
 
 
 @pytest.mark.parametrize(("scale", "whole"), [(1.1, False), (1.0, True)])
@@ -56,7 +56,7 @@ def test_conflict_of_a_project_about_no_case_of_the_matrix_takes_nothing_away(mi
     path.write_text(MINE.replace('tensor = ">1"', 'recompute = "full"'))
     whole, cases, entry = outcome(mine.certify(only=()))
     assert (whole, TP2 in cases, entry.cases) == (True, True, ())
-    assert entry.digest == digest_without_summary(mine.selection.catalog.conflicts()["mine"])
+    assert entry.digest == digest_without_summary(mine.selection.catalog.conflicts["mine"])
 
 
 def test_certificate_binds_each_entry_and_names_the_projects_own(mine, command, capsys):
@@ -65,5 +65,7 @@ def test_certificate_binds_each_entry_and_names_the_projects_own(mine, command, 
     assert "a part of matrix certify-quick, which publishing wants whole" in lines
     assert "left out by the project's own envs/conflicts/: mine" in lines
     entries = statement_of(mine.certificates()[0])["predicate"]["not_vouched"]
-    conflicts = mine.selection.catalog.conflicts()
-    assert [item["digest"] for item in entries] == [digest_without_summary(conflicts[item["name"]]) for item in entries]
+    conflicts = mine.selection.catalog.conflicts
+    assert [entry["digest"] for entry in entries] == [
+        digest_without_summary(conflicts[entry["name"]]) for entry in entries
+    ]

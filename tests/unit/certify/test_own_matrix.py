@@ -49,23 +49,23 @@ def shown_and_verified(output_of, certificate):
     """What show and verify print, for people and as JSON."""
     verify = ("certificate", "verify", certificate, "--trust", "trust.toml")
     texts = output_of("certificate", "show", certificate), output_of(*verify)
-    found = json.loads(output_of(*verify, "--json"))
+    answer = json.loads(output_of(*verify, "--json"))
     shown = json.loads(output_of("certificate", "show", certificate, "--json"))["statement"]["predicate"]
     keys = ("matrix", "matrix_digest", "matrix_is_shipped")
-    assert [found[key] for key in keys] == [shown[key] for key in keys]
-    return texts, found
+    assert [answer[key] for key in keys] == [shown[key] for key in keys]
+    return texts, answer
 
 
 def test_certificate_names_the_projects_own_matrix(world, matrix, output_of):
     weaken(matrix)
     text = output_of("certify")
     assert f"the cases are those of {OWN}" in text
-    found = json.loads(output_of("certify", "--json"))
+    answer = json.loads(output_of("certify", "--json"))
     own = Catalog.open(world.project).matrix("certify-quick")
     expected = {"matrix": "certify-quick", "matrix_digest": digest_without_summary(own), "matrix_is_shipped": False}
-    assert {key: found[key] for key in expected} == expected
+    assert {key: answer[key] for key in expected} == expected
     assert expected.items() <= statement_of(world.certificates()[0])["predicate"].items()
-    texts, verified = shown_and_verified(output_of, found["certificate"])
+    texts, verified = shown_and_verified(output_of, answer["certificate"])
     assert f"{OWN}, the whole matrix" in texts[0]
     assert digest_without_summary(own) in texts[0]
     assert f"passed {OWN} (" in texts[1]
@@ -78,12 +78,12 @@ def test_certificate_names_the_projects_own_matrix(world, matrix, output_of):
 
 def test_shipped_matrix_is_not_called_the_projects_own(world, output_of):
     assert "project's own" not in output_of("certify")
-    found = json.loads(output_of("certify", "--json"))
-    assert (found["matrix_is_shipped"], found["matrix_digest"]) == (
+    answer = json.loads(output_of("certify", "--json"))
+    assert (answer["matrix_is_shipped"], answer["matrix_digest"]) == (
         True,
         digest_without_summary(world.selection.catalog.matrix("certify-quick")),
     )
-    texts, verified = shown_and_verified(output_of, found["certificate"])
+    texts, verified = shown_and_verified(output_of, answer["certificate"])
     assert verified["matrix_is_shipped"] is True
     assert not any("project's own" in text for text in texts)
     assert "project" not in (world.certificates()[0].parent / "report.html").read_text()
@@ -101,9 +101,9 @@ def test_certificate_of_a_matrix_that_was_defined_otherwise_does_not_count(world
     """Also where the cases of this target are the same, so that the key is."""
     output_of("certify")
     matrix.write_text(matrix.read_text() + '\n[[cases]]\nmodel = "gpt"\ndata = 4\ndevices = ["cuda"]\n')
-    found = json.loads(output_of("certify", "--json"))
-    assert "its matrix certify-quick had another definition (sha256:" in found["not_counted"]
-    assert (found["written"], found["matrix_is_shipped"]) == (True, False)
+    answer = json.loads(output_of("certify", "--json"))
+    assert "its matrix certify-quick had another definition (sha256:" in answer["not_counted"]
+    assert (answer["written"], answer["matrix_is_shipped"]) == (True, False)
     assert len(world.certificates()) == 1
     assert json.loads(output_of("certify", "--json"))["written"] is False
 

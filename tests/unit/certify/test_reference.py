@@ -34,20 +34,20 @@ def judged(tmp_path):
     def verdict(changes: dict[str, Any] | None) -> CaseVerdict:
         plan = plan_of()
         lines = lines_of(plan)
-        found = line(lines, BASELINE)
-        found["reference"] = None if changes is None else {**found["reference"], **changes}
+        baseline = line(lines, BASELINE)
+        baseline["reference"] = None if changes is None else {**baseline["reference"], **changes}
         results = read(tmp_path / "results.jsonl", plan, lines)
-        return next(item for item in judge(CASES, MATRIX, results, typed(plan)) if item.id == BASELINE)
+        return next(case for case in judge(CASES, MATRIX, results, typed(plan)) if case.id == BASELINE)
 
     return verdict
 
 
 def test_baseline_that_agrees_passes_with_its_numbers_and_bands(judged):
-    found = judged({"activations": tensors(2e-7, 9e-6)})
-    assert (found.passed, found.reference.not_compared, found.reference.tensors) == (True, "", 4)
-    assert found.reference.largest_relative_difference.activations == 9e-6
-    assert found.reference.largest_relative_difference.loss == 0
-    assert found.reference.tolerance == band_of("fp32", GPT)
+    verdict = judged({"activations": tensors(2e-7, 9e-6)})
+    assert (verdict.passed, verdict.reference.not_compared, verdict.reference.tensors) == (True, "", 4)
+    assert verdict.reference.largest_relative_difference.activations == 9e-6
+    assert verdict.reference.largest_relative_difference.loss == 0
+    assert verdict.reference.tolerance == band_of("fp32", GPT)
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_baseline_that_agrees_passes_with_its_numbers_and_bands(judged):
     ],
 )
 def test_baseline_that_is_off_fails_with_the_first_tensor(judged, changes, text):
-    found = judged(changes)
-    assert not found.passed
-    assert found.problems[0].check == "reference"
-    assert found.problems[0].text.startswith(text)
+    verdict = judged(changes)
+    assert not verdict.passed
+    assert verdict.problems[0].check == "reference"
+    assert verdict.problems[0].text.startswith(text)
 
 
 def test_text_counts_the_tensors_that_are_off(judged):
@@ -79,18 +79,18 @@ def test_text_counts_the_tensors_that_are_off(judged):
 
 def test_problems_are_in_the_order_of_computation(judged):
     steps = [{"loss": 6.0, "grad_norm": None}] * MATRIX.training.steps
-    found = judged({"gradients": tensors(1.0, 1.0), "steps": steps, "weights": tensors(1.0, 1.0)})
-    texts = [problem.text for problem in found.problems]
+    verdict = judged({"gradients": tensors(1.0, 1.0), "steps": steps, "weights": tensors(1.0, 1.0)})
+    texts = [problem.text for problem in verdict.problems]
     starts = ("step 1: loss of the reference: expected 6, found 6.375", f"{FIRST} (gradient", "step 1: grad_norm")
     assert [text.startswith(start) for text, start in zip(texts, starts, strict=False)] == [True, True, True]
     assert texts[3].startswith(f"{FIRST} (final weight)")
     # A number that is not finite is not in JSON.
-    assert found.reference.largest_relative_difference.grad_norm is None
+    assert verdict.reference.largest_relative_difference.grad_norm is None
 
 
 def test_other_samples_are_not_taken_for_a_wrong_model(judged):
-    found = judged({"samples": "step 1 read the planned samples in another order", "steps": [], "weights": []})
-    assert [(problem.check, problem.text) for problem in found.problems] == [
+    verdict = judged({"samples": "step 1 read the planned samples in another order", "steps": [], "weights": []})
+    assert [(problem.check, problem.text) for problem in verdict.problems] == [
         (
             "samples",
             "step 1 read the planned samples in another order, so nothing was compared with the reference",
@@ -101,12 +101,12 @@ def test_other_samples_are_not_taken_for_a_wrong_model(judged):
 def test_what_the_reference_cannot_read_fails(judged):
     """A release that renames a weight must not switch the reference off."""
     reason = "the model has no output_layer.weight"
-    found = judged({"reason": reason, "steps": [], "gradients": []})
-    assert (found.passed, found.reference.not_compared) == (False, reason)
-    assert [(problem.check, problem.text) for problem in found.problems] == [
+    verdict = judged({"reason": reason, "steps": [], "gradients": []})
+    assert (verdict.passed, verdict.reference.not_compared) == (False, reason)
+    assert [(problem.check, problem.text) for problem in verdict.problems] == [
         ("reference", f"{reason}: the reference could not compare this baseline")
     ]
-    assert set(found.reference.largest_relative_difference.model_dump().values()) == {None}
+    assert set(verdict.reference.largest_relative_difference.model_dump().values()) == {None}
 
 
 @pytest.mark.parametrize(

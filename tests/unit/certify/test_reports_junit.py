@@ -48,9 +48,9 @@ def parse(report):
 
 
 def by_name(root):
-    found = {case.get("name"): case for case in root.iter("testcase")}
-    assert len(found) == len(list(root.iter("testcase")))
-    return found
+    cases = {case.get("name"): case for case in root.iter("testcase")}
+    assert len(cases) == len(list(root.iter("testcase")))
+    return cases
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -70,11 +70,11 @@ def test_shape_and_counts(name):
 
 
 def test_case_that_failed_has_its_checks_and_its_logs():
-    found = by_name(parse(failed()))
-    failure = found["gpt-fp32-pp2-vp2"].find("failure")
+    cases = by_name(parse(failed()))
+    failure = cases["gpt-fp32-pp2-vp2"].find("failure")
     assert (failure.get("type"), failure.get("message")[:20]) == ("parity-loss", "parity-loss: step 1:")
     assert failure.text.count("parity-loss: step") == 8
-    case = found["gpt-fp32-cp2"]
+    case = cases["gpt-fp32-cp2"]
     assert case.find("failure").get("type") == "not-finite,rank-exception"
     # A control character is no XML; markup is text.
     assert case.find("failure").text.endswith(f"rank-exception: \ufffd[31m{EVIL}")
@@ -96,7 +96,7 @@ def test_repeats_have_names_of_their_own():
 
 def test_suite_has_properties_and_differences():
     root = parse(large())
-    properties = {item.get("name"): item.get("value") for item in root.iter("property")}
+    properties = {node.get("name"): node.get("value") for node in root.iter("property")}
     assert (properties["lock"], properties["whole_matrix"]) == (SHA["lock"], "true")
     assert SHA["sqsh"] in properties.values()
     output = by_name(root)["gpt-fp32-tp2-sp"].find("system-out").text

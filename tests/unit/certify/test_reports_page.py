@@ -62,7 +62,7 @@ class Page(HTMLParser):
         else:
             self.words.append(data)
 
-    def of(self, *tags):
+    def tagged(self, *tags):
         return [attributes for tag, attributes in self.elements if tag in tags]
 
 
@@ -79,7 +79,7 @@ def page(report):
 def test_page_needs_nothing_from_outside_and_runs_no_script(report, page):
     tags = {tag for tag, _ in page.elements}
     assert tags.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "form", "base", "use", "image"})
-    (policy,) = [meta["content"] for meta in page.of("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [meta["content"] for meta in page.tagged("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
     digest = base64.b64encode(hashlib.sha256(page.style.encode()).digest()).decode()
     assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     assert "url(" not in page.style
@@ -93,7 +93,7 @@ def test_page_needs_nothing_from_outside_and_runs_no_script(report, page):
 def test_every_link_leads_somewhere_and_ids_are_unique(page):
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    assert {link["href"][1:] for link in page.of("a")} <= set(ids)
+    assert {link["href"][1:] for link in page.tagged("a")} <= set(ids)
 
 
 def test_page_shows_the_verdict_what_it_is_about_and_every_case(report, page):
@@ -101,7 +101,7 @@ def test_page_shows_the_verdict_what_it_is_about_and_every_case(report, page):
     assert words.index("Certified" if report.passed else "Not certified") < words.index("What it is about")
     for digest in (*report.digests.values(), report.lock_digest):
         assert digest in words
-    assert len(page.of("details")) >= len(report.cases)
+    assert len(page.tagged("details")) >= len(report.cases)
     for case in report.cases:
         assert case.id in words
         for problem in case.problems:
@@ -152,8 +152,8 @@ def overviews(text):
 
 
 def test_many_lines_are_a_band_and_the_worst_have_their_names():
-    found = overviews(page_html(full()))
-    words, legend, lines = found[0]
+    charts = overviews(page_html(full()))
+    words, legend, lines = charts[0]
     words = html.unescape(words)
     assert legend == [
         "the other 48 cases: at most 1.0e-07",
@@ -164,7 +164,7 @@ def test_many_lines_are_a_band_and_the_worst_have_their_names():
     assert words.endswith("; ".join([*legend[1:], legend[0], "band 1e-05"]))
     assert [style for style, _ in lines] == ["band", "line-0", "line-1"]
     # No chart has more lines than styles that differ.
-    for _, _, lines in found:
+    for _, _, lines in charts:
         styles = [style for style, _ in lines]
         assert len(styles) == len(set(styles)) <= 5
 
@@ -178,9 +178,9 @@ def test_each_baseline_has_a_chart_of_its_own():
 def test_cases_that_failed_are_lines_of_their_own_however_many_there_are():
     bad = {"passed": False, "problems": [{"check": "parity-loss", "text": "x"}]}
     names = [f"gpt-fp32-dp{number}" for number in range(2, 12)]
-    found = [case_of(name, steps=steps_of(loss=1 + index * 1e-3), **(bad if index % 2 else {}))
+    off = [case_of(name, steps=steps_of(loss=1 + index * 1e-3), **(bad if index % 2 else {}))
              for index, name in enumerate(names)]  # fmt: skip
-    for words, legend, lines in overviews(page_html(failed(cases=[case_of("gpt-fp32-baseline"), *found])))[:1]:
+    for words, legend, lines in overviews(page_html(failed(cases=[case_of("gpt-fp32-baseline"), *off])))[:1]:
         assert legend[1:] == ["dp11: at most 9.0e-03", "dp9: at most 7.0e-03"]
         assert legend[0] == "the other 8 cases: at most 8.0e-03"
         assert [style for style, _ in lines] == ["band", "line-failed-0", "line-failed-1"]

@@ -18,7 +18,7 @@ PLAN = plan_of()
 DIGEST = sha256_bytes(bytes_of(PLAN))
 HEALTHY = lines_of(PLAN)
 PLAN_WITH_WEIGHTS = plan_of(cases=with_case(TP2, compare_weights=True))
-TEXT = "".join(json.dumps(item) + "\n" for item in HEALTHY)
+TEXT = "".join(json.dumps(line) + "\n" for line in HEALTHY)
 OTHER = sha256_bytes(b"other")
 
 
@@ -39,20 +39,20 @@ def refused(path, data, plan=PLAN, **options):
 
 
 def text_of(lines):
-    return "".join(json.dumps(item) + "\n" for item in lines)
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def test_results_are_read_with_everything_in_them(path):
     lines = lines_of(PLAN, variables={"NCCL_DEBUG": "INFO"})
     line(lines, TP2)["steps"][0]["loss"] = None
     lines.insert(3, {"schema": lines[0]["schema"], "type": "resumed", "at": "2026-01-01T00:00:30Z", "cut_bytes": 0})
-    found = read(path, PLAN, lines)
-    assert found.case(TP2).steps[0].loss is None
-    assert found.case(TP2).steps[1].loss == 6.25
-    assert found.case(BASELINE).devices == (0,)
-    assert found.case(BASELINE, 2) is None
-    assert found.run.machine.variables == {"NCCL_DEBUG": "INFO"}
-    assert found.run.image.file_digest == SUBJECT.sqsh_digest
+    results = read(path, PLAN, lines)
+    assert results.case(TP2).steps[0].loss is None
+    assert results.case(TP2).steps[1].loss == 6.25
+    assert results.case(BASELINE).devices == (0,)
+    assert results.case(BASELINE, 2) is None
+    assert results.run.machine.variables == {"NCCL_DEBUG": "INFO"}
+    assert results.run.image.file_digest == SUBJECT.sqsh_digest
 
 
 # ---- of another plan, image or runner

@@ -285,7 +285,7 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
 )
 def test_broken_rule(kind, capabilities, changes, text):
     texts = messages(row(kind, capabilities, **changes))
-    assert any(text in found for found in texts), texts
+    assert any(text in shown for shown in texts), texts
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_every_allowed_value_keeps_its_rule(row):
             rule, allowed = text.removesuffix(")").split(" (allowed: ")
             value = int(rule.split(" must be ")[0].rpartition(" ")[2])
             values = [int(word) for word in allowed.split(", ")]
-            assert all(value % item == 0 for item in values)
+            assert all(value % divisor == 0 for divisor in values)
             assert int(rule.rpartition(" ")[2]) not in values
 
 

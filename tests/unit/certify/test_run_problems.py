@@ -14,15 +14,15 @@ SWEEP = {"ranks": 2, "sizes_bytes": [1 << 20, 1 << 30], "floor_gigabytes_per_sec
 def problems(tmp_path):
     """The problems of a run with a bandwidth line, as (check, text)."""
 
-    def found(sweep=SWEEP, bandwidth=None, **run):
+    def problems_with(sweep=SWEEP, bandwidth=None, **run):
         plan = plan_of(bandwidth=sweep)
-        lines = [item for item in lines_of(plan, **run) if item["type"] != "bandwidth"]
+        lines = [line for line in lines_of(plan, **run) if line["type"] != "bandwidth"]
         if bandwidth is not None:
             lines.insert(-1, bandwidth_line(SWEEP, **bandwidth))
         results = read(tmp_path / "results.jsonl", plan, lines)
         return [(problem.check, problem.text) for problem in run_problems(typed(plan), results)]
 
-    return found
+    return problems_with
 
 
 def points(*speeds):
@@ -72,31 +72,31 @@ def test_bandwidth_that_could_not_be_measured_is_a_problem(problems):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "found"),
+    ("before", "after", "count"),
     [("0", "0", 0), ("2", "2", 0), ("2", "5", 3), ("[N/A]", "[N/A]", 0), ("0", "\u00b2", 0), ("0", "9" * 5000, 0)],
 )
-def test_errors_of_a_gpus_memory_are_a_problem(tmp_path, before, after, found):
+def test_errors_of_a_gpus_memory_are_a_problem(tmp_path, before, after, count):
     plan = plan_of()
     lines = lines_of(plan)
-    for item, errors in ((lines[0], before), (lines[-1], after)):
-        item["gpu_states"] = [
+    for ending, errors in ((lines[0], before), (lines[-1], after)):
+        ending["gpu_states"] = [
             {"index": "0", "uncorrected_ecc_errors": "0"},
             {"index": "1", "uncorrected_ecc_errors": errors},
         ]
     problems = run_problems(typed(plan), read(tmp_path / "results.jsonl", plan, lines))
-    text = f"GPU 1 had {found} uncorrectable ECC errors while the cases ran"
-    assert [(problem.check, problem.text) for problem in problems] == ([("hardware", text)] if found else [])
+    text = f"GPU 1 had {count} uncorrectable ECC errors while the cases ran"
+    assert [(problem.check, problem.text) for problem in problems] == ([("hardware", text)] if count else [])
 
 
 @pytest.fixture
 def on_gpus(tmp_path):
     """The problems of a run of the six cases on four H200, with changes of its machine and of its cases."""
 
-    def found(names=("NVIDIA H200",) * 4, link="NV18", capability="9.0", case=None, **sweep):
+    def problems_with(names=("NVIDIA H200",) * 4, link="NV18", capability="9.0", case=None, **sweep):
         planned = {**SWEEP, "floor_gigabytes_per_second": None, **sweep.pop("planned", {})}
         plan = plan_of(bandwidth=planned, device="cuda", gpu={"sm": ["90a"]})
         gpus = [{"index": index, "name": name, "compute_capability": capability} for index, name in enumerate(names)]
-        lines = [item for item in lines_of(plan, gpus=gpus) if item["type"] != "bandwidth"]
+        lines = [line for line in lines_of(plan, gpus=gpus) if line["type"] != "bandwidth"]
         lines.insert(-1, bandwidth_line(SWEEP, **sweep))
         head = "\t".join(f"GPU{index}" for index in range(len(names)))
         rows = ["\t".join([f"GPU{own}", *("X" if own == other else link for other in range(len(names))), "0-63"])
@@ -106,7 +106,7 @@ def on_gpus(tmp_path):
         results = read(tmp_path / "results.jsonl", plan, lines)
         return [(problem.check, problem.text) for problem in run_problems(typed(plan), results)]
 
-    return found
+    return problems_with
 
 
 def test_run_on_the_gpus_that_the_plan_asks_for(on_gpus):
@@ -167,7 +167,7 @@ def test_versions_on_record_count_where_the_runner_found_nothing(tmp_path, versi
     lines = lines_of(plan)
     lines[0]["environment"]["versions"] = {} if version is None else {"megatron-core": version}
     results = read(tmp_path / "results.jsonl", plan, lines)
-    assert [(item.check, item.text) for item in run_problems(typed(plan), results)] == [("environment", message)]
+    assert [(line.check, line.text) for line in run_problems(typed(plan), results)] == [("environment", message)]
     finding = {"code": message.split(":")[0], "package": "megatron-core", "expected": "0.16.1", "found": version}
     lines[0]["environment_findings"] = [finding]
     results = read(tmp_path / "results.jsonl", plan, lines)
@@ -178,10 +178,10 @@ def test_module_outside_the_lock_is_a_problem_of_the_run(tmp_path):
     plan = plan_of()
     lines = lines_of(plan)
     stranger = {"code": "imported-unlisted", "package": "apex", "expected": None, "found": "/x/apex.py"}
-    for item in lines:
-        if item["type"] == "case":
-            item["observed"]["unlisted"] = [stranger]
+    for case in lines:
+        if case["type"] == "case":
+            case["observed"]["unlisted"] = [stranger]
     results = read(tmp_path / "results.jsonl", plan, lines)
     assert results.findings == (Finding(**stranger),)
     message = "imported-unlisted: apex: expected none, found /x/apex.py"
-    assert [(item.check, item.text) for item in run_problems(typed(plan), results)] == [("environment", message)]
+    assert [(line.check, line.text) for line in run_problems(typed(plan), results)] == [("environment", message)]

@@ -85,14 +85,14 @@ def test_full_compares_the_final_weights_for_at_least_one_case_of_each_axis():
 def test_full_leaves_out_what_the_target_or_the_lock_cannot_do():
     matrix = CATALOG.matrix("certify-full")
     plain = Capabilities(device=Device.CUDA, sm=("80",), packages=frozenset({"transformer-engine"}))
-    out = {item.id: item.why for item in expansion(matrix, "m", plain).left_out}
+    out = {case.id: case.why for case in expansion(matrix, "m", plain).left_out}
     assert {case.split("-")[1] for case in out if case.startswith("te-fp8")} == {"fp8"}
     assert "the target has SM 80" in out["te-fp8-baseline"]
     assert out["te-bf16-attn-flash"] == "it needs the package flash-attn, which the environment does not have"
     assert out["hybrid-bf16-cp2"] == "it needs the package mamba-ssm, which the environment does not have"
-    assert {item.why for item in expansion(matrix, "m", CPU).left_out} == {"it is for device cuda"}
+    assert {case.why for case in expansion(matrix, "m", CPU).left_out} == {"it is for device cuda"}
     assert out["te-bf16-dp2-do-oi2"] == "it needs the package einops, which the environment does not have"
-    assert {item.why for item in expansion(matrix, "m", H200).left_out} == {"it is for device cpu"}
+    assert {case.why for case in expansion(matrix, "m", H200).left_out} == {"it is for device cpu"}
 
 
 def test_sweep_is_for_gpus_and_for_more_than_one():

@@ -85,12 +85,12 @@ def test_show_of_what_is_no_certificate(project, certificate_json):
 
 
 def test_verify_prints_the_key_and_the_subject(signed, certificate_json, capsys):
-    found = certificate_json("verify", CERTIFICATE_FILE, "--trust", "trust.toml", "--digest", SHA["oci"])
-    assert found["verified"] is True
-    assert found["key"]["name"] == "lab"
-    assert found["subject"]["mcore-ubuntu2404-cu130-h200.sqsh"] == SHA["sqsh"]
-    assert (found["cases"], found["whole_matrix"]) == (2, True)
-    assert len(found["compared"]) == 1
+    printed = certificate_json("verify", CERTIFICATE_FILE, "--trust", "trust.toml", "--digest", SHA["oci"])
+    assert printed["verified"] is True
+    assert printed["key"]["name"] == "lab"
+    assert printed["subject"]["mcore-ubuntu2404-cu130-h200.sqsh"] == SHA["sqsh"]
+    assert (printed["cases"], printed["whole_matrix"]) == (2, True)
+    assert len(printed["compared"]) == 1
     assert run(["certificate", "verify", CERTIFICATE_FILE, "--trust", "trust.toml"]) == 0
     text = capsys.readouterr().out
     assert "verified: signed by lab" in text

@@ -213,7 +213,7 @@ def test_commands_before_in_the_same_log_do_not_explain_a_failure(tmp_path, orde
     text = {"1": "echo no hash was computed", "2": "echo \"ModuleNotFoundError: No module named 'torch'\""}
     for name in order:
         process.run(["sh", "-c", f"{text[name]}; false"], what="install", log=log, check=False)
-    assert [item["id"] for item in as_json(BuildError("it", why="", log=log))["known"]] == known
+    assert [failure["id"] for failure in as_json(BuildError("it", why="", log=log))["known"]] == known
 
 
 def test_failures_of_earlier_stages_do_not_explain_a_failed_certification():

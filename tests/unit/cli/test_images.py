@@ -50,10 +50,10 @@ def test_an_empty_name(capsys):
 def test_difference_is_a_result_and_an_exit_code_when_asked(tmp_path, capsys):
     one, two = layout(tmp_path / "one", b"1", a="b"), layout(tmp_path / "two", b"2", a="c")
     assert run(["image", "diff", one, two, "--json", "--files", "--quiet"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert not found["equal"]
-    assert found["configuration"] == [{"name": "label a", "from": "b", "to": "c"}]
-    assert [item["path"] for item in found["files"]] == ["/etc/x"]
+    printed = json.loads(capsys.readouterr().out)
+    assert not printed["equal"]
+    assert printed["configuration"] == [{"name": "label a", "from": "b", "to": "c"}]
+    assert [file["path"] for file in printed["files"]] == ["/etc/x"]
     assert run(["image", "diff", one, two, "--exit-code"]) == 5
     assert run(["image", "diff", one, one, "--exit-code"]) == 0
     shown = capsys.readouterr().out
@@ -64,9 +64,13 @@ def test_difference_is_a_result_and_an_exit_code_when_asked(tmp_path, capsys):
 
 def test_layout_is_inspected(tmp_path, capsys):
     assert run(["image", "inspect", layout(tmp_path / "one", b"1", a="b"), "--json", "--quiet"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["kind"], found["platform"], found["configuration"]["labels"]) == ("layout", "linux/amd64", {"a": "b"})
-    assert [item["files"] for item in found["layers"]] == [1]
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["kind"], printed["platform"], printed["configuration"]["labels"]) == (
+        "layout",
+        "linux/amd64",
+        {"a": "b"},
+    )
+    assert [layer["files"] for layer in printed["layers"]] == [1]
 
 
 def blob_of(folder):

@@ -39,7 +39,7 @@ def test_print_cases_takes_the_packages_of_the_lock(project, capsys):
     output = json.loads(capsys.readouterr().out)
     assert output["lock"] == lock.digest
     assert "hybrid-bf16-pp2" in {case["id"] for case in output["cases"]}
-    assert "mamba-ssm" not in " ".join(item["why"] for item in output["left_out"])
+    assert "mamba-ssm" not in " ".join(case["why"] for case in output["left_out"])
 
 
 def test_print_cases_without_a_lock_notes_whose_packages_it_takes(project, capsys):
@@ -98,12 +98,12 @@ def test_print_cases_lists_what_is_left_out_and_why(project, capsys):
     arguments = ["certify", "--stack", "mcore", "--target", "a100", "--matrix", "certify-full", "--print-cases"]
     assert run([*arguments, "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
-    left_out = {item["id"]: item["why"] for item in output["left_out"]}
+    left_out = {case["id"]: case["why"] for case in output["left_out"]}
     assert left_out["hybrid-bf16-pp2"] == "it needs the package mamba-ssm, which the environment does not have"
     assert left_out["te-fp8-dp2"] == "precision = fp8 needs GPUs of SM 89 or newer; the target has SM 80"
     assert not left_out.keys() & {case["id"] for case in output["cases"]}
     assert run([*arguments, "--max-gpus", "2", "--json"]) == 0
-    fewer = {item["id"]: item["why"] for item in json.loads(capsys.readouterr().out)["left_out"]}
+    fewer = {case["id"]: case["why"] for case in json.loads(capsys.readouterr().out)["left_out"]}
     assert fewer["te-fp8-dp2"] == left_out["te-fp8-dp2"]
     assert run(arguments) == 0
     left = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]

@@ -53,8 +53,8 @@ IMAGE = ("--stack", "mcore", "--target", "cpu", "--base", "debian12")
     ],
 )
 def test_what_is_refused(command, words, status, what):
-    found, error = command(*words)
-    assert (found, what in f"{error['what']} {error['why']}") == (status, True), error
+    code, error = command(*words)
+    assert (code, what in f"{error['what']} {error['why']}") == (status, True), error
     assert "secret" not in json.dumps(error)
     assert error["why"]
     assert error["fix"]

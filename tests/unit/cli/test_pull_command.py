@@ -29,15 +29,15 @@ CONTENT = b"a squashfs file " * 10_000
 def there(tmp_path, monkeypatch) -> PullWorld:
     world = make_publish_world(tmp_path / "project")
     world.rebuild({"torch": CONTENT})
-    found = make_pull_world(world, tmp_path / "home")
+    place = make_pull_world(world, tmp_path / "home")
     for name in ("ENVBUILD_TRUST", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "ENVBUILD_CONFIG", "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(found.home))
-    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(found.home / "cache"))
-    monkeypatch.setenv("TMPDIR", str(found.home))
+    monkeypatch.setenv("HOME", str(place.home))
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(place.home / "cache"))
+    monkeypatch.setenv("TMPDIR", str(place.home))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.chdir(found.home)
-    return found
+    monkeypatch.chdir(place.home)
+    return place
 
 
 @pytest.fixture
@@ -54,16 +54,16 @@ def pull_json(there, capsys):
 
 def test_pull_prints_where_the_file_is(there, pull_json):
     publication = there.publish()
-    found = pull_json(f"{there.store.address}:mcore-debian12", "--target", "cpu")
-    assert Path(found["path"]).read_bytes() == there.image.read_bytes()
-    assert found["digest"] == publication.sqsh.digest == sha256_file(Path(found["path"]))
-    assert (found["key"], found["tag"], found["target"]) == ("lab", publication.tag, "cpu")
+    printed = pull_json(f"{there.store.address}:mcore-debian12", "--target", "cpu")
+    assert Path(printed["path"]).read_bytes() == there.image.read_bytes()
+    assert printed["digest"] == publication.sqsh.digest == sha256_file(Path(printed["path"]))
+    assert (printed["key"], printed["tag"], printed["target"]) == ("lab", publication.tag, "cpu")
 
 
 def test_output_and_its_certificate(there, pull_json, capsys):
     there.publish()
-    found = pull_json(f"{there.store.address}:mcore-debian12-cpu", "--output", "out/nemo.sqsh")
-    assert found["path"] == str(there.home / "out/nemo.sqsh")
+    printed = pull_json(f"{there.store.address}:mcore-debian12-cpu", "--output", "out/nemo.sqsh")
+    assert printed["path"] == str(there.home / "out/nemo.sqsh")
     output = there.home / "out/nemo.sqsh"
     assert output.read_bytes() == there.image.read_bytes()
     words = ["certificate", "verify", "out/nemo.sqsh.intoto.jsonl", "--image", "out/nemo.sqsh"]

@@ -39,8 +39,8 @@ CUDNN = "Could NOT find CUDNN (missing: CUDNN_INCLUDE_DIR CUDNN_LIBRARY)"
 
 @pytest.mark.parametrize("texts", [(TORCH, CUDNN), (CUDNN, TORCH)])
 def test_matches_come_in_the_order_of_the_text(texts):
-    found = [match.id for match in match_text("\n".join(texts))]
-    assert found == (["BI01", "BR12"] if texts[0] == TORCH else ["BR12", "BI01"])
+    ids = [match.id for match in match_text("\n".join(texts))]
+    assert ids == (["BI01", "BR12"] if texts[0] == TORCH else ["BR12", "BI01"])
 
 
 def test_signature_that_occurs_twice_is_reported_once():

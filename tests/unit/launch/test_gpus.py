@@ -38,8 +38,8 @@ def listed(tmp_path, monkeypatch):
 
 
 def test_libraries_of_the_driver_for_this_processor_and_no_others(listed, tmp_path, monkeypatch):
-    found = driver_libraries(listed)
-    assert found == {
+    libraries = driver_libraries(listed)
+    assert libraries == {
         "libcuda.so": tmp_path / "libcuda.so.580.1",
         "libcuda.so.1": tmp_path / "libcuda.so.580.1",
         "libnvidia-ml.so.1": tmp_path / "libnvidia-ml.so.580.1",
@@ -93,5 +93,5 @@ def test_settings_of_the_communication_libraries_reach_an_image_and_interfaces_d
         "NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "1", "TORCH_NCCL_BLOCKING_WAIT": "1", "HF_TOKEN": "secret",
         "NCCL_SOCKET_IFNAME": "eth0", "CUDA_HOME": "/usr/local/cuda", "PATH": "/bin",
     }  # fmt: skip
-    found = sorted(communication_variables(given))
-    assert found == ["CUDA_VISIBLE_DEVICES", "NCCL_P2P_DISABLE", "TORCH_NCCL_BLOCKING_WAIT"]
+    named = sorted(communication_variables(given))
+    assert named == ["CUDA_VISIBLE_DEVICES", "NCCL_P2P_DISABLE", "TORCH_NCCL_BLOCKING_WAIT"]

@@ -84,18 +84,18 @@ def test_of_two_rows_of_a_key_the_same_one_stays_in_any_order(path: Path, tmp_pa
         step_row(state="waiting"),
         step_row(state="done"),
     ]
-    found = set()
+    exports = set()
     for seed in range(6):
         random.Random(seed).shuffle(rows)
         with Ledger.open(tmp_path / f"{seed}.sqlite") as ledger:
             for row in rows:
                 ledger.record(row)
-            found.add(str(ledger.export()))
+            exports.add(str(ledger.export()))
             assert ledger.rows(NightRow)[0].exit_code == 0
             assert ledger.rows(PublicationRow)[0].revoked_reason == "wrong losses"
             assert ledger.rows(ImageRow)[0].seconds == 3.0
             assert ledger.rows(StepRow)[0].state == "done"
-    assert len(found) == 1
+    assert len(exports) == 1
 
 
 def test_what_is_exported_can_be_read_again(path: Path, tmp_path: Path) -> None:

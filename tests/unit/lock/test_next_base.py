@@ -11,7 +11,7 @@ from envbuild.catalog.catalog import Catalog, Selection
 from envbuild.catalog.context import Context
 from envbuild.catalog.data import data_root
 from envbuild.catalog.site import load_site
-from envbuild.core.errors import CheckRefusedError, EnvbuildError, ResolutionError
+from envbuild.core.errors import CheckRefusedError, EnvbuildError, NetworkError, ResolutionError
 from envbuild.core.progress import SilentReporter
 from envbuild.lock.checks.findings import CheckFinding, LockRefusedError
 from envbuild.lock.inputs.request import LockInputs, LockRequest
@@ -109,3 +109,5 @@ def test_what_blocks_the_base_with_the_right_python_is_raised() -> None:
 def test_what_no_base_cures_ends_the_bases(tried: Any) -> None:
     refused = LockRefusedError("refused", findings=[CheckFinding(code="api-drift", what="w", fix="f")])
     assert tried(lambda _: (refused, True)) == ([BASES[0]], refused)
+    unreachable = NetworkError("cannot list the refs of a repository").at_upstream()
+    assert tried(lambda _: (unreachable, False)) == ([BASES[0]], unreachable)

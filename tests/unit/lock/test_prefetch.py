@@ -16,6 +16,7 @@ from envbuild.lock.components.models import CompileMetadata, GitSources
 from envbuild.lock.resolve import resolve as resolve_module
 from envbuild.lock.resolve.declarations import kept_files
 from envbuild.lock.resolve.resolve import Guess
+from envbuild.lock.uv.named_index import OwnIndexes
 from envbuild.lock.uv.resolution import Resolution
 from envbuild.lock.uv.torch_builds import TorchSource
 
@@ -89,6 +90,7 @@ def resolving(tmp_path, monkeypatch):
         project = SimpleNamespace(metadata=metadata, every={}, chosen={}, git_sources=GitSources(), pinned_directly=set)
         inputs = SimpleNamespace(request=SimpleNamespace(pins={}))
         plan = SimpleNamespace(
+            own=OwnIndexes(),
             torch=TorchSource("find-links", "x"),
             keep={},
             preferred={},
@@ -96,6 +98,7 @@ def resolving(tmp_path, monkeypatch):
             inputs=inputs,
             what="resolve",
             project_text=lambda pins: "true",
+            kept_text="true",
         )
         plan.effective = SimpleNamespace(stack=SimpleNamespace(every_component=dict))
         first = resolve_module.resolve_first(plan, begun, lock_context(tmp_path))

@@ -93,6 +93,16 @@ def test_refusal_is_about_the_packages_of_its_findings() -> None:
     assert blame_of(LockRefusedError("refused", findings=findings[:1]), DIRECT).signature != blame.signature
 
 
+def test_what_excludes_each_other_is_the_summary() -> None:
+    """And not the first premise, of releases that nobody asks for."""
+    why = (
+        "error: No solution found when resolving\n  cause: Because core==0.11 has no wheels with a matching tag and "
+        "core==0.17 depends on x<=5.3.0, we can conclude that\nAnd because bridge==0.7 depends on core and x>=5.8,\n"
+        "we can conclude that bridge cannot be used."
+    )
+    assert summary(ResolutionError("x", why=why)) == "x: core declares x<=5.3.0, bridge x>=5.8"
+
+
 def test_package_that_cannot_be_built_is_named() -> None:
     error = ResolutionError("cannot resolve", why=NOT_BUILT)
     assert blame_of(error, DIRECT).unbuilt == "flash-attn"

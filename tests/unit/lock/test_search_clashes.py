@@ -48,6 +48,9 @@ def test_both_declarations_are_found_and_no_conclusion() -> None:
         ("Because a==1 depends on x==2.* and b[c]>=1 depends on x[y]<2, we can conclude that", ["a", "b"]),
         ("Because a==1 depends on x>2 and b==1 depends on x<=2, we can conclude that", ["b", "a"]),
         ("Because a==1 depends on x>2 and b==1 depends on x<3, we can conclude that", []),
+        # One premise says two things of a package; another one follows it.
+        ("Because a==1 depends on x<2 and b==1 depends on y[z] and x>=2, we can conclude that", ["a", "b"]),
+        ("Because a==1 depends on x<2 and x==3 depends on y, we can conclude that b depends on x>=2", []),
         # What a dev release declares comes after what others do.
         (
             "Because a==1.dev3 depends on x<1 and a==1 depends on x<2 and b==1 depends on x>=2, we can",

@@ -75,6 +75,23 @@ def test_a_repository_that_gives_nothing_is_not_cured_by_another_release(
         assert (after_two.deviations, ends) == (second, False)
 
 
+def test_a_finding_that_nothing_cures_is_what_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an earlier attempt seemed to come further: no other base is tried after it."""
+    move = (Deviation(package="te", instead_of="==2.7", reason="r"),)
+    monkeypatch.setattr(Search, "_moves", lambda *_: iter((move,)))
+    monkeypatch.setattr(Search, "_settled", lambda _, blame, __: blame.findings)
+    inputs = inputs_of(*OPEN)
+    search = Search(inputs, None, cast("Any", SimpleNamespace(reporter=SimpleNamespace(note=lambda _: None))))
+    gone = ResolutionError("te cannot be taken from its repository").about("te")
+    following = search.after(Failure(inputs=inputs, error=gone, resolved=RESOLVED))
+    assert isinstance(following, LockInputs)
+    drift = CheckFinding(code="api-drift", what="w", fix="f", packages=("megatron-core",))
+    refused = LockRefusedError("refused", findings=[drift])
+    last = search.after(Failure(inputs=following, error=refused, resolved=RESOLVED))
+    assert isinstance(last, Failure)
+    assert (last.settled, last.error.what) == (True, "refused")
+
+
 def inputs_of(stack: str, base: str, **changes: Any) -> LockInputs:
     request = LockRequest(as_of=changes.pop("as_of", None))
     selection = Selection(Catalog.open(data_root()), stack, base, "h200")

@@ -56,7 +56,7 @@ def both(folder: Path) -> tuple[LockDirectory, LockDirectory]:
 
 def test_packages_move_in_families_and_with_the_one_that_needs_them(tmp_path: Path) -> None:
     groups = moved_groups(*both(tmp_path), suspects=["NumPy"])
-    assert [(group.name, [item.name for item in group.packages]) for group in groups] == [
+    assert [(group.name, [package.name for package in group.packages]) for group in groups] == [
         ("numpy", ["numpy"]),  # needed by one that stayed; the suspect is first
         ("torch", ["torch", "helper"]),  # a component of the stack
         ("new", ["new"]),
@@ -81,7 +81,7 @@ def test_a_mix_has_the_moved_packages_and_the_digest_of_its_versions_alone(tmp_p
     assert mixed.packages() == {**kept, "numpy": "2.0", "new": "1.0"}
     assert pins_of(mixed)["numpy"].text == "numpy==2.0 \\\n    --hash=sha256:c2\n"
     assert mixed.lock.torch.version == good.lock.torch.version
-    everything = frozenset(item.name for group in moved_groups(good, bad) for item in group.packages)
+    everything = frozenset(package.name for group in moved_groups(good, bad) for package in group.packages)
     end = write_mixed(tmp_path / "end", good, bad, Mix(moved=everything, commits={}))
     assert end.packages() == bad.packages()
     # The good lock of one bisection may be the bad one of another: the same versions have the same digest.

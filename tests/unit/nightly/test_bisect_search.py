@@ -29,9 +29,9 @@ class Counted:
         return TrialOutcome.FAILS if self.culprits <= names else TrialOutcome.PASSES
 
 
-def names_of(found: Culprits) -> list[str]:
-    assert found.decided
-    return sorted(found.names)
+def names_of(culprits: Culprits) -> list[str]:
+    assert culprits.decided
+    return sorted(culprits.names)
 
 
 def test_one_of_twelve_is_named_in_four_tests_and_shown_alone() -> None:
@@ -59,8 +59,8 @@ def test_a_search_takes_the_logarithm_and_one_test(count: int) -> None:
 def test_names_that_break_only_together_are_all_found() -> None:
     sets = [*itertools.combinations(NAMES, 2), *itertools.combinations(NAMES[::2], 3), tuple(NAMES)]
     for culprits in sets:
-        found = find_culprits(NAMES, Counted(*culprits))
-        assert (names_of(found), found.all_needed) == (sorted(culprits), True)
+        named = find_culprits(NAMES, Counted(*culprits))
+        assert (names_of(named), named.all_needed) == (sorted(culprits), True)
 
 
 def test_with_two_culprits_that_each_break_alone_one_is_found() -> None:
@@ -74,11 +74,11 @@ def test_what_cannot_be_tested_is_gone_around() -> None:
     for culprit in NAMES:
         # n05 moves only with n04.
         test = Counted(culprit, unknown=lambda names: "n05" in names and "n04" not in names)
-        found = find_culprits(NAMES, test)
+        culprits = find_culprits(NAMES, test)
         if culprit == "n05":
-            assert (sorted(found.names), found.all_needed) == (["n04", "n05"], False)
+            assert (sorted(culprits.names), culprits.all_needed) == (["n04", "n05"], False)
         else:
-            assert names_of(found) == [culprit]
+            assert names_of(culprits) == [culprit]
 
 
 def test_what_cannot_be_told_apart_is_named_together() -> None:

@@ -36,8 +36,8 @@ class Workflow(yaml.SafeLoader):
 
 
 Workflow.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:bool"]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
@@ -62,7 +62,7 @@ def test_a_workflow_has_the_keys_of_workflows_and_calls_the_nightly(tmp_path: Pa
     (job,) = workflow["jobs"].values()
     assert job.keys() <= JOB
     assert job["strategy"]["fail-fast"] == "false"
-    assert [item["target"] for item in job["strategy"]["matrix"]["include"]] == ["cpu", "h200"]
+    assert [row["target"] for row in job["strategy"]["matrix"]["include"]] == ["cpu", "h200"]
     for step in job["steps"]:
         assert step.keys() <= STEP
         assert ("run" in step) != ("uses" in step)

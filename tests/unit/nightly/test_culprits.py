@@ -50,4 +50,4 @@ def test_a_case_is_of_the_matrix_of_the_driver_that_the_failed_lock_names(
         ledger.record(CaseRow.model_validate(of_stack | failed | {"lock_digest": bad}))
         error = StepError(fault="training", kind="CertificationFailedError", exit_code=8, what="a case failed")
         search.run([step_row("certify", **of_stack, night="n2", state="failed", lock_digest=bad, error=error)])
-    assert [item.trial.text for item in asked] == [f"case a-case of matrix {driver.value}-recipes"]
+    assert [bisection.trial.text for bisection in asked] == [f"case a-case of matrix {driver.value}-recipes"]

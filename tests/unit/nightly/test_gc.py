@@ -46,16 +46,16 @@ def store(tmp_path: Path) -> LocalStore:
             update={
                 "oci_digest": key(10 + number),
                 "lock_digest": key(20 + number),
-                "layers": tuple(layer(item) for item in layers),
+                "layers": tuple(layer(member) for member in layers),
             }
         )
         put("images", number, record)
-        put("environments", number, EnvironmentRecord(layers=tuple(key(item) for item in layers), packages={}))
+        put("environments", number, EnvironmentRecord(layers=tuple(key(member) for member in layers), packages={}))
     return store
 
 
 def going(store: LocalStore, kept: Needs) -> set[tuple[str, int]]:
-    return {(item.kind, int(item.key, 16)) for item in unneeded_entries(store, kept)}
+    return {(entry.kind, int(entry.key, 16)) for entry in unneeded_entries(store, kept)}
 
 
 def test_what_a_kept_image_is_made_of_stays(store: LocalStore) -> None:

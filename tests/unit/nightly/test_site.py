@@ -30,10 +30,10 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
+        attributes = dict(attrs)
         self.tags.add(tag)
-        self.links += filter(None, [found.get("href")])
-        self.anchors |= {*filter(None, [found.get("id")])}
+        self.links += filter(None, [attributes.get("href")])
+        self.anchors |= {*filter(None, [attributes.get("id")])}
 
 
 def site_of(folder: Path, *rows: Row, max_age_days: float = 7) -> Path:
@@ -68,7 +68,7 @@ def test_the_first_page_has_the_answer_for_each_target(site: Path) -> None:
     text = (site / "index.html").read_text()
     plain = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", "", text))
     record = json.loads((site / "index.json").read_text())
-    states = {(item["stack"], item["target"]): item["state"] for item in record["targets"]}
+    states = {(target["stack"], target["target"]): target["state"] for target in record["targets"]}
     assert states["nemo", "b200"] == "suspect"
     assert states["nemo", "gb200"] == "stale"
     assert states["nemo", "h200"] == "good"

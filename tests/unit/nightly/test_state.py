@@ -21,8 +21,8 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def only(ledger: Ledger, *rows: Row, limit: float | None = 30) -> TargetState:
     ledger.record(*rows)
-    (found,) = states(ledger, NOW, limit)
-    return found
+    (state,) = states(ledger, NOW, limit)
+    return state
 
 
 def failure(fault: Fault) -> StepError:
@@ -35,18 +35,18 @@ def published(day: str, **fields: object) -> Row:
 
 
 def test_the_newest_certified_image_is_the_good_one(ledger: Ledger) -> None:
-    found = only(ledger, published("10"), published("15"), published("12"))
-    assert (found.state, found.age_days, found.since) == ("good", 5.0, "2026-01-15T00:00:00Z")
-    assert found.image is not None
-    assert found.image.oci_digest == digest("15")
-    assert found.pull_command == "envbuild pull registry.example/team/envs:mcore-cpu --target cpu --format sqsh"
-    assert "good" in found.line()
+    state = only(ledger, published("10"), published("15"), published("12"))
+    assert (state.state, state.age_days, state.since) == ("good", 5.0, "2026-01-15T00:00:00Z")
+    assert state.image is not None
+    assert state.image.oci_digest == digest("15")
+    assert state.pull_command == "envbuild pull registry.example/team/envs:mcore-cpu --target cpu --format sqsh"
+    assert "good" in state.line()
 
 
 def test_the_pull_command_is_quoted(ledger: Ledger) -> None:
     """Names are read from ledgers that other machines write."""
-    found = only(ledger, published("10", target="cpu;id", repository="/shared/a;touch b"))
-    assert found.pull_command == "envbuild pull '/shared/a;touch b:mcore-cpu' --target 'cpu;id' --format sqsh"
+    state = only(ledger, published("10", target="cpu;id", repository="/shared/a;touch b"))
+    assert state.pull_command == "envbuild pull '/shared/a;touch b:mcore-cpu' --target 'cpu;id' --format sqsh"
 
 
 @pytest.mark.parametrize(
@@ -66,20 +66,20 @@ def test_a_row_of_no_repository_or_tag_is_refused(fields: dict[str, str]) -> Non
 
 def test_what_was_revoked_or_is_not_certified_is_not_it(ledger: Ledger) -> None:
     none = {"certificate_digest": None, "keyid": None, "certified_at": None, "measured_at": None}
-    found = only(
+    state = only(
         ledger,
         published("10"),
         published("15", revoked_at="2026-01-16T00:00:00Z", revoked_reason="wrong"),
         publication_row("u", published_at="2026-01-17T00:00:00Z", **none),
     )
-    assert found.image is not None
-    assert found.image.oci_digest == digest("10")
+    assert state.image is not None
+    assert state.image.oci_digest == digest("10")
 
 
 def test_an_image_older_than_the_policy_allows_is_stale_since_the_limit(ledger: Ledger) -> None:
-    found = only(ledger, published("10"), limit=7)
-    assert (found.state, found.since) == ("stale", "2026-01-17T00:00:00Z")
-    assert "STALE" in found.line()
+    state = only(ledger, published("10"), limit=7)
+    assert (state.state, state.since) == ("stale", "2026-01-17T00:00:00Z")
+    assert "STALE" in state.line()
     assert states(ledger, NOW, None)[0].state == "good"
 
 
@@ -93,28 +93,28 @@ def test_a_lock_that_failed_makes_the_state_suspect_since_the_first_night_of_it(
             ("14", "failed", failure("training")),
         )
     ]
-    found = only(ledger, published("10"), *nights)
-    assert (found.state, found.since) == ("suspect", "2026-01-13T01:00:00Z")
-    assert "certify failed: 3 of 15 cases failed" in found.line()
+    target = only(ledger, published("10"), *nights)
+    assert (target.state, target.since) == ("suspect", "2026-01-13T01:00:00Z")
+    assert "certify failed: 3 of 15 cases failed" in target.line()
 
 
 def test_a_fault_of_the_infrastructure_makes_no_image_suspect(ledger: Ledger) -> None:
     step = step_row("image", started_at="2026-01-14T00:00:00Z", state="failed", error=failure("infrastructure"))
-    found = only(ledger, published("10"), step)
-    assert found.state == "good"
-    assert found.step == step
+    state = only(ledger, published("10"), step)
+    assert state.state == "good"
+    assert state.step == step
 
 
 def test_waiting_and_none(ledger: Ledger) -> None:
     waiting = step_row("certify", night="n2", started_at="2026-01-14T00:00:00Z", state="waiting", plan="out/plans/x")
-    found = only(ledger, night_row("n2", started_at="2026-01-14T00:00:00Z"), waiting)
-    assert (found.state, found.image) == ("waiting", None)
+    state = only(ledger, night_row("n2", started_at="2026-01-14T00:00:00Z"), waiting)
+    assert (state.state, state.image) == ("waiting", None)
     assert only(ledger, published("10")).state == "waiting"
 
 
 def test_a_target_of_a_night_without_any_image_is_shown(ledger: Ledger) -> None:
-    found = only(ledger, night_row(targets=["h200"]))
-    assert (found.target, found.state, found.pull_command) == ("h200", "none", "")
+    state = only(ledger, night_row(targets=["h200"]))
+    assert (state.target, state.state, state.pull_command) == ("h200", "none", "")
 
 
 def test_a_clock_that_is_ahead_gives_no_negative_age(ledger: Ledger) -> None:
@@ -130,10 +130,10 @@ def test_what_a_bisection_found_is_named_as_long_as_its_lock_fails(ledger: Ledge
     )  # fmt: skip
     first = step_row("certify", night="n1", state="failed", lock_digest=bad, error=failure("training"))
     second = step_row("certify", night="n2", state="failed", lock_digest=bad, error=failure("training"))
-    found = only(ledger, published("10"), night_row("n1"), first, row, night_row("n2"), second)
-    assert (found.state, found.broken_by) == ("suspect", "broken by liba 1.0 -> 2.0")
-    assert found.line().endswith("broken by liba 1.0 -> 2.0")
-    assert found.as_json()["broken_by"] == found.broken_by
+    state = only(ledger, published("10"), night_row("n1"), first, row, night_row("n2"), second)
+    assert (state.state, state.broken_by) == ("suspect", "broken by liba 1.0 -> 2.0")
+    assert state.line().endswith("broken by liba 1.0 -> 2.0")
+    assert state.as_json()["broken_by"] == state.broken_by
     other = step_row("certify", night="n3", state="failed", lock_digest=digest("c"), error=failure("training"))
     assert only(ledger, night_row("n3"), other).broken_by == ""
 
@@ -146,7 +146,7 @@ def test_a_stack_without_a_new_lock_says_since_when_and_why(ledger: Ledger) -> N
     error = StepError(fault="check", kind="ResolutionError", exit_code=4, what="cannot resolve")
     failed = {"state": "failed", "error": error}
     nights = [*locked("n1", "10"), *locked("n2", "11", **failed), *locked("n3", "12", **failed)]
-    found = only(ledger, published("10"), *nights)
-    assert found.as_json()["failed_lock"] == {"what": "cannot resolve", "since": "2026-01-11T00:00:00Z"}
-    assert found.state == "good"
+    target = only(ledger, published("10"), *nights)
+    assert target.as_json()["failed_lock"] == {"what": "cannot resolve", "since": "2026-01-11T00:00:00Z"}
+    assert target.state == "good"
     assert only(ledger, *locked("n4", "13")).failed_lock is None

@@ -214,10 +214,10 @@ def test_the_demo_runs_with_what_the_tests_run_with():
 def test_tests_skip_nothing_and_expect_no_failure():
     """Not even where it would be convenient: what cannot run here belongs to another folder."""
     marks = re.compile(r"pytest\.(mark\.)?(skip|skipif|xfail|importorskip)\b")
-    found = [
+    names = [
         name for name, text in texts() if name.startswith("tests/") and name.endswith(".py") and marks.search(text)
     ]
-    assert found == []
+    assert names == []
 
 
 def test_committed_locks_are_what_their_inputs_give(tmp_path):
@@ -238,9 +238,9 @@ def test_committed_certificates_are_signed_and_of_the_image_that_their_record_na
         [sys.executable, "-m", "envbuild", *command, "--digest", record["sqsh_digest"]], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["lock_digest"] == record["lock_digest"]
-    assert record["machine"]["gpus"] == f"{len(found['gpus'])}x {found['gpus'][0]}"
+    printed = json.loads(done.stdout)
+    assert printed["lock_digest"] == record["lock_digest"]
+    assert record["machine"]["gpus"] == f"{len(printed['gpus'])}x {printed['gpus'][0]}"
 
 
 def test_every_base_of_a_stack_is_locked_or_listed_as_not_locked():

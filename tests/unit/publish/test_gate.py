@@ -162,8 +162,8 @@ def test_what_the_policy_forbids_and_what_allows_it(world, fields, reason, allow
 def test_gpus_of_the_targets_generation(world, gpus, target, reason):
     """The certificate's machine has H200s, of SM 90."""
     image = with_record(world.image, target=target)
-    found = measured_now(machine=machine(gpus), devices=list(range(gpus)))
-    certificate = world.certify(subject={"target": target}, measured=found, matrix="certify-full")
+    measurement = measured_now(machine=machine(gpus), devices=list(range(gpus)))
+    certificate = world.certify(subject={"target": target}, measured=measurement, matrix="certify-full")
     rule = replace(rules(world), target=world.selection.catalog.target(target))
     if reason is None:
         assert admit(image, certificate, rule)
@@ -173,14 +173,14 @@ def test_gpus_of_the_targets_generation(world, gpus, target, reason):
 
 
 def test_a_gpu_that_was_not_used_does_not_count(world):
-    found = machine(2)
-    found["gpus"][1]["compute_capability"] = "8.0"
+    described = machine(2)
+    described["gpus"][1]["compute_capability"] = "8.0"
     image = with_record(world.image, target="h200")
     rule = replace(rules(world), target=world.selection.catalog.target("h200"))
     fields = {"subject": {"target": "h200"}, "matrix": "certify-full"}
-    used = world.certify(**fields, measured=measured_now(machine=found, devices=[0]))
+    used = world.certify(**fields, measured=measured_now(machine=described, devices=[0]))
     assert admit(image, used, rule)
-    both = world.certify(**fields, measured=measured_now(machine=found, devices=[0, 1]))
+    both = world.certify(**fields, measured=measured_now(machine=described, devices=[0, 1]))
     assert "8.0" in refused(world, both, rule, image).why
 
 

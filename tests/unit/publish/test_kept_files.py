@@ -68,9 +68,9 @@ def test_changed_file_in_the_store_is_fetched_anew(there):
     there.publish()
     path = pull(there.request(), there.context).path
     path.write_bytes(b"x" * path.stat().st_size)
-    found = pull(there.request(), there.context)
-    assert found.downloaded
-    assert found.path.read_bytes() == there.image.read_bytes()
+    fetched = pull(there.request(), there.context)
+    assert fetched.downloaded
+    assert fetched.path.read_bytes() == there.image.read_bytes()
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -82,9 +82,9 @@ def test_file_that_was_changed_with_its_time_put_back_is_fetched_anew(there, tim
         with path.open("r+b") as stream:
             stream.write(b"another")
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        found = pull(there.request(), there.context)
-        assert found.downloaded
-        assert found.path.read_bytes() == there.image.read_bytes()
+        fetched = pull(there.request(), there.context)
+        assert fetched.downloaded
+        assert fetched.path.read_bytes() == there.image.read_bytes()
 
 
 def test_changed_file_of_a_store_that_cannot_be_changed_is_refused(there, monkeypatch):

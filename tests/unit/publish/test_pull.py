@@ -31,12 +31,12 @@ BACK = Revocation(reason="wrong numbers", at="2026-11-20T07:00:00Z")
 def test_pull_by_tag_and_digest(there):
     publication = there.publish()
     for name in ("mcore-debian12-cpu", publication.tag, publication.oci_digest, publication.sqsh.digest):
-        found = pull(there.request(name), there.context)
-        assert found.publication == publication
-        assert found.path.read_bytes() == there.image.read_bytes()
-        assert found.key == "lab"
-        assert digests.sha256_file(found.certificate) == publication.certificate_digest
-        assert found.downloaded == (name == "mcore-debian12-cpu")
+        fetched = pull(there.request(name), there.context)
+        assert fetched.publication == publication
+        assert fetched.path.read_bytes() == there.image.read_bytes()
+        assert fetched.key == "lab"
+        assert digests.sha256_file(fetched.certificate) == publication.certificate_digest
+        assert fetched.downloaded == (name == "mcore-debian12-cpu")
     # A tag may be without its target.
     assert pull(there.request("mcore-debian12", target="cpu"), there.context).publication == publication
 
@@ -86,8 +86,8 @@ def test_refusals(there, published, name, wanted, error, reason):
 def test_uncertified_image_is_pulled_on_demand(there):
     publication = there.publish(certified=False, moving_tag=UNCERTIFIED)
     for name in (UNCERTIFIED, publication.oci_digest):
-        found = pull(there.request(name, uncertified=True, trust=None), there.context)
-        assert (found.key, found.certificate) == (None, None)
+        fetched = pull(there.request(name, uncertified=True, trust=None), there.context)
+        assert (fetched.key, fetched.certificate) == (None, None)
 
 
 def test_certificate_of_another_key_is_refused(there, tmp_path):
@@ -299,8 +299,8 @@ def test_tag_that_moves_meanwhile_is_followed(there, monkeypatch):
         return download(self, sqsh, to, start)
 
     monkeypatch.setattr(SqshStore, "download", move)
-    found = pull(there.request(), there.context)
-    assert found.publication == moved[0]
+    fetched = pull(there.request(), there.context)
+    assert fetched.publication == moved[0]
     assert any("changed meanwhile" in note for note in there.notes.lines)
 
 
@@ -345,8 +345,8 @@ def test_store_that_is_gone_is_a_network_error(there):
     ],
 )
 def test_references(text, place, name):
-    found = parse_reference(text)
-    assert (found.place, found.name) == (place, name)
+    reference = parse_reference(text)
+    assert (reference.place, reference.name) == (place, name)
 
 
 @pytest.mark.parametrize(

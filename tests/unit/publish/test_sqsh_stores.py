@@ -230,8 +230,8 @@ def test_what_is_no_file_is_refused(store, tmp_path):
 
 def test_place_leads_to_its_store(store, site, tmp_path):
     image = make_image(store, tmp_path)
-    found = store_of(image.put(store), site)
-    assert found.address == store.address
+    opened = store_of(image.put(store), site)
+    assert opened.address == store.address
     for wrong in ("", "s3://bucket/other", "file:///etc/passwd", "/etc/passwd"):
         with pytest.raises(ConfigurationError):
             store_of(wrong, site)

@@ -48,7 +48,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def found(*modules: str) -> list[tuple[str | None, ...]]:
+def startup_findings(*modules: str) -> list[tuple[str | None, ...]]:
     findings = bytecode.bytecode_findings(installed.recorded(["megatron-core"]), modules or ("megatron.core",))
     return [(finding.code, finding.package, finding.expected, finding.found) for finding in findings]
 
@@ -67,29 +67,29 @@ def change_code(source: Path) -> None:
 @pytest.mark.parametrize("mode", list(py_compile.PycInvalidationMode))
 def test_bytecode_of_the_source_is_fine_and_other_bytecode_that_python_takes_is_found(source, mode):
     py_compile.compile(str(source), invalidation_mode=mode)
-    assert found() == []
+    assert startup_findings() == []
     change_code(source)
-    assert found() == [("bytecode-differs", "megatron-core", str(source), str(cache_of(source)))]
+    assert startup_findings() == [("bytecode-differs", "megatron-core", str(source), str(cache_of(source)))]
     # Packages without an expected module are not checked.
-    assert found("torch") == []
+    assert startup_findings("torch") == []
 
 
 def test_bytecode_that_python_compiles_anew_is_no_finding(source):
     py_compile.compile(str(source))
     change_code(source)
     os.utime(source, (1, 1))
-    assert found() == []
+    assert startup_findings() == []
     py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
     change_code(source)
     source.write_text(SOURCE + "\n")
-    assert found() == []
+    assert startup_findings() == []
 
 
 def test_bytecode_that_is_no_code_is_found_where_python_takes_it(source):
     header = cache_of(source).read_bytes()[:16]
     for content, count in ((b"", 0), (b"short", 0), (b"\0" * 40, 0), (header + b"no code", 1)):
         cache_of(source).write_bytes(content)
-        assert len(found()) == count
+        assert len(startup_findings()) == count
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_startup_code_and_bytecode_are_checked_in_an_image(dpkg, source, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("fingerprint", "found"),
+    ("fingerprint", "expected"),
     [
         ({"python": f"{sys.prefix}/bin/python"}, []),
         ({"python": "/opt/envbuild/venv/bin/python"}, [("other-python", "/opt/envbuild/venv/bin/python")]),
@@ -180,6 +180,6 @@ def test_startup_code_and_bytecode_are_checked_in_an_image(dpkg, source, monkeyp
         (None, []),
     ],
 )
-def test_python_other_than_the_images_is_found(fingerprint, found):
+def test_python_other_than_the_images_is_found(fingerprint, expected):
     result = findings._other_python(Image(file_digest="", file_bytes=0, fingerprint=fingerprint))
-    assert [(finding.code, finding.expected) for finding in result] == found
+    assert [(finding.code, finding.expected) for finding in result] == expected

@@ -81,10 +81,10 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def attributes(torch: Any) -> dict[str, object]:
     """Every attribute of every fake module and of Tensor, by its full name."""
-    found = {f"torch.Tensor.{name}": value for name, value in vars(torch.Tensor).items()}
+    symbols = {f"torch.Tensor.{name}": value for name, value in vars(torch.Tensor).items()}
     for module_name, module in torch.modules.items():
-        found.update({f"{module_name}.{name}": value for name, value in vars(module).items()})
-    return found
+        symbols.update({f"{module_name}.{name}": value for name, value in vars(module).items()})
+    return symbols
 
 
 def test_install_changes_the_symbols_of_the_table_and_no_other(torch: Any) -> None:

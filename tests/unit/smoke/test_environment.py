@@ -17,8 +17,8 @@ IMPORTED = {
 }
 
 
-def codes(found: list[dict[str, str | None]]) -> list[tuple[str | None, str | None, str | None]]:
-    return [(finding.code, finding.package, finding.found) for finding in found]
+def codes(findings: list[dict[str, str | None]]) -> list[tuple[str | None, str | None, str | None]]:
+    return [(finding.code, finding.package, finding.found) for finding in findings]
 
 
 CORE = {"megatron-core": ["0.16.1"]}

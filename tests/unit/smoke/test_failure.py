@@ -59,14 +59,14 @@ BROKEN = RaisedFailure(monotonic_seconds=1.0, kind="not-finite", message="Floati
 def test_rank_that_failed_first(
     ends: list[RankEnd], records: dict[int, RaisedFailure], expected: tuple[int, str, int, str] | None
 ) -> None:
-    found = earliest(ends, records, log_name)
+    first = earliest(ends, records, log_name)
     if expected is None:
-        assert found is None
+        assert first is None
         return
-    assert found is not None
+    assert first is not None
     rank, kind, status, message = expected
-    assert (found.rank, found.kind, found.exit_status, found.log) == (rank, kind, status, log_name(rank))
-    assert found.message.startswith(message)
+    assert (first.rank, first.kind, first.exit_status, first.log) == (rank, kind, status, log_name(rank))
+    assert first.message.startswith(message)
 
 
 def syntax_error() -> SyntaxError:

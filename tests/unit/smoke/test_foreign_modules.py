@@ -26,7 +26,7 @@ print(json.dumps([[item.code, item.package, item.found] for item in listed.findi
 """
 
 
-def found(
+def findings(
     modules: list[str],
     *path: Path,
     locked: tuple[str, ...] = ("torch",),
@@ -35,7 +35,7 @@ def found(
 ) -> list[list[str]]:
     """The findings about what a Python with these folders on its path imports; each is reported once."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, SMOKE))), **(variables or {})}
-    arguments = [json.dumps(item) for item in (modules, locked, provided)]
+    arguments = [json.dumps(value) for value in (modules, locked, provided)]
     done = subprocess.run([sys.executable, "-S", "-c", FIND, *arguments], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result: list[list[str]] = json.loads(done.stdout)
@@ -52,24 +52,24 @@ def packages(tmp_path: Path) -> Path:
 
 
 def test_imported_package_that_is_not_in_the_lock_is_found(packages: Path) -> None:
-    assert found(["torch.nn", "json", "decimal", "ssl", "multiprocessing.shared_memory"], packages) == []
+    assert findings(["torch.nn", "json", "decimal", "ssl", "multiprocessing.shared_memory"], packages) == []
     expected = [["imported-unlisted", "apex", str(packages / f"apex/{name}.py")] for name in ("__init__", "optimizers")]
-    assert found(["torch", "apex.optimizers"], packages) == expected
-    assert found(["torch", "apex.optimizers"], packages, locked=("torch", "apex")) == []
+    assert findings(["torch", "apex.optimizers"], packages) == expected
+    assert findings(["torch", "apex.optimizers"], packages, locked=("torch", "apex")) == []
     # A plan without expected packages has no findings.
-    assert found(["apex"], packages, locked=()) == []
+    assert findings(["apex"], packages, locked=()) == []
 
 
 def test_module_that_a_package_of_the_lock_does_not_list_is_found(packages: Path) -> None:
     (packages / "torch" / "extra.py").write_text("")
-    assert found(["torch.extra"], packages) == [["imported-unlisted", "torch", str(packages / "torch/extra.py")]]
+    assert findings(["torch.extra"], packages) == [["imported-unlisted", "torch", str(packages / "torch/extra.py")]]
 
 
 def test_module_of_the_path_and_extension_are_found(packages: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "space").mkdir(parents=True)
     (elsewhere / "space" / "inner.py").write_text("")
-    assert found(["space.inner"], packages, elsewhere) == [
+    assert findings(["space.inner"], packages, elsewhere) == [
         ["imported-unlisted", "space", str(elsewhere / "space/inner.py")]
     ]
     (tmp_path / "library.pth").write_text("")
@@ -78,7 +78,7 @@ def test_module_of_the_path_and_extension_are_found(packages: Path, tmp_path: Pa
     extension = elsewhere / Path(_ctypes.__file__).name
     extension.write_bytes(Path(_ctypes.__file__).read_bytes())
     # An extension is found, even one by the name of the Python's own.
-    assert [item[2] for item in found(["_ctypes"], elsewhere, packages)] == [str(extension)]
+    assert [row[2] for row in findings(["_ctypes"], elsewhere, packages)] == [str(extension)]
 
 
 def test_files_that_an_installer_linked_and_folders_by_another_name_are_the_packages(
@@ -88,8 +88,8 @@ def test_files_that_an_installer_linked_and_folders_by_another_name_are_the_pack
     (packages / "torch/nn.py").rename(cache)
     (packages / "torch/nn.py").symlink_to(cache)
     (tmp_path / "other").symlink_to(packages)
-    assert found(["torch.nn"], packages) == []
-    assert found(["torch.nn"], tmp_path / "other") == []
+    assert findings(["torch.nn"], packages) == []
+    assert findings(["torch.nn"], tmp_path / "other") == []
 
 
 def test_editable_component_of_the_lock_is_not_foreign(packages: Path, tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_editable_component_of_the_lock_is_not_foreign(packages: Path, tmp_path:
     origin = {"url": f"file://{tmp_path}/source", "dir_info": {"editable": True}}
     install(packages, "megatron_core", {"megatron_core-1.0.dist-info/direct_url.json": json.dumps(origin).encode()})
     path = (packages, tmp_path / "source")
-    assert found(["megatron.core"], *path, locked=("megatron-core",)) == []
-    assert [item[1] for item in found(["megatron.core"], *path)] == ["megatron"]
+    assert findings(["megatron.core"], *path, locked=("megatron-core",)) == []
+    assert [row[1] for row in findings(["megatron.core"], *path)] == ["megatron"]
 
 
 def test_base_that_brings_a_package_brings_its_whole_folder(packages: Path, tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_base_that_brings_a_package_brings_its_whole_folder(packages: Path, tmp_
     (packages / "legacy.py").write_text("")
     (packages / "loose.py").write_text("")
     modules = ["torch", "apex", "legacy", "loose", "stranger"]
-    result = found(modules, packages, own, locked=("megatron-core",), provided=("torch",))
-    assert [item[1] for item in result] == ["loose", "stranger"]
+    result = findings(modules, packages, own, locked=("megatron-core",), provided=("torch",))
+    assert [row[1] for row in result] == ["loose", "stranger"]
 
 
 def test_what_a_library_wrote_into_its_cache_is_no_finding_unless_the_cache_is_on_the_path(
@@ -122,10 +122,10 @@ def test_what_a_library_wrote_into_its_cache_is_no_finding_unless_the_cache_is_o
     (cache / "ab" / "kernel.py").write_text("")
     loads = tmp_path / "loads"
     install(loads, "torch", {"loads.py": LOADS.replace("FILE", str(cache / "ab" / "kernel.py")).encode()})
-    assert found(["loads"], loads, variables={"TRITON_CACHE_DIR": str(cache)}) == []
-    assert [item[1] for item in found(["loads"], loads)] == ["kernel"]
+    assert findings(["loads"], loads, variables={"TRITON_CACHE_DIR": str(cache)}) == []
+    assert [row[1] for row in findings(["loads"], loads)] == ["kernel"]
     on_path = {"TRITON_CACHE_DIR": str(cache)}
-    assert [item[1] for item in found(["kernel"], loads, cache / "ab", variables=on_path)] == ["kernel"]
+    assert [row[1] for row in findings(["kernel"], loads, cache / "ab", variables=on_path)] == ["kernel"]
 
 
 LOADS = """

@@ -65,9 +65,9 @@ def test_states_are_those_of_the_gpus_used(nvidia_smi: Answer) -> None:
     used = gpus.select(HOPPER, 2, ("1", "2"))
     for old in (False, True):
         nvidia_smi(states=rows, old=old)
-        found = gpus.states(used)
-        assert [(state["index"], state["temperature_celsius"]) for state in found] == [("1", "41"), ("2", "42")]
-        assert found[0]["throttle_reasons"] == "0x0000000000000000"
+        states = gpus.states(used)
+        assert [(state["index"], state["temperature_celsius"]) for state in states] == [("1", "41"), ("2", "42")]
+        assert states[0]["throttle_reasons"] == "0x0000000000000000"
     # Nothing is decided by them.
     nvidia_smi(states=[], status=9)
     assert gpus.states(used) == []
@@ -191,6 +191,6 @@ def test_gpus_that_nvml_counts_and_torch_cannot_use_are_none(monkeypatch: pytest
     cuda = SimpleNamespace(_is_in_bad_fork=lambda: False, init=init, device_count=lambda: 4, nccl=nccl)
     torch = SimpleNamespace(cuda=cuda, version=SimpleNamespace(cuda="13.0"))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    found = describe([])
-    assert (found.cuda_devices, found.versions["nccl"]) == (0 if too_old else 4, "2.28.9")
-    assert ("too old (found version 12040)" in (found.cuda_error or "")) is too_old
+    described = describe([])
+    assert (described.cuda_devices, described.versions["nccl"]) == (0 if too_old else 4, "2.28.9")
+    assert ("too old (found version 12040)" in (described.cuda_error or "")) is too_old

@@ -54,8 +54,8 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def findings() -> list[tuple[str | None, str | None, str | None]]:
     files = installed.recorded(["torch", "single-file", "absent"])
-    found = installed.file_findings(files) + installed.shadowed(files)
-    return [(finding.code, finding.package, finding.found) for finding in found]
+    listed = installed.file_findings(files) + installed.shadowed(files)
+    return [(finding.code, finding.package, finding.found) for finding in listed]
 
 
 def test_nothing_is_found_where_all_is_as_recorded(packages: Path) -> None:
@@ -64,7 +64,7 @@ def test_nothing_is_found_where_all_is_as_recorded(packages: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requires", "content", "found"),
+    ("requires", "content", "expected"),
     [
         ("", b"base", []),
         ("", b"over", []),
@@ -74,18 +74,18 @@ def test_nothing_is_found_where_all_is_as_recorded(packages: Path) -> None:
         ("dsl_base>=4", b"base", ["dsl-over"]),
     ],
 )
-def test_file_of_several_packages(packages: Path, requires: str, content: bytes, found: list[str]) -> None:
+def test_file_of_several_packages(packages: Path, requires: str, content: bytes, expected: list[str]) -> None:
     install(packages, "dsl_base", {"dsl/core.so": b"base"})
     install(packages, "dsl_over", {"dsl/core.so": b"over"}, requires=requires)
     (packages / "dsl/core.so").write_bytes(content)
 
     findings = installed.file_findings(installed.recorded(["dsl-base", "dsl-over"]))
 
-    assert [finding.package for finding in findings] == found
+    assert [finding.package for finding in findings] == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "found"),
+    ("name", "content", "problem"),
     [
         ("torch/lib/libtorch_cpu.so", None, ""),
         ("torch/__init__.py", TORCH["torch/__init__.py"][::-1], ": sha256="),
@@ -94,7 +94,7 @@ def test_file_of_several_packages(packages: Path, requires: str, content: bytes,
         ("torch/data.bin", b"more data", ": 9 bytes"),
     ],
 )
-def test_file_that_is_gone_or_differs(packages: Path, name: str, content: bytes | None, found: str) -> None:
+def test_file_that_is_gone_or_differs(packages: Path, name: str, content: bytes | None, problem: str) -> None:
     if content is None:
         (packages / name).unlink()
         assert findings() == [("file-missing", "torch", None)]
@@ -102,7 +102,7 @@ def test_file_that_is_gone_or_differs(packages: Path, name: str, content: bytes 
         (packages / name).write_bytes(content)
         ((code, package, text),) = findings()
         assert (code, package) == ("file-differs", "torch")
-        assert str(text).startswith(f"{packages / name}{found}")
+        assert str(text).startswith(f"{packages / name}{problem}")
 
 
 def test_large_library_is_known_by_its_size_alone(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +123,9 @@ def test_findings_of_one_kind_are_shortened(tmp_path: Path, monkeypatch: pytest.
     for number in range(20):
         (tmp_path / "torch" / f"{number}.py").unlink()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    found = findings()
-    assert len(found) == 6
-    assert found[-1] == ("file-missing", "torch", "15 more of its files")
+    listed = findings()
+    assert len(listed) == 6
+    assert listed[-1] == ("file-missing", "torch", "15 more of its files")
 
 
 @pytest.mark.parametrize("module", ["torch/__init__.py", "single.py"])
@@ -153,10 +153,10 @@ def test_module_of_a_namespace_that_is_found_earlier_on_the_path(packages: Path,
     other.parent.mkdir()
     other.write_text("")
     expected = f"{packages}/megatron/core/__init__.py"
-    assert [(item.expected, item.found) for item in installed.shadowed(files)] == [(expected, str(other))]
+    assert [(finding.expected, finding.found) for finding in installed.shadowed(files)] == [(expected, str(other))]
     # As a package of its own it stands for all that is below it.
     (tmp_path / "Megatron-LM" / "megatron" / "__init__.py").write_text("")
-    assert [item.found for item in installed.shadowed(files)] == [str(other)]
+    assert [finding.found for finding in installed.shadowed(files)] == [str(other)]
 
 
 def test_module_of_a_namespace_in_a_namespace_that_is_found_earlier_on_the_path(packages: Path, tmp_path: Path) -> None:
@@ -168,15 +168,15 @@ def test_module_of_a_namespace_in_a_namespace_that_is_found_earlier_on_the_path(
     other.parent.mkdir(parents=True)
     other.write_text("")
     sys.path.insert(0, str(tmp_path / "front"))
-    assert [item.found for item in installed.shadowed(files)] == [str(other)]
+    assert [finding.found for finding in installed.shadowed(files)] == [str(other)]
 
 
 def test_module_that_was_imported_from_elsewhere(packages: Path, tmp_path: Path) -> None:
     files = installed.recorded(["torch"])
     own, other = packages / "torch" / "__init__.py", tmp_path / "torch.py"
     assert installed.shadowed(files, imported={"torch": str(own), "unknown": str(other)}) == []
-    (found,) = installed.shadowed(files, imported={"torch": str(other)})
-    assert (found.code, found.package, found.found) == ("shadowed", "torch", str(other))
+    (finding,) = installed.shadowed(files, imported={"torch": str(other)})
+    assert (finding.code, finding.package, finding.found) == ("shadowed", "torch", str(other))
 
 
 def test_library_reachable_twice(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_observed_settings_and_lazy_imports_are_in_the_result(one_by_one: Done) 
     observed = one_by_one.cases["observes-dp2"]["observed"]
     assert (observed["layer_spec"], observed["libraries"]) == ("local", {})
     unlisted = one_by_one.cases["lazily-a"]["observed"]["unlisted"]
-    assert ("imported-unlisted", "fake_apex") in [(item["code"], item["package"]) for item in unlisted]
+    assert ("imported-unlisted", "fake_apex") in [(finding["code"], finding["package"]) for finding in unlisted]
 
 
 def test_report_that_is_not_of_its_type_fails_its_case(run_fake: RunFake) -> None:
@@ -162,9 +162,9 @@ def test_environment_findings_are_in_the_first_line(one_by_one: Done) -> None:
     # An expected module's own file, and no module that only a rank will import.
     assert "processes" in codes["imported-unlisted"]
     assert "fake_apex" not in codes["imported-unlisted"]
-    found = {item["package"]: item["found"] for item in one_by_one.lines[0]["environment_findings"]}
-    assert found["no_such_module"] == "ModuleNotFoundError: No module named 'no_such_module'"
-    assert "died while it imported it" in found["fake_dies"]
+    by_package = {finding["package"]: finding["found"] for finding in one_by_one.lines[0]["environment_findings"]}
+    assert by_package["no_such_module"] == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert "died while it imported it" in by_package["fake_dies"]
 
 
 def test_ranks_get_threads_and_addresses(one_by_one: Done) -> None:
@@ -283,7 +283,7 @@ def test_isolated_cases_get_new_interpreters(run_fake: RunFake, tmp_path: Path) 
     assert [line["fresh_processes"] for line in done.cases.values()] == [1, 2, 2, 2, 2]
     assert len({pid for name in done.cases for pid in done.pids(name)}) == 9
     # New interpreters report all that they imported.
-    unlisted = {item["package"] for item in done.cases["lazily-d"]["observed"]["unlisted"]}
+    unlisted = {finding["package"] for finding in done.cases["lazily-d"]["observed"]["unlisted"]}
     assert {"fake_apex", "fake_ranks"} <= unlisted
     assert_gone(tmp_path)
 

@@ -27,8 +27,8 @@ def everything(document: Document) -> Document:
 
 def objects_in(value: object) -> list[Document]:
     if isinstance(value, dict):
-        return [value, *[found for entry in value.values() for found in objects_in(entry)]]
-    return [found for entry in value for found in objects_in(entry)] if isinstance(value, list) else []
+        return [value, *[document for entry in value.values() for document in objects_in(entry)]]
+    return [document for entry in value for document in objects_in(entry)] if isinstance(value, list) else []
 
 
 def test_plan_is_refused_without_a_key_with_another_and_with_a_value_of_another_kind(document: Document) -> None:

@@ -189,8 +189,9 @@ def test_an_object_of_a_bucket_that_trickles(monkeypatch, tmp_path, doing):
         about = {"Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "ETag": '"a"', "Content-Length": "100000"}
         return 200, about, trickle()
 
-    with answering(answer) as (there, _):
-        address, endpoint = parse_address("s3://bucket/images"), f"http://{there.address.host}"
+    with answering() as server:
+        server.answer = answer
+        address, endpoint = parse_address("s3://bucket/images"), f"http://{server.host}"
         store = open_object_store(address, endpoint=endpoint, ca_bundle=None, wording=Wording(noun="store"))
         calls = {
             "read": lambda: store.read("tags/a.json", 1 << 20),

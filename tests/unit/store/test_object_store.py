@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from envbuild.core.errors import ConfigurationError, MachineError, NetworkError
-from envbuild.core.files import NotPlainFileError
 from envbuild.store import share as share_module
 from envbuild.store.address import parse_address
 from envbuild.store.connect import open_object_store
@@ -21,16 +20,6 @@ MANY = 1 << 20
 def share(tmp_path) -> Share:
     (tmp_path / "share").mkdir()
     return Share(tmp_path / "share", Wording(noun=".sqsh store"))
-
-
-def test_create_keeps_what_is_there(share):
-    assert share.read("a/b.json", MANY) is None
-    assert share.create("a/b.json", b"one")
-    assert not share.create("a/b.json", b"two")
-    assert share.read("a/b.json", MANY).content == b"one"
-    assert share.names("a") == ["a/b.json"]
-    assert share.size("a/b.json") == 3
-    assert share.size("a/c.json") is None
 
 
 def test_replace_only_of_what_was_read(share):
@@ -58,12 +47,6 @@ def test_replace_loses_no_write_of_many(share):
         thread.join()
     found = share.read("count", MANY).content.decode().split(";")
     assert sorted(found) == sorted(["", *map(str, range(16))])
-
-
-def test_what_is_too_large_is_refused(share):
-    share.create("tag", b"12345")
-    with pytest.raises(NotPlainFileError, match="larger"):
-        share.read("tag", 4)
 
 
 def test_upload_goes_on_where_a_killed_one_ended(share, tmp_path, monkeypatch):

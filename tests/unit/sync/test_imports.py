@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from helpers.import_probe import here, probe_of
@@ -12,7 +13,7 @@ from envbuild.core.progress import SilentReporter
 from envbuild.lock.inputs.request import is_curable
 from envbuild.sync import install_target
 from envbuild.sync.driver_start import make_stub
-from envbuild.sync.imports import Absent, try_imports
+from envbuild.sync.imports import Absent, NotImported, try_imports
 from envbuild.sync.install_target import InconclusiveError
 
 
@@ -125,10 +126,29 @@ Thread 0x00007f (most recent call first):
 SHORT = {"status": 1, "output": "Traceback (most recent call last):\nMemoryError\n\nenvbuild-import: {}\n"}
 
 
+# What a machine prints that has too little of something, or that waits for another one.
+SHORTAGES = (
+    "OSError: [Errno 122] Disk quota exceeded: '/home/u/.cache/x'",
+    "OSError: [Errno 116] Stale file handle: '/nfs/x'",
+    "OSError: [Errno 5] Input/output error",
+    "urllib.error.URLError: <urlopen error timed out>",
+    "ImportError: libtorch_cuda.so: failed to map segment from shared object",
+    "libgomp: Thread creation failed: Resource temporarily unavailable",
+    "OpenBLAS blas_thread_init: pthread_create failed for thread 3 of 64: Resource temporarily unavailable",
+    "terminate called after throwing an instance of 'std::bad_alloc'",
+    "  what():  Resource temporarily unavailable",
+)
+
+
 @pytest.mark.parametrize(
     "end",
-    [{}, {"status": -9}, {"status": 137}, SHORT],
-    ids=["slow", "killed", "killed-in-a-sandbox", "short-of-memory"],
+    [
+        {},
+        *({"status": status} for status in (-9, 137, -15, 143, -1, -7, -24)),
+        SHORT,
+        *({"status": -6, "output": f"{line}\nFatal Python error: Aborted\n"} for line in SHORTAGES),
+    ],
+    ids=lambda end: next(iter(str(end.get("output", end.get("status", "slow"))).splitlines())),
 )
 def test_an_import_without_a_verdict_is_repeated_alone_and_for_longer(tmp_path, end):
     runs = []
@@ -161,6 +181,12 @@ def test_hanging_import_is_ended_with_its_calls(tmp_path, python_with, monkeypat
     with pytest.raises(InconclusiveError, match="did not end within 15 s") as caught:
         check({"a": ("waits", "fine")}, tmp_path, python)
     assert "in forever" in caught.value.why
+
+
+def test_of_a_crash_the_cause_is_how_it_ended():
+    failure = f"was ended by SIGSEGV:\n{STACK}"
+    crash = NotImported(module="a", component="a", failure=failure, log=Path("x"), raised=False)
+    assert crash.cause == "was ended by SIGSEGV"
 
 
 # ---- machines without a GPU

@@ -83,7 +83,6 @@ class Chart:
     height: int = HEIGHT
     left: int = LEFT
     right: float = WIDTH - RIGHT
-    top: int = TOP
     bottom: float = HEIGHT - BOTTOM
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from envbuild.lock.checks.api_drift import check_api
-from envbuild.lock.checks.declared_ranges import Overridden, against_declarations, against_provided, against_ranges
+from envbuild.lock.checks.declared_ranges import DeclaredRanges, Overridden
 from envbuild.lock.checks.findings import CheckFinding, refuse
 from envbuild.lock.checks.releases import check_releases
 from envbuild.lock.checks.rules import CheckInput, check_cuda_mix, run_checks
@@ -39,10 +39,11 @@ def check_lock(resolved: ResolvedPlan, context: LockContext) -> CheckResult:
     """
     plan, resolution = resolved.plan, resolved.resolution
     with context.reporter.step("check the lock"):
-        overridden = (*against_declarations(plan, resolution, context), *against_ranges(plan, resolution, context))
+        ranges = DeclaredRanges(plan, resolution, context)
+        overridden = ranges.overridden()
         findings = [
             *run_checks(_check_input(plan, resolution, context)),
-            *against_provided(plan, resolution, context),
+            *ranges.against_provided(),
             *(override.finding() for override in overridden if not override.meant),
             *check_releases(plan, resolution, context),
             *check_api(plan.project, resolution.tables, context),
@@ -75,13 +76,10 @@ def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -
             entry.target: catalog.target(entry.target) for entry in stack.builds if selection.base_name in entry.bases
         },
         variables=stack.variables_on(selection.base.cuda_major),
-        conflicts=catalog.conflicts(),
+        conflicts=catalog.conflicts,
         matrix=catalog.matrix(stack.matrix_for(selection.base.device, driver)),
         torch_build=plan.project.torch_build,
-        asked={
-            **{name: component.specifier for name, component in plan.project.chosen.items()},
-            **plan.project.requirements,
-        },
+        asked=plan.project.asked,
         bases={base: catalog.base(base) for entry in stack.builds for base in entry.bases},
         driver_problem=plan.driver_problem or release_without_llm(resolution.tables, driver, context),
         ignored_settings=resolution.ignored_settings or _other_moment(plan, resolution),

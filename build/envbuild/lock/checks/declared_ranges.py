@@ -8,7 +8,7 @@ packages is read.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -71,43 +71,6 @@ class Overridden:
         return CheckFinding(code="override-range", what=self.text(), fix=fix, packages=packages)
 
 
-def against_declarations(plan: LockPlan, resolution: Resolution, context: LockContext) -> tuple[Overridden, ...]:
-    """Every declared range that a locked version is outside of, because an override hides it.
-
-    What a component's upstream overrides of its own declarations is left out: both are its authors' words.
-    """
-    # One that is for the declarations of a single package has no name of its own there.
-    stated = resolution.uv_lock.get("manifest", {}).get("overrides", [])
-    everywhere = {str(entry["name"]) for entry in stated if "name" in entry}
-    scoped = plan.project.scoped_overrides
-    names = everywhere.union(*scoped.values())
-    locked = {name: resolution.pins[name] for name in sorted(names & set(resolution.pins))}
-    if not locked:
-        return ()
-    listed = _against_the_stack(plan, {name: version for name, version in locked.items() if name in everywhere})
-    asking = [
-        package
-        for package in resolution.packages
-        if any(
-            edge["name"] in locked and _is_overridden(plan, package, edge["name"], everywhere)
-            for edge in edges_of(package)
-        )
-    ]
-    with context.reporter.step(f"check what {len(locked)} overrides go against"):
-        for unmet in _unmet(asking, locked, plan, resolution, context):
-            if _is_overridden(plan, unmet.package, unmet.name, everywhere):
-                declared = f"{unmet.name}{unmet.clauses}"
-                listed.append(_overridden(plan, unmet.name, locked[unmet.name], unmet.title, declared))
-    return tuple(listed)
-
-
-def _is_overridden(plan: LockPlan, package: Mapping[str, Any], name: str, everywhere: Collection[str]) -> bool:
-    """Whether an override replaces what a package declares of another, and is not one of its own authors."""
-    if name in plan.project.scoped_overrides.get(str(package["name"]), ()):
-        return True
-    return name in everywhere and not _own_override(plan, name, package)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Unmet:
     """A declaration that a version is outside of: the clauses that do not have it, of a locked package's table."""
@@ -121,154 +84,176 @@ class _Unmet:
         return f"{self.package['name']} {self.package.get('version', '')}".strip()
 
 
-def _unmet(
-    packages: Sequence[Mapping[str, Any]],
-    versions: Mapping[str, str],
-    plan: LockPlan,
-    resolution: Resolution,
-    context: LockContext,
-) -> Iterator[_Unmet]:
-    """What locked packages declare, for the extras that something asks for, and these versions do not meet."""
-    base, quiet = plan.project.base, context.quiet()
-    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
-        read = [*pool.map(lambda package: _locked_declarations(package, plan, quiet), packages)]
-    for package, declared in zip(packages, read, strict=True):
-        if declared is None:
-            context.reporter.note(f"note: what {package['name']} declares is known from its build alone: not checked")
-    known = [(package, declared) for package, declared in zip(packages, read, strict=True) if declared is not None]
-    extras = _asked_extras(known, plan, resolution)
-    for package, declared in known:
-        lines = declared.needed(base, extras[str(package["name"])])
-        for name, version in versions.items():
-            parts = {part for line in lines if canonicalize_name(line.name) == name for part in line.specifier}
-            if unmet := sorted(str(part) for part in parts if not part.contains(version, prereleases=True)):
-                yield _Unmet(package=package, name=name, clauses=",".join(unmet))
+class DeclaredRanges:
+    """What the packages of one resolution declare, against the versions that were locked.
 
-
-def _asked_extras(
-    known: Sequence[tuple[Mapping[str, Any], Declared]], plan: LockPlan, resolution: Resolution
-) -> Mapping[str, set[str]]:
-    """The extras of each package that the project or a locked package asks for."""
-    base = plan.project.base
-    extras: defaultdict[str, set[str]] = defaultdict(set)
-    for name, component in plan.project.every.items():
-        extras[name].update(component.extras(base))
-    for edge in (edge for package in resolution.uv_lock["package"] for edge in edges_of(package)):
-        extras[str(edge["name"])].update(edge.get("extra", ()))
-    # Of an extra that needs only what the base brings, uv.lock has nothing. What it asks for may ask for more.
-    before, now = -1, 0
-    while before != now:
-        before = now
-        for package, declared in known:
-            for line in declared.needed(base, extras[str(package["name"])]):
-                extras[canonicalize_name(line.name)].update(map(canonicalize_name, line.extras))
-        now = sum(map(len, extras.values()))
-    return extras
-
-
-def _locked_declarations(package: Mapping[str, Any], plan: LockPlan, context: LockContext) -> Declared | None:
-    name, version = str(package["name"]), str(package.get("version", ""))
-    for metadata in plan.project.metadata:
-        if metadata.name == name:
-            return Declared(by=f"{name} {version}", lines=metadata.requires_dist, extras=metadata.provides_extra)
-    component = plan.project.every.get(name)
-    if component is not None and component.commit is not None:
-        return declared_at_commit(component, context.repositories)
-    return declared_by_release(package, plan.project.base, context)
-
-
-def _own_override(plan: LockPlan, name: str, package: Mapping[str, Any]) -> bool:
-    return name not in plan.effective.stack.overrides and (
-        name in plan.upstream_overrides and plan.upstream_overrides[name].by == package["name"]
-    )
-
-
-def _against_the_stack(plan: LockPlan, locked: Mapping[str, str]) -> list[Overridden]:
-    stated = {
-        **{name: component.specifier for name, component in plan.project.chosen.items()},
-        **plan.project.requirements,
-    }
-    return [
-        _overridden(plan, name, version, THE_STACK, f"{name}{stated[name]}")
-        for name, version in locked.items()
-        if name in stated and not SpecifierSet(stated[name]).contains(version, prereleases=True)
-    ]
-
-
-def _overridden(plan: LockPlan, name: str, version: str, declared_by: str, declared: str) -> Overridden:
-    own, forced = plan.effective.stack.overrides.get(name), plan.upstream_overrides.get(name)
-    chosen = plan.project.chosen.get(name)
-    # Upstream's own lock goes against those declarations too: that is what it has its overrides for.
-    by, meant = "an override", declared_by != THE_STACK
-    if own is not None:
-        by, meant = f"the stack ({own.reason})", declared_by.partition(" ")[0] in own.against
-    elif forced is not None:
-        by = f"{forced.where} of {forced.by}"
-    elif chosen is not None:
-        by = chosen.because.partition(";")[0]
-    return Overridden(package=name, version=version, by=by, declared_by=declared_by, declared=declared, meant=meant)
-
-
-def against_ranges(plan: LockPlan, resolution: Resolution, context: LockContext) -> tuple[Overridden, ...]:
-    """Every range that a component declares of one that it uses, for any of its extras, and that is not kept.
-
-    uv holds a lock to the extras that the stack asks for, and to no others. A pin may be outside of such a range; and
-    what is held to a range, where uv did not take the release of which that range was read.
+    What a component's upstream overrides of its own declarations is left out: both are its authors' words.
     """
-    packages = resolution.tables
-    listed: list[Overridden] = []
-    for name, component in plan.project.chosen.items():
-        moved = [used for used in component.spec.uses if _is_moved(plan, name, used)]
-        if not moved:
-            continue
-        with context.reporter.step(f"check what {name} declares of {', '.join(moved)}"):
-            declared = _declared(component, packages, plan.project.base, context)
-        if declared is not None:
-            listed += [finding for used in moved if (finding := _outside(declared, used, resolution, plan)) is not None]
-    return tuple(listed)
 
+    def __init__(self, plan: LockPlan, resolution: Resolution, context: LockContext) -> None:
+        self._plan, self._resolution, self._context = plan, resolution, context
+        self._project, self._base = plan.project, plan.project.base
+        # One that is for the declarations of a single package has no name of its own there.
+        stated = resolution.uv_lock.get("manifest", {}).get("overrides", [])
+        self._everywhere = {str(entry["name"]) for entry in stated if "name" in entry}
 
-def _is_moved(plan: LockPlan, name: str, used: str) -> bool:
-    """Whether a pin or a declared range decides a component that another uses, and no override says more of it."""
-    component = plan.project.chosen.get(used)
-    overrides = {*plan.project.overrides, *plan.project.scoped_overrides.get(name, ())}
-    return component is not None and component.origin in (DecidedBy.PIN, DecidedBy.DECLARED) and used not in overrides
+    def overridden(self) -> tuple[Overridden, ...]:
+        """Every declared range that a locked version is outside of, because an override or a pin hides it."""
+        return (*self._behind_overrides(), *self._behind_pins())
 
+    def _behind_overrides(self) -> list[Overridden]:
+        pins = self._resolution.pins
+        names = self._everywhere.union(*self._project.scoped_overrides.values())
+        locked = {name: pins[name] for name in sorted(names & set(pins))}
+        if not locked:
+            return []
+        listed = self._against_the_stack({name: locked[name] for name in locked if name in self._everywhere})
+        asking = [
+            package
+            for package in self._resolution.packages
+            if any(edge["name"] in locked and self._is_overridden(package, edge["name"]) for edge in edges_of(package))
+        ]
+        with self._context.reporter.step(f"check what {len(locked)} overrides go against"):
+            for unmet in self._unmet(asking, locked):
+                if self._is_overridden(unmet.package, unmet.name):
+                    declared = f"{unmet.name}{unmet.clauses}"
+                    listed.append(self._overridden(unmet.name, locked[unmet.name], unmet.title, declared))
+        return listed
 
-def _declared(
-    component: Chosen, packages: Mapping[str, Mapping[str, Any]], base: Base, context: LockContext
-) -> Declared | None:
-    if component.commit is not None:
-        return declared_at_commit(component, context.repositories)
-    package = packages.get(component.name)
-    return None if package is None or component.url else declared_by_release(package, base, context)
+    def _is_overridden(self, package: Mapping[str, Any], name: str) -> bool:
+        """Whether an override replaces what a package declares of another, and is not one of its own authors."""
+        if name in self._project.scoped_overrides.get(str(package["name"]), ()):
+            return True
+        forced = self._plan.upstream_overrides.get(name)
+        own = forced is not None and forced.by == package["name"] and name not in self._plan.effective.stack.overrides
+        return name in self._everywhere and not own
 
+    def _unmet(self, packages: Sequence[Mapping[str, Any]], versions: Mapping[str, str]) -> Iterator[_Unmet]:
+        """What locked packages declare, for the extras that something asks for, and these versions do not meet."""
+        quiet = self._context.quiet()
+        with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
+            read = [*pool.map(lambda package: self._locked_declarations(package, quiet), packages)]
+        known = []
+        for package, declared in zip(packages, read, strict=True):
+            if declared is not None:
+                known.append((package, declared))
+                continue
+            self._context.reporter.note(
+                f"note: what {package['name']} declares is known from its build alone: not checked"
+            )
+        extras = self._asked_extras(known)
+        for package, declared in known:
+            lines = declared.needed(self._base, extras[str(package["name"])])
+            for name, version in versions.items():
+                parts = {part for line in lines if canonicalize_name(line.name) == name for part in line.specifier}
+                if unmet := sorted(str(part) for part in parts if not part.contains(version, prereleases=True)):
+                    yield _Unmet(package=package, name=name, clauses=",".join(unmet))
 
-def _outside(declared: Declared, used: str, resolution: Resolution, plan: LockPlan) -> Overridden | None:
-    version = resolution.pins.get(used)
-    ranges = [part for part in declared.ranges(used, plan.project.base) if part.specifier]
-    # The ranges of several extras are alternatives: one that has the version is enough (Declared.ranges).
-    if version is None or not ranges or any(part.has(version) for part in ranges):
-        return None
-    extras = [f" (extra {part.extra})" if part.extra else "" for part in ranges]
-    component = plan.project.chosen[used]
-    by = THE_PIN if component.origin is DecidedBy.PIN else f"what was {component.because.partition(',')[0]}"
-    words = " or ".join(f"{used}{part.specifier}{extra}" for part, extra in zip(ranges, extras, strict=True))
-    return Overridden(package=used, version=version, by=by, declared_by=declared.by, declared=words, meant=False)
+    def _asked_extras(self, known: Sequence[tuple[Mapping[str, Any], Declared]]) -> Mapping[str, set[str]]:
+        """The extras of each package that the project or a locked package asks for."""
+        extras: defaultdict[str, set[str]] = defaultdict(set)
+        for name, component in self._project.every.items():
+            extras[name].update(component.extras(self._base))
+        for edge in (edge for package in self._resolution.uv_lock["package"] for edge in edges_of(package)):
+            extras[str(edge["name"])].update(edge.get("extra", ()))
+        # Of an extra that needs only what the base brings, uv.lock has nothing. What it asks for may ask for more.
+        before, now = -1, 0
+        while before != now:
+            before = now
+            for package, declared in known:
+                for line in declared.needed(self._base, extras[str(package["name"])]):
+                    extras[canonicalize_name(line.name)].update(map(canonicalize_name, line.extras))
+            now = sum(map(len, extras.values()))
+        return extras
 
+    def _locked_declarations(self, package: Mapping[str, Any], context: LockContext) -> Declared | None:
+        name, version = str(package["name"]), str(package.get("version", ""))
+        for metadata in self._project.metadata:
+            if metadata.name == name:
+                return Declared(by=f"{name} {version}", lines=metadata.requires_dist, extras=metadata.provides_extra)
+        component = self._project.every.get(name)
+        if component is not None and component.commit is not None:
+            return declared_at_commit(component, context.repositories)
+        return declared_by_release(package, self._base, context)
 
-def against_provided(plan: LockPlan, resolution: Resolution, context: LockContext) -> tuple[CheckFinding, ...]:
-    """Every declared range that a version which the base brings is outside of."""
-    base = plan.project.base
-    if not base.provides:
-        return ()
-    with context.reporter.step(f"check what packages declare about {len(base.provides)} that the base brings"):
-        findings = [*_of_builds(plan.project)]
-        versions = {name: provided_version(base, name) or "" for name in base.provides}
-        for unmet in _unmet(resolution.packages, versions, plan, resolution, context):
-            who = f"{unmet.title} declares {unmet.name}{unmet.clauses}"
-            findings.append(_finding(base, unmet.name, who, [str(unmet.package["name"])]))
-    return tuple(findings)
+    def _against_the_stack(self, locked: Mapping[str, str]) -> list[Overridden]:
+        stated = self._project.asked
+        return [
+            self._overridden(name, version, THE_STACK, f"{name}{stated[name]}")
+            for name, version in locked.items()
+            if name in stated and not SpecifierSet(stated[name]).contains(version, prereleases=True)
+        ]
+
+    def _overridden(self, name: str, version: str, declared_by: str, declared: str) -> Overridden:
+        own, forced = self._plan.effective.stack.overrides.get(name), self._plan.upstream_overrides.get(name)
+        chosen = self._project.chosen.get(name)
+        # Upstream's own lock goes against those declarations too: that is what it has its overrides for.
+        by, meant = "an override", declared_by != THE_STACK
+        if own is not None:
+            by, meant = f"the stack ({own.reason})", declared_by.partition(" ")[0] in own.against
+        elif forced is not None:
+            by = f"{forced.where} of {forced.by}"
+        elif chosen is not None:
+            by = chosen.because.partition(";")[0]
+        return Overridden(package=name, version=version, by=by, declared_by=declared_by, declared=declared, meant=meant)
+
+    def _behind_pins(self) -> Iterator[Overridden]:
+        """Every range that a component declares of one that it uses, for any of its extras, and that is not kept.
+
+        uv holds a lock to the extras that the stack asks for, and to no others. A pin may be outside of such a range;
+        and what is held to a range, where uv did not take the release of which that range was read.
+        """
+        for name, component in self._project.chosen.items():
+            moved = [used for used in component.spec.uses if self._is_moved(name, used)]
+            if not moved:
+                continue
+            with self._context.reporter.step(f"check what {name} declares of {', '.join(moved)}"):
+                declared = self._declared(component)
+            if declared is not None:
+                for used in moved:
+                    yield from self._outside(declared, used)
+
+    def _is_moved(self, name: str, used: str) -> bool:
+        """Whether a pin or a declared range decides a component that another uses, and no override says more of it."""
+        component = self._project.chosen.get(used)
+        overrides = {*self._project.overrides, *self._project.scoped_overrides.get(name, ())}
+        return (
+            component is not None and component.origin in (DecidedBy.PIN, DecidedBy.DECLARED) and used not in overrides
+        )
+
+    def _declared(self, component: Chosen) -> Declared | None:
+        if component.commit is not None:
+            return declared_at_commit(component, self._context.repositories)
+        package = self._resolution.tables.get(component.name)
+        return None if package is None or component.url else declared_by_release(package, self._base, self._context)
+
+    def _outside(self, declared: Declared, used: str) -> Iterator[Overridden]:
+        version = self._resolution.pins.get(used)
+        ranges = [part for part in declared.ranges(used, self._base) if part.specifier]
+        # The ranges of several extras are alternatives: one that has the version is enough (Declared.ranges).
+        if version is None or not ranges or any(part.has(version) for part in ranges):
+            return
+        component = self._project.chosen[used]
+        by = THE_PIN if component.origin is DecidedBy.PIN else f"what was {component.because.partition(',')[0]}"
+        words = " or ".join(
+            f"{used}{part.specifier}" + (f" (extra {part.extra})" if part.extra else "") for part in ranges
+        )
+        yield Overridden(package=used, version=version, by=by, declared_by=declared.by, declared=words, meant=False)
+
+    def against_provided(self) -> list[CheckFinding]:
+        """Every declared range that a version which the base brings is outside of."""
+        base = self._base
+        if not base.provides:
+            return []
+        with self._context.reporter.step(
+            f"check what packages declare about {len(base.provides)} that the base brings"
+        ):
+            findings = [*_of_builds(self._project)]
+            versions = {name: provided_version(base, name) or "" for name in base.provides}
+            for unmet in self._unmet(self._resolution.packages, versions):
+                who = f"{unmet.title} declares {unmet.name}{unmet.clauses}"
+                findings.append(_finding(base, unmet.name, who, [str(unmet.package["name"])]))
+        return findings
 
 
 def _of_builds(project: Project) -> Iterable[CheckFinding]:

@@ -8,29 +8,6 @@ from dataclasses import dataclass
 from envbuild.core.digests import digest_of, short
 from envbuild.core.errors import CheckRefusedError
 
-# All codes but those of envs/conflicts, which are the names of its files.
-CODES = frozenset(
-    [
-        "api-drift",
-        "base-provides",
-        "cuda-mixed",
-        "driver",
-        "driver-collection",
-        "forks",
-        "glibc",
-        "import",
-        "install",
-        "nightly",
-        "one-version",
-        "override-range",
-        "placeholder",
-        "sm-floor",
-        "uv-settings",
-        "variable-folder",
-        "yanked",
-    ]
-)
-
 # Of the base, of what a machine did, or of packages that no finding of them names all of: with another package in the
 # lock, or on another base, there may be none.
 OPEN_CODES = frozenset(
@@ -47,6 +24,17 @@ OPEN_CODES = frozenset(
         "variable-folder",
     ]
 )
+
+# All codes but those of envs/conflicts, which are the names of its files.
+CODES = OPEN_CODES | {
+    "api-drift",
+    "driver-collection",
+    "nightly",
+    "one-version",
+    "override-range",
+    "placeholder",
+    "yanked",
+}
 
 # Findings that a refusal lists under --allow by ID; of more, it names the checks.
 MOST_IDS = 4

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
-from envbuild.lock.components.models import ALWAYS, ANY, BUILD, Chosen, GitSource, GitSources, MissingSource
+from envbuild.lock.components.models import ALWAYS, ANY, BUILD, PROJECT, Chosen, GitSource, GitSources, MissingSource
 from envbuild.lock.components.tree_sources import IndexNotConfiguredError
 from envbuild.lock.components.upstream import SOURCES
 
@@ -118,8 +118,8 @@ def _is_asked(
         return False
     if other is not None and other.chosen.commit != source.by.commit:
         return False  # of a commit that is not in the lock
-    # uv.lock does not list what builds a package.
-    if BUILD in source.parts:
+    # uv.lock does not list with a package what builds it, nor what the project requires.
+    if source.parts & {BUILD, PROJECT}:
         return True
     lists = {ALWAYS: table.get("dependencies", []), **table.get("optional-dependencies", {})}
     parts = lists if ANY in source.parts else source.parts

@@ -252,12 +252,14 @@ class _Beginning:
         """Finds what the components from git take from elsewhere themselves."""
         repositories = self._context.repositories
         forced = upstream_overrides(leads, chosen, repositories)
+        added = (deviation.package for deviation in self._inputs.deviations if deviation.added)
         return GitSourceReader(
             base=self._base,
             repositories=repositories,
             reporter=self._context.reporter,
             ruled={*self._stack.overrides_of_all(), *forced, *self._base.provides} | replaced(self._inputs.deviations),
             forced=forced_sources(leads, self._base, repositories),
+            required={*self._stack.requirements, *added},
             pins=self._other_pins(),
             as_of=bound,
             indexes=self._context.site.indexes,

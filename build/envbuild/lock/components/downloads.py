@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,9 +29,12 @@ from envbuild.lock.uv.remote_file import open_remote
 
 def base_tags(base: Base) -> frozenset[Tag]:
     """The wheel tags that a base can install (PEP 425, PEP 600)."""
-    major, minor = (int(part) for part in base.python.version.split("."))
-    glibc = int(base.glibc.split(".")[1])
-    machine = MACHINES[base.platform]
+    return _tags(base.python.version, int(base.glibc.split(".")[1]), MACHINES[base.platform])
+
+
+@cache
+def _tags(python: str, glibc: int, machine: str) -> frozenset[Tag]:
+    major, minor = (int(part) for part in python.split("."))
     # PEP 600: a wheel for a glibc runs on every later one. manylinux1, the oldest, is 2.5.
     platforms = [f"manylinux_2_{number}_{machine}" for number in range(glibc, 4, -1)]
     platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}", f"linux_{machine}"]

@@ -26,6 +26,7 @@ from envbuild.lock.components.models import (
     ALWAYS,
     ANY,
     BUILD,
+    PROJECT,
     Chosen,
     DecidedBy,
     GitSource,
@@ -55,7 +56,7 @@ from envbuild.lock.components.upstream import OVERRIDES, SOURCES, holds_on, over
 from envbuild.lock.context import Repositories
 from envbuild.lock.inputs.as_of import Bound
 from envbuild.lock.inputs.pins import Ref, ref_text
-from envbuild.lock.uv.named_index import NamedIndex, OwnIndexes
+from envbuild.lock.uv.named_index import NamedIndex, OwnIndexes, isolated_build_error
 
 
 @dataclass
@@ -68,6 +69,7 @@ class GitSourceReader:
         pins: what the user says of packages that are no components.
         as_of: a branch means its commit of then; None: its tip.
         indexes: where the site has indexes that components name, by name.
+        required: packages that the stack requires itself, or the search adds.
     """
 
     base: Base
@@ -78,6 +80,7 @@ class GitSourceReader:
     pins: Mapping[str, Ref]
     as_of: Bound
     indexes: Mapping[str, str] = field(default_factory=dict)
+    required: Collection[str] = ()
 
     def sources(self, chosen: Mapping[str, Chosen]) -> GitSources:
         """What may be taken from elsewhere than the index, besides the components themselves.
@@ -107,7 +110,7 @@ class GitSourceReader:
                 elif source.package in chosen or source.package in self.ruled:
                     overruled.setdefault(source.package, text)
                     continue
-                needed = required and bool(parts & {ALWAYS, BUILD, *extras})
+                needed = required and bool(parts & {ALWAYS, BUILD, PROJECT, *extras})
                 place = self._place(source, by, parts, required=needed)
                 if isinstance(place, MissingSource):
                     missing.append(place)
@@ -162,6 +165,9 @@ class GitSourceReader:
             named = frozenset({source.extra or ANY}) if parts is None else parts.get(source.package, frozenset())
             if source.extra:
                 named &= {source.extra}
+            # Also of what its tree does not declare: it was meant for that name.
+            if source.package in self.required and self._is_only_there(source):
+                named |= {PROJECT}
             if named:
                 listed.append((source, named))
         return listed
@@ -177,7 +183,9 @@ class GitSourceReader:
         needed = {canonicalize_name(requirement.name) for requirement in readable(build_requires(tree.pyproject()))}
         for source in sources:
             if source.package in needed and self._is_only_there(source):
-                raise isolated_build_error(tree.component, source.package, source.index)
+                component = tree.component
+                package = f"{source.package} of index {source.index!r}"
+                raise isolated_build_error(component.title, component.name, package)
 
     def _is_general(self, source: UvSource, by: Chosen) -> bool:
         """Whether a source names an index that is not for it alone, and that the site does not know."""
@@ -245,7 +253,7 @@ class GitSourceReader:
         return GitSource(chosen=chosen, by=by, parts=parts, required=required, build_requires=needs)
 
     def _note_missing(self, source: UvSource, by: Chosen, parts: frozenset[str], error: EnvbuildError) -> None:
-        extras = sorted(parts - {ALWAYS, ANY, BUILD})
+        extras = sorted(parts - {ALWAYS, ANY, BUILD, PROJECT})
         asked = f"{by.name}[{','.join(extras)}]" if extras else by.name
         self.reporter.note(
             f"note: {source.package} of {where(by)} is left alone, which matters only if something asks for {asked}: "
@@ -302,16 +310,6 @@ def needed_to_build(tree: Tree) -> tuple[str, ...]:
     if tree.component.phase is not Phase.COMPILE:
         return ()
     return needed_of_environment(build_requires(tree.pyproject()))
-
-
-def isolated_build_error(by: Chosen, package: str, index: str) -> ConfigurationError:
-    """The error for an isolated build that needs a package of an index of its own."""
-    return ConfigurationError(
-        f"{by.title} is built with {package} of index {index!r}",
-        why="An isolated build takes what it needs from the site's own index, where it may be another package.",
-        fix=f"Let it be built in the environment, which takes it from that index: [components.{by.name}] "
-        'of the stack with phase = "compile".',
-    )
 
 
 def own_indexes(chosen: Mapping[str, Chosen], git_sources: GitSources, indexes: Sequence[NamedIndex]) -> OwnIndexes:

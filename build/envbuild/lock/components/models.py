@@ -206,8 +206,9 @@ class CompileMetadata:
     rewritten: tuple[str, ...] = ()
 
 
-# Besides the names of extras: what a component needs without any, what builds it, and what only a build would tell.
-ALWAYS, BUILD, ANY = "", "[build]", "[any]"
+# Besides the names of extras: what a component needs without any, what builds it, what only a build would tell, and
+# what the lock's project requires itself, whoever else does.
+ALWAYS, BUILD, ANY, PROJECT = "", "[build]", "[any]", "[project]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +218,7 @@ class GitSource:
     Attributes:
         chosen: which commit or file it is, and who said so.
         by: the package whose pyproject.toml says so.
-        parts: for which parts of ``by``: its extras, ALWAYS, BUILD, ANY.
+        parts: for which parts of ``by``: its extras, ALWAYS, BUILD, ANY, PROJECT.
         required: it is asked for whatever else the lock holds.
         build_requires: what must be installed to build it without isolation, as PEP 508 lines.
     """

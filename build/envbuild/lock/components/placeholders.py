@@ -38,7 +38,8 @@ def is_stub(table: Mapping[str, Any], context: LockContext) -> bool:
         return False
     files, _ = metadata_files(table, context)
     try:
-        backend = tomlread.loads(files.get(PYPROJECT, b"").decode()).get("build-system", {}).get("build-backend", "")
+        system = tomlread.loads(files.get(PYPROJECT, b"").decode()).get("build-system")
     except ValueError:
         return False  # uv says what is wrong with it
+    backend = system.get("build-backend") if isinstance(system, dict) else ""
     return str(backend).partition(".")[0] in STUB_BACKENDS

@@ -144,7 +144,8 @@ def uploaded_at(package: Mapping[str, Any]) -> datetime:
         raise ConfigurationError(
             f"the index does not say when {package['name']} {package['version']} was uploaded",
             why="Its answers carry no upload times, so 'release' has no date to count from.",
-            fix="Name the date yourself: --as-of YYYY-MM-DD",
+            fix="Name the date yourself: --as-of YYYY-MM-DD. Where the index has no times at all, take what there is "
+            "now: --no-as-of",
         )
     return datetime.fromtimestamp(min(times), timezone.utc)
 

@@ -12,7 +12,7 @@ from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Selection, definition_digest
 from envbuild.catalog.stack import Stack
 from envbuild.core.digests import Json, digest_of
-from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, ResolutionError
+from envbuild.core.errors import BuildError, CheckRefusedError, EnvbuildError, NetworkError, ResolutionError
 from envbuild.lock.inputs.as_of import NOW
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.models import Deviation, Lock
@@ -149,6 +149,9 @@ def may_help(base: Base, selection: Selection, request: LockRequest, error: Envb
 
     It differs by the CUDA, or by the Python, that packages need.
     """
+    # A repository is there or not, whatever the base.
+    if isinstance(error, NetworkError):
+        return False
     may = may_deviate(selection, request)
     # Other releases are no cure where it is the pinned one.
     if isinstance(error, ResolutionError) and needed_pythons(error.why) and (error.nearest_pins or not may):
@@ -198,7 +201,7 @@ def inputs_digest(selection: Selection, request: LockRequest) -> str:
         # What trains wrongly is reported of a lock whenever it is used, and decides none of its versions.
         "conflicts": {
             name: definition_digest(conflict)
-            for name, conflict in selection.catalog.conflicts().items()
+            for name, conflict in selection.catalog.conflicts.items()
             if not conflict.cases
         },
         # What the checks hold a lock to; a target's words are no part of it.

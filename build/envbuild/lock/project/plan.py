@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from envbuild.lock.components.decide import Decided, EffectiveStack, commit_without_llm
 from envbuild.lock.components.git_sources import own_indexes
@@ -62,6 +63,11 @@ class LockPlan:
     def what(self) -> str:
         """What uv does, for messages."""
         return f"resolve {self.inputs.title}"
+
+    @cached_property
+    def kept_text(self) -> str:
+        """The pyproject.toml that uv resolves, with the versions that are kept as constraints."""
+        return self.project_text(self.keep)
 
     def project_text(self, pins: Mapping[str, str]) -> str:
         """The pyproject.toml that uv resolves, with these versions as constraints."""

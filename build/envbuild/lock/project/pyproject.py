@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from envbuild.lock.components.as_of_moment import own_dates
 from envbuild.lock.components.models import Chosen, CompileMetadata, GitSources
 from envbuild.lock.components.project_metadata import name_of
 from envbuild.lock.inputs.as_of import with_undated
-from envbuild.lock.uv.named_index import ANY_RELEASE
+from envbuild.lock.uv.named_index import ANY_RELEASE, builds_without
 from envbuild.lock.uv.resolution import limits
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
 
@@ -60,6 +60,11 @@ class Project:
     def every(self) -> dict[str, Chosen]:
         """The components, and what those from git take from elsewhere themselves."""
         return {**self.chosen, **{name: source.chosen for name, source in self.git_sources.in_force.items()}}
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """The stack's specifiers, by package."""
+        return {**{name: component.specifier for name, component in self.chosen.items()}, **self.requirements}
 
     def pinned_directly(self) -> frozenset[str]:
         """The packages that a commit or an address pins, so that no version needs to."""
@@ -151,17 +156,11 @@ def render_project(
         # The base brings them: they must not be installed again, and uv must not look for them.
         # uv has a setting for it since astral-sh/uv#16528; before, an override with a marker that never holds.
         uv["exclude-dependencies"] = _lines(sorted(base.provides))
-    constraints = [f"{package}=={version}" for package, version in sorted((pins or {}).items())]
-    taken = {name: source.chosen.wanted for name, source in sorted(project.git_sources.in_force.items())}
-    constraints += [f"{name}{wanted}" for name, wanted in taken.items() if wanted]
-    # uv takes the source of what is required or limited by the project, and drops a constraint without a range.
-    constraints += [f"{name}{ANY_RELEASE}" for name, component in sorted(project.every.items()) if component.index]
-    constraints += [f"{name}{text}" for name, text in sorted(project.limits.items())]
-    constraints += [f"torch!={version}" for version in (source.not_these if source else ())]
-    if constraints:
-        uv["constraint-dependencies"] = _lines(constraints)
     # uv refuses a name that no index has: no other one is asked for these packages.
     sources = {name: {"index": component.index} for name, component in sorted(project.every.items()) if component.index}
+    if constraints := _constraints(project, pins or {}, sources, source):
+        uv["constraint-dependencies"] = _lines(constraints)
+    uv |= builds_without({*sources, *project.git_sources.barred})
     _add_sources(uv, sources, source)
     if unsourced := _unsourced(project, source):
         uv["no-sources-package"] = _lines(unsourced)
@@ -169,6 +168,20 @@ def render_project(
         uv["dependency-metadata"] = _metadata(project)
     document["tool"] = {"uv": uv}
     return tomlkit.dumps(document)
+
+
+def _constraints(
+    project: Project, pins: Mapping[str, str], sources: Collection[str], source: TorchSource | None
+) -> list[str]:
+    taken = {name: git.chosen.wanted for name, git in sorted(project.git_sources.in_force.items())}
+    return [
+        *(f"{package}=={version}" for package, version in sorted(pins.items())),
+        *(f"{name}{wanted}" for name, wanted in taken.items() if wanted),
+        # uv takes the source of what is required or limited by the project, and drops a constraint without a range.
+        *(f"{name}{ANY_RELEASE}" for name in sources),
+        *(f"{name}{text}" for name, text in sorted(project.limits.items())),
+        *(f"torch!={version}" for version in (source.not_these if source else ())),
+    ]
 
 
 def main_lines(project: Project) -> list[str]:

@@ -214,7 +214,7 @@ def _write_phases(resolved: ResolvedPlan, context: LockContext) -> dict[str, Loc
     late = set(plan.project.compiled())
     with interruptible(2) as pool:
         exported = pool.submit(export, context.folder, None, plan.what, context.log)
-        with_compile = export(context.folder, "compile", plan.what, context.log)
+        with_compile = export(context.folder, "compile", plan.what, context.log) if late else []
     main = [pinned for pinned in exported.result() if pinned.name not in late]
     # The extra `compile` comes with all that phase main has, too.
     in_main = {pinned.name for pinned in main}

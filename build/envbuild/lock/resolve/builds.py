@@ -6,7 +6,7 @@ the newest release as of the lock's moment. A build's own limits (setuptools<80)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -15,15 +15,16 @@ from packaging.version import Version
 from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ResolutionError
 from envbuild.lock.components.downloads import base_tags, tags_of, wheel_name
-from envbuild.lock.components.git_sources import isolated_build_error, without_isolation
+from envbuild.lock.components.git_sources import without_isolation
 from envbuild.lock.components.models import Chosen
-from envbuild.lock.components.project_metadata import build_requires, readable
+from envbuild.lock.components.project_metadata import PYPROJECT, build_requires, readable
+from envbuild.lock.components.sdist_metadata import metadata_files
 from envbuild.lock.components.tree import trees_of
 from envbuild.lock.components.upstream import holds_on
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import dates_of
-from envbuild.lock.uv.named_index import NamedIndex
+from envbuild.lock.uv.named_index import isolated_build_error
 from envbuild.lock.uv.package_index import PackageIndex
 from envbuild.lock.uv.resolution import Resolution
 
@@ -62,8 +63,7 @@ def build_constraints(plan: LockPlan, resolution: Resolution, context: LockConte
         for line in readable(build_requires(tree.pyproject()))
         if holds_on(str(line.marker or ""), plan.project.base)
     ]
-    if needed:
-        _refuse_own_indexes(needed, plan.own.places, resolution)
+    _refuse_own_indexes(needed, plan, resolution, context)
     by_name: dict[str, set[str]] = {}
     asked: dict[str, dict[str, Chosen]] = {}
     for component, requirement in needed:
@@ -84,19 +84,41 @@ def build_constraints(plan: LockPlan, resolution: Resolution, context: LockConte
 
 
 def _refuse_own_indexes(
-    needed: Sequence[tuple[Chosen, Requirement]], places: Mapping[str, NamedIndex], resolution: Resolution
+    needed: Sequence[tuple[Chosen, Requirement]], plan: LockPlan, resolution: Resolution, context: LockContext
 ) -> None:
     """Refuse what is of an index of its own, also where something else that the build needs depends on it."""
-    tables = resolution.tables
-    for component, requirement in needed if places else ():
+    places, tables = plan.own.places, resolution.tables
+    if not places:
+        return
+    from_git = [(component.title, component.name, requirement) for component, requirement in needed]
+    for title, component, requirement in (*from_git, *_needed_by_sdists(plan, resolution, context)):
         queue, seen = [canonicalize_name(requirement.name)], set[str]()
         while queue:
             name = queue.pop()
             if name in places:
-                raise isolated_build_error(component, name, places[name].name)
+                raise isolated_build_error(title, component, f"{name} of index {places[name].name!r}")
             if name not in seen:
                 seen.add(name)
                 queue += [entry["name"] for entry in tables.get(name, {}).get("dependencies", ())]
+
+
+def _needed_by_sdists(
+    plan: LockPlan, resolution: Resolution, context: LockContext
+) -> Iterator[tuple[str, str, Requirement]]:
+    """What builds the releases without a wheel for the base: for people, by name, and as a requirement."""
+    base, compiled = plan.project.base, {*plan.project.compiled()}
+    tags = base_tags(base)
+    for name, table in resolution.tables.items():
+        wheels = (wheel_name(file) for file in table.get("wheels", ()))
+        if name in compiled or "sdist" not in table or any(tags_of(wheel) & tags for wheel in wheels):
+            continue
+        files, _ = metadata_files(table, context)
+        try:
+            lines = readable(build_requires(files.get(PYPROJECT, b"").decode()))
+        except ValueError:
+            continue  # uv says what is wrong with it
+        title = f"{name} {table['version']}"
+        yield from ((title, name, line) for line in lines if holds_on(str(line.marker or ""), base))
 
 
 def _newest(ranges: Mapping[str, tuple[str, Chosen]], plan: LockPlan, context: LockContext) -> dict[str, str]:

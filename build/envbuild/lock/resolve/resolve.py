@@ -90,7 +90,7 @@ def begin_guess(plan: LockPlan, context: LockContext) -> Guess | None:
     guessed = _guess(plan.project, like) if like is not None else None
     if guessed is None:
         return None
-    text = replace(plan, project=guessed).project_text(plan.keep)
+    text = replace(plan, project=guessed).kept_text
     folder = throw_away(text, context)
     prefer(folder, plan.preferred)
     quiet = context.quiet()
@@ -174,7 +174,7 @@ def resolve_first(plan: LockPlan, guess: Guess | None, context: LockContext) -> 
     while plan.torch.kind == "package-index" and "+" in (build := resolution.pins.get("torch", "")):
         context.reporter.note(f"  torch {build}, which this site has, is not the package index's build: without it")
         plan = replace(plan, torch=replace(plan.torch, not_these=(*plan.torch.not_these, build)))
-        resolution = _once(plan, plan.keep, context)
+        resolution = _once(plan, context)
     plan, resolution = _without_yanked(plan, resolution, context)
     plan, resolution = _without_stubs(plan, resolution, context)
     return ResolvedPlan(plan=plan, resolution=resolution)
@@ -202,7 +202,7 @@ def pinned(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
         before = plan.project.git_sources.in_force
         plan = replace(plan, project=with_git_sources(plan.project, sources))
         if sources.in_force != before:
-            resolution = _once(plan, plan.keep, context)
+            resolution = _once(plan, context)
     refuse_missing(plan.project.git_sources, resolution.uv_lock["package"])
     for name in sorted(plan.inputs.request.pins.keys() - plan.effective.stack.every_component().keys()):
         if canonicalize_name(name) not in plan.project.git_sources.in_force:
@@ -212,10 +212,10 @@ def pinned(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
     # sync` would resolve again.
     builds = build_constraints(plan, resolution, context)
     resolved = ResolvedPlan(plan=plan, resolution=resolution, build_constraints=builds)
-    if plan.project_text(resolved.pins) == plan.project_text(plan.keep):
+    if (text := plan.project_text(resolved.pins)) == plan.kept_text:
         return resolved  # every version was kept: this is what was resolved
     # The NeMo 2.3 recipe takes 59 s with warm caches and 0.4 s offline (uv 0.13.8): what it waits for is the index.
-    return replace(resolved, resolution=_once(plan, resolved.pins, context, from_cache=True))
+    return replace(resolved, resolution=_once(plan, context, text=text, from_cache=True))
 
 
 def _without_yanked(plan: LockPlan, resolution: Resolution, context: LockContext) -> tuple[LockPlan, Resolution]:
@@ -232,7 +232,7 @@ def _without_yanked(plan: LockPlan, resolution: Resolution, context: LockContext
     if not yanked:
         return plan, resolution
     plan = _limited(plan, yanked)
-    return plan, _once(plan, plan.keep, context)
+    return plan, _once(plan, context)
 
 
 def _without_stubs(plan: LockPlan, resolution: Resolution, context: LockContext) -> tuple[LockPlan, Resolution]:
@@ -245,10 +245,10 @@ def _without_stubs(plan: LockPlan, resolution: Resolution, context: LockContext)
         return plan, resolution
     other = _limited(plan, stubs)
     try:
-        return other, _once(other, other.keep, context)
+        return other, _once(other, context)
     except ResolutionError:
         # Something pins one: the check says which. A uv that fails leaves the uv.lock that is there.
-        _write(plan.project_text(plan.keep), context)
+        _write(plan.kept_text, context)
         return plan, resolution
 
 
@@ -260,19 +260,17 @@ def _limited(plan: LockPlan, limits: Mapping[str, str]) -> LockPlan:
 
 def _first(plan: LockPlan, guess: Guess | None, context: LockContext) -> Resolution:
     """Resolve; a guess is taken if it is the very same project."""
-    text = plan.project_text(plan.keep)
-    if guess is not None and guess.text == text:
-        _write(text, context)
+    _write(plan.kept_text, context)
+    if guess is not None and guess.text == plan.kept_text:
         return guess.into(context.folder)
     if guess is not None:
         guess.answer.stop()
-    _write(text, context)
     prefer(context.folder, plan.preferred)
-    return _once(plan, plan.keep, context)
+    return _once(plan, context)
 
 
-def _once(plan: LockPlan, pins: Mapping[str, str], context: LockContext, *, from_cache: bool = False) -> Resolution:
-    _write(plan.project_text(pins), context)
+def _once(plan: LockPlan, context: LockContext, *, text: str = "", from_cache: bool = False) -> Resolution:
+    _write(text or plan.kept_text, context)
     # Settings that uv ignored are for a check to refuse, or the user to allow.
     return resolve(context.folder, plan.torch, plan.what, context, settings_may_be_ignored=True, from_cache=from_cache)
 
@@ -292,7 +290,7 @@ def _with_what_is_asked_for(
     while (some := every.only(asked)).in_force != every.in_force:
         trial = replace(plan, project=with_git_sources(plan.project, some))
         try:
-            resolution = _once(trial, trial.keep, context)
+            resolution = _once(trial, context)
         except ResolutionError as other:
             # Asked for where only the project may say from where, or of which the index has nothing.
             refused = map(canonicalize_name, _URL_REFUSED.findall(other.why))

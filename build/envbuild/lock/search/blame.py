@@ -84,10 +84,16 @@ def contradicting(explanation: str, direct: Iterable[str]) -> tuple[str, ...]:
 
 
 def summary(error: EnvbuildError) -> str:
-    """A failure in one line: the first thing that is wrong."""
+    """A failure in one line: what excludes each other, else the first thing that is wrong."""
     if isinstance(error, LockRefusedError):
         return error.findings[0].what.splitlines()[0]
     if isinstance(error, ResolutionError):
+        if clash := next(iter(clashes(error.why)), None):
+            kept, relaxed = clash.kept, clash.relaxed
+            return (
+                f"{error.what}: {relaxed.by} declares {relaxed.package}{relaxed.range}, {kept.by} "
+                f"{kept.package}{kept.range}"
+            )
         text = in_plain_ranges(" ".join(error.why.split()))
         # Of what is not built uv says, in a hint, because of what it was included.
         unbuilt = _BUILD_FAILED.search(text) if NO_SOLUTION not in text else None

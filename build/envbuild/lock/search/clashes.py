@@ -19,6 +19,13 @@ _DECLARED = re.compile(
     rf"(?P<by>{_NAME})(?:\[[^]]*\])?(?P<which>{_RANGE})? "
     rf"depends? on (?P<package>{_NAME})(?:\[[^]]*\])?(?P<range>{_RANGE})"
 )
+# `bridge==0.7.0 depends on core[mlm] and transformers>=5.8,<=5.12.1, we can conclude`; a second premise goes on with
+# what it depends on.
+_DECLARED_TOO = re.compile(
+    rf"(?P<by>{_NAME})(?:\[[^]]*\])?(?P<which>{_RANGE})? "
+    rf"depends? on {_NAME}(?:\[[^]]*\])?(?:{_RANGE})? "
+    rf"and (?P<package>{_NAME})(?:\[[^]]*\])?(?P<range>{_RANGE})(?=,? *$|, )"
+)
 # What uv concludes is declared by none: up to the next premise.
 _CONCLUSION = re.compile(
     r"we can conclude that .*?(?=Because |because |$)|we know from \(\d+\) that .*?(?= and |, we can conclude|$)"
@@ -67,7 +74,7 @@ def clashes(explanation: str) -> tuple[Clash, ...]:
 def _declarations(explanation: str) -> Iterator[Declaration]:
     text = in_plain_ranges(_CONCLUSION.sub("", " ".join(explanation.split())))
     listed: list[tuple[Declaration, bool]] = []
-    for match in _DECLARED.finditer(text):
+    for match in itertools.chain(_DECLARED.finditer(text), _DECLARED_TOO.finditer(text)):
         by, package = canonicalize_name(match["by"]), canonicalize_name(match["package"])
         try:
             SpecifierSet(match["range"])

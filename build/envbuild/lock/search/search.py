@@ -141,7 +141,7 @@ class Search:
         self._tried.add(key_of(inputs.deviations))
         self._lines.append(f"{_words(inputs)}: {summary(error)}")
         blocking = (failure, blame)
-        if self._blocking is not None and not blame.is_beyond(self._blocking[1]):
+        if self._blocking is not None and not (blame.settled or blame.is_beyond(self._blocking[1])):
             blocking = self._blocking
         self._blocking = blocking
         # Where a move did not help the next one is tried in its place.

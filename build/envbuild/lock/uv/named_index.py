@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from envbuild.core.errors import EnvbuildError
+from envbuild.core.errors import ConfigurationError, EnvbuildError
 
 # The range of a constraint that limits nothing.
 ANY_RELEASE = ">=0"
+# And of one that no release is in: uv 0.13.8 then does not ask an index at all.
+NO_RELEASE = "<0"
 
 
 @dataclass(frozen=True, order=True)
@@ -27,6 +30,40 @@ class NamedIndex:
 def named_indexes(indexes: Mapping[str, str]) -> tuple[NamedIndex, ...]:
     """The indexes of a site, of which it has the addresses by name."""
     return tuple(NamedIndex(name, url) for name, url in indexes.items())
+
+
+def never_in_builds(packages: Collection[str]) -> list[str]:
+    """What keeps isolated builds from packages with an index of their own, as PEP 508 lines.
+
+    For what a build takes, uv looks on the site's own index alone (uv 0.13.8): there it may be another package.
+    """
+    return [f"{name}{NO_RELEASE}" for name in sorted(packages)]
+
+
+def builds_without(packages: Collection[str]) -> dict[str, object]:
+    """The same as a key of ``[tool.uv]``, where there are any."""
+    return {"build-constraint-dependencies": never_in_builds(packages)} if packages else {}
+
+
+def isolated_build_error(
+    built: str, component: str, package: str, *, why: str = "", log: Path | None = None
+) -> ConfigurationError:
+    """The error for an isolated build that needs a package of an index of its own.
+
+    Args:
+        built: what is built, for people.
+        component: its name.
+        package: what it needs, with the index, for people.
+        why: what uv says.
+    """
+    reason = "An isolated build takes what it needs from the site's own index, where it may be another package."
+    return ConfigurationError(
+        f"{built} is built with {package}",
+        why="\n".join(filter(None, [reason, why])),
+        fix=f"Let it be built in the environment, which takes it from that index: [components.{component}] "
+        'of the stack with phase = "compile".',
+        log=log,
+    )
 
 
 @dataclass(frozen=True)
@@ -68,4 +105,5 @@ class OwnIndexes:
             # uv takes the source of what is required or limited by the project, and drops a constraint without a range.
             "constraint-dependencies": [f"{name}{ANY_RELEASE}" for name in sorted(self.places)],
             "exclude-dependencies": sorted(self.refused),
+            **builds_without({*self.places, *self.refused}),
         }

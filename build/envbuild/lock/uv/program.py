@@ -22,6 +22,7 @@ from envbuild.core.exit_status import describe_status, full_disk, ran_out_of_spa
 from envbuild.core.process import Finished, ProcessOptions, answer, run
 from envbuild.git.client import GONE
 from envbuild.lock.uv.interpreter import behind_a_shim, minor_of_project, pyenv_python
+from envbuild.lock.uv.named_index import NO_RELEASE, isolated_build_error
 from envbuild.lock.uv.settings import resolving_uv
 
 # uv 0.13 has no machine-readable errors; these phrases are its own words for "could not be reached".
@@ -49,6 +50,8 @@ _DROPPED_SETTINGS = re.compile(r"Failed to parse `.*pyproject\.toml` during sett
 KNOW_THE_KEYS = "Use the uv that envbuild pins: another one does not know a key of [tool.uv] that envbuild writes."
 # uv's words; below them is what the build itself printed.
 _NOT_BUILT = re.compile(r"Failed to (?:download and )?build `([A-Za-z0-9._-]+)")
+# Of a build that needs a package which no isolated build may take (never_in_builds).
+_NEVER_IN_BUILDS = re.compile(rf"(?:you require|depends on) ([A-Za-z0-9._-]+){NO_RELEASE}, which does not allow")
 _BUILD_ERROR = re.compile(r"\b\w*(?:Error|Exception|error): (?!Failed to )|\bCMake Error at ")
 # What the command itself printed is above this.
 _COMMAND_FAILED = re.compile(r"CalledProcessError|\bcommand .* failed\b", re.IGNORECASE)
@@ -278,6 +281,9 @@ def _short_build(line: str, output: str, what: str, log: Path) -> MachineError:
 
 def _unresolved(output: str, what: str, log: Path) -> EnvbuildError:
     if (unbuilt := _NOT_BUILT.search(output)) is not None:
+        if never := _NEVER_IN_BUILDS.search(" ".join(output.split())):
+            package = f"{never[1]}, which has an index of its own"
+            return isolated_build_error(unbuilt[1], unbuilt[1], package, why=output, log=log)
         errors = [line.strip() for line in output[unbuilt.end() :].splitlines() if _BUILD_ERROR.search(line)]
         errors = [line for line in errors if not _COMMAND_FAILED.search(line)] or errors
         last = f"The build's last error: {errors[-1]}\n" if errors else ""

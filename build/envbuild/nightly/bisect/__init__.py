@@ -1,1 +1,1 @@
-"""Which moved package breaks a lock: between one that works and one that does not."""
+"""Find the package that breaks a lock, between one that works and one that does not."""

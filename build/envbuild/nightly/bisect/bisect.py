@@ -26,7 +26,7 @@ _TRIED = TypeAdapter(Tried)
 
 @dataclass(frozen=True, kw_only=True)
 class BisectRequest:
-    """What is searched.
+    """The two locks of a bisection, and its trial.
 
     Attributes:
         good: a lock that passes the trial.
@@ -99,7 +99,7 @@ def _refuse_other_base(good: LockDirectory, bad: LockDirectory) -> None:
 def _culprits(
     groups: tuple[MovedGroup, ...], trials: _Trials, repositories: Repositories
 ) -> tuple[tuple[Culprit, ...], bool]:
-    """What breaks, and whether it does only together."""
+    """The culprits, and whether they break the lock only together."""
     by_name = {group.name: group for group in groups}
     packages = {group.name: frozenset(package.name for package in group.packages) for group in groups}
 
@@ -198,7 +198,7 @@ class _Trials:
         return self.failure
 
     def outcome(self, moved: frozenset[str], commits: Mapping[str, str] | None = None) -> TrialOutcome:
-        """What the good lock does with these packages moved."""
+        """The outcome of the good lock with these packages moved."""
         tried = self._tried(Mix(moved=moved, commits=commits or {}))
         if tried.passed is None or (tried.passed is False and not tried.signs & self.failure.signs):
             return TrialOutcome.UNKNOWN

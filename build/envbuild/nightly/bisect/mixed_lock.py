@@ -29,7 +29,7 @@ _TORCH = "torch"
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """Which packages are as in the bad lock.
+    """The packages that are as in the bad lock.
 
     Attributes:
         moved: by canonical name.

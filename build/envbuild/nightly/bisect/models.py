@@ -1,4 +1,4 @@
-"""What a bisection found, as frozen types."""
+"""The result of a bisection, as frozen types."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Culprit:
 
 @dataclass(frozen=True, kw_only=True)
 class Bisected:
-    """What a bisection found.
+    """The result of a bisection.
 
     Attributes:
         groups: what moved.

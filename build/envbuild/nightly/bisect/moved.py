@@ -1,4 +1,4 @@
-"""What moved between two locks, in groups of packages that move together."""
+"""The difference between two locks, in groups of packages that move together."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def component_of(lock: LockDirectory, name: str) -> LockedComponent | None:
 
 
 def moved_packages(good: LockDirectory, bad: LockDirectory) -> dict[str, MovedPackage]:
-    """What the locks pin differently, by canonical name."""
+    """The packages that two locks pin differently, by canonical name."""
     old, new = pins_of(good), pins_of(bad)
     return {
         name: MovedPackage(name=name, old=old.get(name), new=new.get(name))
@@ -112,7 +112,7 @@ def _content(pin: PinnedPackage | None) -> tuple[str, str] | None:
 
 
 def moved_groups(good: LockDirectory, bad: LockDirectory, suspects: Iterable[str] = ()) -> tuple[MovedGroup, ...]:
-    """What moved, in groups: the suspects first, then the components of the stack, then the others by name."""
+    """The moved packages in groups: the suspects first, then the components of the stack, then the others by name."""
     moved = moved_packages(good, bad)
     leaders = _leaders(moved, [needed_by(good), needed_by(bad)])
     groups: dict[str, list[str]] = {}

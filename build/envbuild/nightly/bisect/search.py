@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 
 class TrialOutcome(str, Enum):
-    """What a test shows: ``UNKNOWN`` where it cannot be made, or fails by something else."""
+    """The outcome of a test: ``UNKNOWN`` if it cannot be made, or fails for another reason."""
 
     PASSES = "passes"
     FAILS = "fails"
@@ -29,7 +29,7 @@ Test: TypeAlias = Callable[[frozenset[str]], TrialOutcome]
 
 @dataclass(frozen=True, kw_only=True)
 class Culprits:
-    """What breaks: one part alone, or several only together.
+    """A set of names that breaks: one part alone, or several only together.
 
     Attributes:
         parts: each is one name; or several of which no test could tell which one it is.
@@ -63,7 +63,7 @@ def find_culprits(names: Sequence[str], test: Test) -> Culprits:
 
 
 def bracket(count: int, test: Callable[[int], TrialOutcome]) -> tuple[int, int]:
-    """Of lists of the first 0 to ``count`` items, the longest that passes and the shortest that fails.
+    """The longest beginning that passes and the shortest that fails, of a list of ``count`` elements.
 
     Without any item it passes, with all it fails. The two differ by one, or by those that cannot be tested.
     """
@@ -125,7 +125,7 @@ def _suspect(names: Sequence[str], known: _Known) -> str | None:
 
 
 def _together(names: Sequence[str], known: _Known) -> Culprits:
-    """What fails only together: each part in turn is the last that the others, with all before it, need to fail."""
+    """The names that fail only together: each part is the last that the others, with all before it, need to fail."""
     parts: list[tuple[str, ...]] = []
     rest = list(names)
     while rest:

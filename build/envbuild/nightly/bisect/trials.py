@@ -1,4 +1,4 @@
-"""What a lock is tried by: its modules are imported, or one certification case is trained."""
+"""Trials of a lock: import its modules, or train one certification case."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What came of a lock that was tried.
+    """The result of a trial.
 
     Attributes:
         passed: None where it could not be tried: a package does not build.
@@ -62,13 +62,13 @@ class LockTrial(Protocol):
 
     @property
     def text(self) -> str:
-        """What it is, for people."""
+        """Its name, for people."""
 
     def key(self) -> Json:
-        """All that a result depends on, but the lock."""
+        """Everything that a result depends on, except the lock."""
 
     def __call__(self, lock: LockDirectory) -> Tried:
-        """What came of a lock. What this machine lacks is raised, and is no result."""
+        """Try a lock. A deficiency of this machine is raised, and is no result."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -179,7 +179,7 @@ class LedgerPages:
         return {"schema": LOCK_SCHEMA, **tables}
 
     def _results_of(self, lock_digest: str) -> dict[str, Sequence[Row]]:
-        """What came of a lock, by kind."""
+        """The images, certificates and publications of a lock, by kind."""
         snapshot = self.snapshot
         return {
             "images": snapshot.images_of_lock.get(lock_digest, []),
@@ -221,7 +221,7 @@ def _severity(state: TargetState) -> int:
 
 
 def docker_command(row: PublicationRow) -> str:
-    """What fetches exactly this image."""
+    """The command that fetches exactly this image."""
     return quoted_command("docker", "pull", f"{row.repository}@{row.docker_digest or row.oci_digest}")
 
 

@@ -22,7 +22,7 @@ SECONDS_OF_DAY = 86_400
 
 
 def history(stack: str, targets: Sequence[str], snapshot: LedgerSnapshot) -> tuple[Chart, ...]:
-    """What changed over time in a stack; what was never measured has no chart."""
+    """Charts of a stack over time; what was never measured has none."""
     cases = [row for row in snapshot.cases if row.stack == stack and row.step_seconds and row.passed]
     # The case that most runs have: others come and go with the matrix.
     counted = Counter(row.case for row in cases if row.baseline is None)

@@ -18,7 +18,7 @@ from envbuild.nightly.state import states
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenSite:
-    """Where a site was written, and how many pages, nights and locks it shows."""
+    """The place of a written site, and the numbers of its pages, nights and locks."""
 
     index: Path
     pages: int

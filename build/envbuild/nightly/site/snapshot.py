@@ -1,4 +1,4 @@
-"""What the pages show of the ledger, read once, and found by what it belongs to."""
+"""The rows of the ledger that pages show, read once and grouped."""
 
 from __future__ import annotations
 
