@@ -63,7 +63,7 @@ def base_name() -> Any:
 class SelectionOptions:
     """The stack, the base and the target of a command."""
 
-    stack: str = option("--stack NAME", "The packages (`envbuild list stacks`).", default=DEFAULT_STACK)
+    stack: str = option("--stack NAME", "The stack (`envbuild list stacks`).", default=DEFAULT_STACK)
     target: str | None = target_name()
     base: str | None = base_name()
 

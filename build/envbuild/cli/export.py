@@ -27,7 +27,7 @@ class ExportOptions:
     locked: LockedOptions = include(LockedOptions)
     format: str = option(
         "--format",
-        "requirements (hashed, no URLs), pylock (PEP 751), cyclonedx (a 1.5 SBOM, no index), or dockerfile (a "
+        "requirements (hashed, no index), pylock (PEP 751), cyclonedx (a 1.5 SBOM, no index), or dockerfile (a "
         "folder to build with docker, podman or kaniko).",
         required=True,
         type=click.Choice([*(known.value for known in Format), DOCKERFILE]),

@@ -39,16 +39,12 @@ class Options:
     sqsh: SqshOptions = include(SqshOptions)
     tag: str | None = option("--tag NAME", "The moving tag; default: LOCK[-BRANCH]-TARGET.")
     policy: str = policy_name()
-    certificate: Path | None = option(
-        "--certificate FILE", "Default: the image's newest in --out-dir.", type=ANY_PATH
-    )
+    certificate: Path | None = option("--certificate FILE", "Default: the image's newest in --out-dir.", type=ANY_PATH)
     trust: Path | None = trust_file()
     uncertified: bool = flag(
         "--uncertified", "Publish without a certificate, under tags that begin with `uncertified-`."
     )
-    docker_manifest: bool = flag(
-        "--docker-manifest", "Push docker's manifest even if the registry does not need it."
-    )
+    docker_manifest: bool = flag("--docker-manifest", "Push docker's manifest even if the registry does not need it.")
     mount_from: tuple[str, ...] = option(
         "--mount-from REPO", "Reuse layers of this repository of the same registry.", multiple=True
     )
