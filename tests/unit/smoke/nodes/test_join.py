@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from envbuild_smoke.nodes.clock import ClockOffset
 from envbuild_smoke.nodes.hub import SILENCE_SECONDS, Hub
 from envbuild_smoke.nodes.join import Joining, RefusedError, join

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,9 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
+def nodes(tmp_path: Path) -> Nodes:
     path = os.pathsep.join([str(HERE), *(str(HERE.parents[2] / name) for name in ("smoke", "tests"))])
-    yield Nodes(tmp_path, {**os.environ, "PYTHONPATH": path})
+    return Nodes(tmp_path, {**os.environ, "PYTHONPATH": path})
 
 
 def test_cases_over_two_nodes_and_on_either(nodes: Nodes) -> None:
