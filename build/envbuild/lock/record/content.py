@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import urllib.parse
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from packaging.utils import canonicalize_name
+from pydantic import BaseModel, Field
 
 from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.core import tomlread
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.models import Lock
 from envbuild.lock.requirement_lines import read_requirements
-from envbuild.lock.uv.resolution import package_files
+from envbuild.lock.uv.uv_lock import UvLock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,38 +70,52 @@ def packages_by_index(lock: LockDirectory, phase: str) -> dict[str, set[str]]:
     return by_name
 
 
-def of_uv_lock(text: str) -> dict[str, Package]:
+def of_uv_lock(uv_lock: UvLock) -> dict[str, Package]:
     """The packages of a uv.lock, the project itself left out."""
-    by_name: dict[str, Package] = {}
-    for package in tomlread.loads(text).get("package", []):
-        source = package["source"]
-        if "virtual" in source:
-            continue
-        by_name[canonicalize_name(package["name"])] = Package(
-            version=package["version"],
-            hashes=_hashes(file.get("hash") for file in package_files(package)),
-            commit=source["git"].rpartition("#")[2] if "git" in source else None,
-            local=any("://" not in file.get("url", "") or "path" in file for file in package_files(package)),
+    return {
+        canonicalize_name(package.name): Package(
+            version=package.version,
+            hashes=frozenset(file.digest for file in package.files if file.digest),
+            commit=package.source["git"].rpartition("#")[2] if "git" in package.source else None,
+            local=any("://" not in file.url or file.path for file in package.files),
         )
-    return by_name
+        for package in uv_lock.locked
+    }
+
+
+class _PylockFile(BaseModel):
+    hashes: Mapping[str, str]
+
+
+class _PylockCommit(BaseModel):
+    commit_id: str = Field(alias="commit-id")
+
+
+class _PylockPackage(BaseModel):
+    name: str
+    version: str = ""
+    wheels: tuple[_PylockFile, ...] = ()
+    sdist: _PylockFile | None = None
+    archive: _PylockFile | None = None
+    vcs: _PylockCommit | None = None
+
+
+class _Pylock(BaseModel):
+    packages: tuple[_PylockPackage, ...] = ()
 
 
 def of_pylock(text: str) -> dict[str, Package]:
-    """The packages of a pylock.toml."""
+    """The packages of a pylock.toml (PEP 751), which uv wrote."""
     by_name: dict[str, Package] = {}
-    for package in tomlread.loads(text).get("packages", []):
+    for package in _Pylock.model_validate(tomlread.loads(text)).packages:
         # An address is an archive there, whatever kind of file it is.
-        files = [*package_files(package), *([package["archive"]] if "archive" in package else [])]
-        by_name[canonicalize_name(package["name"])] = Package(
-            version=package.get("version", ""),
-            hashes=_hashes(f"sha256:{digest}" for file in files if (digest := file["hashes"].get("sha256"))),
-            commit=package["vcs"]["commit-id"] if "vcs" in package else None,
+        files = filter(None, (*package.wheels, package.sdist, package.archive))
+        by_name[canonicalize_name(package.name)] = Package(
+            version=package.version,
+            hashes=frozenset(f"sha256:{digest}" for file in files if (digest := file.hashes.get("sha256"))),
+            commit=package.vcs.commit_id if package.vcs is not None else None,
         )
     return by_name
-
-
-def _hashes(values: Iterable[str | None]) -> frozenset[str]:
-    return frozenset(value for value in values if value)
 
 
 # The name space of the serial numbers of our documents, made once with uuid4.
