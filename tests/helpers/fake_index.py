@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 
 from envbuild.core.errors import ResolutionError
 from envbuild.lock.uv.package_index import PackageIndex
-from envbuild.lock.uv.uv_lock import Packages
+from envbuild.lock.uv_lock import Packages
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.models import SCHEMA, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
-from envbuild.lock.uv.uv_lock import ResolvedPackage
+from envbuild.lock.uv_lock import ResolvedPackage
 from envbuild.store.local import LocalStore
 
 

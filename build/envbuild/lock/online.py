@@ -28,7 +28,7 @@ from envbuild.lock.uv.fetch import GoneError
 from envbuild.lock.uv.index_settings import asked_indexes, find_links
 from envbuild.lock.uv.simple_page import PAGE_LIMITS, ListedFile, listed_files, project_url
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD, locked_indexes, torch_places
-from envbuild.lock.uv.uv_lock import parse_uv_lock
+from envbuild.lock.uv_lock import parse_uv_lock
 
 _HASHED = ("main", "compile")
 _AT_ONCE = 8

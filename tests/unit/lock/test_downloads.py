@@ -16,7 +16,7 @@ from helpers.loopback import serving
 from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.lock.components.downloads import fetch_file, metadata_in
 from envbuild.lock.components.sdist_metadata import declaring_files
-from envbuild.lock.uv.uv_lock import LockedFile
+from envbuild.lock.uv_lock import LockedFile
 
 PKG_INFO, METADATA = "kernels-1.0/PKG-INFO", "kernels-1.0.dist-info/METADATA"
 

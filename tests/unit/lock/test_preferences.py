@@ -22,7 +22,7 @@ from envbuild.lock.components.preferences import (
     without_overruled,
 )
 from envbuild.lock.uv.preferences import prefer
-from envbuild.lock.uv.uv_lock import UvLock
+from envbuild.lock.uv_lock import UvLock
 
 CATALOG = Catalog.open(Path("/nonexistent"))
 BASE = CATALOG.base("debian12")

@@ -19,7 +19,7 @@ from envbuild.lock.resolve.resolve import Guess
 from envbuild.lock.uv.named_index import OwnIndexes
 from envbuild.lock.uv.resolution import Resolution
 from envbuild.lock.uv.torch_builds import TorchSource
-from envbuild.lock.uv.uv_lock import UvLock
+from envbuild.lock.uv_lock import UvLock
 
 HASHES = {name: sha256_bytes(name.encode()) for name in ("wheel", "sdist", "other")}
 UV_LOCK = f"""

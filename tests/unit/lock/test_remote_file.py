@@ -20,7 +20,7 @@ from envbuild.lock.components import downloads
 from envbuild.lock.components.downloads import wheel_metadata
 from envbuild.lock.uv import remote_file
 from envbuild.lock.uv.fetch import Answer, FetchLimits
-from envbuild.lock.uv.uv_lock import LockedFile
+from envbuild.lock.uv_lock import LockedFile
 from envbuild.store.local import LocalStore
 
 METADATA = b"Metadata-Version: 2.1\nName: lib\n"

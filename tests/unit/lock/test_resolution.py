@@ -8,7 +8,7 @@ from envbuild.core.errors import NetworkError
 from envbuild.lock.requirement_lines import read_requirements
 from envbuild.lock.uv.resolution import Resolution, throw_away, with_local_hashes
 from envbuild.lock.uv.torch_builds import TorchSource
-from envbuild.lock.uv.uv_lock import UvLock
+from envbuild.lock.uv_lock import UvLock
 
 WHEEL = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
 BLOCK = "torch==2.13.0+cpu ; sys_platform == 'linux'\n    # via megatron-core"

@@ -20,7 +20,7 @@ from envbuild.lock.models import Deviation
 from envbuild.lock.search import candidates as module
 from envbuild.lock.search.candidates import Candidates
 from envbuild.lock.search.state import moved
-from envbuild.lock.uv.uv_lock import ResolvedPackage
+from envbuild.lock.uv_lock import ResolvedPackage
 
 RELEASES = ("0.0.0", "1.9.0", "1.10.0", "1.11.0", "2.0.0")
 TE = "transformer-engine"

@@ -27,7 +27,7 @@ from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.tree import Tree, tree_of
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.pyproject import Project
-from envbuild.lock.uv.uv_lock import LockedFile, Packages
+from envbuild.lock.uv_lock import LockedFile, Packages
 
 CODE = "api-drift"
 

@@ -26,7 +26,7 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
 from envbuild.lock.uv.resolution import Resolution
-from envbuild.lock.uv.uv_lock import ResolvedPackage
+from envbuild.lock.uv_lock import ResolvedPackage
 
 THE_STACK = "the stack"
 THE_PIN = "the user's pin"

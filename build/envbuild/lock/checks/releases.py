@@ -12,7 +12,7 @@ from envbuild.lock.components.placeholders import is_empty, is_stub
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.uv.resolution import Resolution
-from envbuild.lock.uv.uv_lock import Packages
+from envbuild.lock.uv_lock import Packages
 
 # A day in the version: 2.11.0.dev20260105, 1.0a20260105.
 _NIGHTLY = re.compile(r"(?:dev|a|b|rc|\+\D*)20\d{6}")

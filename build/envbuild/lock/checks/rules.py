@@ -21,7 +21,7 @@ from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.components.downloads import base_tags, tags_of
 from envbuild.lock.uv.cuda_packages import cuda_packages
 from envbuild.lock.uv.program import KNOW_THE_KEYS
-from envbuild.lock.uv.uv_lock import ResolvedPackage
+from envbuild.lock.uv_lock import ResolvedPackage
 
 _NVIDIA_FOLDER = re.compile(r"^\{site_packages\}/nvidia/(\w+)(?:/(.*))?$")
 # Folders below nvidia/ that one package brings.

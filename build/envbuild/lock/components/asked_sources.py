@@ -9,7 +9,7 @@ from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
 from envbuild.lock.components.models import ALWAYS, ANY, BUILD, PROJECT, Chosen, GitSource, GitSources, MissingSource
 from envbuild.lock.components.tree_sources import IndexNotConfiguredError
 from envbuild.lock.components.upstream import SOURCES
-from envbuild.lock.uv.uv_lock import Packages, ResolvedPackage
+from envbuild.lock.uv_lock import Packages, ResolvedPackage
 
 
 def where(by: Chosen) -> str:

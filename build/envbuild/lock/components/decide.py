@@ -33,7 +33,7 @@ from envbuild.lock.inputs.pins import Ref, VersionRef, parse_pins, unknown_pin
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.uv.named_index import OwnIndexes, named_indexes
 from envbuild.lock.uv.package_index import PackageIndex
-from envbuild.lock.uv.uv_lock import Packages
+from envbuild.lock.uv_lock import Packages
 
 NEMO_TOOLKIT = "nemo-toolkit"
 STACKS_FILE = "the stack's file"

@@ -24,7 +24,7 @@ from envbuild.lock.components.tree import tree_of
 from envbuild.lock.components.upstream import holds_on
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.uv.package_index import PackageIndex
-from envbuild.lock.uv.uv_lock import ResolvedPackage
+from envbuild.lock.uv_lock import ResolvedPackage
 
 
 @dataclass(frozen=True, kw_only=True)

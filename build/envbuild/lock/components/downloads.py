@@ -25,7 +25,7 @@ from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionErro
 from envbuild.lock.context import LockContext
 from envbuild.lock.uv.fetch import FetchLimits, fetch
 from envbuild.lock.uv.remote_file import open_remote
-from envbuild.lock.uv.uv_lock import LockedFile, ResolvedPackage
+from envbuild.lock.uv_lock import LockedFile, ResolvedPackage
 
 
 def base_tags(base: Base) -> frozenset[Tag]:

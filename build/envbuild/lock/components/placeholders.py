@@ -8,7 +8,7 @@ from envbuild.core import tomlread
 from envbuild.lock.components.project_metadata import PYPROJECT
 from envbuild.lock.components.sdist_metadata import metadata_files
 from envbuild.lock.context import LockContext
-from envbuild.lock.uv.uv_lock import ResolvedPackage
+from envbuild.lock.uv_lock import ResolvedPackage
 
 # A release with smaller files holds a name: transformer-engine 0.0.0 has 1,097 bytes, its core 0.0.0a0 1,158.
 SMALLEST_CONTENT = 4096

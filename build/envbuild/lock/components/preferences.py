@@ -28,7 +28,7 @@ from envbuild.lock.components.upstream import MANIFEST, holds_on, packages_of
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs.request import NGC_TABLE
 from envbuild.lock.uv.package_index import PackageIndex
-from envbuild.lock.uv.uv_lock import UvLock, parse_uv_lock
+from envbuild.lock.uv_lock import UvLock, parse_uv_lock
 
 UV_LOCK = "uv.lock"
 # Of some versions there PyPI has only a stub, whose build fetches the wheel from there by means of wheel_stub: of

@@ -20,7 +20,7 @@ from envbuild.lock.inputs.request import NoReleaseError
 from envbuild.lock.uv.explanation import needed_pythons, not_there
 from envbuild.lock.uv.package_index import PackageIndex
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
-from envbuild.lock.uv.uv_lock import ResolvedPackage
+from envbuild.lock.uv_lock import ResolvedPackage
 
 # One release, and which.
 EXACT = re.compile(r"^==\s*([^*,\s]+)$")

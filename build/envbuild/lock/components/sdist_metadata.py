@@ -27,7 +27,7 @@ from envbuild.lock.components.project_metadata import (
     with_cuda_names,
 )
 from envbuild.lock.context import LockContext
-from envbuild.lock.uv.uv_lock import Packages, ResolvedPackage
+from envbuild.lock.uv_lock import Packages, ResolvedPackage
 from envbuild.store.local import LocalStore
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.uv.explanation import NO_SOLUTION
 from envbuild.lock.uv.package_index import PackageIndex
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
-from envbuild.lock.uv.uv_lock import ResolvedPackage
+from envbuild.lock.uv_lock import ResolvedPackage
 
 
 def hold_to_declared(stack: Stack, chosen: Mapping[str, Chosen], declarations: Declarations) -> dict[str, Chosen]:

@@ -8,17 +8,17 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
 
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel, Field
 
 from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.core import tomlread
+from envbuild.core.digests import Json
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.models import Lock
 from envbuild.lock.requirement_lines import read_requirements
-from envbuild.lock.uv.uv_lock import UvLock
+from envbuild.lock.uv_lock import UvLock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +122,13 @@ def of_pylock(text: str) -> dict[str, Package]:
 _SERIAL_NUMBERS = uuid.UUID("5f0f2c3e-6a5c-4f6e-9a3b-6d0d6a1c7b52")
 
 
-def normalized(text: str, lock: Lock, phases: Sequence[str], wanted: Content) -> dict[str, Any]:
+def normalized(text: str, lock: Lock, phases: Sequence[str], wanted: Content) -> str:
     """The document that uv wrote, made a function of the lock.
 
     The serial number and the time follow from the lock. A file is named by its name and hash: the address that uv
     writes is that of the index of whoever ran it. What comes from git keeps its repository and commit.
     """
-    document: dict[str, Any] = json.loads(text)
+    document = json.loads(text)
     document["serialNumber"] = serial_number(lock.digest, *phases)
     metadata = document["metadata"]
     metadata["timestamp"] = timestamp(lock.source_date_epoch)
@@ -153,33 +153,44 @@ def normalized(text: str, lock: Lock, phases: Sequence[str], wanted: Content) ->
         if not files and locked.hashes:  # uv gives no hash of a wheel in a folder
             name, version = component["name"], component["version"]
             component["externalReferences"] = [distribution(name, version, digest) for digest in sorted(locked.hashes)]
-    return document
+    return json.dumps(document, indent=2) + "\n"
 
 
-def of_cyclonedx(document: dict[str, Any]) -> dict[str, Package]:
+class _Hash(BaseModel):
+    alg: str
+    content: str
+
+
+class _Reference(BaseModel):
+    hashes: tuple[_Hash, ...] = ()
+
+
+class _Component(BaseModel):
+    name: str
+    version: str
+    purl: str = ""
+    references: tuple[_Reference, ...] = Field(default=(), alias="externalReferences")
+
+
+class _CycloneDx(BaseModel):
+    components: tuple[_Component, ...]
+
+
+def of_cyclonedx(text: str) -> dict[str, Package]:
     """The packages of such a document."""
     by_name: dict[str, Package] = {}
-    for component in document["components"]:
-        references = component.get("externalReferences", [])
-        _, _, origin = urllib.parse.unquote(component.get("purl", "")).partition("vcs_url=")
-        by_name[canonicalize_name(component["name"])] = Package(
-            version=component["version"],
-            hashes=frozenset(
-                f"sha256:{digest['content']}"
-                for reference in references
-                for digest in reference.get("hashes", [])
-                if digest["alg"] == "SHA-256"
-            ),
+    for component in _CycloneDx.model_validate_json(text).components:
+        _, _, origin = urllib.parse.unquote(component.purl).partition("vcs_url=")
+        hashes = (digest for reference in component.references for digest in reference.hashes)
+        by_name[canonicalize_name(component.name)] = Package(
+            version=component.version,
+            hashes=frozenset(f"sha256:{digest.content}" for digest in hashes if digest.alg == "SHA-256"),
             commit=origin.rpartition("#")[2] or None,
         )
     return by_name
 
 
-def render(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=2) + "\n"
-
-
-def distribution(name: str, version: str, digest: str) -> dict[str, Any]:
+def distribution(name: str, version: str, digest: str) -> dict[str, Json]:
     """The reference to a file of a package: by its hash, since where it lies is the index's own affair."""
     return {
         "type": "distribution",

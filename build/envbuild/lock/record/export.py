@@ -28,13 +28,12 @@ from envbuild.lock.record.content import (
     of_pylock,
     of_uv_lock,
     packages_by_index,
-    render,
 )
 from envbuild.lock.requirement_lines import without_packages
 from envbuild.lock.uv.program import run_uv
 from envbuild.lock.uv.resolution import PREVIEW, lock_arguments, resolve_without_interpreter, written_lock
 from envbuild.lock.uv.torch_builds import TorchSource, locked_torch
-from envbuild.lock.uv.uv_lock import parse_uv_lock
+from envbuild.lock.uv_lock import parse_uv_lock
 
 # The glibc versions that uv 0.13 has a platform for.
 _PLATFORMS_OF_UV = (17, 28, *range(31, 41))
@@ -207,9 +206,9 @@ def _cyclonedx(export: _Export, existing: Path) -> Exported:
     for name in sorted(set(everything) - set(wanted)):
         arguments += ["--no-emit-package", name]
     export.uv(arguments)
-    document = normalized(file.read_text(), export.lock.lock, export.phases, wanted)
-    _compare(export, "the CycloneDX document that uv wrote", of_cyclonedx(document), wanted)
-    return Exported(text=render(document), packages=len(wanted))
+    text = normalized(file.read_text(), export.lock.lock, export.phases, wanted)
+    _compare(export, "the CycloneDX document that uv wrote", of_cyclonedx(text), wanted)
+    return Exported(text=text, packages=len(wanted))
 
 
 def _lock_again(export: _Export) -> None:

@@ -23,7 +23,7 @@ from envbuild.lock.lockfile import UV_LOCK, LockDirectory
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
 from envbuild.lock.uv.package_index import PackageIndex
-from envbuild.lock.uv.uv_lock import Packages, parse_uv_lock
+from envbuild.lock.uv_lock import Packages, parse_uv_lock
 
 # Build requirements that the environment has anyway, at the version that the stack says.
 _ALREADY_THERE = frozenset({"torch"})

@@ -31,7 +31,7 @@ from envbuild.lock.resolve.declarations import with_declarations
 from envbuild.lock.uv.explanation import names_in, not_there
 from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.resolution import Resolution, resolve, throw_away
-from envbuild.lock.uv.uv_lock import Packages
+from envbuild.lock.uv_lock import Packages
 
 # uv's words for what only the project itself may take from elsewhere than the index.
 # Releases that ask for an address are refused too (astral-sh/uv#1808, #5070).

@@ -36,7 +36,7 @@ from envbuild.lock.search.clashes import Clash
 from envbuild.lock.search.state import Move
 from envbuild.lock.uv.package_index import MOST_PASSED_OVER, PackageIndex
 from envbuild.lock.uv.resolution import Resolution
-from envbuild.lock.uv.uv_lock import ResolvedPackage, UvLock
+from envbuild.lock.uv_lock import ResolvedPackage, UvLock
 
 # Lines of releases that are tried above the one that fails, and below it.
 MOST_LINES = 3
@@ -367,7 +367,7 @@ class Candidates:
         self, package: str, specifier: str, *, lowest: bool = False, dated: bool = True
     ) -> ResolvedPackage | None:
         """The newest or lowest release in a range as of the lock's moment; None: there is none."""
-        settings: dict[str, object] = {"resolution": "lowest"} if lowest else {}
+        settings: dict[str, str] = {"resolution": "lowest"} if lowest else {}
         if dated and self.decided.as_of.held:
             settings["exclude-newer"] = self.decided.as_of.text()
         index = PackageIndex(base=self._base, context=self.context, own=self.decided.own, settings=settings)

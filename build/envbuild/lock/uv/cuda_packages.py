@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from envbuild.lock.uv.uv_lock import ResolvedPackage
+from envbuild.lock.uv_lock import ResolvedPackage
 
 # transformer-engine-cu13, tensorrt-cu12-libs, thing-cu126, cupy-cuda12x.
 _CUDA_SUFFIX = re.compile(r"-cu(?:da)?(\d\d)[\dx]?(?=-|$)")

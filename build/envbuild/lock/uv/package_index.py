@@ -9,13 +9,14 @@ import tomlkit
 
 from envbuild.catalog.base import Base
 from envbuild.core.errors import ResolutionError
+from envbuild.core.tomlread import Toml
 from envbuild.lock.context import LockContext
 from envbuild.lock.uv.interpreter import for_any_python
 from envbuild.lock.uv.named_index import OwnIndexes
 from envbuild.lock.uv.preferences import prefer
 from envbuild.lock.uv.resolution import limits, resolve, resolve_without_interpreter, throw_away
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX
-from envbuild.lock.uv.uv_lock import Packages, ResolvedPackage
+from envbuild.lock.uv_lock import Packages, ResolvedPackage
 
 # Releases that will not do are passed over one by one: so many. Transformer Engine 1.9 to 1.11 need flash-attn 2.4.2,
 # which cannot be built, and 1.12 is what NeMo of 2025-03-01 locks with.
@@ -34,9 +35,9 @@ class PackageIndex:
     base: Base
     context: LockContext
     own: OwnIndexes = field(default_factory=OwnIndexes)
-    settings: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, Toml] = field(default_factory=dict)
 
-    def with_settings(self, **more: object) -> PackageIndex:
+    def with_settings(self, **more: Toml) -> PackageIndex:
         """The same with these keys, ``_`` for ``-``."""
         changed = {key.replace("_", "-"): value for key, value in more.items()}
         return replace(self, settings={**self.settings, **changed})
@@ -73,7 +74,7 @@ class PackageIndex:
                 self.context.answers[question] = resolution.packages
             except ResolutionError as error:
                 self.context.answers[question] = error
-        answer: Packages | ResolutionError = self.context.answers[question]
+        answer = self.context.answers[question]
         if isinstance(answer, ResolutionError):
             raise answer.with_context()
         return answer

@@ -17,13 +17,14 @@ from envbuild.core.digests import sha256_file
 from envbuild.core.errors import NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
+from envbuild.core.tomlread import Toml
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
 from envbuild.lock.requirement_lines import PinnedRequirement, read_requirements
 from envbuild.lock.uv.interpreter import for_any_python, with_requires_python
 from envbuild.lock.uv.program import ignored_settings, refuse_ignored_settings, run_uv
 from envbuild.lock.uv.torch_builds import TorchSource
-from envbuild.lock.uv.uv_lock import Packages, UvLock, parse_uv_lock
+from envbuild.lock.uv_lock import Packages, UvLock, parse_uv_lock
 
 # uv's warning, with its reason if it has one.
 _YANKED = re.compile(r"`([A-Za-z0-9._-]+)==[^`]+` is yanked(?: \(reason: \"([^\n]*)\"\))?")
@@ -199,7 +200,7 @@ def _local_wheels(name: str, resolution: Resolution, source: TorchSource) -> lis
     ]
 
 
-def limits(base: Base) -> dict[str, object]:
+def limits(base: Base) -> dict[str, Toml]:
     """The keys of ``[tool.uv]`` that keep a resolution to what a base can install."""
     # For one platform: uv resolves for all of them otherwise, and the NeMo 2.3 recipe forks for s390x. For the base's
     # glibc: nvidia-resiliency-ext has had wheels for 2.39 alone since 0.5.0, and no sdist. Without the floor uv locks

@@ -14,13 +14,14 @@ from envbuild.catalog.fields import TomlModel
 from envbuild.core.digests import Json, digest_of
 from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, NetworkError, ResolutionError
 from envbuild.core.files import machine_errors, write_atomic
+from envbuild.core.tomlread import Toml
 from envbuild.lock.inputs.as_of import with_undated
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.record.content import Content, locked_content
 from envbuild.lock.uv.package_index import PackageIndex
 from envbuild.lock.uv.program import run_uv
 from envbuild.lock.uv.torch_builds import locked_indexes, locked_torch
-from envbuild.lock.uv.uv_lock import ResolvedPackage
+from envbuild.lock.uv_lock import ResolvedPackage
 from envbuild.wheels.sources import WheelSources
 from envbuild.wheels.toolchain.toolchain import cuda_version
 
@@ -111,7 +112,7 @@ def _looked_up(wanted: Mapping[str, str], lock: LockDirectory, cuda: str, source
             what = f"find the CUDA toolkit {cuda} on the package index"
             # As of the lock's moment, so that the toolkit is the same on every machine and day.
             undated = with_undated({}, lock.lock.inputs.not_held)
-            dates: dict[str, object] = {"exclude-newer": moment, "exclude-newer-package": undated}
+            dates: dict[str, Toml] = {"exclude-newer": moment, "exclude-newer-package": undated}
             settings = dates if lock.lock.inputs.as_of_held else {}
             own = locked_indexes(sources.site, lock.lock.indexes, lock.lock.title)
             releases = PackageIndex(base=sources.base, context=work, own=own, settings=settings).find(wanted, what)
