@@ -74,7 +74,7 @@ def test_without_a_lock_nothing_is_kept():
     assert kept_files(["my-lib"], {"my-lib": "1.0"}, None) is None
 
 
-RESOLUTION = Resolution(pins={"lib": "1.0"}, newest_upload=0, uv_lock=UvLock(package=()))
+RESOLUTION = Resolution(UvLock(package=()))
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def source(tmp_path) -> TorchSource:
 
 def resolution(wheels: list[dict[str, str]]) -> Resolution:
     packages = ({"name": "torch", "wheels": wheels}, {"name": "numpy"})
-    return Resolution(pins={}, newest_upload=0, uv_lock=UvLock(package=tuple(map(resolved_package, packages))))
+    return Resolution(UvLock(package=tuple(map(resolved_package, packages))))
 
 
 @pytest.mark.parametrize("key", ["path", "filename"])
@@ -61,6 +61,14 @@ def test_upload_times_are_those_of_every_file():
     files = [{"upload-time": "2026-01-02T03:04:05Z"}, {"upload-time": "2026-01-02T03:04:07Z"}, {}]
     package = {"name": "lib", "wheels": files, "sdist": {"upload-time": "2026-01-02T03:04:06Z"}}
     assert resolved_package(package).upload_seconds == [1767323045, 1767323047, 1767323046]
+    assert Resolution(UvLock(package=(resolved_package(package),))).newest_upload == 1767323047
+
+
+def test_package_that_is_there_twice_has_no_one_version():
+    tables = [{"name": "lib", "version": "1"}, {"name": "lib", "version": "2"}, {"name": "numpy", "version": "2"}]
+    own = {"name": "project", "version": "0", "source": {"virtual": "."}}
+    actual = Resolution(UvLock(package=tuple(map(resolved_package, [*tables, own]))))
+    assert (actual.pins, [*actual.packages]) == ({"numpy": "2"}, ["lib", "numpy"])
 
 
 def test_every_throw_away_project_has_a_folder_of_its_own(tmp_path):

@@ -20,6 +20,7 @@ def test_keys_that_are_not_known_are_uvs_own():
         ("version = 1", "package is missing"),
         (PACKAGE.replace("name", "nom"), "package.0.name is missing"),
         (PACKAGE.replace('"1.0"', "1.0"), "package.0.version has a wrong value"),
+        (PACKAGE.replace("version", "versions"), "lib has no version"),
         (PACKAGE.replace("source", "origin"), "package.0.source is missing"),
         (f"{PACKAGE}dependencies = [{{ extra = ['x'] }}]", "package.0.dependencies.0.name is missing"),
         (f"{PACKAGE}wheels = [{{ size = 'large' }}]", "package.0.wheels.0.size has a wrong value"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from packaging.version import Version
 
-from envbuild.core import tomlread
-from envbuild.lock.components.project_metadata import PYPROJECT
+from envbuild.lock.components.project_metadata import PYPROJECT, build_backend
 from envbuild.lock.components.sdist_metadata import metadata_files
 from envbuild.lock.context import LockContext
 from envbuild.lock.uv_lock import ResolvedPackage
@@ -35,8 +34,7 @@ def is_stub(release: ResolvedPackage, context: LockContext) -> bool:
         return False
     files, _ = metadata_files(release, context)
     try:
-        system = tomlread.loads(files.get(PYPROJECT, b"").decode()).get("build-system")
+        backend = build_backend(files.get(PYPROJECT, b"").decode())
     except ValueError:
         return False  # uv says what is wrong with it
-    backend = system.get("build-backend") if isinstance(system, dict) else ""
-    return str(backend).partition(".")[0] in STUB_BACKENDS
+    return backend.partition(".")[0] in STUB_BACKENDS

@@ -141,6 +141,15 @@ def build_requires(pyproject: str | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def build_backend(pyproject: str) -> str:
+    """What builds a project (PEP 517); empty where it does not say.
+
+    Raises:
+        ValueError: the text is not TOML.
+    """
+    return str(tomlread.table_at(_read(pyproject), "build-system").get("build-backend", ""))
+
+
 def needed_of_environment(lines: Sequence[str]) -> tuple[str, ...]:
     """What a build without isolation needs of the environment, of what it requires.
 

@@ -75,7 +75,7 @@ class Candidates:
     def _resolution(self) -> Resolution:
         """What the attempt resolved to; an empty one where it did not."""
         resolved = self.failure.resolved
-        return resolved.resolution if resolved is not None else Resolution({}, 0, UvLock(package=()))
+        return resolved.resolution if resolved is not None else Resolution(UvLock(package=()))
 
     def may_move(self, package: str) -> bool:
         """Whether another release of a package may be taken."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -37,19 +39,27 @@ class Resolution:
     """What uv found.
 
     Attributes:
-        pins: version by package name, the project itself left out, and packages that are there more than once too.
-        newest_upload: the newest upload time among the locked files, seconds since 1970; 0 when none is known.
         yanked: the reason for each package that was taken though it is yanked: a pin or a preference names it.
         ignored_settings: uv's warning that it dropped settings of the project; empty: it did not.
     """
 
-    pins: Mapping[str, str]
-    newest_upload: int
     uv_lock: UvLock
     ignored_settings: str = ""
     yanked: Mapping[str, str] = field(default_factory=dict)
 
+    @cached_property
+    def pins(self) -> Mapping[str, str]:
+        """Version by package name, the project itself left out, and packages that are there more than once too."""
+        # A package that is there once per marker has no one version; check_forks refuses it.
+        there = Counter(package.name for package in self.uv_lock.locked)
+        return {package.name: package.version for package in self.uv_lock.locked if there[package.name] == 1}
+
     @property
+    def newest_upload(self) -> int:
+        """The newest upload time among the locked files, seconds since 1970; 0 when none is known."""
+        return max((seconds for package in self.uv_lock.locked for seconds in package.upload_seconds), default=0)
+
+    @cached_property
     def packages(self) -> Packages:
         """The packages by name, without the project itself."""
         return {package.name: package for package in self.uv_lock.locked}
@@ -103,14 +113,8 @@ def resolve(
 
 
 def _read(project: Path, finished: Finished) -> Resolution:
-    content = written_lock(project)
-    # A package that is there once per marker has no one version; check_forks refuses it.
-    names = [package.name for package in content.locked]
-    times = [seconds for package in content.locked for seconds in package.upload_seconds]
     return Resolution(
-        pins={package.name: package.version for package in content.locked if names.count(package.name) == 1},
-        newest_upload=max(times, default=0),
-        uv_lock=content,
+        uv_lock=written_lock(project),
         ignored_settings=ignored_settings(finished.output),
         yanked={canonicalize_name(name): reason for name, reason in _YANKED.findall(finished.output)},
     )
@@ -123,13 +127,17 @@ def written_lock(project: Path) -> UvLock:
         ResolutionError: it has another form than envbuild knows.
     """
     try:
-        return parse_uv_lock((project / UV_LOCK).read_text())
+        uv_lock = parse_uv_lock((project / UV_LOCK).read_text())
+        # uv leaves out versions of folders alone, of which a lock has none.
+        if unversioned := [package.name for package in uv_lock.locked if not package.version]:
+            raise ValueError(f"{unversioned[0]} has no version")
     except ValueError as error:
         raise ResolutionError(
             f"cannot understand the {UV_LOCK} that uv wrote",
             why=str(error),
             fix="Use the uv that is installed with envbuild: another version may write the file in another form.",
         ) from error
+    return uv_lock
 
 
 def resolve_without_interpreter(
