@@ -2,7 +2,7 @@
 
 import pytest
 
-from envbuild.core.errors import ResolutionError
+from envbuild.core.errors import MachineError
 from envbuild.lock.uv.resolution import written_lock
 from envbuild.lock.uv_lock import parse_uv_lock
 
@@ -29,7 +29,7 @@ def test_keys_that_are_not_known_are_uvs_own():
 )
 def test_another_form_is_refused_where_it_is_read(tmp_path, text, why):
     (tmp_path / "uv.lock").write_text(text)
-    with pytest.raises(ResolutionError, match=r"cannot understand the uv\.lock that uv wrote") as caught:
+    with pytest.raises(MachineError, match=r"cannot understand the uv\.lock that uv wrote") as caught:
         written_lock(tmp_path)
     assert why in caught.value.why
     assert caught.value.fix

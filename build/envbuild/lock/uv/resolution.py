@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from envbuild.catalog.base import Base
 from envbuild.catalog.fields import MACHINES
 from envbuild.core.digests import sha256_file
-from envbuild.core.errors import NetworkError, ResolutionError
+from envbuild.core.errors import MachineError, NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
 from envbuild.core.tomlread import Toml
@@ -124,7 +124,7 @@ def written_lock(project: Path) -> UvLock:
     """The uv.lock that uv wrote in a project's folder.
 
     Raises:
-        ResolutionError: it has another form than envbuild knows.
+        MachineError: it has another form than envbuild knows.
     """
     try:
         uv_lock = parse_uv_lock((project / UV_LOCK).read_text())
@@ -132,7 +132,7 @@ def written_lock(project: Path) -> UvLock:
         if unversioned := [package.name for package in uv_lock.locked if not package.version]:
             raise ValueError(f"{unversioned[0]} has no version")
     except ValueError as error:
-        raise ResolutionError(
+        raise MachineError(
             f"cannot understand the {UV_LOCK} that uv wrote",
             why=str(error),
             fix="Use the uv that is installed with envbuild: another version may write the file in another form.",
