@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from enum import Enum
 from typing import Annotated, Any
 
 from packaging.specifiers import SpecifierSet
@@ -85,7 +84,6 @@ class Conflict(TomlModel):
 
 
 def _meets(condition: Condition, value: object) -> bool:
-    value = value.value if isinstance(value, Enum) else value
     if isinstance(condition, str) and condition[0] in "<>":
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return False

@@ -202,8 +202,14 @@ def _check_nonce(run: FinishedRun, store: LocalStore) -> None:
         return
     try:
         before = entry_index.read_json(path, NONCE_FILE)
-    except ValueError:
-        before = None  # damaged: what the nonce was used for is unknown
+    except ValueError as error:
+        raise _refused(
+            run.folder,
+            f"The plan's nonce {run.plan.nonce} was used before, and the record of that, {path}, is damaged ({error}).",
+            "Write a new plan (--plan-out) and run that. If you know that nothing else was certified with this one, "
+            f"remove {path} and judge again.",
+            "nonce",
+        ) from error
     if before != _use(run):
         raise _refused(
             run.folder,

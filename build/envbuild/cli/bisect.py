@@ -33,10 +33,10 @@ class BisectOptions:
 
 @as_command("bisect", BisectOptions)
 def command(session: Session, options: BisectOptions) -> None:
-    """Find the package, and for git the commit, that breaks lock BAD and not lock GOOD.
+    """Find the package, or its git commit, that breaks lock BAD but not lock GOOD.
 
     Both are locks of one stack on one base: directories, or digests of locks that a night certified. Each trial
-    installs GOOD with some packages as BAD has them, and imports the stack's modules. Results are kept, so a stopped
+    installs GOOD with some of BAD's packages, and imports the stack's modules. Results are kept, so a stopped
     bisection can be continued.
     """
     if options.matrix is not None and options.case is None:

@@ -36,7 +36,7 @@ def parse_name(text: str) -> str:
 class KeygenOptions:
     out: Path = option("--out", "The folder for both files.", type=FOLDER, required=True)
     name: str = option("--name", "NAME.key and NAME.pub.", default="envbuild", convert=parse_name)
-    password: str | None = option("--password REF", "Lock the private key with a password: env:NAME or file:PATH.")
+    password: str | None = option("--password REF", "Encrypt the private key with a password: env:NAME or file:PATH.")
 
 
 @as_command("keygen", KeygenOptions)
@@ -75,19 +75,19 @@ class VerifyOptions:
     file: Path = argument(type=ANY_PATH)
     trust: Path | None = trust_file()
     image: Path | None = option(
-        "--image", "It must be about this .sqsh, OCI layout (FOLDER[:TAG]) or folder of out/images.", type=ANY_PATH
+        "--image", "It must cover this .sqsh, OCI layout (FOLDER[:TAG]) or folder of out/images.", type=ANY_PATH
     )
-    digest: str | None = option("--digest sha256:...", "It must be about this digest.", convert=parse_digest)
-    lock: Path | None = option("--lock", "It must be about this lock directory.", type=FOLDER)
-    at: datetime | None = option("--at MOMENT", "Verify for this moment instead of now.", convert=parse_moment)
+    digest: str | None = option("--digest sha256:...", "It must cover this digest.", convert=parse_digest)
+    lock: Path | None = option("--lock", "It must cover this lock directory.", type=FOLDER)
+    at: datetime | None = option("--at MOMENT", "Verify as of this moment instead of now.", convert=parse_moment)
     max_age: timedelta | None = option(
-        "--max-age AGE", "Refuse older numbers than this: 12h, 30d, 4w.", convert=parse_age
+        "--max-age AGE", "Refuse measurements older than this: 12h, 30d, 4w.", convert=parse_age
     )
 
 
 @as_command("verify", VerifyOptions)
 def verify_command(session: Session, options: VerifyOptions) -> None:
-    """Verify that the certificate FILE is signed by a trusted key, in its time, and is about what you name.
+    """Verify that a trusted, valid key signed the certificate FILE, and that it covers what you name.
 
     If it is refused, the exit code is 12 and the reason is printed.
     """
@@ -131,6 +131,6 @@ def verify_command(session: Session, options: VerifyOptions) -> None:
 
 command = command_group(
     "certificate",
-    "Make signing keys; show a certificate; verify who signed it and what it is about.",
+    "Make signing keys; show a certificate; verify its signer and what it covers.",
     *(keygen_command, show_command, verify_command),
 )

@@ -51,17 +51,17 @@ CONFLICTS = {
 @dataclass(frozen=True, kw_only=True)
 class Options:
     locked: LockedOptions = include(LockedOptions)
-    matrix: str | None = option("--matrix NAME", "The cases; default: the stack's own matrix.")
+    matrix: str | None = option("--matrix NAME", "The set of cases; default: the stack's.")
     only: tuple[str, ...] = option("--only ID", "Run this case (and its baseline); may be repeated.", multiple=True)
     max_gpus: int | None = option(
         "--max-gpus N", "Leave out cases that need more GPUs than this.", type=click.IntRange(1)
     )
-    cluster: str | None = option("--cluster NAME", "Refuse less bandwidth between GPUs than this cluster's floor.")
+    cluster: str | None = option("--cluster NAME", "Fail if bandwidth between GPUs is below this cluster's floor.")
     run_known_wrong: bool = flag("--run-known-wrong", "Also run cases that the locked versions train wrongly.")
     print_cases: bool = flag("--print-cases", "Print the cases and run nothing.")
     place: str = option(
         "--in",
-        "Where the cases train: the image in one of its forms, a virtual environment, or this one (a lock).",
+        "Where cases train: in a form of the image or, to certify only the lock, in --venv or this shell's Python.",
         type=click.Choice(WORDS),
         default="sqsh",
     )
@@ -72,14 +72,14 @@ class Options:
     gpus: str | None = option("--gpus LIST", "Use only these GPUs, by nvidia-smi's index: 0,1.")
     isolation: str | None = option(
         "--isolation",
-        "Rank processes: kept alive (the default), or new ones for every case.",
+        "Keep rank processes alive (default), or start new ones for every case.",
         type=click.Choice(["live", "process"]),
     )
     repeat: int = option("--repeat", "Train every case N times.", type=click.IntRange(1, MOST_REPEATS), default=1)
     fresh: bool = flag("--fresh", "Run even if a certificate exists.")
     resume: bool = flag("--resume", "Resume an interrupted run.")
     plan_out: Path | None = option("--plan-out DIR", "Write the plan for another machine.", type=FOLDER)
-    judge: Path | None = option("--judge DIR", "Judge the results of such a plan.", type=FOLDER)
+    judge: Path | None = option("--judge DIR", "Judge the results of this plan.", type=FOLDER)
     keys: KeyOptions = include(KeyOptions)
     out_dir: Path = out_dir()
 

@@ -36,13 +36,13 @@ class InitOptions:
     to: str = option("--to REGISTRY/REPO", "Where images are published.", required=True)
     sqsh_to: str = option("--sqsh-to PLACE", "Where .sqsh files go: s3://, gs:// or a directory.", default="")
     state: str = option("--state PLACE", "Share the ledger: s3://, gs://, oci:// or a folder.", default="")
-    at: str = option("--at HH:MM", "When, in UTC; for slurm in its time zone.", default="02:00", convert=parse_time)
+    at: str = option("--at HH:MM", "The time in UTC; for slurm, in its time zone.", default="02:00", convert=parse_time)
     into: Path = option("--into", "Where the files are written.", type=FOLDER, default=Path())
 
 
 @as_command("init", InitOptions)
 def init(session: Session, options: InitOptions) -> None:
-    """Write a GitHub workflow, a systemd timer or a Slurm crontab that calls `envbuild nightly`, and nothing else.
+    """Write a GitHub workflow, a systemd timer or a Slurm crontab that only calls `envbuild nightly`.
 
     Targets with GPUs also get a batch job: a runner for GitHub, or one that runs a plan in the image.
     """
@@ -79,4 +79,4 @@ def init(session: Session, options: InitOptions) -> None:
     session.done({"written": [str(path.absolute()) for path in files]}, *[shown(path.absolute()) for path in files])
 
 
-command = command_group("ci", "Files from which CI systems call `envbuild nightly`.", init)
+command = command_group("ci", "Write files with which CI systems call `envbuild nightly`.", init)

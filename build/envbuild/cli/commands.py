@@ -5,7 +5,7 @@ from __future__ import annotations
 # name: (module, one-line help). A command's module is imported when the command runs.
 COMMANDS: dict[str, tuple[str, str]] = {
     "lock": ("envbuild.cli.lock", "Resolve a stack on a base into a hash-pinned lock."),
-    "wheels": ("envbuild.cli.wheels", "Build the compile-phase wheels of a lock for a target's architectures only."),
+    "wheels": ("envbuild.cli.wheels", "Compile the wheels of a lock for a target's architectures only."),
     "sync": ("envbuild.cli.sync", "Install a lock into a virtual environment, phase by phase."),
     "export": ("envbuild.cli.export", "Write a lock as requirements, pylock.toml, CycloneDX SBOM or Dockerfile."),
     "image": ("envbuild.cli.image", "Build the image of a lock for a target: OCI layout and enroot .sqsh."),
@@ -16,14 +16,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "bisect": ("envbuild.cli.bisect", "Find the package or commit that breaks a lock, given one that works."),
     "ci": ("envbuild.cli.ci", "Write files for GitHub, systemd or Slurm that run the nightly."),
-    "publish": ("envbuild.cli.publish", "Publish a certified image to a registry; revoke one."),
+    "publish": ("envbuild.cli.publish", "Publish certified images to a registry, or revoke them."),
     "nightly": ("envbuild.cli.nightly", "Lock, build, certify and publish what is new, for each target."),
     "status": ("envbuild.cli.status", "Print the newest certified image of each stack and target, and its age."),
-    "gc": ("envbuild.cli.gc", "Remove images that no tag, no lock and none of the last nights needs."),
+    "gc": ("envbuild.cli.gc", "Remove images that no tag, lock or recent night needs."),
     "ledger": ("envbuild.cli.ledger", "Export the record of what was done, or rebuild it from published images."),
     "pull": ("envbuild.cli.pull", "Fetch a published image, after verifying its certificate and digest."),
     "importer": ("envbuild.cli.importer", "Serve certified images to pyxis."),
-    "report": ("envbuild.cli.site", "Write a static site: certified images, how to pull them, every night."),
+    "report": ("envbuild.cli.site", "Write a static site: certified images, how to pull them, results of nights."),
     "list": ("envbuild.cli.list", "List stacks, bases, targets and other definitions."),
     "schema": ("envbuild.cli.schema", "Write the JSON schemas of the TOML files."),
 }
@@ -52,5 +52,5 @@ Options:
 Exit codes: 0 done; 1 a fault of envbuild; 2 usage; 3 configuration; 4 resolution; 5 a check refused; 6 a build
 failed; 7 a case failed; 8 certification could not run; 9 publication refused; 10 network, registry or store;
 11 a tool, permission or disk space is missing; 12 certificate refused;
-13 results refused; 14 no certified image is as new as the policy requires; 130 interrupted.
+13 results refused; 14 the newest certified image is older than the policy allows; 130 interrupted.
 """

@@ -56,20 +56,20 @@ def target_name() -> Any:
 
 
 def base_name() -> Any:
-    return option("--base NAME", "The userland; default: the stack's default base for the target.")
+    return option("--base NAME", "The base system; default: the stack's default for the target.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
     """The stack, the base and the target of a command."""
 
-    stack: str = option("--stack NAME", "The components (`envbuild list stacks`).", default=DEFAULT_STACK)
+    stack: str = option("--stack NAME", "The stack (`envbuild list stacks`).", default=DEFAULT_STACK)
     target: str | None = target_name()
     base: str | None = base_name()
 
 
 def lock_name() -> Any:
-    return option("--name NAME", "The lock of this name instead of the stack's own.")
+    return option("--name NAME", "Use the lock of this name instead of the stack's.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Session:
     """One run of a command: its directory, configuration and reporter."""
 
     as_json: bool = flag("--json", "Print one JSON object on stdout; everything else on stderr.")
-    quiet: bool = flag("--quiet -q", "Print nothing but errors, and what --json prints.")
+    quiet: bool = flag("--quiet -q", "Print only errors and the output of --json.")
 
     @cached_property
     def project(self) -> Path:

@@ -27,14 +27,14 @@ class ExportOptions:
     locked: LockedOptions = include(LockedOptions)
     format: str = option(
         "--format",
-        "requirements (hashed, host-free), pylock (PEP 751), cyclonedx (a 1.5 SBOM, host-free), or dockerfile (a "
+        "requirements (hashed, no index), pylock (PEP 751), cyclonedx (a 1.5 SBOM, no index), or dockerfile (a "
         "folder to build with docker, podman or kaniko).",
         required=True,
         type=click.Choice([*(known.value for known in Format), DOCKERFILE]),
     )
-    phases: tuple[str, ...] = phases("What to write.")
+    phases: tuple[str, ...] = phases("The phases to write.")
     output: Path | None = option(
-        "--output FILE", "Where to; default: stdout. For dockerfile: the folder.", type=ANY_PATH
+        "--output FILE", "The file; default: stdout. For dockerfile: the folder.", type=ANY_PATH
     )
 
 

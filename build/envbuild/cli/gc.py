@@ -49,7 +49,7 @@ class Options:
 
 @as_command("gc", Options)
 def command(session: Session, options: Options) -> None:
-    """Remove images that no tag, no lock and none of the last nights needs, here and where they are published.
+    """Remove images that no tag, lock or recent night needs, here and where they are published.
 
     Everything attached to a kept image is kept. Revoked publications stay, so that pulling one prints the reason.
     """

@@ -46,7 +46,7 @@ class Options:
         default="oci,sqsh",
     )
     refresh_base: bool = flag("--refresh-base", "Rebuild the base from the distribution's current packages.")
-    locked_base: bool = flag("--locked-base", "Refuse if the base that the lock was verified on is not available.")
+    locked_base: bool = flag("--locked-base", "Fail if the base that the lock was verified on is not available.")
     allow: tuple[str, ...] = option(
         "--allow CODE",
         "Accept this check's findings in the finished image; the record lists them.",
@@ -64,7 +64,7 @@ class Options:
 
 @as_command("image", Options, (*COMMANDS, resolve))
 def command(session: Session, options: Options) -> None:
-    """Build the image of a lock for a target: OCI layout, enroot .sqsh, and in a docker daemon.
+    """Build the image of a lock for a target: OCI layout, enroot .sqsh or docker image.
 
     It needs no daemon and no registry. The same lock and base give the same digests. An existing image is reused.
     """

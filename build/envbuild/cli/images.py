@@ -27,7 +27,7 @@ DIFFERENT = 5
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions:
     image: str | None = argument(required=False)
-    stack: str | None = option("--stack NAME", "Instead of IMAGE: the one of this stack in --out-dir; needs --target.")
+    stack: str | None = option("--stack NAME", "Instead of IMAGE: this stack's image in --out-dir; needs --target.")
     target: str | None = target_name()
     base: str | None = base_name()
     out_dir: Path = out_dir()
@@ -35,9 +35,9 @@ class InspectOptions:
 
 @as_command("inspect", InspectOptions)
 def inspect_command(session: Session, options: InspectOptions) -> None:
-    """Print what is in IMAGE: packages, layers, configuration, and the inputs that decide it.
+    """Print what is in IMAGE: packages, layers, configuration, and its inputs.
 
-    IMAGE is a folder of out/images, an OCI layout (FOLDER or FOLDER:TAG), an archive of docker or OCI, or a .sqsh.
+    IMAGE is a folder of out/images, an OCI layout (FOLDER or FOLDER:TAG), a docker or OCI archive, or a .sqsh.
     """
     image, stack = options.image, options.stack
     if (image is None) == (stack is None):
@@ -72,7 +72,7 @@ class DiffOptions:
 def diff_command(session: Session, options: DiffOptions) -> None:
     """Print how the image NEW differs from OLD: packages, configuration, layers, and the bytes to ship.
 
-    Both are named as for `image inspect`.
+    OLD and NEW are named as for `image inspect`.
     """
     old, new, files, times = options.old, options.new, options.files, options.times
     if times and not files:

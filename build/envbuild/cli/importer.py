@@ -22,7 +22,7 @@ class GetOptions:
 
 @as_command("get", GetOptions)
 def get_command(session: Session, options: GetOptions) -> None:
-    """Print the path of the .sqsh that URI means, from the store, after its certificate was verified.
+    """Verify the certificate of the image URI and print the path of its .sqsh in the store.
 
     URI is what `envbuild pull` takes, or enroot's form of it: docker://REGISTRY#REPO:TAG. ENVBUILD_PULL_TARGET,
     ENVBUILD_PULL_MAX_AGE and ENVBUILD_PULL_POLICY set --target, --max-age and --policy.
@@ -42,12 +42,12 @@ class ReleaseOptions:
 
 @as_command("release", ReleaseOptions)
 def release_command(session: Session, options: ReleaseOptions) -> None:  # noqa: ARG001 - whatever pyxis says
-    """Do nothing: the image stays in the store for the next step. pyxis calls it twice."""
+    """Do nothing: the image stays in the store for the next step. pyxis calls this twice."""
     session.done({"released": True})
 
 
 command = command_group(
     "importer",
-    "Serve certified images to pyxis: set importer=FILE in plugstack.conf, where FILE runs this.",
+    "Serve certified images to pyxis: set importer=FILE in plugstack.conf; FILE runs this command.",
     *(get_command, release_command),
 )

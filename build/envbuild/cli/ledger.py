@@ -58,7 +58,9 @@ def export_command(session: Session, options: ExportOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RebuildOptions:
-    repositories: tuple[str, ...] = option("--from REGISTRY/REPO", "May be repeated.", multiple=True, required=True)
+    repositories: tuple[str, ...] = option(
+        "--from REGISTRY/REPO", "Published images; may be repeated.", multiple=True, required=True
+    )
     state: str | None = state_place()
 
 

@@ -26,7 +26,7 @@ class ListOptions:
 
 @as_command("list", ListOptions)
 def command(session: Session, options: ListOptions) -> None:
-    """List what is defined, your own and the shipped: stacks, bases, targets, ..."""
+    """List the shipped definitions and your own: stacks, bases, targets, ..."""
     kind = options.kind
     rows: list[dict[str, Json]] = []
     broken: list[ConfigurationError] = []

@@ -62,14 +62,14 @@ class _Asked(SelectionOptions):
         callback=pin_texts,
     )
     as_of: str | None = option(
-        "--as-of WHEN", "Use nothing newer than a date, a commit of the anchor, 'release' or 'now'."
+        "--as-of WHEN", "Use nothing newer than a date, a commit of the main component, 'release' or 'now'."
     )
     no_as_of: bool = flag("--no-as-of", "Use the newest packages: for an index without upload times.")
     name: str | None = option("--name NAME", "Write to lockfiles/NAME/BASE; pins never overwrite the default lock.")
     out: Path | None = option("--out DIRECTORY", "Write the lock to this directory.", type=FOLDER)
     torch_build: str | None = option(
         "--torch-build BUILD",
-        "Use this build of torch instead of the base's; 'index' is the package index's own (CUDA, 10x the size).",
+        "Use this build of torch instead of the base's; 'index': the package index's (CUDA, 10x the size).",
     )
     allow: tuple[str, ...] = option(
         "--allow CODE[:ID]", "Accept the findings of this check, or one finding; the record lists them.", multiple=True
@@ -81,12 +81,12 @@ class _Asked(SelectionOptions):
     # None where neither was given: the stack's file decides.
     verify: bool | None = option(
         "--verify/--no-verify",
-        "Install the lock temporarily and import its modules; refuse it if one fails. The default if the stack leaves "
-        "releases open.",
+        "Install the lock temporarily and import its modules; refuse it if one fails. Default: verify, "
+        "unless the stack pins everything.",
         default=None,
     )
-    exact: bool = flag("--exact", "Use upstream's pins at the branch's tip, or refuse.")
-    everything: bool = flag("--all", "Lock every stack on every base that it names.")
+    exact: bool = flag("--exact", "Use exactly upstream's pins at the branch's tip, or fail.")
+    everything: bool = flag("--all", "Lock every stack on each of its bases.")
 
     def refuse_contradictions(self) -> None:
         """Refuse options of which one takes the other's meaning away.

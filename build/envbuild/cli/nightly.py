@@ -29,22 +29,22 @@ class Options:
     targets: tuple[str, ...] = option(
         "--targets LIST", "Default: all targets of the stack.", convert=parse_list, default=""
     )
-    base: str | None = option("--base NAME", "The userland; default: the stack's default base for each target.")
+    base: str | None = option("--base NAME", "The base system; default: the stack's default for each target.")
     name: str | None = lock_name()
-    to: str | None = option("--to REGISTRY/REPO", "Publish certified images there; default: publish nothing.")
+    to: str | None = option("--to REGISTRY/REPO", "The repository for certified images; default: do not publish.")
     sqsh: SqshOptions = include(SqshOptions)
     policy: str = policy_name()
     trust: Path | None = trust_file()
     run_with: tuple[str, ...] = option(
         "--run-with [TARGET=]CMD",
-        "Runs a plan where the GPUs are: 'sbatch --wait run.sh {plan} {image}'. Without TARGET: for every target "
+        "The command that runs a plan on GPUs: 'sbatch --wait run.sh {plan} {image}'. Without TARGET: for every target "
         "with GPUs.",
         multiple=True,
     )
-    retry: bool = flag("--retry", "Also repeat steps that failed before and whose inputs did not change.")
+    retry: bool = flag("--retry", "Also repeat failed steps whose inputs did not change.")
     bisect: float = option(
         "--bisect MINUTES",
-        "Search for what broke a target for at most this long; 0: not at all.",
+        "Search this long for what broke a target; 0: do not search.",
         type=click.FloatRange(min=0),
         default=30,
     )
@@ -56,11 +56,11 @@ class Options:
 
 @as_command("nightly", Options)
 def command(session: Session, options: Options) -> None:
-    """Lock, build, certify and publish what is new, for each target by itself; print the state of each at the end.
+    """Lock, build, certify and publish what is new, for each target separately; print the state of each at the end.
 
-    Finished steps are not repeated, even after a kill. A failed step is tried twice. One night of a stack runs at a
-    time. Exit code: that of the first failure; 8: a plan waits for hardware; 14: an image is older than the policy
-    allows.
+    Finished steps are not repeated, even after a kill. A failed step is tried twice. Only one night per stack
+    runs at a time. Exit code: that of the first failure; 8: a plan waits for hardware; 14: an image is older than the
+    policy allows.
     """
     request = _request(session, options)
     publishing = _publishing(session, options, request)

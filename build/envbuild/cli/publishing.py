@@ -28,4 +28,4 @@ class SqshOptions:
 
 
 def policy_name() -> Any:
-    return option("--policy NAME", "Which certificates count (envs/policies/).", default="default")
+    return option("--policy NAME", "Which certificates are accepted (envs/policies/).", default="default")

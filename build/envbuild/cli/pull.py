@@ -28,20 +28,20 @@ class PullOptions:
     form: str = option("--format", "The .sqsh, or an OCI layout.", type=click.Choice(["sqsh", "oci"]), default="sqsh")
     output: Path | None = option(
         "--output PATH",
-        "Copy the .sqsh there, or write the OCI layout to this folder. By default the .sqsh stays in the store.",
+        "Copy the .sqsh to this file, or write the OCI layout to this folder. By default the .sqsh stays in the store.",
         type=ANY_PATH,
     )
     trust: Path | None = trust_file()
     policy: str | None = option(
-        "--policy NAME", "Which certificates count: a policy's name (default: default) or FILE.toml."
+        "--policy NAME", "Which certificates are accepted: a policy's name (default: default) or FILE.toml."
     )
-    max_age: str | None = option("--max-age AGE", "Refuse older numbers than this: 12h, 30d, 4w.")
+    max_age: str | None = option("--max-age AGE", "Refuse measurements older than this: 12h, 30d, 4w.")
     uncertified: bool = flag("--uncertified", "Also accept an image without a certificate.")
 
 
 @as_command("pull", PullOptions)
 def command(session: Session, options: PullOptions) -> None:
-    """Fetch the published image REFERENCE, after its certificate and digest were verified.
+    """Fetch the published image REFERENCE, after verifying its certificate and digest.
 
     REFERENCE is REGISTRY/REPO:TAG, s3://BUCKET/PREFIX:TAG, gs://BUCKET/PREFIX:TAG or /DIRECTORY:TAG; @sha256:... names
     one image by its digest. The certificate is written next to --output, as PATH.intoto.jsonl.

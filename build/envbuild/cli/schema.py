@@ -38,7 +38,7 @@ class SchemaOptions:
 
 @as_command("schema", SchemaOptions)
 def command(session: Session, options: SchemaOptions) -> None:
-    """Print the JSON schema of KIND (without KIND: of all), or write schema files for your editor."""
+    """Print the JSON schema of one kind of file (default: all), or write schema files for your editor."""
     kind, into = options.kind, options.into
     kinds = [kind] if kind else list(ALL)
     schemas = {name: schema_of(name) for name in kinds}

@@ -23,11 +23,11 @@ class KeyOptions:
     key: str | None = option(
         "--key FILE", "Sign with this private key; env:NAME reads it from a variable; off: do not sign."
     )
-    key_password: str | None = option("--key-password REF", "The key's password, by reference: env:NAME or file:PATH.")
+    key_password: str | None = option("--key-password REF", "Where the key's password is: env:NAME or file:PATH.")
 
 
 def trust_file() -> Any:
-    return option("--trust", "The keys that you trust; default: those of the configuration.", type=FILE)
+    return option("--trust", "The file of trusted keys; default: the configured one.", type=FILE)
 
 
 def signer_of(session: Session, options: KeyOptions) -> Signer | None:

@@ -20,9 +20,9 @@ from envbuild.wheels.plan import buildable
 @dataclass(frozen=True, kw_only=True)
 class SyncOptions:
     locked: LockedOptions = include(LockedOptions)
-    into: Path = option("--into", "The environment.", required=True, type=FOLDER)
+    into: Path = option("--into", "The environment's folder.", required=True, type=FOLDER)
     phases: tuple[str, ...] = phases("What to install; main comes first.")
-    no_build: bool = flag("--no-build", "Use only existing wheels; leave out what would have to be compiled.")
+    no_build: bool = flag("--no-build", "Use only existing wheels; leave out packages that must be compiled.")
 
 
 @as_command("sync", SyncOptions)

@@ -71,7 +71,7 @@ def _details(record: WheelRecord) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOptions:
-    store: str = store_name("Look into this remote store instead: its name in the configuration, or its address.")
+    store: str = store_name("Use this remote store instead: its name in the configuration, or its address.")
 
 
 @as_command("list", PlaceOptions)
@@ -299,10 +299,10 @@ class PruneOptions:
 
 @as_command("prune", PruneOptions)
 def prune_command(session: Session, options: PruneOptions) -> None:
-    """Remove local wheels that were not used for a while, damaged ones, and abandoned builds.
+    """Remove local wheels that are unused or damaged, and abandoned builds.
 
-    Also removes toolkits, build environments and git mirrors, which are made again when needed. Wheels that a lock
-    needs stay, of the project's locks and of those that envbuild ships. Remote stores are not changed.
+    Also removes toolkits, build environments and git mirrors, which are made again when needed. Wheels that a
+    lock of the project or a shipped lock needs are kept. Remote stores are not changed.
     """
     dry_run, force = options.dry_run, options.force
     # In a checkout both roots are the same folder.

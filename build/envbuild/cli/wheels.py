@@ -26,10 +26,10 @@ class WheelsOptions:
     locked: LockedOptions = include(LockedOptions)
     packages: tuple[str, ...] = option("--package NAME", "Build only this package; may be repeated.", multiple=True)
     jobs: int | None = option(
-        "--jobs", "Compilers at once; default: as cores and memory allow.", type=click.IntRange(min=1)
+        "--jobs", "Parallel compilers; default: as cores and memory allow.", type=click.IntRange(min=1)
     )
     memory_gib: int | None = option(
-        "--memory", "GiB for all compilers together; default: what is free.", type=click.IntRange(min=1)
+        "--memory", "GiB for all compilers together; default: the free memory.", type=click.IntRange(min=1)
     )
     toolkit: str = option(
         "--toolkit",
@@ -44,7 +44,7 @@ class WheelsOptions:
 
 @as_command("wheels", WheelsOptions, COMMANDS)
 def command(session: Session, options: WheelsOptions) -> None:
-    """Build the compile-phase wheels of a lock for a target's architectures, and store them in the wheelhouse.
+    """Compile the wheels of a lock for a target's architectures, and store them in the wheelhouse.
 
     Existing wheels are reused, including those of remote stores. The commands below list and change the wheelhouse.
     """

@@ -155,7 +155,7 @@ def _remove(registry: Registry, publication: Publication, named: Collection[str]
     record = digest_of_tag(registry, tag)
     # Asked before the image goes: afterwards the registry may not know them any more. A registry that lists referrers
     # itself has the record among them.
-    artifacts = [found.digest for found in list_referrers(registry, publication.oci_digest)]
+    artifacts = [artifact.digest for artifact in list_referrers(registry, publication.oci_digest)]
     attached = [
         digest for digest in artifacts if digest != record and _refers_to(registry, digest, publication.oci_digest)
     ]
@@ -169,11 +169,11 @@ def _remove(registry: Registry, publication: Publication, named: Collection[str]
 
 def _refers_to(registry: Registry, digest: str, image: str) -> bool:
     """Whether a manifest that is listed as attached to an image is: the list under a tag can name any."""
-    found = read_manifest(registry, digest)
-    if found is None:
+    raw = read_manifest(registry, digest)
+    if raw is None:
         return False
     try:
-        manifest = read(found.content, Manifest, f"an artifact of {registry.address}", not_of_envbuild)
+        manifest = read(raw.content, Manifest, f"an artifact of {registry.address}", not_of_envbuild)
     except CheckRefusedError:
         return False
     return manifest.subject is not None and manifest.subject.digest == image

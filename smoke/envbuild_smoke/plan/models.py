@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal
 
 from envbuild_smoke.plan.axes import CaseAxes, Driver, Layout, Positive, Settings, Training
@@ -162,15 +163,19 @@ class Plan:
     # Kept for the rank processes: they parse the same bytes that the digest in the results is of.
     content: bytes
 
+    @cached_property
+    def _by_id(self) -> Mapping[str, Case]:
+        return {case.id: case for case in self.cases}
+
     def case(self, case_id: str) -> Case:
         """Return the case with this id; KeyError if there is none."""
-        return {case.id: case for case in self.cases}[case_id]
+        return self._by_id[case_id]
 
     def selection(self, only: tuple[str, ...]) -> tuple[Case, ...]:
         """Return the cases named in `only` and the baselines they need; all of them when it is empty."""
         if not only:
             return self.cases
-        known = {case.id: case for case in self.cases}
+        known = self._by_id
         unknown = sorted(set(only) - known.keys())
         if unknown:
             raise PlanError(f"--only names {', '.join(unknown)}; the plan has {', '.join(known)}")

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.models import BandwidthSweep
@@ -32,7 +31,6 @@ def measure_bandwidth(context: RunContext, wanted: BandwidthSweep, devices: Sequ
         sizes=wanted.sizes_bytes,
         fresh=True,
     )
-    bare = BandwidthLine(ranks=wanted.ranks)
     failure: Failure | None = Failure(kind="exit", message="the fork server cannot start")
     with suppress(ForkServerError):
         context.wait_for_fork_server()
@@ -45,4 +43,4 @@ def measure_bandwidth(context: RunContext, wanted: BandwidthSweep, devices: Sequ
         failure = failure_of(run, "the sweep")
         if failure is None:
             return read_object(BandwidthLine, run.done[0].answer, "bandwidth")
-    return replace(bare, failure=failure)
+    return BandwidthLine(ranks=wanted.ranks, failure=failure)

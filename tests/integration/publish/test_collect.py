@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from helpers.fault_proxy import FaultProxy
@@ -18,7 +19,7 @@ from envbuild.oci.push import RegistryManifest, digest_of_tag, put_manifest, rea
 from envbuild.oci.referrers import INDEX_TYPE, list_referrers, tag_of
 from envbuild.publish import collect
 from envbuild.publish.collect import Needs, plan_sweep, sweep
-from envbuild.publish.index import read_index
+from envbuild.publish.index import LEFT_OUT, read_index
 from envbuild.publish.models import Publication
 from envbuild.publish.revoke import revoke
 from envbuild.publish.tags import revocation_tags
@@ -142,7 +143,9 @@ def test_referrers_that_a_retention_rule_removed_are_noticed(
     assert plan_sweep(registry, Needs()).damaged == (head,)
 
 
-@pytest.mark.parametrize("way", ["an older index", "attached", "its docker tag", "its record", "its image", "its tag"])
+@pytest.mark.parametrize(
+    "way", ["an older index", "attached", "left out", "its docker tag", "its record", "its image", "its tag"]
+)
 def test_who_may_only_push_has_no_revocation_removed(
     removing: str, repository: str, world: PublishWorld, way: str
 ) -> None:
@@ -165,9 +168,27 @@ def test_who_may_only_push_has_no_revocation_removed(
         attacker.relist(old, oci_digest=records[0].digest)
     elif way == "its tag":
         attacker.relist(old, tag=tags[0])
+    elif way == "left out":
+        document = json.loads(before.content)
+        document["manifests"] = [entry for entry in document["manifests"] if attacker.tag(entry) != bad.tag]
+        document["annotations"] = {LEFT_OUT: bad.tag}
+        attacker.write_back(replace(before, content=json.dumps(document).encode()))
     sweep(registry, plan_sweep(registry, Needs()))
     assert all(digest_of_tag(registry, tag) for tag in tags)
     assert refused(world, f"{to}@{bad.oci_digest}").reason == "revoked"
+    assert read_manifest(registry, bad.oci_digest) is not None
+    assert is_whole(registry, head)
+
+
+def test_what_is_attached_to_another_image_stays(removing: str, repository: str, world: PublishWorld) -> None:
+    """Whoever may push writes the list of what is attached to an image, which no tag names."""
+    to, registry = f"{removing}/{repository}", opened(removing, repository)
+    old, head = published(world, to, 2)
+    listed = read_manifest(registry, tag_of(head.oci_digest))
+    assert listed is not None
+    put_manifest(registry, tag_of(old.oci_digest), listed)
+    sweep(registry, plan_sweep(registry, Needs()))
+    assert read_manifest(registry, old.oci_digest) is None
     assert is_whole(registry, head)
 
 

@@ -13,6 +13,8 @@ from envbuild.certify.judge.results import read_results
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import ResultsRefusedError
 from envbuild.launch.launchers import Placement
+from envbuild_smoke.plan.json_reader import as_json
+from envbuild_smoke.results import BandwidthLine
 
 PLAN = plan_of()
 DIGEST = sha256_bytes(bytes_of(PLAN))
@@ -236,6 +238,23 @@ def test_gradient_with_another_number_of_projections_is_refused(path):
     lines = lines_of(PLAN)
     line(lines, TP2)["gradients"][0]["projections"] = [1.0] * 3
     assert refused(path, text_of(lines))[0] == "schema"
+
+
+FAILURE = {"kind": "exit", "message": "m", "rank": None, "exit_status": None, "log": None}
+
+
+@pytest.mark.parametrize(("status", "failure"), [("completed", FAILURE), ("failed", None)])
+def test_a_case_has_a_failure_unless_it_completed(path, status, failure):
+    lines = lines_of(PLAN)
+    line(lines, TP2).update(status=status, failure=failure)
+    reason, why = refused(path, text_of(lines))
+    assert (reason, f"{TP2} is {status} with" in why) == ("schema", True)
+
+
+def test_bandwidth_without_a_backend_is_refused(path):
+    sweep = as_json(BandwidthLine(ranks=2))
+    reason, why = refused(path, text_of([*HEALTHY[:-1], sweep, HEALTHY[-1]]))
+    assert (reason, why) == ("schema", "The bandwidth has neither a backend nor a failure.")
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,8 @@ def _read(path: Path, plan: Plan, smoke_digest: str | None) -> Results:
     sweeps = [line for line in lines if isinstance(line, BandwidthLine)]
     if len(sweeps) > 1:
         raise _Refused(REPEATED, "The bandwidth is in it twice.")
+    if sweeps and sweeps[0].failure is None and sweeps[0].backend is None:
+        raise _Refused(SCHEMA, "The bandwidth has neither a backend nor a failure.")
     unlisted = [finding for case in cases if case.observed is not None for finding in case.observed.unlisted]
     return Results(
         run=run,
@@ -226,6 +228,9 @@ def _check_cases(cases: Sequence[CaseLine], plan: Plan, end: EndLine) -> None:
         if (line.case, line.repeat) in seen:
             raise _Refused(REPEATED, f"Case {line.case} is in it twice (repeat {line.repeat}).")
         seen.add((line.case, line.repeat))
+        if (line.status == "completed") is not (line.failure is None):
+            has = "with" if line.failure else "without"
+            raise _Refused(SCHEMA, f"Case {line.case} is {line.status} {has} a failure.")
     # Counts find lines that were lost in the middle; a lost end is found by its missing line.
     completed = sum(line.status == "completed" for line in cases)
     if (end.cases, end.completed) != (len(cases), completed):

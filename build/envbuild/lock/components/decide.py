@@ -238,11 +238,11 @@ class _Beginning:
 
     def _lead(self, chosen: Chosen, index: PackageIndex) -> Lead:
         """What belongs to a component: upstream's own pins at its commit, or what a table says of its release."""
-        with self._context.reporter.step(f"read upstream's pins at {chosen.title}"):
-            if (tree := tree_of(chosen, self._context.repositories)) is not None:
+        if (tree := tree_of(chosen, self._context.repositories)) is not None:
+            with self._context.reporter.step(f"read upstream's pins at {chosen.title}"):
                 return tree_lead(tree, self._base)
-            undecided = self._stack.undecided() - self._pins.keys()
-            return release_lead(chosen, self._inputs.selection.catalog, undecided, index)
+        undecided = self._stack.undecided() - self._pins.keys()
+        return release_lead(chosen, self._inputs.selection.catalog, undecided, index)
 
     def _reader(self, leads: Sequence[Lead], chosen: Mapping[str, Chosen], bound: Bound) -> GitSourceReader:
         """Finds what the components from git take from elsewhere themselves."""

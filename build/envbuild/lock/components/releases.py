@@ -118,7 +118,8 @@ def release_lead(chosen: Chosen, catalog: Catalog, undecided: Collection[str], i
     table = catalog.companions(chosen.name)
     if table is None or not table.names() & {*undecided}:
         return Lead(chosen=chosen, companions={})
-    entry = table.for_release(find_release(chosen, index).version)
+    with index.context.reporter.step(f"look at {chosen.name} {chosen.asked}"):
+        entry = table.for_release(find_release(chosen, index).version)
     if entry is None:
         return Lead(chosen=chosen, companions={})
     where = f"envs/companions/{chosen.name}.toml"
