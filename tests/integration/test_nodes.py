@@ -33,7 +33,7 @@ NODES = 2
 CASES = (
     "gpt-fp32-dp2-tp2-do-n2",
     "gpt-fp32-pp2-vp2-n2",
-    "moe-aux-fp32-cp2-n2",
+    "gpt-fp32-cp2-n2",
     "moe-fp32-dp2-ep2-n2",
     "gpt-fp32-dp2-do-n2-resume2",
     "gpt-fp32-tp2",
