@@ -39,7 +39,10 @@ def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threa
         plan_digest=plan.digest, nonce=plan.nonce, smoke_digest=smoke_digest(), slots=on_node, host=host_name()
     )
     try:
-        wire = join((host, port or _port(out, stop)), options.node_rank, options.token, stated, limit_seconds=60.0)
+        # A run that is resumed has the port of its first part there, until node 0 listens again.
+        wire = join(
+            lambda: (host, port or _port(out, stop)), options.node_rank, options.token, stated, limit_seconds=60.0
+        )
     except RefusedError as error:
         raise LostHeadError(f"node 0 refuses this node: {error}") from error
     except WireError as error:
