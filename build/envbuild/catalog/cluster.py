@@ -56,6 +56,9 @@ class Slurm(TomlModel):
         default="pyxis", description="what opens the image on a node; bwrap: envbuild, which is installed there"
     )
     python: NodePath | None = Field(default=None, description="for bwrap: a Python of the nodes that has envbuild")
+    query_seconds: int = Field(
+        default=30, gt=0, le=600, description="between two queries for the job's state, one for all jobs"
+    )
     directives: tuple[Directive, ...] = ()
 
     @model_validator(mode="after")

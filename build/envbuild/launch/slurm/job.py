@@ -12,6 +12,10 @@ from envbuild.core.errors import InternalError
 RUN_FOLDER, IMAGE_FILE = "/envbuild/run", "/envbuild/image.sqsh"
 # Names in the folder of a run.
 PLAN, RUNNER, RESULTS, TOKEN, LOG = "plan.json", "smoke.pyz", "results", "token", "slurm-%j.log"
+# A line for each time that it was queued again for lack of time.
+REQUEUED = "requeued.txt"
+# The runner's exit status when its time is over (smoke/envbuild_smoke/cli.py).
+OUT_OF_TIME = 7
 # Slurm ends a job at its limit; so long before that no case starts that would not end.
 MARGIN_SECONDS = 120
 
@@ -27,6 +31,7 @@ class SlurmJob:
         python: the image's interpreter.
         arguments: more words for the runner.
         variables: more variables of the job.
+        requeues: how often it is queued again when its time limit comes before the last case.
     """
 
     name: str
@@ -37,6 +42,7 @@ class SlurmJob:
     python: str
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    requeues: int = 0
 
     @property
     def slurm(self) -> Slurm:

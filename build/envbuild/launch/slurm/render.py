@@ -10,7 +10,7 @@ import shlex
 import tomlkit
 
 from envbuild.catalog.cluster import JOB_ID, Mount
-from envbuild.launch.slurm.job import TOKEN, SlurmJob
+from envbuild.launch.slurm.job import MARGIN_SECONDS, OUT_OF_TIME, REQUEUED, TOKEN, SlurmJob
 
 # Slurm sets it for each task: its node's place in the job.
 NODE_NUMBER = "SLURM_NODEID"
@@ -24,7 +24,8 @@ set -uo pipefail
 head=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 token={token}
 [ -s "$token" ] || (umask 077 && head -c 32 /dev/urandom | base64 -w 0 >"$token")
-ends_at=$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s 2>/dev/null || true)
+ends_at=$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e) {margin} seconds ago" +%s 2>/dev/null || true)
+printf '{{"event": "job-started", "restarts": %s}}\n' "${{SLURM_RESTART_COUNT:-0}}"
 {delivery}
 # Each node's number is its place in this job; `--mpi=none`, as the runner's ranks find each other by themselves.
 {step} &
@@ -38,6 +39,7 @@ status=$?
 if scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi
+{again}
 exit "$status"
 """
 
@@ -55,7 +57,9 @@ def render_sbatch(job: SlurmJob) -> str:
         directives="\n".join(directives),
         exports="\n".join(exports),
         token=shlex.quote(f"{job.folder}/{TOKEN}"),
+        margin=MARGIN_SECONDS,
         delivery=_delivery(job),
+        again=_again(job),
         step=_step(job),
     ).replace("\n\n", "\n")
 
@@ -66,6 +70,17 @@ def _delivery(job: SlurmJob) -> str:
     copied = shlex.join(["sbcast", "--force", job.image, job.image_on_node])
     return (
         f"# Onto each node's own disk: many nodes that read one file of shared storage wait for each other.\n{copied}"
+    )
+
+
+def _again(job: SlurmJob) -> str:
+    if not job.requeues:
+        return ""
+    file = shlex.quote(f"{job.folder}/{REQUEUED}")
+    return (
+        "# Its time was over before the last case: what is left goes on in the same job, queued again.\n"
+        f'if [ "$status" = {OUT_OF_TIME} ] && [ "$(cat {file} 2>/dev/null | wc -l)" -lt {job.requeues} ]; then\n'
+        f'    date >>{file} && scontrol requeue "$SLURM_JOB_ID" && sleep 60\nfi'
     )
 
 
