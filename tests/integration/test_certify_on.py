@@ -280,7 +280,7 @@ def test_job_that_is_out_of_time_is_queued_again_as_often_as_asked(site: Site) -
     (site.storage / "ends").write_text(json.dumps(["4 cases were not started", 7]))
     with site.started("--requeue", "1", results=False) as process:
         record = record_of(site.out)
-        wait_until(lambda: "Restarts=1" in site.slurm("scontrol", "show", "job", record["job"]))
+        wait_until(lambda: re.search(r"PENDING.*Restarts=1", site.slurm("scontrol", "show", "job", record["job"]), re.S))
         # Slurm waits two minutes before it starts such a job again.
         site.slurm("scontrol", "update", f"job={record['job']}", "starttime=now")
         _, printed = process.communicate(timeout=100)
