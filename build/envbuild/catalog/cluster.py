@@ -71,6 +71,9 @@ class Slurm(TomlModel):
         "engine with environment definition files (srun --environment)",
     )
     python: NodePath | None = Field(default=None, description="for bwrap: a Python of the nodes that has envbuild")
+    query_seconds: int = Field(
+        default=30, gt=0, le=600, description="between two queries for the job's state, one for all jobs"
+    )
     directives: tuple[Directive, ...] = ()
 
     @model_validator(mode="after")

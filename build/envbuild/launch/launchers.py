@@ -18,11 +18,14 @@ LAUNCHERS: dict[str, tuple[Form, ...]] = {
     "docker": ("oci",),
     "venv": ("none",),
     "here": ("none",),
+    "slurm": ("sqsh",),
 }
 # The launcher of a form that is named alone.
 DEFAULT = "bwrap"
+# What a cluster's file names, and no option.
+ON_CLUSTER = ("slurm",)
 # What ``--in`` takes.
-WORDS = (*LAUNCHERS[DEFAULT], *(name for name in LAUNCHERS if name != DEFAULT))
+WORDS = (*LAUNCHERS[DEFAULT], *(name for name in LAUNCHERS if name != DEFAULT and name not in ON_CLUSTER))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ class Placement:
 
     def __str__(self) -> str:
         """The word of ``--in``."""
-        return self.form if self.launcher == DEFAULT else self.launcher
+        return self.form if self.launcher in (DEFAULT, *ON_CLUSTER) else self.launcher
 
     @property
     def has_image(self) -> bool:

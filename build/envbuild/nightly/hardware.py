@@ -16,7 +16,7 @@ from envbuild.certify.issue import Certification
 from envbuild.certify.offline import ExplicitOptions, judge_folder, write_plan
 from envbuild.certify.run.executors import RESULTS_DIR, MachineOptions
 from envbuild.certify.run.job import CertifyJob, CertifyRequest, make_job
-from envbuild.certify.run.run import PLAN_FILE, RESULTS_FILE, is_interrupted
+from envbuild.certify.run.run import PLAN_FILE, is_interrupted
 from envbuild.core.errors import (
     CertificateRefusedError,
     CertificationCannotRunError,
@@ -29,6 +29,7 @@ from envbuild.core.errors import (
 from envbuild.core.files import remove_tree, write_atomic
 from envbuild.core.process import ProcessOptions, run
 from envbuild.image.output import SQSH_FILE
+from envbuild.launch.results_file import RESULTS_FILE
 from envbuild.nightly.faults import waits_for_hardware
 
 PLANS = "plans"

@@ -22,10 +22,12 @@ class WantedCases:
     Attributes:
         only: case IDs; empty for all.
         max_gpus: no case of more GPUs, or of more processes on a CPU.
+        nodes: no case over more nodes. With all others a matrix is whole: one node cannot run them.
     """
 
     only: tuple[str, ...] = ()
     max_gpus: int | None = None
+    nodes: int = 1
 
     def __bool__(self) -> bool:
         return bool(self.only) or self.max_gpus is not None

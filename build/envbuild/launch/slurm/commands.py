@@ -29,6 +29,32 @@ class SlurmCommands:
     login: str | None = None
     environment: Mapping[str, str] | None = None
 
+    def check(self, cluster: str) -> None:
+        """See that there is Slurm, before anything is copied.
+
+        Raises:
+            MachineError: there is none, or the login host cannot be reached.
+        """
+        try:
+            done = self._run(["sbatch", "--version"], what=f"submit a job to {cluster}")
+        except MachineError as error:
+            raise self._without_slurm(cluster, error.why) if self.login is None else error from error
+        if done.status != 0:
+            raise self._without_slurm(cluster, _answer(done))
+
+    def _without_slurm(self, cluster: str, why: str) -> MachineError:
+        where = self.login or "this machine"
+        return MachineError(
+            f"cannot submit a job to {cluster}: {where} has no Slurm",
+            why=why,
+            fix=f"`sbatch --version` has to work on a login node. Run this command there, or name one: login in "
+            f"envs/clusters/{cluster}.toml.",
+        )
+
+    def shown(self, *words: str) -> str:
+        """A command of Slurm, for people to run here."""
+        return quoted_command(*words) if self.login is None else quoted_command("ssh", self.login, *words)
+
     def submit(self, script: str) -> str:
         """Submit a batch script, and return the job's ID.
 
@@ -74,11 +100,21 @@ class SlurmCommands:
         done = self._run(["sinfo", "--noheader", "--format=%R"], what="list the partitions")
         return sorted(set(done.output.split())) if done.status == 0 else []
 
+    def accounts(self) -> list[str]:
+        """The user's accounts; empty where Slurm keeps none."""
+        words = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=user,account"]
+        done = self._run(words, what="list the accounts")
+        user = self._run(["id", "-un"], what="ask for the user's name").output.strip()
+        rows = [line.split("|") for line in done.output.splitlines() if line.count("|") == 1]
+        return sorted({account for name, account in rows if name == user}) if done.status == 0 else []
+
     def _refusal(self, done: Finished) -> EnvbuildError:
+        if self._run(["scontrol", "ping"], what="ask for Slurm's controller").status != 0:
+            return self._failure(done, "submit the job")
         if "partition" in done.output and (partitions := self.partitions()):
             fix = f"The cluster has the partitions {', '.join(partitions)}: set one in the cluster's file."
-        elif "account" in done.output:
-            fix = "`sacctmgr show associations user=$USER` there lists your accounts: set one in the cluster's file."
+        elif "account" in done.output and (accounts := self.accounts()):
+            fix = f"Your accounts there are {', '.join(accounts)}: set one in the cluster's file."
         else:
             fix = "Correct the cluster's file, or ask who runs the cluster."
         return ConfigurationError("Slurm refuses the job", why=_answer(done), fix=fix)

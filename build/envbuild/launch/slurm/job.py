@@ -19,6 +19,10 @@ EDF = "environment.toml"
 # In place of a .sqsh, where the job has the image from a registry.
 MANIFEST = "manifest.json"
 _IMAGE = rf"{NODE_PATH}|[A-Za-z0-9.:#_/-]+@sha256:[0-9a-f]{{64}}"
+# A line for each time that it was queued again for lack of time.
+REQUEUED = "requeued.txt"
+# The runner's exit status when its time is over (smoke/envbuild_smoke/cli.py).
+OUT_OF_TIME = 7
 # Slurm ends a job at its limit; so long before that no case starts that would not end.
 MARGIN_SECONDS = 120
 
@@ -40,6 +44,7 @@ class SlurmJob:
         image: the .sqsh where it lies on shared storage, or what the importer takes, HOST#NAME@DIGEST.
         python: the image's interpreter.
         arguments: more words for the runner.
+        requeues: how often it is queued again when its time limit comes before the last case.
     """
 
     name: str
@@ -49,6 +54,7 @@ class SlurmJob:
     image: str
     python: str
     arguments: tuple[str, ...] = ()
+    requeues: int = 0
 
     def __post_init__(self) -> None:
         # Words of a cluster's file were checked when it was read.

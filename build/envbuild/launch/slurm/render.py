@@ -10,7 +10,7 @@ import shlex
 import tomlkit
 
 from envbuild.catalog.cluster import JOB_ID, Mount
-from envbuild.launch.slurm.job import EDF, TOKEN, SlurmJob
+from envbuild.launch.slurm.job import EDF, MARGIN_SECONDS, OUT_OF_TIME, REQUEUED, TOKEN, SlurmJob
 
 # Slurm sets both for each task: the job's number, and its node's place in the job.
 NODE_NUMBER = "SLURM_NODEID"
@@ -32,7 +32,8 @@ done
 head=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 token={token}
 [ -s "$token" ] || (umask 077 && head -c 32 /dev/urandom | base64 -w 0 >"$token")
-ends_at=$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s 2>/dev/null || true)
+ends_at=$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e) {margin} seconds ago" +%s 2>/dev/null || true)
+printf '{{"event": "job-started", "restarts": %s}}\\n' "${{SLURM_RESTART_COUNT:-0}}"
 {delivery}
 # Each node's number is its place in this job; `--mpi=none`, as the runner's ranks find each other by themselves.
 {step} &
@@ -47,6 +48,7 @@ status=$?
 if scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi
+{again}
 exit "$status"
 """
 # A lost node and a task that ended early end no other one; a task's processes may use every CPU of its node.
@@ -65,7 +67,9 @@ def render_sbatch(job: SlurmJob) -> str:
         directives="\n".join(directives),
         exports="\n".join(f"export {name}={_word(value)}" for name, value in job.environment.items()),
         token=shlex.quote(f"{job.folder}/{TOKEN}"),
+        margin=MARGIN_SECONDS,
         delivery=_delivery(job),
+        again=_again(job),
         step=_step(job),
         removal=_removal(job),
     ).replace("\n\n", "\n")
@@ -105,6 +109,17 @@ def _removal(job: SlurmJob) -> str:
         return ""
     # A node that is down does not answer.
     return f"timeout 60 srun --overlap --mpi=none rm -f {_word(job.image_on_node)}"
+
+
+def _again(job: SlurmJob) -> str:
+    if not job.requeues:
+        return ""
+    file = shlex.quote(f"{job.folder}/{REQUEUED}")
+    return (
+        "# Its time was over before the last case: what is left goes on in the same job, queued again.\n"
+        f'if [ "$status" = {OUT_OF_TIME} ] && [ "$(cat {file} 2>/dev/null | wc -l)" -lt {job.requeues} ]; then\n'
+        f'    date >>{file} && scontrol requeue "$SLURM_JOB_ID" && sleep 60\nfi'
+    )
 
 
 def _step(job: SlurmJob) -> str:

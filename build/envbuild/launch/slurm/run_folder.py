@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import shlex
 import shutil
 import tarfile
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from envbuild.core.errors import MachineError
 from envbuild.core.files import machine_errors
-from envbuild.core.process import ProcessOptions, find_tool, run
+from envbuild.core.process import Finished, ProcessOptions, find_tool, run
 from envbuild.core.text import quoted_command
 
 # What the judge reads. Checkpoints and caches are large, and of no use to it.
@@ -78,6 +80,42 @@ class RunFolder:
             tar.extractall(target, filter="data")
         archive.unlink()
 
+    def read_from(self, name: str, offset: int) -> bytes:
+        """What a file there has after so many bytes; nothing while it is not there.
+
+        Raises:
+            MachineError: the host cannot be reached.
+        """
+        if self.login is None:
+            with contextlib.suppress(FileNotFoundError), Path(self.path, name).open("rb") as file:
+                file.seek(offset)
+                return file.read()
+            return b""
+        file_name = shlex.quote(f"{self.path}/{name}")
+        # As text of one line: what a login shell prints comes before it.
+        script = f"printf '\\n'; tail -c +{offset + 1} -- {file_name} 2>/dev/null | base64 -w 0"
+        output = self._run([*self._ssh, script], "read the job's log").output
+        return base64.b64decode(output.rpartition("\n")[2])
+
+    def exists(self) -> bool:
+        """Whether there is such a folder.
+
+        Raises:
+            MachineError: the host cannot be reached.
+        """
+        if self.login is None:
+            return Path(self.path).is_dir()
+        script = f"[ ! -d {shlex.quote(self.path)} ] || echo is-there"
+        return "is-there" in self._run([*self._ssh, script], "look for the run's folder").output.split()
+
+    def remove(self) -> None:
+        """Remove it; what cannot be removed stays."""
+        if self.login is None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        with contextlib.suppress(MachineError):
+            self._run([*self._ssh, f"rm -rf -- {shlex.quote(self.path)}"], "remove the run's folder")
+
     def _shell(self, script: str, what: str, into: Path) -> None:
         command = f"{quoted_command(*self._ssh, script)} >{shlex.quote(str(into))}"
         self._run(["sh", "-c", command], what)
@@ -86,10 +124,10 @@ class RunFolder:
         command = f"{quoted_command(*first)} | {quoted_command(*self._ssh, script)}"
         self._run(["sh", "-c", command], what)
 
-    def _run(self, words: Sequence[str], what: str) -> None:
+    def _run(self, words: Sequence[str], what: str) -> Finished:
         fix = f"See whether `{quoted_command(*self._ssh, 'true')}` works, and whether its disk has room."
         options = ProcessOptions(timeout_seconds=LIMIT_SECONDS, error=MachineError, fix=fix)
-        run(words, what=what, options=options)
+        return run(words, what=what, options=options)
 
     @property
     def _ssh(self) -> list[str]:
