@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from envbuild.core.errors import CertificationCannotRunError, ConfigurationError, EnvbuildError, MachineError
-from envbuild.core.process import Finished, ProcessOptions, run
-from envbuild.core.text import quoted_command
+from envbuild.core.process import Finished
+from envbuild.launch.slurm.login import LoginShell
 from envbuild.launch.slurm.states import JobState
 
 # A controller that is busy answers late; one that is gone is given up by Slurm's commands after MessageTimeout.
 LIMIT_SECONDS = 120.0
-# ssh's own failures have this status (ssh(1)).
-_SSH_FAILED = 255
 _FIELDS = ("%i", "%T", "%r", "%S", "%N")
 
 
@@ -53,7 +51,7 @@ class SlurmCommands:
 
     def shown(self, *words: str) -> str:
         """A command of Slurm, for people to run here."""
-        return quoted_command(*words) if self.login is None else quoted_command("ssh", self.login, *words)
+        return self._shell.shown(*words)
 
     def submit(self, script: str) -> str:
         """Submit a batch script, and return the job's ID.
@@ -128,20 +126,13 @@ class SlurmCommands:
         Raises:
             MachineError: the login host cannot be reached, or has no Slurm.
         """
-        # BatchMode: a question for a password would wait for ever. A login shell has the site's PATH.
-        remote = [] if self.login is None else ["ssh", "-o", "BatchMode=yes", "--", self.login, quoted_command(*words)]
-        options = ProcessOptions(
-            env=self.environment, stdin=stdin, timeout_seconds=LIMIT_SECONDS, error=CertificationCannotRunError
+        return self._shell.run(
+            words, what=what, seconds=LIMIT_SECONDS, stdin=stdin, check=False, error=CertificationCannotRunError
         )
-        done = run(remote or list(words), what=what, check=False, options=options)
-        if self.login is not None and done.status == _SSH_FAILED:
-            raise MachineError(
-                f"cannot {what}: ssh to {self.login} failed",
-                why=_answer(done),
-                fix=f"`{quoted_command('ssh', '-o', 'BatchMode=yes', self.login, 'true')}` must work without a "
-                "password: add your key to an agent, or set the host in ~/.ssh/config.",
-            )
-        return done
+
+    @property
+    def _shell(self) -> LoginShell:
+        return LoginShell(host=self.login, environment=self.environment)
 
 
 def _answer(done: Finished) -> str:
