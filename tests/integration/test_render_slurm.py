@@ -14,6 +14,7 @@ from helpers.slurm_cluster import Cluster, slurm_cluster, slurm_programs
 from helpers.slurm_jobs import cluster_of, job_of
 from unit.launch.test_render import EVIL
 
+from envbuild.launch.slurm.commands import SlurmCommands
 from envbuild.launch.slurm.job import SlurmJob
 from envbuild.launch.slurm.render import render_sbatch
 
@@ -103,3 +104,18 @@ def test_variables_and_the_nodes_numbers_reach_the_step_as_they_are_written(clus
         assert (tmp_path / f"image-{node}").read_bytes() == b"an image\n"
     # The nodes' own copy is gone.
     assert not list(tmp_path.glob("envbuild-*.sqsh"))
+
+
+def test_a_job_that_is_submitted_from_a_job_has_nothing_of_it(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {**cluster.programs.environment, "SLURM_CONF": f"{cluster.folder}/slurm.conf"}
+    # Together they are fatal to srun.
+    outer = {"SLURM_JOB_ID": "999", "SLURM_NTASKS": "7", "SLURM_MEM_PER_NODE": "1", "SLURM_MEM_PER_CPU": "1"}
+    for name, value in {**own, **outer}.items():
+        monkeypatch.setenv(name, value)
+    commands = SlurmCommands()
+    number = commands.submit(render_sbatch(job(tmp_path)))
+    wait_until(lambda: (state := commands.states([number]).get(number)) is None or state.ended)
+    log = (tmp_path / f"run/slurm-{number}.log").read_text()
+    assert (tmp_path / "words-1").exists(), log

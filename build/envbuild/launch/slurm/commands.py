@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from envbuild.launch.slurm.states import JobState
 
 # A controller that is busy answers late; one that is gone is given up by Slurm's commands after MessageTimeout.
 LIMIT_SECONDS = 120.0
+# Of a user, wherever they are: sbatch(1).
+_NOT_A_JOBS = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"})
 _FIELDS = ("%i", "%T", "%r", "%S", "%N")
 
 
@@ -25,7 +28,6 @@ class SlurmCommands:
     """
 
     login: str | None = None
-    environment: Mapping[str, str] | None = None
 
     def check(self, cluster: str) -> None:
         """See that there is Slurm, before anything is copied.
@@ -132,7 +134,18 @@ class SlurmCommands:
 
     @property
     def _shell(self) -> LoginShell:
-        return LoginShell(host=self.login, environment=self.environment)
+        return LoginShell(host=self.login, environment=outside_jobs(os.environ))
+
+
+def outside_jobs(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of this process without those of a job that it is in.
+
+    A job that is submitted from a job gets them too, and its srun takes them for options: srun(1), INPUT ENVIRONMENT
+    VARIABLES.
+    """
+    if "SLURM_JOB_ID" not in environ:
+        return dict(environ)
+    return {name: value for name, value in environ.items() if not name.startswith("SLURM_") or name in _NOT_A_JOBS}
 
 
 def _answer(done: Finished) -> str:
