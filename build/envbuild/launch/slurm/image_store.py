@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from envbuild.core.errors import MachineError
 from envbuild.core.files import machine_errors
-from envbuild.core.process import ProcessOptions, find_tool, run
-from envbuild.core.text import quoted_command
+from envbuild.launch.slurm.login import LoginShell
 
 # An image of 10 GB over a link of 100 Mb/s.
 LIMIT_SECONDS = 3600.0
@@ -42,23 +40,17 @@ def place_image(sqsh: Path, digest: str, folder: str, login: str | None) -> str:
     hexadecimal = digest.removeprefix("sha256:")
     name = f"{hexadecimal}.sqsh"
     words = ["sh", "-c", _SCRIPT, "sh", folder, name, str(sqsh.stat().st_size), hexadecimal]
-    if login is not None:
-        ssh = str(find_tool("ssh", "openssh-client"))
-        words = [ssh, "-o", "BatchMode=yes", "--", login, quoted_command(*words)]
     where = folder if login is None else f"{login}:{folder}"
     with machine_errors(sqsh):
         descriptor = os.open(sqsh, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        run(
+        LoginShell(host=login).run(
             words,
             what=f"put the image into {where}",
-            options=ProcessOptions(
-                stdin=descriptor,
-                timeout_seconds=LIMIT_SECONDS,
-                error=MachineError,
-                fix="The folder is that of the cluster's file (image.folder): it has to be writable, with room for "
-                f"{sqsh.stat().st_size / 1e9:.1f} GB.",
-            ),
+            seconds=LIMIT_SECONDS,
+            stdin=descriptor,
+            fix="The folder is that of the cluster's file (image.folder): it has to be writable, with room for "
+            f"{sqsh.stat().st_size / 1e9:.1f} GB.",
         )
     finally:
         os.close(descriptor)
