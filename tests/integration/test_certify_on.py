@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,9 @@ class Site:
         return re.search(r"JobState=(\S+)", self.slurm("scontrol", "show", "job", number))[1]  # type: ignore[index]
 
     @contextlib.contextmanager
-    def started(self, *words: str, results: bool = True) -> Iterator[subprocess.Popen[str]]:
+    def started(self, *words: str, line: Sequence[str] = (), results: bool = True) -> Iterator[subprocess.Popen[str]]:
         """The command in a process of its own, once its job was submitted and has written its first line."""
-        code = START.format(runner=str(self.runner), words=self.words(*words))
+        code = START.format(runner=str(self.runner), words=line or self.words(*words))
         environment = self.tool.environment()
         process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -309,3 +309,27 @@ def test_damaged_image_on_the_cluster_is_replaced(site: Site) -> None:
     placed.write_bytes(b"x" + whole[1:])
     site.certify("--fresh")
     assert placed.read_bytes() == whole
+
+
+@pytest.mark.slow
+def test_night_certifies_on_the_cluster_and_follows_the_job_of_a_killed_one(site: Site) -> None:
+    night = (
+        "nightly",
+        "--stack",
+        STACK,
+        "--targets",
+        "cpu",
+        "--out-dir",
+        "out",
+        "--on",
+        f"cpu={NAME}",
+        "--bisect",
+        "0",
+    )
+    hold(site)
+    with site.started(line=[*night, "--nodes", "2"]) as process:
+        process.kill()
+    release(site)
+    done = site.tool.run(*night, "--nodes", "2")
+    assert "submitted" not in done.stderr
+    assert re.search(r"cpu +certify +done", done.stdout), done.stdout
