@@ -65,9 +65,12 @@ class Site:
         return re.search(r"JobState=(\S+)", self.slurm("scontrol", "show", "job", number))[1]  # type: ignore[index]
 
     def start_again(self, number: str) -> None:
-        """Once a job was put back: Slurm waits two minutes before it starts such a job again, unless it is told."""
+        """Once a job was put back: Slurm waits two minutes before it starts it again, unless it is told.
+
+        Not at once: a node refuses a job that began in the second in which it was told that the job is over.
+        """
         wait_until(lambda: self.state(number) == "PENDING", 100)
-        self.slurm("scontrol", "update", f"job={number}", "starttime=now")
+        self.slurm("scontrol", "update", f"job={number}", "starttime=now+5seconds")
 
     @contextlib.contextmanager
     def started(self, *words: str, line: Sequence[str] = (), results: bool = True) -> Iterator[subprocess.Popen[str]]:

@@ -200,8 +200,7 @@ def test_job_that_is_out_of_time_is_queued_again_as_often_as_asked(site: Site) -
         wait_until(
             lambda: re.search(r"PENDING.*Restarts=1", site.slurm("scontrol", "show", "job", record["job"]), re.S)
         )
-        # Slurm waits two minutes before it starts such a job again.
-        site.slurm("scontrol", "update", f"job={record['job']}", "starttime=now")
+        site.start_again(record["job"])
         _, printed = process.communicate(timeout=100)
     assert process.returncode == 8
     assert "the time limit of job" in printed
