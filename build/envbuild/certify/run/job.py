@@ -19,7 +19,7 @@ from envbuild.certify.run.plan import Environment, Subject, certification_key, m
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.image.output import PlacedImage, image_name
-from envbuild.launch.launchers import SQSH, Placement
+from envbuild.launch.launchers import ON_CLUSTER, SQSH, Placement
 from envbuild.lock.inputs.request import is_older
 from envbuild.lock.known_wrong import known_wrong_in
 from envbuild.lock.lockfile import LockDirectory
@@ -41,7 +41,7 @@ class CertifyRequest:
         lock_name: of the lock, where it is not the stack's own.
         repeats: how often every case is trained.
         run_known_wrong: also run cases that the locked versions are known to train wrongly.
-        cluster: where they train, if its bandwidth has to reach that cluster's floor.
+        cluster: where they train; bandwidth has to reach its floor.
     """
 
     selection: Selection
@@ -65,14 +65,18 @@ class CertifyRequest:
         """
         if self.cluster is None:
             return None
-        floors, target = self.selection.catalog.cluster(self.cluster).bandwidth_floors, self.selection.target_name
-        if target not in floors:
+        target, cluster = self.selection.target_name, self.selection.catalog.cluster(self.cluster)
+        floors = cluster.floors.get(target)
+        if floors is None or not floors.node:
+            # A cluster that runs jobs is named for that.
+            if cluster.launcher != "here":
+                return None
             raise ConfigurationError(
                 f"cluster {self.cluster} has no bandwidth floor for target {target}",
-                why=f"envs/clusters/{self.cluster}.toml: bandwidth_floors has {', '.join(floors) or 'none'}.",
-                fix=f"Add {target} to its bandwidth_floors, or leave --cluster out.",
+                why=f"envs/clusters/{self.cluster}.toml has no [floors.{target}.node].",
+                fix="Add it with the bus bandwidth of all_reduce and all_gather, or leave --on out.",
             )
-        return floors[target]
+        return min(floors.node.values())
 
     @property
     def name(self) -> str:
@@ -176,9 +180,9 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     smoke, smoke_digest = smoke_file(store)
     subject = subject or subject_of(request)
     plan = _plan(request, subject, driver, matrix, cases)
-    if request.cluster and not plan["bandwidth"]:
+    if request.cluster and request.place.launcher not in ON_CLUSTER and not plan["bandwidth"]:
         raise UsageError(
-            f"--cluster {request.cluster} has no effect",
+            f"--on {request.cluster} has no effect",
             why=f"Matrix {request.matrix_name} measures no bandwidth here: that takes two GPUs and its [bandwidth].",
             fix="Leave it out, or choose another matrix or more GPUs.",
         )
