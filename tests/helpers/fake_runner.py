@@ -104,8 +104,8 @@ def case_line(plan, case, repeat=1, factor=1.0):
     return {
         "schema": SCHEMA, "type": "case", "case": case["id"], "repeat": repeat, "status": "completed", "steps": steps,
         "seconds": 1.5, "startup_seconds": 0.5, "started_seconds": 2.0, "devices": [*range(case["world_size"])],
-        "nodes": [*range(case.get("nodes", 1))], "fresh_processes": 0,
-        "weights": weights if case["compare_weights"] else None,
+        "nodes": [*range(case.get("nodes", 1))],
+        "fresh_processes": 0, "weights": weights if case["compare_weights"] else None,
         "observed": observed_of(case, plan["models"][case["model"]]), "failure": None, "logs": [], "restarted": None,
         "reference": reference_of(steps) if case["compare_reference"] else None, "gradients": gradients_of(),
         "perturbed": perturbed_of(steps, case["perturbed_runs"]) if case["perturbed_runs"] else None,

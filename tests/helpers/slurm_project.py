@@ -14,17 +14,19 @@ from envbuild.core.digests import sha256_file
 
 NAME = "virtual"
 FAKE_RUNNER = Path(__file__).with_name("fake_runner.py")
-# The fake runner as node 0 of a job. It writes the results of one more case each time that the test lets it go on, and
-# goes on with what is there, as the real one does. The other nodes wait for it.
+# The fake runner as node 0 of a job: it goes on with what is there, as the real one does, and waits behind its first
+# case while there is a file `hold` in the cluster's folder. The other nodes wait for it.
 STEPPING = """\
 import json, os, signal, sys, time
 from pathlib import Path
 import fake_runner as fake
 
+FOLDER = Path("{folder}")
 words = sys.argv
 value = lambda option: words[words.index(option) + 1]
 out, rank = Path(value("--out")), int(value("--node-rank"))
-results, steps = out / "results.jsonl", out.parent / "steps"
+results, hold, ends = out / "results.jsonl", FOLDER / "hold", FOLDER / "ends"
+last = FOLDER / "last-status"
 
 def end(status):
     print(json.dumps({"event": "exit", "node": rank, "status": status}), flush=True)
@@ -35,11 +37,10 @@ def wait(condition):
         time.sleep(0.02)
 
 signal.signal(signal.SIGTERM, lambda *_: end(130))
-for name in ("STATUS",):
-    if (out.parent / name).exists():
-        message, status = json.loads((out.parent / name).read_text())
-        print(message, flush=True)
-        end(status if rank == 0 else 6)
+if ends.exists():
+    message, status = json.loads(ends.read_text())
+    print(message if rank == 0 else "node 0 is gone", flush=True)
+    end(status if rank == 0 else 6)
 if rank:
     wait(lambda: '"type": "end"' in (results.read_text() if results.exists() else ""))
     end(0)
@@ -51,13 +52,13 @@ written = len(results.read_text().splitlines()) if results.exists() else 0
 for number, line in enumerate(lines):
     if number < written:
         continue
-    wait(lambda: not steps.exists() or number < int(steps.read_text() or 0))
+    wait(lambda: number < 2 or not hold.exists())
     with results.open("a") as file:
         file.write(json.dumps(line) + "\\n")
     if line["type"] == "case":
         event = {"event": "case-finished", "case": line["case"], "status": line["status"], "seconds": 1.5}
         print(json.dumps(event), flush=True)
-end(0)
+end(int(last.read_text()) if last.exists() else 0)
 """
 
 
@@ -78,27 +79,20 @@ def write_cluster(project: Path, folder: Path, *, name: str = NAME, **slurm: Any
         "launcher": "slurm",
         "folder": str(folder),
         "slurm": table | slurm,
+        "mounts": {"data": {"source": str(folder)}},
     }
     file.write_text(tomlkit.dumps(document))
 
 
-def stepping_runner(folder: Path) -> tuple[Path, str]:
-    """The runner as a zipapp, and its digest."""
+def stepping_runner(folder: Path, storage: Path) -> tuple[Path, str]:
+    """The runner as a zipapp, and its digest; ``storage`` is the cluster's folder."""
     file = folder / "smoke.pyz"
     sha256 = "\n\ndef sha256(path):\n    return 'sha256:' + hashlib.sha256(path.read_bytes()).hexdigest()\n"
+    source = FAKE_RUNNER.read_text().replace("\n\nif __name__", f"{sha256}\n\nif __name__")
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(
-            "fake_runner.py", FAKE_RUNNER.read_text().replace("\n\nif __name__", f"{sha256}\n\nif __name__")
-        )
-        archive.writestr("__main__.py", STEPPING)
+        archive.writestr("fake_runner.py", source)
+        archive.writestr("__main__.py", STEPPING.replace("{folder}", str(storage)))
     return file, sha256_file(file)
-
-
-def let_go(run_folder: Path, steps: int) -> None:
-    """Let the runner write so many lines."""
-    partial = run_folder / "steps.partial"
-    partial.write_text(str(steps))
-    partial.replace(run_folder / "steps")
 
 
 def record_of(out: Path) -> dict[str, str]:

@@ -38,7 +38,8 @@ class SlurmCommands:
         try:
             done = self._run(["sbatch", "--version"], what=f"submit a job to {cluster}")
         except MachineError as error:
-            raise self._without_slurm(cluster, error.why) if self.login is None else error from error
+            why = f"sbatch cannot be run: {error.why}."
+            raise self._without_slurm(cluster, why) if self.login is None else error from error
         if done.status != 0:
             raise self._without_slurm(cluster, _answer(done))
 

@@ -199,7 +199,7 @@ class SlurmExecutor:
         if log.status == OUT_OF_TIME:
             raise CertificationCannotRunError(
                 f"the time limit of job {job} on {cluster} came before the last case",
-                why=tail(output, lines=1),
+                why=tail(output, lines=6),
                 fix=f"{again} A larger time_limit_minutes in envs/clusters/{cluster}.toml, or --requeue N, avoids it.",
                 log=task.log,
                 reason="out-of-time",

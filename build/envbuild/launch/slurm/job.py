@@ -126,8 +126,6 @@ class SlurmJob:
             # A job that was put back writes on.
             "--open-mode=append",
             "--requeue",
-            # A node that is lost ends its own cases.
-            "--no-kill",
             *([gpus] if gpus else []),
             # All of the memory is no part of --exclusive.
             *(["--exclusive", "--mem=0"] if slurm.exclusive else []),
