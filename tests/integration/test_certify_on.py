@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,9 @@ class Site:
         return re.search(r"JobState=(\S+)", self.slurm("scontrol", "show", "job", number))[1]  # type: ignore[index]
 
     @contextlib.contextmanager
-    def started(self, *words: str, results: bool = True) -> Iterator[subprocess.Popen[str]]:
+    def started(self, *words: str, line: Sequence[str] = (), results: bool = True) -> Iterator[subprocess.Popen[str]]:
         """The command in a process of its own, once its job was submitted and has written its first line."""
-        code = START.format(runner=str(self.runner), words=self.words(*words))
+        code = START.format(runner=str(self.runner), words=line or self.words(*words))
         environment = self.tool.environment()
         process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -106,7 +106,7 @@ def site(
     virtual: Cluster, mini: Tool, mini_image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Site]:
     project = tmp_path / "project"
-    subprocess.run(["cp", "-a", mini.project, project], check=True)
+    subprocess.run(["cp", "-al", mini.project, project], check=True)
     write_cluster(project, tmp_path / "storage")
     runner = stepping_runner(tmp_path, tmp_path / "storage")
     (tmp_path / "storage").mkdir()
@@ -213,22 +213,6 @@ def test_preempted_job_goes_on_by_itself(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_job_of_a_failed_node_goes_on_on_others(site: Site) -> None:
-    hold(site)
-    with site.started() as process:
-        number = record_of(site.out)["job"]
-        site.slurm("scontrol", "update", "nodename=n2", "state=down", "reason=test")
-        wait_until(lambda: site.state(number) == "PENDING", 60)
-        release(site)
-        # Slurm waits two minutes before it starts such a job again.
-        site.slurm("scontrol", "update", f"job={number}", "starttime=now")
-        out, printed = process.communicate(timeout=100)
-    assert process.returncode == 0, printed
-    assert "certified: 2 cases" in out
-    assert printed.count("running on") == 2
-
-
-@pytest.mark.slow
 def test_controller_that_is_away_for_a_while_changes_nothing(site: Site) -> None:
     hold(site)
     controller = int((site.cluster.folder / "slurmctld.pid").read_text())
@@ -280,7 +264,9 @@ def test_job_that_is_out_of_time_is_queued_again_as_often_as_asked(site: Site) -
     (site.storage / "ends").write_text(json.dumps(["4 cases were not started", 7]))
     with site.started("--requeue", "1", results=False) as process:
         record = record_of(site.out)
-        wait_until(lambda: "Restarts=1" in site.slurm("scontrol", "show", "job", record["job"]))
+        wait_until(
+            lambda: re.search(r"PENDING.*Restarts=1", site.slurm("scontrol", "show", "job", record["job"]), re.S)
+        )
         # Slurm waits two minutes before it starts such a job again.
         site.slurm("scontrol", "update", f"job={record['job']}", "starttime=now")
         _, printed = process.communicate(timeout=100)
@@ -323,3 +309,27 @@ def test_damaged_image_on_the_cluster_is_replaced(site: Site) -> None:
     placed.write_bytes(b"x" + whole[1:])
     site.certify("--fresh")
     assert placed.read_bytes() == whole
+
+
+@pytest.mark.slow
+def test_night_certifies_on_the_cluster_and_follows_the_job_of_a_killed_one(site: Site) -> None:
+    night = (
+        "nightly",
+        "--stack",
+        STACK,
+        "--targets",
+        "cpu",
+        "--out-dir",
+        "out",
+        "--on",
+        f"cpu={NAME}",
+        "--bisect",
+        "0",
+    )
+    hold(site)
+    with site.started(line=[*night, "--nodes", "2"]) as process:
+        process.kill()
+    release(site)
+    done = site.tool.run(*night, "--nodes", "2")
+    assert "submitted" not in done.stderr
+    assert re.search(r"cpu +certify +done", done.stdout), done.stdout

@@ -31,7 +31,7 @@ from envbuild.core.digests import short
 from envbuild.core.errors import ConfigurationError, InterruptedByUserError
 from envbuild.core.text import shown
 from envbuild.image.output import PlacedImage, find_image
-from envbuild.launch.launchers import WORDS, Placement
+from envbuild.launch.launchers import ON_CLUSTER, WORDS, Placement, place_on
 from envbuild.launch.runtimes import RUNTIMES
 from envbuild.launch.slurm.executor import JobGoesOnError
 from envbuild.lock.lockdir import find_lock
@@ -162,8 +162,8 @@ def _certify_options(session: Session, selection: Selection, options: Options) -
 def _request(session: Session, selection: Selection, options: Options) -> CertifyRequest:
     lock = find_lock(session.project, selection, options.locked.name)
     place = Placement.parse(options.place)
-    if _on_slurm(session, options):
-        place = Placement(form=place.form, launcher="slurm")
+    if options.on is not None:
+        place = place_on(session.catalog.cluster(options.on), place)
     # Again, with the lock: its record has the driver of the commit that was locked.
     matrix_name = options.matrix or selection.matrix_for(lock.lock.driver)
     driver_of(selection, matrix_name, lock.lock)
@@ -189,7 +189,7 @@ def _on_slurm(session: Session, options: Options) -> bool:
         UsageError: an option is for the other kind of cluster.
     """
     given = given_options(click.get_current_context())
-    if options.on is None or session.catalog.cluster(options.on).launcher != "slurm":
+    if options.on is None or session.catalog.cluster(options.on).launcher not in ON_CLUSTER:
         condition = "without --on" if options.on is None else f"with --on {options.on}"
         for name in sorted({"nodes", "requeue"} & given):
             why = 'It is for a cluster that runs jobs (launcher = "slurm").'

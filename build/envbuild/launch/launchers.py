@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from envbuild.catalog.cluster import Cluster
 from envbuild.launch.executors import Executor, Form, LaunchRequest
 
 # The forms that each launcher runs, the default first.
@@ -61,6 +62,11 @@ class Placement:
 
 # The .sqsh on this machine.
 SQSH = Placement()
+
+
+def place_on(cluster: Cluster, place: Placement = SQSH) -> Placement:
+    """Where the cases of a form train on a cluster: by its launcher, or as on this machine where it has none."""
+    return Placement(form=place.form, launcher=cluster.launcher) if cluster.launcher in ON_CLUSTER else place
 
 
 def open_executor(launcher: str, request: LaunchRequest) -> Executor:

@@ -31,7 +31,10 @@ _LOST = re.compile(
 )
 # Checks of a case that a machine can fail; the others are about numbers. `baseline` is of those whose baseline failed.
 _OF_A_MACHINE = frozenset(
-    {"rank-exception", "rank-signal", "rank-exit", "timeout", "not-reported", "baseline", "hardware"}
+    {
+        *("rank-exception", "rank-signal", "rank-exit", "timeout", "not-reported", "baseline", "hardware"),
+        *("nodes", "node-numbers", "node-slow"),
+    }
 )
 # Reasons of CertificationCannotRunError that are the image's.
 _OF_THE_IMAGE = frozenset({"image-lacks-stack", "no-cases"})

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from envbuild_smoke import cli
+from envbuild_smoke import cli, runner
 from envbuild_smoke.nodes import canary
 from envbuild_smoke.ranks.program import RankProgram
-from envbuild_smoke.run import runner
 
 canary.LIMIT_SECONDS = 5.0
 FAKE = RankProgram(tasks="fake_ranks")

@@ -164,7 +164,11 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     packages = request.lock.packages()
     cases = chosen_cases(matrix, request.matrix_name, selection, request.wanted, packages)
     # Every case may be wanted by its name: that is the whole matrix too.
-    every = cases if not request.wanted else chosen_cases(matrix, request.matrix_name, selection, packages=packages)
+    every = (
+        cases
+        if not request.wanted
+        else chosen_cases(matrix, request.matrix_name, selection, WantedCases(nodes=request.wanted.nodes), packages)
+    )
     whole = len(cases) == len(every)
     # After that: without the cases that are known to be wrong it is the whole matrix still, and not_vouched has them. A
     # project's own conflicts make it a part: certificates would count for as little as the project likes.
@@ -254,4 +258,4 @@ def _plan(
         modules=[module for component in components.values() for module in component.modules],
         provided=sorted(lock.lock.base.provides),
     )
-    return make_plan(subject, environment, matrix, cases, request.repeats, request.floor)
+    return make_plan(subject, environment, matrix, cases, request.repeats, request.floor, request.wanted.nodes)

@@ -101,6 +101,7 @@ def make_plan(
     cases: tuple[Case, ...],
     repeats: int = 1,
     floor: float | None = None,
+    nodes: int = 1,
 ) -> dict[str, Json]:
     """The plan as a JSON value, with a fresh nonce."""
     capabilities = environment.capabilities
@@ -115,8 +116,9 @@ def make_plan(
         "expected_versions": dict(environment.versions),
         "expected_modules": list(environment.modules),
         "provided_packages": list(environment.provided),
+        "nodes": nodes,
         "repeats": repeats,
-        "bandwidth": sweep_of(matrix, capabilities, max(case.world_size for case in cases), floor),
+        "bandwidth": sweep_of(matrix, capabilities, max(case.world_size // case.nodes for case in cases), floor),
         "models": {name: _model_json(model) for name, model in matrix.models.items() if name in used},
         "cases": [_case_json(case, matrix, environment.driver) for case in cases],
     }
