@@ -190,7 +190,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except CannotRunError as error:
         return _cannot_run(error)
     except OutOfTimeError as error:
-        _print(f"the time is over, and {error} cases were not started; the results of the others are kept. {_RESUME}")
+        _print(f"the time is over, and {error} were not started; all results are kept. {_RESUME}")
         return OUT_OF_TIME
     except LostHeadError as error:
         _print(str(error))

@@ -104,6 +104,7 @@ def case_line(plan, case, repeat=1, factor=1.0):
     return {
         "schema": SCHEMA, "type": "case", "case": case["id"], "repeat": repeat, "status": "completed", "steps": steps,
         "seconds": 1.5, "startup_seconds": 0.5, "started_seconds": 2.0, "devices": [*range(case["world_size"])],
+        "nodes": [0],
         "fresh_processes": 0, "weights": weights if case["compare_weights"] else None,
         "observed": observed_of(case, plan["models"][case["model"]]), "failure": None, "logs": [], "restarted": None,
         "reference": reference_of(steps) if case["compare_reference"] else None, "gradients": gradients_of(),
@@ -127,7 +128,8 @@ def bandwidth_line(sweep, **changes):
     ]
     line = {
         "schema": SCHEMA, "type": "bandwidth", "ranks": sweep["ranks"], "backend": "nccl", "transports": ["P2P/CUMEM"],
-        "points": points, "all_gather": points, "failure": None,
+        "points": points, "all_gather": points, "all_to_all": points, "failure": None,
+        "sweep": "node", "nodes": [0], "network_log": [],
     }  # fmt: skip
     return {**line, **changes}
 

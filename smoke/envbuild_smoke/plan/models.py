@@ -15,6 +15,8 @@ BridgeRecipe = Literal["llama32_1b_pretrain_1gpu_h100_bf16_config", "qwen25_500m
 Recipe = Literal["qwen25_7b", "llama3_8b", BridgeRecipe]
 # Random tokens, or `drivers/text.jsonl`.
 Dataset = Literal["mock", "text"]
+# As NCCL's log names networks, plugins by what they are (`envbuild_smoke.network.limits`).
+Transport = Literal["NET/IB", "NET/gIB", "NET/FasTrak", "NET/GPUDirectTCPX", "NET/OFI", "NET/Socket"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
 LayerSpec = Literal["local", "transformer-engine"]
 # What the router's auxiliary loss balances over: a micro batch or each sample. megatron-core's global_aux_loss is not
@@ -129,12 +131,28 @@ class WantedGpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BandwidthSweep:
-    """A sweep of all_reduce after the cases; `floor_gigabytes_per_second` is None where there is no floor."""
+class NetworkFloors:
+    """The least bus bandwidth of each collective between nodes, in GB/s, for the best of the sizes; None: any."""
 
-    ranks: Annotated[int, at_least(2)]
+    all_reduce: Positive | None = None
+    all_gather: Positive | None = None
+    all_to_all: Positive | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandwidthSweep:
+    """Sweeps of collectives after the cases, over so many ranks on each node, and from two nodes on between them.
+
+    Attributes:
+        floor_gigabytes_per_second: on a node; None where there is none.
+        network_floors: between nodes.
+    """
+
+    ranks: Size
     sizes_bytes: Annotated[tuple[Size, ...], NOT_EMPTY]
     floor_gigabytes_per_second: Positive | None
+    nodes: Size = 1
+    network_floors: NetworkFloors = NetworkFloors()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +175,8 @@ class Plan:
     provided_packages: tuple[str, ...] = ()
     repeats: Size
     bandwidth: BandwidthSweep | None
+    # What NCCL's log has to name between nodes; None where the cluster's file does not say, or there is one node.
+    transport: Transport | None = None
     models: Mapping[str, Model]
     cases: Annotated[tuple[Case, ...], NOT_EMPTY]
     digest: str

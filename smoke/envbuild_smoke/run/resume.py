@@ -11,7 +11,7 @@ from pathlib import Path
 from envbuild_smoke.plan.json_reader import PlanError, read_object
 from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.rank_context import FINAL, INITIAL, checkpoint_path
-from envbuild_smoke.results import CaseLine, RunLine
+from envbuild_smoke.results import BandwidthLine, CaseLine, RunLine
 from envbuild_smoke.run.jobs import Key
 from envbuild_smoke.run.results import FILE_NAME
 from envbuild_smoke.run.task_run import repeat_folder
@@ -30,7 +30,7 @@ class ResumeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class PreviousRun:
-    """The first line of the run, and the cases that have ended, by ID and repeat.
+    """The first line of the run, the cases that have ended, by ID and repeat, and the sweeps that have.
 
     `ended` is true when the run reached its end; `whole_bytes` is the length of the lines before that, `cut_bytes` that
     of an incomplete last line.
@@ -38,7 +38,7 @@ class PreviousRun:
 
     run_line: RunLine
     cases: dict[tuple[str, int], CaseLine]
-    bandwidth: bool
+    sweeps: tuple[BandwidthLine, ...]
     ended: bool
     whole_bytes: int
     cut_bytes: int
@@ -96,6 +96,9 @@ def read_previous(out: Path, plan: Plan) -> PreviousRun:
     before_end = whole - len(content[:whole].splitlines(keepends=True)[-1]) if ended else whole
     try:
         results = [read_object(CaseLine, line, "case") for line in lines if line.get("type") == "case"]
+        sweeps = tuple(
+            read_object(BandwidthLine, line, "bandwidth") for line in lines if line.get("type") == "bandwidth"
+        )
     except PlanError as error:
         raise ResumeError(
             f"{path} is damaged: the line of a case cannot be read ({error}); run again with another --out"
@@ -103,7 +106,7 @@ def read_previous(out: Path, plan: Plan) -> PreviousRun:
     return PreviousRun(
         run_line=run,
         cases={(result.case, result.repeat): result for result in results},
-        bandwidth=any(line.get("type") == "bandwidth" for line in lines),
+        sweeps=sweeps,
         ended=ended,
         whole_bytes=before_end,
         cut_bytes=len(content) - whole,

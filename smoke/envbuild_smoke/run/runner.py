@@ -104,8 +104,8 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
         if unusable is None:
             JobLoop(context, make_jobs(cases, plan.repeats, results), devices, log, listed).run()
             # After the cases: a sweep at the same time would slow them down, and be slowed down.
-            if plan.bandwidth is not None and (previous is None or not previous.bandwidth):
-                sweep = measure_bandwidth(context, plan.bandwidth, devices)
+            swept = () if previous is None else previous.sweeps
+            for sweep in measure_bandwidth(context, plan.bandwidth, swept) if plan.bandwidth is not None else ():
                 writer.write(sweep)
                 context.emit({"event": "bandwidth", **asdict(sweep)})
         completed = sum(result.status == "completed" for result in log.results.values())

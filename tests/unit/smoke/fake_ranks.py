@@ -151,7 +151,7 @@ def bandwidth(context: RankContext, sizes: tuple[int, ...]) -> BandwidthLine:
         Point(bytes=size, seconds=0.5, algorithm_gigabytes_per_second=2.0, bus_gigabytes_per_second=1.0)
         for size in sizes
     )
-    return BandwidthLine(ranks=context.world_size, backend="gloo", points=points, all_gather=points)
+    return BandwidthLine(ranks=context.world_size, backend="gloo", points=points, all_gather=points, all_to_all=points)
 
 
 def raised_mark(context: RankContext, rank: int) -> Path:

@@ -148,6 +148,7 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
         "driver": driver.value,
         "model": case.model,
         "precision": case.precision,
+        "nodes": case.nodes,
         "layout": dict(vars(case.layout)),
         "world_size": case.world_size,
         "training": dict(vars(case.training)),
