@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from envbuild_smoke.network.rounds import Group, Outcome
-from envbuild_smoke.plan.models import BandwidthSweep, Plan
+from envbuild_smoke.plan.models import COLLECTIVES, BandwidthSweep, Floors, Plan
 from envbuild_smoke.results import BandwidthLine, Point
 
 NCCL = "nccl"
@@ -46,17 +46,23 @@ def _network(transport: str) -> str:
 
 def collectives_of(line: BandwidthLine) -> Mapping[str, Sequence[Point]]:
     """Return what was measured of each collective, by size."""
-    return {"all_reduce": line.points, "all_gather": line.all_gather, "all_to_all": line.all_to_all}
+    return dict(zip(COLLECTIVES, (line.points, line.all_gather, line.all_to_all), strict=True))
 
 
 def floors_of(planned: BandwidthSweep, line: BandwidthLine) -> Mapping[str, float]:
     """Return the least bus bandwidth in GB/s of each collective that has a floor."""
     if line.sweep != "node":
-        return {name: floor for name, floor in vars(planned.network_floors).items() if floor is not None}
-    floor = planned.floor_gigabytes_per_second
-    # Both, since one says little of the other: on 2 A3 Mega nodes people report 185 to 190 GB/s for all_gather, and 88
-    # to 89 GB/s for all_reduce.
-    return {} if floor is None else {"all_reduce": floor, "all_gather": floor}
+        return _given(planned.network_floors)
+    floors = _given(planned.node_floors)
+    if (least := planned.floor_gigabytes_per_second) is not None:
+        # Both, since one says little of the other: on 2 A3 Mega nodes people report 185 to 190 GB/s for all_gather, and
+        # 88 to 89 GB/s for all_reduce. A cluster may raise what the matrix asks for, not lower it.
+        floors.update({name: max(least, floors.get(name, 0.0)) for name in ("all_reduce", "all_gather")})
+    return floors
+
+
+def _given(floors: Floors) -> dict[str, float]:
+    return {name: floor for name, floor in vars(floors).items() if floor is not None}
 
 
 def shortfalls(plan: Plan, line: BandwidthLine) -> list[Shortfall]:

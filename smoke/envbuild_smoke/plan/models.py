@@ -17,6 +17,7 @@ Recipe = Literal["qwen25_7b", "llama3_8b", BridgeRecipe]
 Dataset = Literal["mock", "text"]
 # As NCCL's log names networks, plugins by what they are (`envbuild_smoke.network.limits`).
 Transport = Literal["NET/IB", "NET/gIB", "NET/FasTrak", "NET/GPUDirectTCPX", "NET/OFI", "NET/Socket"]
+COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 Normalization = Literal["LayerNorm", "RMSNorm"]
 LayerSpec = Literal["local", "transformer-engine"]
 # What the router's auxiliary loss balances over: a micro batch or each sample. megatron-core's global_aux_loss is not
@@ -131,8 +132,8 @@ class WantedGpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkFloors:
-    """The least bus bandwidth of each collective between nodes, in GB/s, for the best of the sizes; None: any."""
+class Floors:
+    """The least bus bandwidth of each collective in GB/s, for the best of the sizes; None: any."""
 
     all_reduce: Positive | None = None
     all_gather: Positive | None = None
@@ -144,15 +145,17 @@ class BandwidthSweep:
     """Sweeps of collectives after the cases, over so many ranks on each node, and from two nodes on between them.
 
     Attributes:
-        floor_gigabytes_per_second: on a node; None where there is none.
-        network_floors: between nodes.
+        floor_gigabytes_per_second: of all_reduce and all_gather on a node, whatever the cluster; None: any.
+        node_floors: the cluster's, on a node.
+        network_floors: the cluster's, between nodes.
     """
 
     ranks: Size
     sizes_bytes: Annotated[tuple[Size, ...], NOT_EMPTY]
     floor_gigabytes_per_second: Positive | None
     nodes: Size = 1
-    network_floors: NetworkFloors = NetworkFloors()
+    node_floors: Floors = Floors()
+    network_floors: Floors = Floors()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -254,7 +254,7 @@ def test_a_case_has_a_failure_unless_it_completed(path, status, failure):
 def test_bandwidth_without_a_backend_is_refused(path):
     sweep = as_json(BandwidthLine(ranks=2))
     reason, why = refused(path, text_of([*HEALTHY[:-1], sweep, HEALTHY[-1]]))
-    assert (reason, why) == ("schema", "The bandwidth has neither a backend nor a failure.")
+    assert (reason, why) == ("schema", "The bandwidth of node 0 has neither a backend nor a failure.")
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,8 @@ from pydantic import JsonValue
 from envbuild.catalog.matrix import Matrix
 from envbuild.certify.cases.case import Case, same_arithmetic
 from envbuild.certify.judge.bands import Bands, GradientBands, compare_gradients, spread_of
-from envbuild.certify.judge.config_checks import (
-    bandwidth_problems,
-    environment_problems,
-    hardware_problems,
-    observed_problems,
-)
+from envbuild.certify.judge.config_checks import environment_problems, hardware_problems, observed_problems
+from envbuild.certify.judge.network import network_problems
 from envbuild.certify.judge.numbers import off_by, relative_difference
 from envbuild.certify.judge.reference import compare_reference
 from envbuild.certify.judge.results import Results
@@ -30,7 +26,7 @@ from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.results import CaseLine, Observed, Step, Weights
 
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 13
+JUDGE_VERSION = 14
 # The check that a failed rank fails, by the kind of failure that the runner reports.
 _FAILURES: Mapping[str, Check] = {
     "exception": "rank-exception",
@@ -53,7 +49,7 @@ def judge(cases: tuple[Case, ...], matrix: Matrix, results: Results, plan: Plan)
 
 def run_problems(plan: Plan, results: Results) -> tuple[Problem, ...]:
     """The problems of a run as a whole, whatever its cases measured."""
-    return (*environment_problems(plan, results), *bandwidth_problems(plan, results), *hardware_problems(plan, results))
+    return (*environment_problems(plan, results), *network_problems(plan, results), *hardware_problems(plan, results))
 
 
 class _Judge:
