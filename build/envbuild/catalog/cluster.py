@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from envbuild.catalog.fields import Name, TomlModel, VariableName
+from envbuild.catalog.fields import Name, TomlModel, VariableName, complete_or_extending
 
+# In a path: the job's number.
+JOB_ID = "{job_id}"
 # What sbatch takes in one word of a directive: no white space, no quotes, nothing that ends a line.
 SlurmWord = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.,:;&|*!=@%+\[\]()/-]+$")]
 # Absolute, and without what separates mounts (a comma, a colon) or lines.
@@ -69,16 +71,17 @@ class ImageDelivery(TomlModel):
     """How a node gets the image."""
 
     by: Literal["path", "importer", "sbcast"] = Field(
+        default="path",
         description="path: opened where it lies, on shared storage; importer: pulled by enroot's importer; sbcast: "
-        "copied to each node's own disk first"
+        "copied to each node's own disk first",
     )
-    folder: NodePath | None = Field(default=None, description="where images lie on shared storage (path, sbcast)")
+    folder: NodePath | None = Field(
+        default=None, description="where images lie on shared storage; default: images/ in the cluster's folder"
+    )
     node_folder: NodePath | None = Field(default=None, description="where sbcast puts them on a node")
 
     @model_validator(mode="after")
     def _folders_fit(self) -> ImageDelivery:
-        if self.by != "importer" and self.folder is None:
-            raise ValueError(f"{self.by} needs folder, where images lie on shared storage")
         if (self.by == "sbcast") != (self.node_folder is not None):
             raise ValueError("node_folder is for sbcast, which needs it")
         return self
@@ -95,10 +98,22 @@ class Transport(TomlModel):
     script: NodePath | None = Field(default=None, description="sourced in the job before anything starts")
 
 
+class Floors(TomlModel):
+    """The least bus bandwidth of a target's GPUs by collective, in GB/s, for the best of a matrix's sizes."""
+
+    node: dict[Collective, Gigabytes] = Field(default_factory=dict, description="between the GPUs of a node")
+    network: dict[Collective, Gigabytes] = Field(default_factory=dict, description="between nodes")
+
+
 class Cluster(TomlModel):
     """Where jobs run (``envs/clusters/*.toml``)."""
 
+    model_config = ConfigDict(json_schema_extra=complete_or_extending)
+
     summary: str
+    extends: Name | None = Field(
+        default=None, description="another cluster, which this file changes: tables merge key by key, a list replaces"
+    )
     launcher: Literal["here", "slurm"] = "here"
     source: str | None = Field(default=None, description="where its settings are from")
     evidence: str | None = Field(default=None, description="what was run on such a cluster; without it: nothing")
@@ -107,32 +122,23 @@ class Cluster(TomlModel):
     )
     folder: NodePath | None = Field(default=None, description="on storage that all nodes and the login host share")
     slurm: Slurm | None = None
-    image: ImageDelivery | None = None
+    image: ImageDelivery = ImageDelivery()
     mounts: dict[Literal["data", "cache", "checkpoints"], Mount] = Field(default_factory=dict)
     transport: Transport | None = None
-    floors: dict[Name, dict[Collective, Gigabytes]] = Field(
-        default_factory=dict,
-        description="by target and collective: the least bus bandwidth between nodes, in GB/s, for the best of a "
-        "matrix's sizes",
-    )
+    floors: dict[Name, Floors] = Field(default_factory=dict, description="by target")
     sqsh_compression: tuple[Literal["zstd", "lz4", "lzo", "gzip"], ...] = Field(
         default=(),
         min_length=1,
         description="what the nodes' squashfs tools can read, the best first; anything when left out",
     )
-    bandwidth_floors: dict[Name, Gigabytes] = Field(
-        default_factory=dict,
-        description="by target: the bus bandwidth that all_reduce and all_gather reach on a node, in GB/s, for the "
-        "best of a matrix's sizes",
-    )
 
     @model_validator(mode="after")
-    def _has_what_its_launcher_needs(self) -> Cluster:
-        needed = {"slurm": self.slurm, "folder": self.folder, "image": self.image}
-        if self.launcher == "slurm":
-            missing = [name for name, value in needed.items() if value is None]
-            if missing:
-                raise ValueError(f"launcher slurm needs {', '.join(missing)}")
-        elif self.slurm is not None:
-            raise ValueError("[slurm] has no effect with launcher here")
+    def _slurm_is_described(self) -> Cluster:
+        if (self.launcher == "slurm") != (self.slurm is not None):
+            raise ValueError("launcher slurm needs [slurm], which has no effect with another one")
         return self
+
+    @property
+    def never_run(self) -> bool:
+        """Whether nothing is known to have run there; what runs here is known to anybody."""
+        return self.launcher != "here" and self.evidence is None

@@ -65,14 +65,15 @@ class CertifyRequest:
         """
         if self.cluster is None:
             return None
-        floors, target = self.selection.catalog.cluster(self.cluster).bandwidth_floors, self.selection.target_name
-        if target not in floors:
+        target = self.selection.target_name
+        floors = self.selection.catalog.cluster(self.cluster).floors.get(target)
+        if floors is None or not floors.node:
             raise ConfigurationError(
                 f"cluster {self.cluster} has no bandwidth floor for target {target}",
-                why=f"envs/clusters/{self.cluster}.toml: bandwidth_floors has {', '.join(floors) or 'none'}.",
-                fix=f"Add {target} to its bandwidth_floors, or leave --cluster out.",
+                why=f"envs/clusters/{self.cluster}.toml has no [floors.{target}.node].",
+                fix="Add it with the bus bandwidth of all_reduce and all_gather, or leave --cluster out.",
             )
-        return floors[target]
+        return min(floors.node.values())
 
     @property
     def name(self) -> str:

@@ -9,9 +9,11 @@ import shlex
 
 import tomlkit
 
-from envbuild.catalog.cluster import Mount
+from envbuild.catalog.cluster import JOB_ID, Mount
 from envbuild.launch.slurm.job import TOKEN, SlurmJob
 
+# Slurm sets it for each task: its node's place in the job.
+NODE_NUMBER = "SLURM_NODEID"
 _SCRIPT = """\
 #!/bin/bash
 # Written by `envbuild render`: the smoke runner on {nodes} {noun}, its results in {folder}.
@@ -70,37 +72,38 @@ def _delivery(job: SlurmJob) -> str:
 def _step(job: SlurmJob) -> str:
     transport = job.cluster.transport
     inside = f". {shlex.quote(transport.script)} && " if transport is not None and transport.script else ""
-    # SLURM_NODEID is each node's own, and the other two are the batch script's.
-    own = '--node-rank "$1" --head "$2:0" --ends-at "$3"'
+    # A node's number is its own, and the other two are the batch script's.
+    own = f'--node-rank "${NODE_NUMBER}" --head "$1:0" --ends-at "$2"'
     command = f"{inside}exec {shlex.join(job.runner_words)} {own}"
-    start = ["srun", "--mpi=none", "--kill-on-bad-exit=0", "--unbuffered"]
-    if job.slurm.runtime == "bwrap":
-        # A node's own shell knows its number; inside the image none of the job's variables is there but those named.
-        opener = shlex.join([str(job.slurm.python), "-m", "envbuild.launch.inside", *_opened(job)])
-        node = f'exec {opener} -- bash -c {shlex.quote(command)} - "$SLURM_NODEID" "$1" "$2"'
-        return " \\\n    ".join([*start, f'bash -c {shlex.quote(node)} - "$head" "$ends_at"'])
-    words = [*map(shlex.quote, [*start, *_container(job)])]
-    # Container names have the job's ID: a container that another job left would be entered in the image's place.
-    words += ['--container-name="envbuild-$SLURM_JOB_ID"']
-    node = f'bash -c {shlex.quote(command)} - "$SLURM_NODEID" "$1" "$2"'
-    return " \\\n    ".join([*words, f'bash -c {shlex.quote(f"exec {node}")} - "$head" "$ends_at"'])
+    opened = _opened(job) if job.slurm.runtime == "bwrap" else _container(job)
+    start = ["srun", "--mpi=none", "--kill-on-bad-exit=0", "--unbuffered", *opened]
+    return f'{" ".join(map(_word, start))} \\\n    bash -c {shlex.quote(command)} - "$head" "$ends_at"'
 
 
 def _opened(job: SlurmJob) -> list[str]:
     binds = [word for mount in job.mounts for word in ("--bind", _mount(mount))]
-    names = [word for name in job.environment for word in ("--env", name)]
-    return ["--image", job.image_on_node, *binds, *names, *(["--gpus"] if job.slurm.gpus_per_node else [])]
+    # Inside, none of the job's variables is there but those named.
+    names = [word for name in (*job.environment, NODE_NUMBER) for word in ("--env", name)]
+    gpus = ["--gpus"] if job.slurm.gpus_per_node else []
+    opener = [str(job.slurm.python), "-m", "envbuild.launch.inside"]
+    return [*opener, "--image", job.image_on_node, *binds, *names, *gpus, "--"]
 
 
 def _container(job: SlurmJob) -> list[str]:
-    variables = ",".join(job.environment)
     return [
         f"--container-image={job.image_on_node}",
         f"--container-mounts={','.join(map(_mount, job.mounts))}",
+        # A container that another job left under the name would be entered in the image's place.
+        f"--container-name=envbuild-{JOB_ID}",
         "--no-container-mount-home",
         # An image's own variables win over the job's, unless they are named.
-        *([f"--container-env={variables}"] if variables else []),
+        *([f"--container-env={','.join(job.environment)}"] if job.environment else []),
     ]
+
+
+def _word(text: str) -> str:
+    """A word for the batch script: quoted, but for the job's number."""
+    return '"$SLURM_JOB_ID"'.join(shlex.quote(part) if part else "" for part in text.split(JOB_ID)) or "''"
 
 
 def _mount(mount: Mount) -> str:
