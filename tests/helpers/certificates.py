@@ -96,6 +96,16 @@ def bandwidth() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def swept(nodes: list[int], speed: float, **changes: Any) -> dict[str, Any]:
+    """A sweep between nodes that reached so many GB/s."""
+    points = [{"bytes": 1 << 30, "seconds": 0.1, "algorithm_gigabytes_per_second": speed,
+               "bus_gigabytes_per_second": speed}]  # fmt: skip
+    return {
+        "sweep": "pair" if len(nodes) == 2 else "ramp", "nodes": nodes, "ranks": 8 * len(nodes), "backend": "nccl",
+        "transports": ["NET/IB", "P2P/CUMEM"], "points": points, "all_gather": points, "all_to_all": points, **changes,
+    }  # fmt: skip
+
+
 def measured(**changes: Any) -> dict[str, Any]:
     return {
         "smoke": {"version": "0.1.0", "digest": SHA["smoke"]},

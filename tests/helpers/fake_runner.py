@@ -120,7 +120,7 @@ def end_line(cases):
     return {"schema": SCHEMA, "type": "end", **ends}
 
 
-def bandwidth_line(sweep, **changes):
+def bandwidth_line(sweep, /, **changes):
     """The line of a sweep, on NVLink."""
     points = [
         {"bytes": size, "seconds": 0.01, "algorithm_gigabytes_per_second": 300.0, "bus_gigabytes_per_second": 300.0}

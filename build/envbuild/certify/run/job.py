@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection, digest_without_summary
+from envbuild.catalog.cluster import Floors
 from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import Matrix
@@ -15,7 +16,7 @@ from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.known_wrong import affected_cases, left_out
 from envbuild.certify.cases.selection import ALL, WantedCases, chosen_cases, driver_of, without_known_wrong
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
-from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
+from envbuild.certify.run.plan import Environment, Network, Subject, certification_key, make_plan
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.image.output import PlacedImage, image_name
@@ -41,7 +42,7 @@ class CertifyRequest:
         lock_name: of the lock, where it is not the stack's own.
         repeats: how often every case is trained.
         run_known_wrong: also run cases that the locked versions are known to train wrongly.
-        cluster: where they train, if its bandwidth has to reach that cluster's floor.
+        cluster: where they train, if their network has to be as that cluster's file says.
     """
 
     selection: Selection
@@ -55,25 +56,27 @@ class CertifyRequest:
     repeats: int = 1
     run_known_wrong: bool = False
     cluster: str | None = None
+    nodes: int = 1
 
     @property
-    def floor(self) -> float | None:
-        """The least bandwidth, in GB/s; None: the matrix's own.
+    def network(self) -> Network:
+        """The nodes that it runs on, and what the cluster's file says of their network.
 
         Raises:
-            ConfigurationError: the cluster is not known, or has none for the target.
+            ConfigurationError: the cluster is not known, or is named for its floors alone and has none for the target.
         """
         if self.cluster is None:
-            return None
-        target = self.selection.target_name
-        floors = self.selection.catalog.cluster(self.cluster).floors.get(target)
-        if floors is None or not floors.node:
+            return Network(nodes=self.nodes)
+        target, cluster = self.selection.target_name, self.selection.catalog.cluster(self.cluster)
+        floors = cluster.floors.get(target, Floors())
+        if cluster.launcher == "here" and not floors.node:
             raise ConfigurationError(
                 f"cluster {self.cluster} has no bandwidth floor for target {target}",
                 why=f"envs/clusters/{self.cluster}.toml has no [floors.{target}.node].",
                 fix="Add it with the bus bandwidth of all_reduce and all_gather, or leave --cluster out.",
             )
-        return min(floors.node.values())
+        transport = cluster.transport.network if cluster.transport else None
+        return Network(nodes=self.nodes, floors=floors, transport=transport)
 
     @property
     def name(self) -> str:
@@ -173,7 +176,7 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     smoke, smoke_digest = smoke_file(store)
     subject = subject or subject_of(request)
     plan = _plan(request, subject, driver, matrix, cases)
-    if request.cluster and not plan["bandwidth"]:
+    if request.cluster and not plan["bandwidth"] and selection.catalog.cluster(request.cluster).launcher == "here":
         raise UsageError(
             f"--cluster {request.cluster} has no effect",
             why=f"Matrix {request.matrix_name} measures no bandwidth here: that takes two GPUs and its [bandwidth].",
@@ -251,4 +254,4 @@ def _plan(
         modules=[module for component in components.values() for module in component.modules],
         provided=sorted(lock.lock.base.provides),
     )
-    return make_plan(subject, environment, matrix, cases, request.repeats, request.floor)
+    return make_plan(subject, environment, matrix, cases, request.repeats, request.network)
