@@ -53,7 +53,7 @@ def measure_bandwidth(context: RankContext, sizes_bytes: Iterable[int]) -> Bandw
     return BandwidthLine(
         ranks=context.world_size,
         backend=backend,
-        transports=None if backend != "nccl" else tuple(sorted(names)),
+        transports=tuple(sorted(names)) or None,
         points=points[0],
         all_gather=points[1],
         all_to_all=points[2],
