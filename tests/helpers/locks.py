@@ -15,7 +15,14 @@ from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs.request import LockRequest, inputs_digest
 from envbuild.lock.lockfile import PHASE_FILES, LockDirectory
 from envbuild.lock.models import SCHEMA, Inputs, Lock, LockedBase, LockedComponent, LockedPhase, LockedTorch
+from envbuild.lock.uv_lock import ResolvedPackage
 from envbuild.store.local import LocalStore
+
+
+def resolved_package(table: dict[str, Any]) -> ResolvedPackage:
+    """A package of a uv.lock; it is of an index where its table does not say."""
+    return ResolvedPackage.model_validate({"source": {"registry": "https://x/simple"}, **table})
+
 
 MAIN = """\
 # Written by `envbuild lock`.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -11,6 +12,8 @@ else:
     import tomli as tomllib  # pragma: no cover - Python 3.10
 
 TOMLDecodeError = tomllib.TOMLDecodeError
+# A value that is written.
+Toml: TypeAlias = "str | bool | int | Sequence[Toml] | Mapping[str, Toml]"
 
 
 def loads(text: str) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from envbuild.lock.resolve.builds import to_compile
 from envbuild.lock.resolve.declarations import finding_files
 from envbuild.lock.resolve.resolve import ResolvedPlan, pin_plan, resolve_plan
 from envbuild.lock.uv.program import NoUploadTimesError
-from envbuild.lock.uv.resolution import upload_seconds
 from envbuild.lock.verification import UNVERIFIED, LockVerifier, VerifiedLock, note_verified, verify_lock
 
 
@@ -78,6 +77,6 @@ def _undated(inputs: LockInputs, error: NoUploadTimesError, context: LockContext
             resolution = resolve_plan(plan, files, context).resolution
     except EnvbuildError as other:
         return Failure(inputs=free, error=other)
-    tables = {name: table for name, table in resolution.tables.items() if "registry" in table["source"]}
-    undated = named | {name for name, table in tables.items() if not upload_seconds(table)}
-    return replace(failure, undated=undated, all_undated=undated >= tables.keys())
+    released = {name: package for name, package in resolution.packages.items() if "registry" in package.source}
+    undated = named | {name for name, package in released.items() if not package.upload_seconds}
+    return replace(failure, undated=undated, all_undated=undated >= released.keys())

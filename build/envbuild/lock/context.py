@@ -6,13 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import Self
 
 from envbuild.catalog.context import Context
+from envbuild.core.errors import ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.progress import Reporter, SilentReporter
+from envbuild.lock.uv_lock import Packages
 from envbuild.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class RunContext(Context):
     """
 
     repositories: Repositories
-    answers: dict[str, Any] = field(default_factory=dict)
+    answers: dict[str, Packages | ResolutionError] = field(default_factory=dict)
 
     def quiet(self) -> Self:
         """The same for work next to other work: nothing is reported."""

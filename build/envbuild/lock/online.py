@@ -19,18 +19,16 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.catalog.context import Context
 from envbuild.catalog.site import Site
-from envbuild.core import tomlread
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.core.text import printable, shown
-from envbuild.lock.components.downloads import wheel_name
 from envbuild.lock.lockfile import UV_LOCK, LockDirectory, read_lock
 from envbuild.lock.record.content import locked_content
 from envbuild.lock.uv.fetch import GoneError
 from envbuild.lock.uv.index_settings import asked_indexes, find_links
-from envbuild.lock.uv.resolution import package_files
 from envbuild.lock.uv.simple_page import PAGE_LIMITS, ListedFile, listed_files, project_url
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD, locked_indexes, torch_places
+from envbuild.lock.uv_lock import parse_uv_lock
 
 _HASHED = ("main", "compile")
 _AT_ONCE = 8
@@ -138,12 +136,10 @@ def _locked_files(lock: LockDirectory, site: Site) -> Iterator[_LockedFiles]:
 
 def _names(lock: LockDirectory) -> dict[str, str]:
     """The names of files by hash, of the uv.lock that may be next to a lock."""
-    path = lock.path / UV_LOCK
     try:
-        packages = tomlread.loads(path.read_text())["package"]
-        files = [file for package in packages for file in package_files(package)]
-        return {str(file["hash"]): wheel_name(file) for file in files if "hash" in file}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        packages = parse_uv_lock((lock.path / UV_LOCK).read_text()).packages
+        return {file.digest: file.name for package in packages for file in package.files if file.digest}
+    except (OSError, ValueError):
         return {}  # it is not committed, and not reviewed
 
 

@@ -210,7 +210,7 @@ class WheelSources:
             asked = PackageIndex(base=self.base, context=work, own=own)
             packages = asked.find({name: f"=={version}"}, f"find {name} {version}")
             package = packages[canonicalize_name(name)]
-            stated = str(package.get("sdist", {}).get("hash", ""))
+            stated = package.sdist.digest if package.sdist is not None else ""
             # Refused before the download. Hashes are optional (PEP 503): without one the file itself is compared below.
             if stated and stated != digest:
                 raise _other(name, version, digest, stated)

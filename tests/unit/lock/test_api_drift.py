@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from types import SimpleNamespace
 
 import pytest
-from helpers.locks import lock_context
+from helpers.locks import lock_context, resolved_package
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
@@ -55,6 +55,10 @@ def packages(tmp_path):
     }
 
 
+def resolved(packages):
+    return {name: resolved_package(table) for name, table in packages.items()}
+
+
 def project(commit=None, pinned_by="", release_of=None, **spec):
     chosen = {
         "app": SimpleNamespace(spec=Component(uses=("lib",), **spec), commit=commit, git="https://x/app"),
@@ -73,13 +77,13 @@ def project(commit=None, pinned_by="", release_of=None, **spec):
 
 def read_ahead(packages, work, **spec):
     files: Future[Packages] = Future()
-    files.set_result(packages)
+    files.set_result(resolved(packages))
     with api_drift.reading_ahead(project(**spec), files, work) as reading:
         reading.result()
 
 
 def check(packages, work, **spec):
-    return list(check_api(project(**spec), packages, work))
+    return list(check_api(project(**spec), resolved(packages), work))
 
 
 def test_what_is_gone_is_a_finding_with_file_and_line(packages, work):
@@ -125,11 +129,11 @@ def test_component_that_another_uses_is_reached_through_it(packages, work, tmp_p
     }
     whole = project()
     whole.chosen["top"] = SimpleNamespace(spec=Component(uses=("app",), modules=("top",)), commit=None)
-    (finding,) = check_api(whole, packages, work)
+    (finding,) = check_api(whole, resolved(packages), work)
     assert finding.warning is warning
     # A user that cannot be read may use anything.
     packages["top"]["wheels"] = []
-    (finding,) = check_api(whole, packages, work)
+    (finding,) = check_api(whole, resolved(packages), work)
     assert not finding.warning
 
 

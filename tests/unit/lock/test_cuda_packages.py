@@ -1,5 +1,7 @@
 """Which packages are for which CUDA, by their names."""
 
+from helpers.locks import resolved_package
+
 from envbuild.lock.uv.cuda_packages import cuda_packages
 
 PACKAGES = [
@@ -14,4 +16,4 @@ PACKAGES = [
 
 
 def test_packages_by_the_cuda_that_they_are_for():
-    assert cuda_packages(PACKAGES) == {"12": ["nvidia-cudnn-cu12"], "13": ["nvidia-cublas"]}
+    assert cuda_packages(map(resolved_package, PACKAGES)) == {"12": ["nvidia-cudnn-cu12"], "13": ["nvidia-cublas"]}

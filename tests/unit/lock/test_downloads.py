@@ -16,6 +16,7 @@ from helpers.loopback import serving
 from envbuild.core.errors import CheckRefusedError, NetworkError
 from envbuild.lock.components.downloads import fetch_file, metadata_in
 from envbuild.lock.components.sdist_metadata import declaring_files
+from envbuild.lock.uv_lock import LockedFile
 
 PKG_INFO, METADATA = "kernels-1.0/PKG-INFO", "kernels-1.0.dist-info/METADATA"
 
@@ -42,13 +43,13 @@ def test_reply_that_is_no_file_is_a_network_error(tmp_path, reply):
     with serving(Answer) as server:
         url = f"http://127.0.0.1:{server.server_port}/kernels-1.0.tar.gz"
         with pytest.raises(NetworkError, match="cannot download the sdist of kernels"):
-            fetch_file({"url": url}, "the sdist of kernels", lock_context(tmp_path))
+            fetch_file(LockedFile(url=url), "the sdist of kernels", lock_context(tmp_path))
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:x/kernels.tar.gz", "http://127.0.0.1:1/a b.tar.gz"])
 def test_address_that_is_none_is_a_network_error(tmp_path, address):
     with pytest.raises(NetworkError, match="cannot download the sdist of kernels"):
-        fetch_file({"url": address}, "the sdist of kernels", lock_context(tmp_path))
+        fetch_file(LockedFile(url=address), "the sdist of kernels", lock_context(tmp_path))
 
 
 def zipped(name: str, **header: int) -> bytes:
@@ -111,5 +112,5 @@ def test_file_of_an_index_of_the_site_is_asked_for_with_its_password(tmp_path, m
         context = lock_context(tmp_path)
         host = f"http://127.0.0.1:{server.server_port}"
         context = replace(context, site=context.site.model_copy(update={"indexes": {"site": f"{host}/simple"}}))
-        assert fetch_file({"url": f"{host}/kernels-1.0.tar.gz"}, "it", context)[0] == b"file"
+        assert fetch_file(LockedFile(url=f"{host}/kernels-1.0.tar.gz"), "it", context)[0] == b"file"
     assert asked == ["Basic " + base64.b64encode(b"u:p").decode()]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.fake_index import fake_index
-from helpers.locks import lock_context
+from helpers.locks import lock_context, resolved_package
 
 from envbuild.catalog.stack import Component
 from envbuild.core.errors import UsageError
@@ -85,7 +85,7 @@ def test_what_the_base_brings_is_no_member(tmp_path):
 
 
 def table(name, version, size=100_000):
-    return {"name": name, "version": version, "sdist": {"size": size}}
+    return resolved_package({"name": name, "version": version, "sdist": {"size": size}})
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_sdist_that_downloads_its_wheel_from_another_index_is_refused(tmp_path, 
         tar.addfile(entry, io.BytesIO(text.encode()))
     package = {"name": "lib", "version": "1.0", "wheels": wheels, "sdist": {"path": "lib.tar.gz", "size": 2179}}
     plan = SimpleNamespace(project=SimpleNamespace(chosen={}), keep={})
-    resolution = SimpleNamespace(tables={"lib": package}, yanked={})
+    resolution = SimpleNamespace(packages={"lib": resolved_package(package)}, yanked={})
     actual = check_releases(plan, resolution, SimpleNamespace(folder=tmp_path, store=None))
     assert [(finding.code, finding.packages) for finding in actual] == ([("placeholder", ("lib",))] if stub else [])
 
@@ -122,5 +122,5 @@ def test_sdist_that_downloads_its_wheel_from_another_index_is_refused(tmp_path, 
 )
 def test_releases_that_are_refused(tables, yanked, keep, codes):
     plan = SimpleNamespace(project=SimpleNamespace(chosen={"lib": None, CORE: None}), keep=keep)
-    resolution = SimpleNamespace(tables={part["name"]: part for part in tables}, yanked=yanked)
+    resolution = SimpleNamespace(packages={part.name: part for part in tables}, yanked=yanked)
     assert [finding.code for finding in check_releases(plan, resolution, None)] == codes

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.fake_git import TIP, FakeRepositories, FakeRepository
+from helpers.locks import resolved_package
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.stack import Component
@@ -163,13 +164,14 @@ def test_what_of_the_index_must_be_compiled(table, compiled):
         project=SimpleNamespace(base=BASE, chosen=chosen, every=chosen),
         inputs=SimpleNamespace(selection=SimpleNamespace(catalog=catalog)),
     )
-    resolution = SimpleNamespace(tables={"kernels": table} if table else {})
+    package = resolved_package({"name": "kernels", **table}) if table else None
+    resolution = SimpleNamespace(packages={"kernels": package} if package else {})
     assert to_compile(plan, resolution, FakeRepositories(core_of)) == ({"kernels"} if compiled else set())
     # Upstream's tree does not name it, as that of a release from the index cannot.
-    resolution.tables["mamba-ssm"] = table or resolution.tables.get("kernels", {"source": {"git": "x"}})
+    resolution.packages["mamba-ssm"] = package or resolved_package({"name": "mamba-ssm", "source": {"git": "x"}})
     expected = {"kernels", "mamba-ssm"} if compiled else set()
     assert to_compile(plan, resolution, FakeRepositories(core_of)) == expected
-    del resolution.tables["mamba-ssm"]
+    del resolution.packages["mamba-ssm"]
     plan.project.every = {**chosen, "kernels": component("kernels", OTHER)}
     assert to_compile(plan, resolution, FakeRepositories(core_of)) == set()
 
@@ -279,7 +281,8 @@ def test_two_commits_of_one_package_are_refused():
 
 def table(name, *needs, **extras):
     lists = {extra: [{"name": entry} for entry in items] for extra, items in extras.items()}
-    return {"name": name, "dependencies": [{"name": entry} for entry in needs], "optional-dependencies": lists}
+    needed = [{"name": entry} for entry in needs]
+    return resolved_package({"name": name, "dependencies": needed, "optional-dependencies": lists})
 
 
 def test_of_two_the_one_that_is_asked_for_counts():

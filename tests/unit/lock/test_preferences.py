@@ -14,7 +14,7 @@ from envbuild.git.refs import GitRef
 from envbuild.lock.components.models import Companion, Forced, Lead, Preference
 from envbuild.lock.components.preferences import (
     NgcImage,
-    read_uv_lock,
+    locked_versions,
     script_companions,
     torch_preference,
     upstream_image,
@@ -22,6 +22,7 @@ from envbuild.lock.components.preferences import (
     without_overruled,
 )
 from envbuild.lock.uv.preferences import prefer
+from envbuild.lock.uv_lock import UvLock
 
 CATALOG = Catalog.open(Path("/nonexistent"))
 BASE = CATALOG.base("debian12")
@@ -63,7 +64,7 @@ def test_uv_lock_of_another_project():
         {"name": "kept", "marker": NEVER},
         {"name": "kept", "specifier": ">=1"},
     ]
-    actual = read_uv_lock({"manifest": {"overrides": overrides}, "package": packages}, BASE)
+    actual = locked_versions(UvLock.model_validate({"manifest": {"overrides": overrides}, "package": packages}), BASE)
     assert actual == {"plain-name": "1.0", "forked": "2.0", "from-git": "2.11.0", "kept": "1.0"}
 
 

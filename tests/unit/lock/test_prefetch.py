@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers.locks import lock_context
+from helpers.locks import lock_context, resolved_package
 
 from envbuild.core.background import run_in_background
 from envbuild.core.digests import sha256_bytes
@@ -19,12 +19,14 @@ from envbuild.lock.resolve.resolve import Guess
 from envbuild.lock.uv.named_index import OwnIndexes
 from envbuild.lock.uv.resolution import Resolution
 from envbuild.lock.uv.torch_builds import TorchSource
+from envbuild.lock.uv_lock import UvLock
 
 HASHES = {name: sha256_bytes(name.encode()) for name in ("wheel", "sdist", "other")}
 UV_LOCK = f"""
 [[package]]
 name = "my-lib"
 version = "1.0"
+source = {{ registry = "https://x/simple" }}
 sdist = {{ url = "https://x/my_lib-1.0.tar.gz", hash = "{HASHES["sdist"]}" }}
 wheels = [{{ url = "https://x/my_lib-1.0-py3-none-any.whl", hash = "{HASHES["wheel"]}" }}]
 """
@@ -43,7 +45,7 @@ def locked(folder: Path, text: str | None, *stated: str):
 def test_files_of_a_kept_release_come_from_the_uv_lock_of_its_lock(tmp_path):
     actual = kept_files(["my-lib"], {"my-lib": "1.0"}, locked(tmp_path, UV_LOCK, "wheel", "sdist"))
     assert actual is not None
-    assert actual["my-lib"]["sdist"]["url"] == "https://x/my_lib-1.0.tar.gz"
+    assert actual["my-lib"].sdist.url == "https://x/my_lib-1.0.tar.gz"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_without_a_lock_nothing_is_kept():
     assert kept_files(["my-lib"], {"my-lib": "1.0"}, None) is None
 
 
-RESOLUTION = Resolution(pins={"lib": "1.0"}, newest_upload=0, uv_lock={"package": []})
+RESOLUTION = Resolution(UvLock(package=()))
 
 
 @pytest.fixture
@@ -142,8 +144,8 @@ def test_sdist_other_than_the_one_that_was_read_is_refused(resolving, tmp_path):
         name="kernels", version="1.0", sdist_digest="sha256:read", requires_dist=(), provides_extra=(),
         build_requires=(), rewritten=(),
     )  # fmt: skip
-    package = {"name": "kernels", "version": "1.0", "source": {}, "sdist": {"hash": "sha256:other"}}
-    actual = replace(RESOLUTION, uv_lock={"package": [package]})
+    package = resolved_package({"name": "kernels", "version": "1.0", "sdist": {"hash": "sha256:other"}})
+    actual = replace(RESOLUTION, uv_lock=UvLock(package=(package,)))
     with pytest.raises(ResolutionError, match=r"another sdist of kernels 1\.0") as caught:
         resolving(begun_with(tmp_path, "true", lambda: actual), metadata=(read,))
     assert "now the index states sha256:other" in caught.value.why

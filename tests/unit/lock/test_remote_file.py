@@ -20,6 +20,7 @@ from envbuild.lock.components import downloads
 from envbuild.lock.components.downloads import wheel_metadata
 from envbuild.lock.uv import remote_file
 from envbuild.lock.uv.fetch import Answer, FetchLimits
+from envbuild.lock.uv_lock import LockedFile
 from envbuild.store.local import LocalStore
 
 METADATA = b"Metadata-Version: 2.1\nName: lib\n"
@@ -60,7 +61,7 @@ def test_metadata_is_read_without_the_wheel_where_the_server_lets_it(
     context: Any = SimpleNamespace(store=LocalStore(tmp_path, SilentReporter()), site=None)
 
     def read() -> bytes:
-        file = {"url": "https://host/lib-1-py3-none-any.whl", "hash": downloads.sha256_bytes(content)}
+        file = LockedFile(url="https://host/lib-1-py3-none-any.whl", hash=downloads.sha256_bytes(content))
         return wheel_metadata(file, "lib 1", context)
 
     assert read() == METADATA

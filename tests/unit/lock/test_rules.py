@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.locks import resolved_package
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Catalog
@@ -39,7 +40,9 @@ def codes(*packages: dict, on: Base | None = None, **changes: object) -> list[st
 
 def findings(*packages: dict, on: Base | None = None, **changes: object) -> tuple[CheckFinding, ...]:
     fields: dict = {"targets": {}, "conflicts": {}, "torch_build": "index"}
-    return run_checks(CheckInput(packages=packages, base=on or base(), **(fields | changes)))
+    return run_checks(
+        CheckInput(packages=tuple(map(resolved_package, packages)), base=on or base(), **(fields | changes))
+    )
 
 
 def test_nothing_to_find():

@@ -4,7 +4,7 @@ import shutil
 import zipfile
 
 import pytest
-from helpers.locks import lock_context
+from helpers.locks import lock_context, resolved_package
 from helpers.simple_index import make_sdist
 from packaging.requirements import Requirement
 
@@ -226,7 +226,7 @@ def context(tmp_path) -> LockContext:
 
 
 def package(sdist):
-    return {"name": "kernels", "version": "1.0", **({"sdist": sdist} if sdist else {})}
+    return resolved_package({"name": "kernels", "version": "1.0", "sdist": sdist})
 
 
 def test_fetch_verifies_and_keeps(tmp_path, context):
@@ -294,7 +294,7 @@ def test_wheels_of_the_compile_phase_are_left_to_uv(tmp_path, context):
     path = make_sdist(tmp_path, "kernels", "1.0")
     locked = {
         "kernels": package({"path": path.name}),
-        "core": {"name": "core", "version": "1", "wheels": [{"url": "https://x/core.whl"}]},
+        "core": resolved_package({"name": "core", "version": "1", "wheels": [{"url": "https://x/core.whl"}]}),
     }
     declared = compile_metadata(["kernels", "core"], locked, "13", context)
     assert [(entry.name, entry.sdist_digest) for entry in declared] == [("kernels", sha256_bytes(path.read_bytes()))]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.locks import resolved_package
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
@@ -20,6 +20,7 @@ from envbuild.lock.models import Deviation
 from envbuild.lock.search import candidates as module
 from envbuild.lock.search.candidates import Candidates
 from envbuild.lock.search.state import moved
+from envbuild.lock.uv_lock import ResolvedPackage
 
 RELEASES = ("0.0.0", "1.9.0", "1.10.0", "1.11.0", "2.0.0")
 TE = "transformer-engine"
@@ -30,14 +31,14 @@ class Index(Candidates):
 
     def _release(
         self, package: str, specifier: str, *, lowest: bool = False, dated: bool = True
-    ) -> dict[str, Any] | None:
+    ) -> ResolvedPackage | None:
         from packaging.specifiers import SpecifierSet
 
         actual = [*SpecifierSet(f"{specifier},>=0.1".lstrip(",")).filter(RELEASES)]
-        return {"version": actual[0 if lowest else -1]} if actual else None
+        return resolved_package({"name": package, "version": actual[0 if lowest else -1]}) if actual else None
 
-    def _asks_for_it(self, table: Mapping[str, Any]) -> bool:
-        return bool(self.without) and table["version"] != "2.0.0"
+    def _asks_for_it(self, release: ResolvedPackage) -> bool:
+        return bool(self.without) and release.version != "2.0.0"
 
 
 def candidates(specifier: str, locked: str | None, *, without: str = "") -> Index:
@@ -46,7 +47,7 @@ def candidates(specifier: str, locked: str | None, *, without: str = "") -> Inde
     )
     failure: Any = SimpleNamespace(
         decided=SimpleNamespace(chosen={TE: component}, git_sources=SimpleNamespace(missing=(), in_force={})),
-        resolved=SimpleNamespace(resolution=SimpleNamespace(pins={TE: locked} if locked else {}, tables={}))
+        resolved=SimpleNamespace(resolution=SimpleNamespace(pins={TE: locked} if locked else {}, packages={}))
         if locked
         else None,
     )
@@ -115,7 +116,8 @@ def test_an_extra_for_another_cuda_is_left_out(
     failure: Any = actual.failure
     failure.inputs = SimpleNamespace(selection=SimpleNamespace(base=SimpleNamespace(cuda_major=base_cuda)))
     edges = [{"name": "numba-cuda", "extra": extras}, {"name": "other"}]
-    failure.resolved.resolution.tables["nemo"] = {"name": "nemo", "version": "2.6.0", "dependencies": edges}
+    nemo = resolved_package({"name": "nemo", "version": "2.6.0", "dependencies": edges})
+    failure.resolved.resolution.packages["nemo"] = nemo
     monkeypatch.setattr(Index, "_declared", lambda *_: ">=0.20")
     moves = [part for move in actual.without_extra("numba-cuda") for part in move]
     assert [(part.package, part.declared_by, part.specifier) for part in moves] == wanted

@@ -3,11 +3,11 @@
 import pytest
 
 from envbuild.git.refs import GitRef
-from envbuild.lock.components.project_metadata import UvSource, built_without_isolation, read_sources, uv_settings
+from envbuild.lock.components.project_metadata import UvSource, uv_settings
 
 
 def read(text):
-    return read_sources(uv_settings(f"[tool.uv.sources]\n{text}"))
+    return uv_settings(f"[tool.uv.sources]\n{text}").sources()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ url = "https://z/simple"
         UvSource(package="c", workspace=True),
         UvSource(package="d", index="nowhere", explicit=True),
     )
-    assert read_sources(uv_settings(None)) == ()
+    assert uv_settings(None).sources() == ()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_another_form_is_named(text, why):
 
 def test_what_upstream_builds_in_the_environment():
     settings = uv_settings('[tool.uv]\nno-build-isolation-package = ["Mamba_SSM"]')
-    assert built_without_isolation(settings) == {"mamba-ssm"}
-    assert built_without_isolation({}) == frozenset()
+    assert settings.built_without_isolation == {"mamba-ssm"}
+    assert uv_settings(None).built_without_isolation == frozenset()
     with pytest.raises(ValueError, match="not a list of strings"):
-        built_without_isolation({"no-build-isolation-package": "all"})
+        _ = uv_settings('[tool.uv]\nno-build-isolation-package = "all"').built_without_isolation

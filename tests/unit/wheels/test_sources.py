@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from helpers.locks import resolved_package
 from helpers.simple_index import make_sdist
 from unit.wheels.test_key import PARTS
 
@@ -63,16 +64,16 @@ def test_a_pyproject_that_cannot_be_read_is_explained(sources, tmp_path):
 
 
 def test_another_file_of_that_version_is_refused(sources, monkeypatch):
-    found = {"k": {"name": "k", "version": "1.0", "sdist": {"hash": "sha256:other"}}}
-    monkeypatch.setattr(module.PackageIndex, "find", lambda *given: found)
+    releases = {"k": resolved_package({"name": "k", "version": "1.0", "sdist": {"hash": "sha256:other"}})}
+    monkeypatch.setattr(module.PackageIndex, "find", lambda *given: releases)
     with pytest.raises(CheckRefusedError, match="not the one that was locked") as refused:
         sources.sdist("k", "1.0", "sha256:locked")
     assert refused.value.why == "Locked sha256:locked, the index has sha256:other."
 
 
 def test_downloaded_sdist_is_compared_where_the_index_has_no_hash(sources, monkeypatch):
-    found = {"k": {"name": "k", "version": "1.0", "sdist": {}}}
-    monkeypatch.setattr(module.PackageIndex, "find", lambda *given: found)
+    releases = {"k": resolved_package({"name": "k", "version": "1.0", "sdist": {}})}
+    monkeypatch.setattr(module.PackageIndex, "find", lambda *given: releases)
     monkeypatch.setattr(module, "fetch_sdist", lambda *given: (b"came", sha256_bytes(b"came")))
     with pytest.raises(CheckRefusedError, match="not the one that was locked"):
         sources.sdist("k", "1.0", "sha256:locked")

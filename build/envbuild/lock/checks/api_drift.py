@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from envbuild import drift
 from envbuild.core.background import run_in_background
@@ -23,12 +22,12 @@ from envbuild.drift import Comparison, Finding, Moment, Pair, Weight, find_drift
 from envbuild.drift.sources import extensions_of
 from envbuild.lock.checks.findings import CheckFinding
 from envbuild.lock.components.distributions import is_brought
-from envbuild.lock.components.downloads import base_tags, fetch_file, tags_of, wheel_name
+from envbuild.lock.components.downloads import base_tags, fetch_file, tags_of
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.tree import Tree, tree_of
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.pyproject import Project
-from envbuild.lock.uv.resolution import Packages
+from envbuild.lock.uv_lock import LockedFile, Packages
 
 CODE = "api-drift"
 
@@ -162,30 +161,29 @@ class _Sources:
         if (tree := self._tree(name)) is not None:
             # The modules as well: of a commit, only the files of the packages that they are in are read.
             return f"{tree.commit.sha} {' '.join(sorted(tree.component.spec.modules))}"
-        return str((self._wheel(name) or {}).get("hash", ""))
+        return wheel.digest if (wheel := self._wheel(name)) is not None else ""
 
     def wheels(self, names: Sequence[str]) -> dict[str, Path]:
         """A wheel with the sources of each of the components, all of which :meth:`has`."""
         of_trees = {name: self._of_tree(tree) for name in names if (tree := self._tree(name)) is not None}
-        others = [name for name in names if name not in of_trees]
+        others = {name: wheel for name in names if name not in of_trees and (wheel := self._wheel(name)) is not None}
         # ThreadPoolExecutor(0) is a ValueError.
         with ThreadPoolExecutor(max(1, len(others))) as pool:
-            return of_trees | dict(zip(others, pool.map(self._downloaded, others), strict=True))
+            downloaded = pool.map(self._downloaded, others.keys(), others.values())
+            return of_trees | dict(zip(others, downloaded, strict=True))
 
     def _tree(self, name: str) -> Tree | None:
         component = self._chosen.get(name)
         return tree_of(component, self._context.repositories) if component is not None else None
 
-    def _wheel(self, name: str) -> Mapping[str, Any] | None:
-        """The entry of uv.lock for the wheel of a package; None when it has none for the base."""
-        wheels: list[Mapping[str, Any]] = self._packages.get(name, {}).get("wheels", [])
-        return next((file for file in wheels if tags_of(wheel_name(file)) & self._tags), None)
+    def _wheel(self, name: str) -> LockedFile | None:
+        """The wheel of a package; None when it has none for the base."""
+        wheels = self._packages[name].wheels if name in self._packages else ()
+        return next((wheel for wheel in wheels if tags_of(wheel.name) & self._tags), None)
 
-    def _downloaded(self, name: str) -> Path:
-        file = self._wheel(name) or {}
-        package = self._packages[name]
-        content, _ = fetch_file(file, f"{package['name']} {package['version']}", self._context)
-        path = self._context.folder / wheel_name(file)
+    def _downloaded(self, name: str, wheel: LockedFile) -> Path:
+        content, _ = fetch_file(wheel, self._packages[name].title, self._context)
+        path = self._context.folder / wheel.name
         with machine_errors(path):
             path.write_bytes(content)
         return path

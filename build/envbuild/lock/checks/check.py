@@ -46,7 +46,7 @@ def check_lock(resolved: ResolvedPlan, context: LockContext) -> CheckResult:
             *ranges.against_provided(),
             *(override.finding() for override in overridden if not override.meant),
             *check_releases(plan, resolution, context),
-            *check_api(plan.project, resolution.tables, context),
+            *check_api(plan.project, resolution.packages, context),
         ]
         allowed = refuse(findings, plan.inputs.request.allow, plan.inputs.title)
         warnings = tuple(finding for finding in findings if finding.warning)
@@ -70,7 +70,7 @@ def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -
     stack, catalog = selection.stack, selection.catalog
     driver = plan.effective.stack.driver
     return CheckInput(
-        packages=tuple(resolution.packages),
+        packages=resolution.uv_lock.locked,
         base=selection.base,
         targets={
             entry.target: catalog.target(entry.target) for entry in stack.builds if selection.base_name in entry.bases
@@ -81,7 +81,7 @@ def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -
         torch_build=plan.project.torch_build,
         asked=plan.project.asked,
         bases={base: catalog.base(base) for entry in stack.builds for base in entry.bases},
-        driver_problem=plan.driver_problem or release_without_llm(resolution.tables, driver, context),
+        driver_problem=plan.driver_problem or release_without_llm(resolution.packages, driver, context),
         ignored_settings=resolution.ignored_settings or _other_moment(plan, resolution),
     )
 
@@ -89,7 +89,7 @@ def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -
 def _other_moment(plan: LockPlan, resolution: Resolution) -> str:
     """That uv resolved as of another moment than the project's; empty: it did not."""
     # Whatever the cause: with UV_NO_CONFIG, say, uv 0.13.8 reads no [tool.uv] and gives no warning.
-    stated = resolution.uv_lock.get("options", {}).get("exclude-newer", "")
+    stated = resolution.uv_lock.options.exclude_newer
     if stated == plan.project.as_of:
         return ""
     return f"uv.lock is as of {stated or 'no moment'}, and the project of {plan.project.as_of or 'none'}"

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -26,8 +25,8 @@ from envbuild.lock.components.sdist_metadata import DOWNLOADS_AT_ONCE
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
-from envbuild.lock.uv.cuda_packages import edges_of
 from envbuild.lock.uv.resolution import Resolution
+from envbuild.lock.uv_lock import ResolvedPackage
 
 THE_STACK = "the stack"
 THE_PIN = "the user's pin"
@@ -75,13 +74,9 @@ class Overridden:
 class _Unmet:
     """A declaration that a version is outside of: the clauses that do not have it, of a locked package's table."""
 
-    package: Mapping[str, Any]
+    package: ResolvedPackage
     name: str
     clauses: str
-
-    @property
-    def title(self) -> str:
-        return f"{self.package['name']} {self.package.get('version', '')}".strip()
 
 
 class DeclaredRanges:
@@ -94,8 +89,7 @@ class DeclaredRanges:
         self._plan, self._resolution, self._context = plan, resolution, context
         self._project, self._base = plan.project, plan.project.base
         # One that is for the declarations of a single package has no name of its own there.
-        stated = resolution.uv_lock.get("manifest", {}).get("overrides", [])
-        self._everywhere = {str(entry["name"]) for entry in stated if "name" in entry}
+        self._everywhere = {override.name for override in resolution.uv_lock.manifest.overrides if override.name}
 
     def overridden(self) -> tuple[Overridden, ...]:
         """Every declared range that a locked version is outside of, because an override or a pin hides it."""
@@ -110,25 +104,25 @@ class DeclaredRanges:
         listed = self._against_the_stack({name: locked[name] for name in locked if name in self._everywhere})
         asking = [
             package
-            for package in self._resolution.packages
-            if any(edge["name"] in locked and self._is_overridden(package, edge["name"]) for edge in edges_of(package))
+            for package in self._resolution.uv_lock.locked
+            if any(needed.name in locked and self._is_overridden(package, needed.name) for needed in package.needs)
         ]
         with self._context.reporter.step(f"check what {len(locked)} overrides go against"):
             for unmet in self._unmet(asking, locked):
                 if self._is_overridden(unmet.package, unmet.name):
                     declared = f"{unmet.name}{unmet.clauses}"
-                    listed.append(self._overridden(unmet.name, locked[unmet.name], unmet.title, declared))
+                    listed.append(self._overridden(unmet.name, locked[unmet.name], unmet.package.title, declared))
         return listed
 
-    def _is_overridden(self, package: Mapping[str, Any], name: str) -> bool:
+    def _is_overridden(self, package: ResolvedPackage, name: str) -> bool:
         """Whether an override replaces what a package declares of another, and is not one of its own authors."""
-        if name in self._project.scoped_overrides.get(str(package["name"]), ()):
+        if name in self._project.scoped_overrides.get(package.name, ()):
             return True
         forced = self._plan.upstream_overrides.get(name)
-        own = forced is not None and forced.by == package["name"] and name not in self._plan.effective.stack.overrides
+        own = forced is not None and forced.by == package.name and name not in self._plan.effective.stack.overrides
         return name in self._everywhere and not own
 
-    def _unmet(self, packages: Sequence[Mapping[str, Any]], versions: Mapping[str, str]) -> Iterator[_Unmet]:
+    def _unmet(self, packages: Sequence[ResolvedPackage], versions: Mapping[str, str]) -> Iterator[_Unmet]:
         """What locked packages declare, for the extras that something asks for, and these versions do not meet."""
         quiet = self._context.quiet()
         with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
@@ -139,39 +133,38 @@ class DeclaredRanges:
                 known.append((package, declared))
                 continue
             self._context.reporter.note(
-                f"note: what {package['name']} declares is known from its build alone: not checked"
+                f"note: what {package.name} declares is known from its build alone: not checked"
             )
         extras = self._asked_extras(known)
         for package, declared in known:
-            lines = declared.needed(self._base, extras[str(package["name"])])
+            lines = declared.needed(self._base, extras[package.name])
             for name, version in versions.items():
                 parts = {part for line in lines if canonicalize_name(line.name) == name for part in line.specifier}
                 if unmet := sorted(str(part) for part in parts if not part.contains(version, prereleases=True)):
                     yield _Unmet(package=package, name=name, clauses=",".join(unmet))
 
-    def _asked_extras(self, known: Sequence[tuple[Mapping[str, Any], Declared]]) -> Mapping[str, set[str]]:
+    def _asked_extras(self, known: Sequence[tuple[ResolvedPackage, Declared]]) -> Mapping[str, set[str]]:
         """The extras of each package that the project or a locked package asks for."""
         extras: defaultdict[str, set[str]] = defaultdict(set)
         for name, component in self._project.every.items():
             extras[name].update(component.extras(self._base))
-        for edge in (edge for package in self._resolution.uv_lock["package"] for edge in edges_of(package)):
-            extras[str(edge["name"])].update(edge.get("extra", ()))
+        for needed in (needed for package in self._resolution.uv_lock.packages for needed in package.needs):
+            extras[needed.name].update(needed.extra)
         # Of an extra that needs only what the base brings, uv.lock has nothing. What it asks for may ask for more.
         before, now = -1, 0
         while before != now:
             before = now
             for package, declared in known:
-                for line in declared.needed(self._base, extras[str(package["name"])]):
+                for line in declared.needed(self._base, extras[package.name]):
                     extras[canonicalize_name(line.name)].update(map(canonicalize_name, line.extras))
             now = sum(map(len, extras.values()))
         return extras
 
-    def _locked_declarations(self, package: Mapping[str, Any], context: LockContext) -> Declared | None:
-        name, version = str(package["name"]), str(package.get("version", ""))
+    def _locked_declarations(self, package: ResolvedPackage, context: LockContext) -> Declared | None:
         for metadata in self._project.metadata:
-            if metadata.name == name:
-                return Declared(by=f"{name} {version}", lines=metadata.requires_dist, extras=metadata.provides_extra)
-        component = self._project.every.get(name)
+            if metadata.name == package.name:
+                return Declared(by=package.title, lines=metadata.requires_dist, extras=metadata.provides_extra)
+        component = self._project.every.get(package.name)
         if component is not None and component.commit is not None:
             return declared_at_commit(component, context.repositories)
         return declared_by_release(package, self._base, context)
@@ -224,7 +217,7 @@ class DeclaredRanges:
     def _declared(self, component: Chosen) -> Declared | None:
         if component.commit is not None:
             return declared_at_commit(component, self._context.repositories)
-        package = self._resolution.tables.get(component.name)
+        package = self._resolution.packages.get(component.name)
         return None if package is None or component.url else declared_by_release(package, self._base, self._context)
 
     def _outside(self, declared: Declared, used: str) -> Iterator[Overridden]:
@@ -250,9 +243,9 @@ class DeclaredRanges:
         ):
             findings = [*_of_builds(self._project)]
             versions = {name: provided_version(base, name) or "" for name in base.provides}
-            for unmet in self._unmet(self._resolution.packages, versions):
-                who = f"{unmet.title} declares {unmet.name}{unmet.clauses}"
-                findings.append(_finding(base, unmet.name, who, [str(unmet.package["name"])]))
+            for unmet in self._unmet(self._resolution.uv_lock.locked, versions):
+                who = f"{unmet.package.title} declares {unmet.name}{unmet.clauses}"
+                findings.append(_finding(base, unmet.name, who, [unmet.package.name]))
         return findings
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from packaging.version import Version
 
@@ -14,6 +12,7 @@ from envbuild.lock.components.placeholders import is_empty, is_stub
 from envbuild.lock.context import LockContext
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.uv.resolution import Resolution
+from envbuild.lock.uv_lock import Packages
 
 # A day in the version: 2.11.0.dev20260105, 1.0a20260105.
 _NIGHTLY = re.compile(r"(?:dev|a|b|rc|\+\D*)20\d{6}")
@@ -21,24 +20,24 @@ _NIGHTLY = re.compile(r"(?:dev|a|b|rc|\+\D*)20\d{6}")
 
 def check_releases(plan: LockPlan, resolution: Resolution, context: LockContext) -> list[CheckFinding]:
     """Yanked releases and placeholders of components, stubs of any package, and families of more than one version."""
-    tables = resolution.tables
+    packages = resolution.packages
     findings = []
     for name in plan.project.chosen:
-        if (table := tables.get(name)) is None:
+        if (release := packages.get(name)) is None:
             continue
-        version = str(table.get("version", ""))
+        version = release.version
         # What a lock of the same moment has stays, though it was yanked since.
         if name in resolution.yanked and plan.keep.get(name) != version:
             findings.append(_yanked(name, version, resolution.yanked[name]))
-        elif is_empty(table):
+        elif is_empty(release):
             findings.append(_placeholder(name, version, "holds a name on the index and has no content"))
-    for package, table in tables.items():
-        if "registry" in table.get("source", {}) and _NIGHTLY.search(str(table.get("version", ""))):
-            findings.append(_nightly(package, str(table["version"])))
-        if is_stub(table, context):
+    for name, release in packages.items():
+        if "registry" in release.source and _NIGHTLY.search(release.version):
+            findings.append(_nightly(name, release.version))
+        if is_stub(release, context):
             what = "has no content: its build downloads a wheel from another index, of which the lock has no hash"
-            findings.append(_placeholder(package, str(table["version"]), what))
-    return [*findings, *_families(tables)]
+            findings.append(_placeholder(name, release.version, what))
+    return [*findings, *_families(packages)]
 
 
 def _yanked(name: str, version: str, reason: str) -> CheckFinding:
@@ -69,10 +68,10 @@ def _placeholder(name: str, version: str, what: str) -> CheckFinding:
     )
 
 
-def _families(tables: Mapping[str, Mapping[str, Any]]) -> list[CheckFinding]:
+def _families(packages: Packages) -> list[CheckFinding]:
     findings = []
     for family in families():
-        versions = {name: str(tables[name]["version"]) for name in sorted(family) if "version" in tables.get(name, {})}
+        versions = {name: packages[name].version for name in sorted(family & packages.keys()) if packages[name].version}
         # A local label names a build (PEP 440): 2.11.0+c188b533 is one of 2.11.0.
         if len({Version(version).public for version in versions.values()}) > 1:
             findings.append(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -19,9 +18,10 @@ from envbuild.catalog.conflict import Conflict, baselines, known_wrong
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.models import Target
 from envbuild.lock.checks.findings import CheckFinding
-from envbuild.lock.components.downloads import base_tags, tags_of, wheel_name
-from envbuild.lock.uv.cuda_packages import cuda_packages, edges_of
+from envbuild.lock.components.downloads import base_tags, tags_of
+from envbuild.lock.uv.cuda_packages import cuda_packages
 from envbuild.lock.uv.program import KNOW_THE_KEYS
+from envbuild.lock.uv_lock import ResolvedPackage
 
 _NVIDIA_FOLDER = re.compile(r"^\{site_packages\}/nvidia/(\w+)(?:/(.*))?$")
 # Folders below nvidia/ that one package brings.
@@ -33,7 +33,7 @@ class CheckInput:
     """What the checks look at.
 
     Attributes:
-        packages: the ``[[package]]`` tables of uv.lock, without the project itself.
+        packages: those of uv.lock, without the project itself.
         conflicts: known conflicts, by code.
         torch_build: the build of torch that was asked for.
         targets: those that the stack names the base for.
@@ -45,7 +45,7 @@ class CheckInput:
         matrix: the stack's.
     """
 
-    packages: tuple[Mapping[str, Any], ...]
+    packages: tuple[ResolvedPackage, ...]
     base: Base
     targets: Mapping[str, Target]
     conflicts: Mapping[str, Conflict]
@@ -60,8 +60,8 @@ class CheckInput:
     def version(self, name: str) -> str | None:
         """The locked version of a package, or the one that the base provides."""
         for package in self.packages:
-            if package["name"] == name:
-                return str(package.get("version", "0"))
+            if package.name == name:
+                return package.version or "0"
         return self.base.provides.get(name)
 
 
@@ -71,17 +71,17 @@ def check_installable(lock: CheckInput) -> Iterable[CheckFinding]:
     # for it (test_each_check_refuses_what_uv_resolves_and_its_code_allows_it).
     tags = base_tags(lock.base)
     for package in lock.packages:
-        wheels = [wheel_name(file) for file in package.get("wheels", [])]
-        if not wheels or "sdist" in package or any(tags_of(name) & tags for name in wheels):
+        wheels = [wheel.name for wheel in package.wheels]
+        if not wheels or package.sdist is not None or any(tags_of(name) & tags for name in wheels):
             continue
         newest = _needed_glibc(wheels)
         why = f"its wheels need glibc {newest}" if newest else "no wheel is for its Python and platform"
         yield CheckFinding(
             code="glibc",
-            what=f"{package['name']} {package['version']} cannot be installed on the base (glibc {lock.base.glibc}, "
+            what=f"{package.title} cannot be installed on the base (glibc {lock.base.glibc}, "
             f"Python {lock.base.python.version}): {why}, and it has no sdist",
             fix="Hold it back under [requirements] of the stack, or choose a base with a newer glibc.",
-            packages=(str(package["name"]),),
+            packages=(package.name,),
         )
 
 
@@ -113,9 +113,9 @@ def check_cuda_mix(lock: CheckInput) -> Iterable[CheckFinding]:
 def _needing(lock: CheckInput, wrong: set[str]) -> tuple[str, ...]:
     """The packages that need these, of which another version may need others: those that need most come first."""
     counted = {
-        str(package["name"]): len(wrong.intersection(str(edge["name"]) for edge in edges_of(package)))
+        package.name: len(wrong.intersection(needed.name for needed in package.needs))
         for package in lock.packages
-        if package["name"] not in wrong
+        if package.name not in wrong
     }
     needing = sorted((name for name, count in counted.items() if count), key=lambda name: -counted[name])
     return tuple(needing) or tuple(sorted(wrong))
@@ -167,7 +167,7 @@ def check_variables(lock: CheckInput) -> Iterable[CheckFinding]:
     for variable, value in lock.variables.items():
         for folder in value.split(":"):
             if (brings := _bringing(folder)) and not any(
-                brings.match(f"{package['name']} {package.get('version', '0')}") for package in lock.packages
+                brings.match(f"{package.name} {package.version or '0'}") for package in lock.packages
             ):
                 yield CheckFinding(
                     code="variable-folder",
@@ -253,15 +253,15 @@ def check_forks(lock: CheckInput) -> Iterable[CheckFinding]:
     """A package is there in one version."""
     versions: dict[str, list[str]] = {}
     for package in lock.packages:
-        versions.setdefault(str(package["name"]), []).append(str(package.get("version", "0")))
+        versions.setdefault(package.name, []).append(package.version or "0")
     for name, locked in versions.items():
         if len(locked) < 2:
             continue
         needing = [
-            str(package["name"])
+            package.name
             for package in lock.packages
             # uv.lock states the version of an edge only where a package is there more than once.
-            if any(edge["name"] == name and "version" in edge for edge in package.get("dependencies", []))
+            if any(needed.name == name and needed.version for needed in package.dependencies)
         ]
         who = f" (needed by {', '.join(needing)})" if needing else ""
         yield CheckFinding(

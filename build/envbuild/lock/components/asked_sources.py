@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from envbuild.core.errors import EnvbuildError, NetworkError, ResolutionError
 from envbuild.lock.components.models import ALWAYS, ANY, BUILD, PROJECT, Chosen, GitSource, GitSources, MissingSource
 from envbuild.lock.components.tree_sources import IndexNotConfiguredError
 from envbuild.lock.components.upstream import SOURCES
+from envbuild.lock.uv_lock import Packages, ResolvedPackage
 
 
 def where(by: Chosen) -> str:
@@ -32,7 +32,7 @@ def refuse_two(taken: Sequence[GitSource]) -> None:
             )
 
 
-def settle(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> GitSources:
+def settle(git_sources: GitSources, packages: Sequence[ResolvedPackage]) -> GitSources:
     """What a resolution really takes, of what might be taken.
 
     Args:
@@ -41,7 +41,7 @@ def settle(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> Gi
     Raises:
         ResolutionError: it takes a package that two of its packages want at different commits.
     """
-    tables = {str(package["name"]): package for package in packages}
+    tables = {package.name: package for package in packages}
     takeable = git_sources.in_force.keys()
     now = git_sources
     while True:
@@ -58,14 +58,14 @@ def settle(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> Gi
         now = replace(now, candidates=asked)
 
 
-def refuse_missing(git_sources: GitSources, packages: Sequence[Mapping[str, Any]]) -> None:
+def refuse_missing(git_sources: GitSources, packages: Sequence[ResolvedPackage]) -> None:
     """Refuse a resolution that takes a package from the index which upstream takes from a place where it is not.
 
     Raises:
         NetworkError: it does, and the place cannot be reached now.
         ResolutionError: it does; names the package.
     """
-    tables = {str(package["name"]): package for package in packages}
+    tables = {package.name: package for package in packages}
     for source in git_sources.missing:
         if _is_asked(source, git_sources.in_force, tables):
             if is_outage(source.error) or source.barred:
@@ -109,9 +109,7 @@ def words_of(source: MissingSource) -> str:
     )
 
 
-def _is_asked(
-    source: GitSource | MissingSource, force: Mapping[str, GitSource], tables: Mapping[str, Mapping[str, Any]]
-) -> bool:
+def _is_asked(source: GitSource | MissingSource, force: Mapping[str, GitSource], tables: Packages) -> bool:
     table = tables.get(source.by.name)
     other = force.get(source.by.name)
     if table is None or source.name not in tables:
@@ -121,6 +119,6 @@ def _is_asked(
     # uv.lock does not list with a package what builds it, nor what the project requires.
     if source.parts & {BUILD, PROJECT}:
         return True
-    lists = {ALWAYS: table.get("dependencies", []), **table.get("optional-dependencies", {})}
+    lists = {ALWAYS: table.dependencies, **table.optional_dependencies}
     parts = lists if ANY in source.parts else source.parts
-    return any(entry["name"] == source.name for part in parts for entry in lists.get(part, ()))
+    return any(dependency.name == source.name for part in parts for dependency in lists.get(part, ()))

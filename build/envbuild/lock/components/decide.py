@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from envbuild.catalog.stack import Driver, Stack
 from envbuild.core.errors import ConfigurationError, UsageError
@@ -34,6 +33,7 @@ from envbuild.lock.inputs.pins import Ref, VersionRef, parse_pins, unknown_pin
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.uv.named_index import OwnIndexes, named_indexes
 from envbuild.lock.uv.package_index import PackageIndex
+from envbuild.lock.uv_lock import Packages
 
 NEMO_TOOLKIT = "nemo-toolkit"
 STACKS_FILE = "the stack's file"
@@ -62,21 +62,17 @@ def commit_without_llm(chosen: Mapping[str, Chosen], driver: Driver, repositorie
     return "" if tree is None or tree.has_folder(LLM_COLLECTION) else f"{tree.component.title} has no {LLM_COLLECTION}"
 
 
-def release_without_llm(packages: Mapping[str, Mapping[str, Any]], driver: Driver, context: LockContext) -> str:
-    """What driver ``nemo`` misses in the release of nemo-toolkit that was locked; empty: nothing, or it is from git.
-
-    Args:
-        packages: the ``[[package]]`` tables of uv.lock by name.
-    """
+def release_without_llm(packages: Packages, driver: Driver, context: LockContext) -> str:
+    """What driver ``nemo`` misses in the release of nemo-toolkit that was locked; empty: nothing, or it is from git."""
     if driver is not Driver.NEMO:
         return ""
     package = packages.get(NEMO_TOOLKIT)
     if package is None:
         return f"there is no {NEMO_TOOLKIT}"
     # commit_without_llm has looked at the tree of one from git.
-    if "git" in package["source"] or release_has_folder(package, LLM_COLLECTION, context):
+    if "git" in package.source or release_has_folder(package, LLM_COLLECTION, context):
         return ""
-    return f"{NEMO_TOOLKIT} {package['version']} has no {LLM_COLLECTION}"
+    return f"{package.title} has no {LLM_COLLECTION}"
 
 
 @dataclass(frozen=True, kw_only=True)

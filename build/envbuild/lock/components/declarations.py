@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -16,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.base import Base
 from envbuild.core.errors import CheckRefusedError
-from envbuild.lock.components.downloads import base_tags, tags_of, wheel_metadata, wheel_name
+from envbuild.lock.components.downloads import base_tags, tags_of, wheel_metadata
 from envbuild.lock.components.git_metadata import declared_by, setup_names
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.project_metadata import readable
@@ -25,6 +24,7 @@ from envbuild.lock.components.tree import tree_of
 from envbuild.lock.components.upstream import holds_on
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.uv.package_index import PackageIndex
+from envbuild.lock.uv_lock import ResolvedPackage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,27 +178,23 @@ def declared_at_commit(component: Chosen, repositories: Repositories) -> Declare
     return Declared(by=component.title, lines=tuple(stated[0]), extras=tuple(stated[1])) if stated else None
 
 
-def declared_by_release(package: Mapping[str, Any], base: Base, context: LockContext) -> Declared | None:
+def declared_by_release(package: ResolvedPackage, base: Base, context: LockContext) -> Declared | None:
     """What a release declares: a wheel of it that the base can install, else its sdist; None: only a build would tell.
-
-    Args:
-        package: its ``[[package]]`` table of a uv.lock.
 
     Raises:
         NetworkError: the file cannot be downloaded.
         CheckRefusedError: the wheel has another hash than the index states, or is not a wheel.
     """
-    title = f"{package['name']} {package['version']}"
-    wheels = package.get("wheels", [])
+    title, wheels = package.title, package.wheels
     if not wheels:
         try:
-            (read,) = compile_metadata([package["name"]], {package["name"]: package}, None, context)
+            (read,) = compile_metadata([package.name], {package.name: package}, None, context)
         except CheckRefusedError:
             return None
         return Declared(by=title, lines=read.requires_dist, extras=read.provides_extra)
     tags = base_tags(base)
     # Only its METADATA is read: without one for the base, the first one will do.
-    file = next((wheel for wheel in wheels if tags_of(wheel_name(wheel)) & tags), wheels[0])
+    file = next((wheel for wheel in wheels if tags_of(wheel.name) & tags), wheels[0])
     from packaging.metadata import parse_email  # not needed where nothing is to be read
 
     raw, _ = parse_email(wheel_metadata(file, title, context))

@@ -10,10 +10,10 @@ import io
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -25,6 +25,7 @@ from envbuild.core.errors import CheckRefusedError, NetworkError, ResolutionErro
 from envbuild.lock.context import LockContext
 from envbuild.lock.uv.fetch import FetchLimits, fetch
 from envbuild.lock.uv.remote_file import open_remote
+from envbuild.lock.uv_lock import LockedFile, ResolvedPackage
 
 
 def base_tags(base: Base) -> frozenset[Tag]:
@@ -45,12 +46,6 @@ def _tags(python: str, glibc: int, machine: str) -> frozenset[Tag]:
             *compatible_tags((major, minor), interpreter, platforms),
         ]
     )
-
-
-def wheel_name(file: Mapping[str, Any]) -> str:
-    """The file name of an entry under ``wheels`` of a uv.lock."""
-    # In an address the + of a local version (2.13.0+cpu) is %2B.
-    return str(file.get("filename") or file.get("path") or file.get("url", "")).rsplit("/", 1)[-1].replace("%2B", "+")
 
 
 def tags_of(wheel: str) -> frozenset[Tag]:
@@ -91,32 +86,24 @@ _METADATA_LIMITS = FetchLimits(most_bytes=64 << 20, seconds=120, idle_seconds=30
 FILE = "file"
 
 
-def stated_sha256(file: Mapping[str, Any]) -> str:
-    """``sha256:<hex>`` of a file in a uv.lock; empty where the index states none."""
-    digest = str(file.get("hash", ""))
-    return digest if digest.startswith("sha256:") else ""
-
-
-def fetch_sdist(package: Mapping[str, Any], context: LockContext) -> tuple[bytes, str]:
-    """The sdist of a ``[[package]]`` of a uv.lock, verified, and its digest; kept in the store.
+def fetch_sdist(package: ResolvedPackage, context: LockContext) -> tuple[bytes, str]:
+    """The sdist of a package, verified, and its digest; kept in the store.
 
     Raises:
         ResolutionError: the package has no sdist.
         NetworkError: it cannot be downloaded.
         CheckRefusedError: what came has another hash.
     """
-    sdist = package.get("sdist")
-    title = f"{package['name']} {package['version']}"
-    if sdist is None:
+    if package.sdist is None:
         raise ResolutionError(
-            f"{title} has no sdist",
+            f"{package.title} has no sdist",
             why="A component of the compile phase is built from its sources.",
             fix='Give it phase = "main" in the stack\'s file if its wheels are meant, or choose another version.',
         )
-    return fetch_file(sdist, f"the sdist of {title}", context)
+    return fetch_file(package.sdist, f"the sdist of {package.title}", context)
 
 
-def fetch_file(file: Mapping[str, Any], title: str, context: LockContext) -> tuple[bytes, str]:
+def fetch_file(file: LockedFile, title: str, context: LockContext) -> tuple[bytes, str]:
     """A file that a uv.lock names, verified, and its digest; kept in the store.
 
     Paths in uv.lock count from the folder of the context.
@@ -125,7 +112,7 @@ def fetch_file(file: Mapping[str, Any], title: str, context: LockContext) -> tup
         NetworkError: it cannot be downloaded.
         CheckRefusedError: what came has another hash.
     """
-    digest = stated_sha256(file)
+    digest = file.sha256
 
     def download(entry: Path) -> None:
         (entry / FILE).write_bytes(_verified(file, _read(file, title, context), title))
@@ -137,8 +124,8 @@ def fetch_file(file: Mapping[str, Any], title: str, context: LockContext) -> tup
     return (context.store.get_or_build("files", digest, download).path / FILE).read_bytes(), digest
 
 
-def _verified(file: Mapping[str, Any], content: bytes, title: str) -> bytes:
-    digest = stated_sha256(file)
+def _verified(file: LockedFile, content: bytes, title: str) -> bytes:
+    digest = file.sha256
     if digest and sha256_bytes(content) != digest:
         raise CheckRefusedError(
             f"{title} is not the file that the index states",
@@ -148,7 +135,7 @@ def _verified(file: Mapping[str, Any], content: bytes, title: str) -> bytes:
     return content
 
 
-def wheel_metadata(file: Mapping[str, Any], title: str, context: LockContext) -> bytes:
+def wheel_metadata(file: LockedFile, title: str, context: LockContext) -> bytes:
     """The METADATA of a wheel that a uv.lock names: next to it (PEP 658), else read in it; kept in the store.
 
     Raises:
@@ -159,14 +146,14 @@ def wheel_metadata(file: Mapping[str, Any], title: str, context: LockContext) ->
     def extract(entry: Path) -> None:
         (entry / FILE).write_bytes(_metadata(file, title, context))
 
-    digest = stated_sha256(file)
+    digest = file.sha256
     if not digest:
         return _metadata(file, title, context)
     return (context.store.get_or_build("metadata", digest, extract).path / FILE).read_bytes()
 
 
-def _metadata(file: Mapping[str, Any], title: str, context: LockContext) -> bytes:
-    url = str(file.get("url", ""))
+def _metadata(file: LockedFile, title: str, context: LockContext) -> bytes:
+    url = file.url
     if not url.startswith("http"):
         return metadata_in(io.BytesIO(_verified(file, _read(file, title, context), title)), title)
     # An index need not have it: some answer 403 to what is not there, or a page.
@@ -197,9 +184,9 @@ def metadata_in(wheel: IO[bytes] | io.RawIOBase, title: str) -> bytes:
         ) from error
 
 
-def _read(file: Mapping[str, Any], title: str, context: LockContext) -> bytes:
-    if "path" in file:
-        path = context.folder / str(file["path"])
+def _read(file: LockedFile, title: str, context: LockContext) -> bytes:
+    if file.path:
+        path = context.folder / file.path
         try:
             return path.read_bytes()
         except OSError as error:
@@ -208,4 +195,4 @@ def _read(file: Mapping[str, Any], title: str, context: LockContext) -> bytes:
                 why=f"{path}: {error.strerror}",
                 fix="Look whether the folder of find-links has it, then run again.",
             ) from error
-    return fetch(str(file["url"]), title, context.site, _LIMITS).body
+    return fetch(file.url, title, context.site, _LIMITS).body

@@ -85,10 +85,10 @@ def _common(members: Collection[str], specifier: str, index: PackageIndex, prefe
     for _ in range(MOST_PASSED_OVER):
         wanted = dict.fromkeys(members, limit)
         try:
-            tables = index.find(wanted, f"find {', '.join(members)}", preferred=preferred)
+            releases = index.find(wanted, f"find {', '.join(members)}", preferred=preferred)
         except ResolutionError:
             return None
-        versions = {Version(str(tables[name]["version"])) for name in members}
+        versions = {Version(releases[name].version) for name in members}
         if len(versions) == 1:
             return str(versions.pop())
         # Where no preference holds, each is the newest of its package: none above the lowest of them is common to all.

@@ -12,20 +12,19 @@ import configparser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from envbuild.core import tomlread
 from envbuild.core.errors import CheckRefusedError
 from envbuild.lock.components.models import Chosen, CompileMetadata
 from envbuild.lock.components.project_metadata import (
     PYPROJECT,
+    ProjectTable,
     are_texts,
     before_build,
     build_requires,
     marked_line,
-    read_pyproject,
+    project_table,
     refuse_unreadable,
     with_cuda_names,
 )
@@ -48,7 +47,7 @@ def metadata_of_tree(tree: Tree, cuda_major: str | None) -> CompileMetadata:
         declared, version = stated.declared(), stated.version()
         needed = build_requires(tree.pyproject())
         if declared is not None:
-            refuse_unreadable([*declared[0], *needed], declared[1], stated.requires_python)
+            refuse_unreadable([*declared[0], *needed], declared[1], stated.project.requires_python)
     except (ValueError, SyntaxError, configparser.Error) as error:
         raise _refused(component, f"{type(error).__name__}: {error}") from error
     if declared is None:
@@ -63,7 +62,7 @@ def metadata_of_tree(tree: Tree, cuda_major: str | None) -> CompileMetadata:
     return CompileMetadata(
         name=component.name,
         version=version,
-        requires_python=stated.requires_python,
+        requires_python=stated.project.requires_python,
         requires_dist=tuple(requires),
         provides_extra=tuple(declared[1]),
         build_requires=needed,
@@ -82,13 +81,15 @@ def stated_metadata(tree: Tree) -> CompileMetadata | None:
         declared, version = before_build(tree.pyproject() or ""), stated.version()
         if declared is None or version is None:
             return None
-        refuse_unreadable([*declared[0], *build_requires(tree.pyproject())], declared[1], stated.requires_python)
+        refuse_unreadable(
+            [*declared[0], *build_requires(tree.pyproject())], declared[1], stated.project.requires_python
+        )
     except (ValueError, SyntaxError, configparser.Error):
         return None
     return CompileMetadata(
         name=tree.component.name,
         version=version,
-        requires_python=stated.requires_python,
+        requires_python=stated.project.requires_python,
         requires_dist=tuple(declared[0]),
         provides_extra=tuple(declared[1]),
     )
@@ -127,12 +128,8 @@ class _Stated:
     tree: Tree
 
     @cached_property
-    def pyproject(self) -> dict[str, Any]:
-        return read_pyproject(self.tree.pyproject() or "")
-
-    @property
-    def requires_python(self) -> str:
-        return str(tomlread.table_at(self.pyproject, "project").get("requires-python", ""))
+    def project(self) -> ProjectTable:
+        return project_table(self.tree.pyproject() or "")
 
     @cached_property
     def cfg(self) -> configparser.ConfigParser:
@@ -200,14 +197,12 @@ class _Stated:
         return None
 
     def _of_pyproject(self) -> str | None:
-        stated = tomlread.table_at(self.pyproject, "project").get("version")
-        dynamic = tomlread.table_at(self.pyproject, "tool", "setuptools", "dynamic", "version")
-        if stated is not None:
-            return str(stated)
-        # setuptools' [tool.setuptools.dynamic] names a variable of a module, or a file (its guide, "Dynamic Metadata").
-        if "attr" in dynamic:
-            return self._attribute(str(dynamic["attr"]))
-        return self.tree.read(str(dynamic["file"])) if isinstance(dynamic.get("file"), str) else None
+        project = self.project
+        if project.version:
+            return project.version
+        if project.version_attribute:
+            return self._attribute(project.version_attribute)
+        return self.tree.read(project.version_file) if project.version_file else None
 
     def _at(self, text: str) -> str | None:
         """A value of setup.cfg: the text itself, or what the `attr:` or `file:` in it names."""

@@ -38,7 +38,6 @@ from envbuild.lock.components.project_metadata import (
     PYPROJECT,
     UvSource,
     build_requires,
-    built_without_isolation,
     needed_of_environment,
     read_requirement,
     readable,
@@ -266,7 +265,7 @@ class GitSourceReader:
             by = self.forced[source.package][1]
             because = f"{OVERRIDES} of {by.title}"
         (tree,) = trees_of([by], self.repositories)
-        if not source.index and source.package in built_without_isolation(uv_settings(tree.pyproject())):
+        if not source.index and source.package in uv_settings(tree.pyproject()).built_without_isolation:
             spec = Component(phase=Phase.COMPILE)
         bare = Chosen(name=source.package, spec=spec, asked="", origin=DecidedBy.UPSTREAM, because=because)
         if source.index:
@@ -351,7 +350,7 @@ def without_isolation(chosen: Mapping[str, Chosen], repositories: Repositories) 
     by_name: dict[str, Chosen] = {}
     for tree in trees_of(chosen.values(), repositories):
         try:
-            names = built_without_isolation(uv_settings(tree.pyproject()))
+            names = uv_settings(tree.pyproject()).built_without_isolation
         except ValueError as error:
             raise tree.not_understood(PYPROJECT, error) from error
         for name in names:

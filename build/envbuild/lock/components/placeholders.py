@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from packaging.version import Version
 
-from envbuild.core import tomlread
-from envbuild.lock.components.project_metadata import PYPROJECT
+from envbuild.lock.components.project_metadata import PYPROJECT, build_backend
 from envbuild.lock.components.sdist_metadata import metadata_files
 from envbuild.lock.context import LockContext
-from envbuild.lock.uv.resolution import package_files
+from envbuild.lock.uv_lock import ResolvedPackage
 
 # A release with smaller files holds a name: transformer-engine 0.0.0 has 1,097 bytes, its core 0.0.0a0 1,158.
 SMALLEST_CONTENT = 4096
@@ -21,25 +17,24 @@ STUB_BACKENDS = ("wheel_stub", "nvidia_stub")
 LARGEST_STUB = 1 << 19
 
 
-def is_empty(table: Mapping[str, Any]) -> bool:
-    """Whether a release, a ``[[package]]`` of uv.lock, only holds a name."""
-    sizes = [file["size"] for file in package_files(table) if "size" in file]
-    return bool(sizes) and max(sizes) < SMALLEST_CONTENT and Version(table["version"]).release[:2] in ((0,), (0, 0))
+def is_empty(release: ResolvedPackage) -> bool:
+    """Whether a release only holds a name."""
+    sizes = [file.size for file in release.files if file.size is not None]
+    return bool(sizes) and max(sizes) < SMALLEST_CONTENT and Version(release.version).release[:2] in ((0,), (0, 0))
 
 
-def is_stub(table: Mapping[str, Any], context: LockContext) -> bool:
+def is_stub(release: ResolvedPackage, context: LockContext) -> bool:
     """Whether a release is an sdist alone whose build downloads the package from another index.
 
     Raises:
         NetworkError: the sdist cannot be downloaded.
     """
-    sdist = table.get("sdist", {})
-    if table.get("wheels") or not {"url", "path"} & sdist.keys() or sdist.get("size", 0) > LARGEST_STUB:
+    sdist = release.sdist
+    if release.wheels or sdist is None or not (sdist.url or sdist.path) or (sdist.size or 0) > LARGEST_STUB:
         return False
-    files, _ = metadata_files(table, context)
+    files, _ = metadata_files(release, context)
     try:
-        system = tomlread.loads(files.get(PYPROJECT, b"").decode()).get("build-system")
+        backend = build_backend(files.get(PYPROJECT, b"").decode())
     except ValueError:
         return False  # uv says what is wrong with it
-    backend = system.get("build-backend") if isinstance(system, dict) else ""
-    return str(backend).partition(".")[0] in STUB_BACKENDS
+    return backend.partition(".")[0] in STUB_BACKENDS

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -20,7 +19,7 @@ from packaging.version import InvalidVersion, Version
 from envbuild.catalog import knowledge
 from envbuild.catalog.base import Base
 from envbuild.catalog.catalog import Catalog
-from envbuild.core import jsonread, tomlread
+from envbuild.core import jsonread
 from envbuild.core.progress import Reporter
 from envbuild.lock.components.install_scripts import NGC_IMAGE, Installs, read_installs, release_of
 from envbuild.lock.components.models import Chosen, Companion, Forced, Lead, Preference
@@ -29,6 +28,7 @@ from envbuild.lock.components.upstream import MANIFEST, holds_on, packages_of
 from envbuild.lock.context import LockContext, Repositories
 from envbuild.lock.inputs.request import NGC_TABLE
 from envbuild.lock.uv.package_index import PackageIndex
+from envbuild.lock.uv_lock import UvLock, parse_uv_lock
 
 UV_LOCK = "uv.lock"
 # Of some versions there PyPI has only a stub, whose build fetches the wheel from there by means of wheel_stub: of
@@ -76,47 +76,46 @@ def _of_uv_lock(tree: Tree, base: Base, reporter: Reporter) -> dict[str, str]:
     if text is None:
         return {}
     try:
-        return read_uv_lock(tomlread.loads(text), base)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return locked_versions(parse_uv_lock(text), base)
+    except ValueError as error:
         # Preferences may be missing: a form that uv invents tomorrow must not stop every lock.
         reporter.note(f"note: {UV_LOCK} of {tree.component.title} is not understood: {error}")
         return {}
 
 
-def read_uv_lock(content: Mapping[str, Any], base: Base) -> dict[str, str]:
+def locked_versions(uv_lock: UvLock, base: Base) -> dict[str, str]:
     """The versions that a uv.lock has for a base, by name; without those from its own tree, or NVIDIA's index.
 
     Of a package that is there once per marker, the one for the base; what comes from git with the release that its
     version is of.
     """
-    left_out = _left_to_the_image(content, base)
+    left_out = _left_to_the_image(uv_lock, base)
     by_name: dict[str, str] = {}
-    for package in content["package"]:
-        name, markers = canonicalize_name(package["name"]), package.get("resolution-markers", [])
-        in_tree = package["source"].keys() & {"directory", "editable", "virtual", "path"}
-        if name in left_out or in_tree or "version" not in package:
+    for package in uv_lock.packages:
+        name, markers = canonicalize_name(package.name), package.resolution_markers
+        in_tree = package.source.keys() & {"directory", "editable", "virtual", "path"}
+        if name in left_out or in_tree or not package.version:
             continue
-        if package["source"].get("registry", "").startswith(NVIDIA_INDEX):
+        if package.source.get("registry", "").startswith(NVIDIA_INDEX):
             continue
         if markers and not any(holds_on(marker, base) for marker in markers):
             continue
         try:
             # 2.11.0+c188b533 was built from a commit of 2.11.0.
-            by_name.setdefault(name, Version(package["version"]).public)
+            by_name.setdefault(name, Version(package.version).public)
         except InvalidVersion:
             continue
     return by_name
 
 
-def _left_to_the_image(content: Mapping[str, Any], base: Base) -> set[str]:
+def _left_to_the_image(uv_lock: UvLock, base: Base) -> set[str]:
     """The packages of which every override is for another platform: their image brings them."""
     # A marker that never holds left a package out before uv had exclude-dependencies (astral-sh/uv#12616).
-    overrides = content.get("manifest", {}).get("overrides", [])
     every, holding = set[str](), set[str]()
-    for override in overrides:
-        name = canonicalize_name(override["name"])
+    for override in uv_lock.manifest.overrides:
+        name = canonicalize_name(override.name)
         every.add(name)
-        if holds_on(override.get("marker", ""), base):
+        if holds_on(override.marker, base):
             holding.add(name)
     return every - holding
 

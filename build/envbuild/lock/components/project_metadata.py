@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from packaging.markers import InvalidMarker, Marker
@@ -58,12 +58,44 @@ def refuse_unreadable(lines: Sequence[str], extras: Sequence[str], python: str =
     SpecifierSet(python)  # its error is a ValueError, and names it
 
 
-def read_pyproject(pyproject: str) -> dict[str, Any]:
-    """A pyproject.toml as a dictionary.
+@dataclass(frozen=True, kw_only=True)
+class ProjectTable:
+    """What ``[project]`` of a pyproject.toml states of the project itself, and where setuptools has its version from.
+
+    Attributes:
+        name: as it is written; empty like the others where it is not stated.
+        version_attribute: the variable of a module that holds the version, with its module.
+        version_file: the file that holds it.
+    """
+
+    name: str
+    version: str
+    requires_python: str
+    version_attribute: str
+    version_file: str
+
+
+def project_table(pyproject: str) -> ProjectTable:
+    """The table of a pyproject.toml.
 
     Raises:
-        ValueError: it is not TOML.
+        ValueError: the text is not TOML.
     """
+    document = _read(pyproject)
+    project = tomlread.table_at(document, "project")
+    # setuptools' [tool.setuptools.dynamic] names a variable of a module, or a file (its guide, "Dynamic Metadata").
+    dynamic = tomlread.table_at(document, "tool", "setuptools", "dynamic", "version")
+    file = dynamic.get("file")
+    return ProjectTable(
+        name=str(project.get("name", "")),
+        version=str(project.get("version", "")),
+        requires_python=str(project.get("requires-python", "")),
+        version_attribute=str(dynamic.get("attr", "")),
+        version_file=file if isinstance(file, str) else "",
+    )
+
+
+def _read(pyproject: str) -> dict[str, Any]:
     try:
         return tomlread.loads(pyproject)
     except ValueError as error:
@@ -76,7 +108,7 @@ def before_build(text: str) -> tuple[list[str], list[str]] | None:
     Raises:
         ValueError: the text is not TOML, or not of that form.
     """
-    project = read_pyproject(text).get("project")
+    project = _read(text).get("project")
     if not isinstance(project, dict):
         return None
     open_fields = project.get("dynamic", [])
@@ -101,12 +133,21 @@ def build_requires(pyproject: str | None) -> tuple[str, ...]:
     Raises:
         ValueError: the text is not TOML, or not of that form.
     """
-    lines = read_pyproject(pyproject or "").get("build-system", {})
+    lines = _read(pyproject or "").get("build-system", {})
     if isinstance(lines, dict):
         lines = lines.get("requires", list(DEFAULT_BUILD_REQUIRES))
     if not are_texts(lines):
         raise ValueError(f"[build-system] requires is not a list of strings: {lines!r}")
     return tuple(lines)
+
+
+def build_backend(pyproject: str) -> str:
+    """What builds a project (PEP 517); empty where it does not say.
+
+    Raises:
+        ValueError: the text is not TOML.
+    """
+    return str(tomlread.table_at(_read(pyproject), "build-system").get("build-backend", ""))
 
 
 def needed_of_environment(lines: Sequence[str]) -> tuple[str, ...]:
@@ -208,7 +249,69 @@ class UvSource:
         return self.url or f"{self.ref or 'the default branch'} of {self.git}"
 
 
-def uv_settings(pyproject: str | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class UvSettings:
+    """``[tool.uv]`` of a pyproject.toml. Each part raises a ValueError where it has another form than uv takes."""
+
+    _table: Mapping[str, Any] = field(default_factory=dict)
+
+    def sources(self, workspace: UvSettings | None = None) -> tuple[UvSource, ...]:
+        """The places that ``[tool.uv.sources]`` names, in its order.
+
+        Args:
+            workspace: of which the project is a member: its indexes count too.
+        """
+        tables = self._table.get("sources", {})
+        if not isinstance(tables, dict):
+            raise _malformed(f"[tool.uv.sources] is not a table: {tables!r}")
+        listed, indexes = [], {**(workspace._indexes() if workspace is not None else {}), **self._indexes()}
+        for name, entries in tables.items():
+            for entry in entries if isinstance(entries, list) else [entries]:
+                if not isinstance(entry, dict):
+                    raise _malformed(f"[tool.uv.sources] {name} is neither a table nor a list of tables: {entry!r}")
+                listed.append(_source(name, entry, indexes))
+        return tuple(listed)
+
+    def _indexes(self) -> dict[str, dict[str, Any]]:
+        """The tables ``[[tool.uv.index]]`` by name."""
+        tables = self._table.get("index", [])
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise _malformed(f"[[tool.uv.index]] is not a list of tables: {tables!r}")
+        return {str(table["name"]): table for table in tables if "name" in table}
+
+    @property
+    def built_without_isolation(self) -> frozenset[str]:
+        """The packages that upstream builds in the environment itself (``no-build-isolation-package``), by name."""
+        return frozenset(canonicalize_name(name) for name in self._texts("no-build-isolation-package"))
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The PEP 508 lines of ``override-dependencies``."""
+        lines = self._texts("override-dependencies")
+        refuse_unreadable(lines, ())
+        return lines
+
+    @property
+    def is_workspace(self) -> bool:
+        """Whether the project is the top of a workspace."""
+        return "workspace" in self._table
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The patterns of the folders of a workspace's members."""
+        patterns = tomlread.table_at(self._table, "workspace").get("members", [])
+        if not are_texts(patterns):
+            raise _malformed(f"[tool.uv.workspace] members is not a list of strings: {patterns!r}")
+        return tuple(patterns)
+
+    def _texts(self, key: str) -> tuple[str, ...]:
+        texts = self._table.get(key, [])
+        if not are_texts(texts):
+            raise _malformed(f"[tool.uv] {key} is not a list of strings: {texts!r}")
+        return tuple(texts)
+
+
+def uv_settings(pyproject: str | None) -> UvSettings:
     """``[tool.uv]`` of a pyproject.toml; empty where there is none.
 
     Raises:
@@ -218,45 +321,7 @@ def uv_settings(pyproject: str | None) -> dict[str, Any]:
     settings = tool.get("uv", {}) if isinstance(tool, dict) else tool
     if not isinstance(settings, dict):
         raise _malformed(f"[tool.uv] is not a table: {settings!r}")
-    return settings
-
-
-def read_sources(settings: dict[str, Any]) -> tuple[UvSource, ...]:
-    """The places that ``[tool.uv.sources]`` names, in its order.
-
-    Raises:
-        ValueError: an entry has another form than uv takes.
-    """
-    tables = settings.get("sources", {})
-    if not isinstance(tables, dict):
-        raise _malformed(f"[tool.uv.sources] is not a table: {tables!r}")
-    listed, indexes = [], _indexes(settings)
-    for name, entries in tables.items():
-        for entry in entries if isinstance(entries, list) else [entries]:
-            if not isinstance(entry, dict):
-                raise _malformed(f"[tool.uv.sources] {name} is neither a table nor a list of tables: {entry!r}")
-            listed.append(_source(name, entry, indexes))
-    return tuple(listed)
-
-
-def _indexes(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The tables ``[[tool.uv.index]]`` by name."""
-    tables = settings.get("index", [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise _malformed(f"[[tool.uv.index]] is not a list of tables: {tables!r}")
-    return {str(table["name"]): table for table in tables if "name" in table}
-
-
-def built_without_isolation(settings: dict[str, Any]) -> frozenset[str]:
-    """The packages that upstream builds in the environment itself (``no-build-isolation-package``), by name.
-
-    Raises:
-        ValueError: the list has another form.
-    """
-    names = settings.get("no-build-isolation-package", [])
-    if not are_texts(names):
-        raise _malformed(f"[tool.uv] no-build-isolation-package is not a list of strings: {names!r}")
-    return frozenset(canonicalize_name(name) for name in names)
+    return UvSettings(settings)
 
 
 def _malformed(why: str) -> ValueError:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.core.errors import CheckRefusedError, ConfigurationError, NetworkError, ResolutionError
@@ -20,15 +19,15 @@ from envbuild.lock.inputs.pins import GIT_PREFIX, parse_ref
 from envbuild.lock.inputs.request import NoReleaseError
 from envbuild.lock.uv.explanation import needed_pythons, not_there
 from envbuild.lock.uv.package_index import PackageIndex
-from envbuild.lock.uv.resolution import package_files, upload_seconds
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
+from envbuild.lock.uv_lock import ResolvedPackage
 
 # One release, and which.
 EXACT = re.compile(r"^==\s*([^*,\s]+)$")
 
 
-def find_release(chosen: Chosen, index: PackageIndex) -> Mapping[str, Any]:
-    """The release that uv takes of a component by itself, as uv.lock's table.
+def find_release(chosen: Chosen, index: PackageIndex) -> ResolvedPackage:
+    """The release that uv takes of a component by itself.
 
     Raises:
         ResolutionError: there is none; says which are near, and whether a tag was meant.
@@ -120,7 +119,7 @@ def release_lead(chosen: Chosen, catalog: Catalog, undecided: Collection[str], i
     if table is None or not table.names() & {*undecided}:
         return Lead(chosen=chosen, companions={})
     with index.context.reporter.step(f"look at {chosen.name} {chosen.asked}"):
-        entry = table.for_release(str(find_release(chosen, index)["version"]))
+        entry = table.for_release(find_release(chosen, index).version)
     if entry is None:
         return Lead(chosen=chosen, companions={})
     where = f"envs/companions/{chosen.name}.toml"
@@ -130,20 +129,17 @@ def release_lead(chosen: Chosen, catalog: Catalog, undecided: Collection[str], i
     return Lead(chosen=chosen, companions=named, origin=DecidedBy.TABLE)
 
 
-def uploaded_at(package: Mapping[str, Any]) -> datetime:
+def uploaded_at(package: ResolvedPackage) -> datetime:
     """When a release was uploaded to the index: the first of its files.
-
-    Args:
-        package: its ``[[package]]`` table of a uv.lock.
 
     Raises:
         ConfigurationError: the index does not say.
     """
     # Indexes have upload times since PEP 700, and in JSON alone: GitLab's has none (gitlab-org/gitlab#581770).
-    times = upload_seconds(package)
+    times = package.upload_seconds
     if not times:
         raise ConfigurationError(
-            f"the index does not say when {package['name']} {package['version']} was uploaded",
+            f"the index does not say when {package.title} was uploaded",
             why="Its answers carry no upload times, so 'release' has no date to count from.",
             fix="Name the date yourself: --as-of YYYY-MM-DD. Where the index has no times at all, take what there is "
             "now: --no-as-of",
@@ -151,28 +147,26 @@ def uploaded_at(package: Mapping[str, Any]) -> datetime:
     return datetime.fromtimestamp(min(times), timezone.utc)
 
 
-def release_has_folder(package: Mapping[str, Any], folder: str, context: LockContext) -> bool:
+def release_has_folder(package: ResolvedPackage, folder: str, context: LockContext) -> bool:
     """Whether a release has files below ``folder`` (``nemo/collections/llm``): its first wheel, else its sdist.
 
     Raises:
         NetworkError: the file cannot be downloaded.
         CheckRefusedError: it is not an archive.
     """
-    title = f"{package['name']} {package['version']}"
-    files = package_files(package)
-    if not files:
+    if not package.files:
         return False
-    content, _ = fetch_file(files[0], title, context)
+    content, _ = fetch_file(package.files[0], package.title, context)
     prefix = f"{folder.strip('/')}/"
     try:
         names = [name for name, _ in archive_members(content)]
     except NOT_AN_ARCHIVE as error:
         raise CheckRefusedError(
-            f"the file of {title} cannot be read",
+            f"the file of {package.title} cannot be read",
             why=f"It is not an archive: {error}",
             fix="Try again; if it stays, the index or a proxy serves another file. Or choose another version.",
         ) from error
-    if package.get("wheels"):
+    if package.wheels:
         return any(name.startswith(prefix) for name in names)
     # An sdist has one folder on top, and sources below src/ now and then.
     inside = [name.partition("/")[2].removeprefix("src/") for name in names]

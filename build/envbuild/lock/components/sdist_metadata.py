@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name, canonicalize_version
 
 from envbuild.core.errors import CheckRefusedError
-from envbuild.lock.components.downloads import NOT_AN_ARCHIVE, archive_members, fetch_sdist, stated_sha256
+from envbuild.lock.components.downloads import NOT_AN_ARCHIVE, archive_members, fetch_sdist
 from envbuild.lock.components.models import CompileMetadata
 from envbuild.lock.components.project_metadata import (
     PYPROJECT,
@@ -27,6 +27,7 @@ from envbuild.lock.components.project_metadata import (
     with_cuda_names,
 )
 from envbuild.lock.context import LockContext
+from envbuild.lock.uv_lock import Packages, ResolvedPackage
 from envbuild.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -186,38 +187,38 @@ def _bad(name: str, version: str, why: str) -> CheckRefusedError:
 
 def compile_metadata(
     names: Sequence[str],
-    locked: Mapping[str, Mapping[str, Any]],
+    locked: Packages,
     cuda_major: str | None,
     context: LockContext,
 ) -> tuple[CompileMetadata, ...]:
     """The metadata of each package in ``names``, at the version of the throw-away lock ``locked``."""
     packages = [locked[name] for name in names]
     # One without an sdist is a wheel that belongs to this phase (Transformer Engine's core): uv reads it itself.
-    built = [package for package in packages if "sdist" in package or not package.get("wheels")]
+    built = [package for package in packages if package.sdist is not None or not package.wheels]
 
-    def read(package: Mapping[str, Any]) -> CompileMetadata:
-        context.reporter.update(f"{package['name']} {package['version']}")
+    def read(package: ResolvedPackage) -> CompileMetadata:
+        context.reporter.update(package.title)
         files, digest = metadata_files(package, context)
-        return read_metadata(package["name"], package["version"], files, cuda_major, digest)
+        return read_metadata(package.name, package.version, files, cuda_major, digest)
 
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
         return tuple(pool.map(read, built))
 
 
-def metadata_files(package: Mapping[str, Any], context: LockContext) -> tuple[dict[str, bytes], str]:
+def metadata_files(package: ResolvedPackage, context: LockContext) -> tuple[dict[str, bytes], str]:
     """The files of an sdist that say what it declares, and the sdist's digest; kept in the store.
 
     An sdist has thousands of files: reading through it costs most of a lock that has everything else at hand.
     """
-    digest = stated_sha256(package.get("sdist", {}))
+    digest = package.sdist.sha256 if package.sdist is not None else ""
     if not digest:
         content, digest = fetch_sdist(package, context)
-        return declaring_files(package["name"], content), digest
+        return declaring_files(package.name, content), digest
 
     def content_of() -> bytes:
         return fetch_sdist(package, context)[0]
 
-    return kept_declarations(package["name"], digest, content_of, context.store), digest
+    return kept_declarations(package.name, digest, content_of, context.store), digest
 
 
 def kept_declarations(name: str, digest: str, content_of: Callable[[], bytes], store: LocalStore) -> dict[str, bytes]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from envbuild.core.errors import ConfigurationError
 from envbuild.git.refs import Commit
 from envbuild.git.repository import GitRepository
 from envbuild.lock.components.models import Chosen
-from envbuild.lock.components.project_metadata import PYPROJECT, uv_settings
+from envbuild.lock.components.project_metadata import PYPROJECT, UvSettings, uv_settings
 from envbuild.lock.context import Repositories
 
 
@@ -39,7 +38,7 @@ class Tree:
         """Whether the repository has files in a folder."""
         return bool(self.repository.list_tree(self.commit, folder))
 
-    def top_settings(self) -> dict[str, Any]:
+    def top_settings(self) -> UvSettings:
         """``[tool.uv]`` of the repository's pyproject.toml.
 
         Raises:

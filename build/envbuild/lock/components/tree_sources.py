@@ -16,9 +16,7 @@ from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.project_metadata import (
     PYPROJECT,
     UvSource,
-    are_texts,
-    read_pyproject,
-    read_sources,
+    project_table,
     uv_settings,
 )
 from envbuild.lock.components.tree import Tree
@@ -37,13 +35,12 @@ def sources_of(tree: Tree) -> tuple[UvSource, ...]:
         ValueError: a pyproject.toml has another form.
     """
     own, top, folder = uv_settings(tree.pyproject()), uv_settings(tree.top(PYPROJECT)), tree.component.subdirectory
-    if not folder or "workspace" not in top:
-        return tuple(_from_top(source, folder) for source in read_sources(own))
+    if not folder or not top.is_workspace:
+        return tuple(_from_top(source, folder) for source in own.sources())
     # A member of a workspace has the indexes of the workspace, and its sources where it has none itself.
-    indexes = [*top.get("index", []), *own.get("index", [])]
-    sources = [_from_top(source, folder) for source in read_sources({**own, "index": indexes})]
+    sources = [_from_top(source, folder) for source in own.sources(top)]
     named = {source.package for source in sources}
-    return (*sources, *(_from_top(source, "") for source in read_sources(top) if source.package not in named))
+    return (*sources, *(_from_top(source, "") for source in top.sources() if source.package not in named))
 
 
 def _from_top(source: UvSource, folder: str) -> UvSource:
@@ -59,7 +56,8 @@ def folder_of(source: UvSource, tree: Tree) -> str:
     for folder in _members(tree) if source.workspace else [source.path]:
         place = "" if folder == "." else folder
         files = [tree.top(posixpath.join(place, name)) for name in _PROJECT_FILES]
-        if any(files) and (not source.workspace or _named(files[0] or "") == source.package):
+        name = canonicalize_name(project_table(files[0] or "").name) if source.workspace else source.package
+        if any(files) and name == source.package:
             return place
     raise ConfigurationError(
         f"{tree.component.title} has no project of {source.package} in its tree",
@@ -69,17 +67,9 @@ def folder_of(source: UvSource, tree: Tree) -> str:
     )
 
 
-def _named(pyproject: str) -> str:
-    project = read_pyproject(pyproject).get("project", {})
-    return canonicalize_name(str(project.get("name", ""))) if isinstance(project, dict) else ""
-
-
 def _members(tree: Tree) -> Iterator[str]:
     """The folders of a workspace's members, its top among them."""
-    workspace = uv_settings(tree.top(PYPROJECT)).get("workspace", {})
-    patterns = workspace.get("members", []) if isinstance(workspace, dict) else []
-    if not are_texts(patterns):
-        raise ValueError(f"[tool.uv.workspace] members is not a list of strings: {patterns!r}")
+    patterns = uv_settings(tree.top(PYPROJECT)).members
     yield "."
     for pattern in patterns:
         folders = [""]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 from packaging.markers import Marker
 from packaging.utils import canonicalize_name
@@ -22,10 +21,9 @@ from envbuild.core import jsonread
 from envbuild.lock.components.models import Companion
 from envbuild.lock.components.project_metadata import (
     PYPROJECT,
+    UvSettings,
     UvSource,
-    read_sources,
     readable,
-    refuse_unreadable,
 )
 from envbuild.lock.components.tree import Tree
 
@@ -122,12 +120,11 @@ def overrides(tree: Tree) -> list[Companion]:
     """
     settings = tree.top_settings()
     try:
-        lines = settings.get("override-dependencies", [])
-        refuse_unreadable(lines, ())
+        lines = settings.overrides
         # uv takes an overridden package from its source too, whatever the override's range says: Megatron-Bridge
         # 561ae4e has `transformer-engine>=2.9.0a0,<2.10.0` there, rev = "release_v2.11", and 2.11.0 in its uv.lock.
         places = {source.package: source for source in _pinned_sources(settings) if not source.marker}
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise tree.not_understood(PYPROJECT, error) from error
     listed = []
     for requirement in readable(lines):
@@ -168,8 +165,8 @@ def sources(tree: Tree) -> list[Companion]:
     ]
 
 
-def _pinned_sources(settings: dict[str, Any]) -> list[UvSource]:
-    return [source for source in read_sources(settings) if source.ref_kind in ("rev", "tag")]
+def _pinned_sources(settings: UvSettings) -> list[UvSource]:
+    return [source for source in settings.sources() if source.ref_kind in ("rev", "tag")]
 
 
 def packages_of(name: str) -> tuple[str, ...]:

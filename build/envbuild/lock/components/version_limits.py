@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
@@ -30,8 +29,8 @@ from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.uv.explanation import NO_SOLUTION
 from envbuild.lock.uv.package_index import PackageIndex
-from envbuild.lock.uv.resolution import upload_seconds
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD
+from envbuild.lock.uv_lock import ResolvedPackage
 
 
 def hold_to_declared(stack: Stack, chosen: Mapping[str, Chosen], declarations: Declarations) -> dict[str, Chosen]:
@@ -213,14 +212,14 @@ def _of_first(component: Chosen, moment: AsOf, title: str, index: PackageIndex) 
     """The first release, and those of its needs whose lowest versions are newer than the moment too."""
     lowest = index.lowest()
     first = lowest.find({component.name: component.specifier}, f"find the first {title}")[component.name]
-    title = f"{component.name} {first['version']}"
+    title = f"{component.name} {first.version}"
     until = as_of.timestamp(as_of.end_of(_last_upload(first).date()))
     # resolution = lowest shows the oldest versions that will do: only what is newer than the moment even so needs an
     # exemption.
     # no-build: the lowest releases of what has no lower bound are sdists that do not build any more
     # (matplotlib/viscm#100 met the same).
     settled = lowest.with_settings(exclude_newer=until, no_build=True)
-    needed = settled.find_with_needs({component.name: f"=={first['version']}"}, f"find what {title} needs")
+    needed = settled.find_with_needs({component.name: f"=={first.version}"}, f"find what {title} needs")
     base = index.base
     reason = f"as of {moment.text()} no release of {component.name} is for CUDA {base.cuda_major}; {title} is the first"
     exempt = {component.name: Exemption(until=until, reason=reason)}
@@ -230,13 +229,13 @@ def _of_first(component: Chosen, moment: AsOf, title: str, index: PackageIndex) 
         )
     for name, package in needed.items():
         if _last_upload(package) > moment.moment:
-            exempt.setdefault(name, Exemption(until=until, reason=f"{title} needs {package['version']}"))
+            exempt.setdefault(name, Exemption(until=until, reason=f"{title} needs {package.version}"))
     return exempt
 
 
-def _last_upload(package: Mapping[str, Any]) -> datetime:
+def _last_upload(package: ResolvedPackage) -> datetime:
     """When the last of a release's files was uploaded; what has no time is as old as can be."""
-    return datetime.fromtimestamp(max(upload_seconds(package), default=0), timezone.utc)
+    return datetime.fromtimestamp(max(package.upload_seconds, default=0), timezone.utc)
 
 
 def _none_yet(component: Chosen, base: Base, moment: AsOf) -> CheckRefusedError:

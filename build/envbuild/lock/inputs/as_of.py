@@ -11,6 +11,7 @@ from typing import TypeAlias
 from envbuild.catalog.context import Clock
 from envbuild.catalog.fields import DATE, MOMENT_FORMAT
 from envbuild.core.errors import UsageError
+from envbuild.core.tomlread import Toml
 
 # Up to when branches count; None: their tips.
 Bound: TypeAlias = date | datetime | None
@@ -36,7 +37,7 @@ class AsOf:
     held: bool = True
     undated: frozenset[str] = frozenset()
 
-    def settings(self, dates: Mapping[str, object]) -> dict[str, object]:
+    def settings(self, dates: Mapping[str, str | bool]) -> dict[str, Toml]:
         """The keys of ``[tool.uv]`` that hold packages to the moment.
 
         Args:
@@ -51,7 +52,7 @@ class AsOf:
         return timestamp(self.moment)
 
 
-def with_undated(dates: Mapping[str, object], undated: Collection[str]) -> dict[str, object]:
+def with_undated(dates: Mapping[str, str | bool], undated: Collection[str]) -> dict[str, str | bool]:
     """The values of uv's ``exclude-newer-package``, for packages without upload times too."""
     return {**dates, **dict.fromkeys(sorted(undated), False)}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import tomlkit
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ConfigurationError
+from envbuild.core.tomlread import Toml
 from envbuild.lock.components.as_of_moment import own_dates
 from envbuild.lock.components.models import Chosen, CompileMetadata, GitSources
 from envbuild.lock.components.project_metadata import name_of
@@ -144,7 +144,7 @@ def render_project(
         "optional-dependencies": {"compile": _lines(phases[Phase.COMPILE])},
     }
     # package = false: a project without sources, which uv does not try to build.
-    uv: dict[str, object] = {"package": False, **limits(base), **dates_of(project)}
+    uv: dict[str, Toml] = {"package": False, **limits(base), **dates_of(project)}
     if compiled := project.compiled():
         uv["no-build-isolation-package"] = _lines(compiled)
     if barred := project.git_sources.barred:
@@ -190,12 +190,12 @@ def main_lines(project: Project) -> list[str]:
 
 
 def _add_sources(
-    uv: MutableMapping[str, Any], sources: Mapping[str, Mapping[str, str]], source: TorchSource | None
+    uv: MutableMapping[str, Toml], sources: Mapping[str, Mapping[str, str]], source: TorchSource | None
 ) -> None:
     """Add which packages are taken from which indexes, and where these are if that is known."""
     # explicit: no other package is taken from there (uv's documentation, "Package indexes").
     used = {entry["index"] for entry in sources.values()}
-    indexes = [
+    indexes: list[Toml] = [
         {"name": index.name, "url": index.url, "explicit": True}
         for index in (source.indexes if source is not None else ())
         if index.name in used
@@ -239,11 +239,11 @@ def _requirements(project: Project) -> dict[Phase, list[str]]:
     return phases
 
 
-def dates_of(project: Project) -> dict[str, object]:
+def dates_of(project: Project) -> dict[str, Toml]:
     """The as-of moment, and dates of their own for packages that are newer than the rest, or have no upload time."""
     if not project.as_of:
         return {}
-    dates: dict[str, object] = dict(project.exempt)
+    dates: dict[str, str | bool] = dict(project.exempt)
     dates |= own_dates({name: component.spec for name, component in project.chosen.items() if component.commit is None})
     if project.torch_build != PACKAGE_INDEX_BUILD:
         # Wheels in a folder have no upload time; the exact version and its hash pin them instead.

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import urllib.parse
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
 
 from packaging.utils import canonicalize_name
+from pydantic import BaseModel, Field
 
 from envbuild.catalog.fields import MOMENT_FORMAT
 from envbuild.core import tomlread
+from envbuild.core.digests import Json
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.models import Lock
 from envbuild.lock.requirement_lines import read_requirements
-from envbuild.lock.uv.resolution import package_files
+from envbuild.lock.uv_lock import UvLock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,51 +70,65 @@ def packages_by_index(lock: LockDirectory, phase: str) -> dict[str, set[str]]:
     return by_name
 
 
-def of_uv_lock(text: str) -> dict[str, Package]:
+def of_uv_lock(uv_lock: UvLock) -> dict[str, Package]:
     """The packages of a uv.lock, the project itself left out."""
-    by_name: dict[str, Package] = {}
-    for package in tomlread.loads(text).get("package", []):
-        source = package["source"]
-        if "virtual" in source:
-            continue
-        by_name[canonicalize_name(package["name"])] = Package(
-            version=package["version"],
-            hashes=_hashes(file.get("hash") for file in package_files(package)),
-            commit=source["git"].rpartition("#")[2] if "git" in source else None,
-            local=any("://" not in file.get("url", "") or "path" in file for file in package_files(package)),
+    return {
+        canonicalize_name(package.name): Package(
+            version=package.version,
+            hashes=frozenset(file.digest for file in package.files if file.digest),
+            commit=package.source["git"].rpartition("#")[2] if "git" in package.source else None,
+            local=any("://" not in file.url or file.path for file in package.files),
         )
-    return by_name
+        for package in uv_lock.locked
+    }
+
+
+class _PylockFile(BaseModel):
+    hashes: Mapping[str, str]
+
+
+class _PylockCommit(BaseModel):
+    commit_id: str = Field(alias="commit-id")
+
+
+class _PylockPackage(BaseModel):
+    name: str
+    version: str = ""
+    wheels: tuple[_PylockFile, ...] = ()
+    sdist: _PylockFile | None = None
+    archive: _PylockFile | None = None
+    vcs: _PylockCommit | None = None
+
+
+class _Pylock(BaseModel):
+    packages: tuple[_PylockPackage, ...] = ()
 
 
 def of_pylock(text: str) -> dict[str, Package]:
-    """The packages of a pylock.toml."""
+    """The packages of a pylock.toml (PEP 751), which uv wrote."""
     by_name: dict[str, Package] = {}
-    for package in tomlread.loads(text).get("packages", []):
+    for package in _Pylock.model_validate(tomlread.loads(text)).packages:
         # An address is an archive there, whatever kind of file it is.
-        files = [*package_files(package), *([package["archive"]] if "archive" in package else [])]
-        by_name[canonicalize_name(package["name"])] = Package(
-            version=package.get("version", ""),
-            hashes=_hashes(f"sha256:{digest}" for file in files if (digest := file["hashes"].get("sha256"))),
-            commit=package["vcs"]["commit-id"] if "vcs" in package else None,
+        files = filter(None, (*package.wheels, package.sdist, package.archive))
+        by_name[canonicalize_name(package.name)] = Package(
+            version=package.version,
+            hashes=frozenset(f"sha256:{digest}" for file in files if (digest := file.hashes.get("sha256"))),
+            commit=package.vcs.commit_id if package.vcs is not None else None,
         )
     return by_name
-
-
-def _hashes(values: Iterable[str | None]) -> frozenset[str]:
-    return frozenset(value for value in values if value)
 
 
 # The name space of the serial numbers of our documents, made once with uuid4.
 _SERIAL_NUMBERS = uuid.UUID("5f0f2c3e-6a5c-4f6e-9a3b-6d0d6a1c7b52")
 
 
-def normalized(text: str, lock: Lock, phases: Sequence[str], wanted: Content) -> dict[str, Any]:
+def normalized(text: str, lock: Lock, phases: Sequence[str], wanted: Content) -> str:
     """The document that uv wrote, made a function of the lock.
 
     The serial number and the time follow from the lock. A file is named by its name and hash: the address that uv
     writes is that of the index of whoever ran it. What comes from git keeps its repository and commit.
     """
-    document: dict[str, Any] = json.loads(text)
+    document = json.loads(text)
     document["serialNumber"] = serial_number(lock.digest, *phases)
     metadata = document["metadata"]
     metadata["timestamp"] = timestamp(lock.source_date_epoch)
@@ -138,33 +153,44 @@ def normalized(text: str, lock: Lock, phases: Sequence[str], wanted: Content) ->
         if not files and locked.hashes:  # uv gives no hash of a wheel in a folder
             name, version = component["name"], component["version"]
             component["externalReferences"] = [distribution(name, version, digest) for digest in sorted(locked.hashes)]
-    return document
+    return json.dumps(document, indent=2) + "\n"
 
 
-def of_cyclonedx(document: dict[str, Any]) -> dict[str, Package]:
+class _Hash(BaseModel):
+    alg: str
+    content: str
+
+
+class _Reference(BaseModel):
+    hashes: tuple[_Hash, ...] = ()
+
+
+class _Component(BaseModel):
+    name: str
+    version: str
+    purl: str = ""
+    references: tuple[_Reference, ...] = Field(default=(), alias="externalReferences")
+
+
+class _CycloneDx(BaseModel):
+    components: tuple[_Component, ...]
+
+
+def of_cyclonedx(text: str) -> dict[str, Package]:
     """The packages of such a document."""
     by_name: dict[str, Package] = {}
-    for component in document["components"]:
-        references = component.get("externalReferences", [])
-        _, _, origin = urllib.parse.unquote(component.get("purl", "")).partition("vcs_url=")
-        by_name[canonicalize_name(component["name"])] = Package(
-            version=component["version"],
-            hashes=frozenset(
-                f"sha256:{digest['content']}"
-                for reference in references
-                for digest in reference.get("hashes", [])
-                if digest["alg"] == "SHA-256"
-            ),
+    for component in _CycloneDx.model_validate_json(text).components:
+        _, _, origin = urllib.parse.unquote(component.purl).partition("vcs_url=")
+        hashes = (digest for reference in component.references for digest in reference.hashes)
+        by_name[canonicalize_name(component.name)] = Package(
+            version=component.version,
+            hashes=frozenset(f"sha256:{digest.content}" for digest in hashes if digest.alg == "SHA-256"),
             commit=origin.rpartition("#")[2] or None,
         )
     return by_name
 
 
-def render(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=2) + "\n"
-
-
-def distribution(name: str, version: str, digest: str) -> dict[str, Any]:
+def distribution(name: str, version: str, digest: str) -> dict[str, Json]:
     """The reference to a file of a package: by its hash, since where it lies is the index's own affair."""
     return {
         "type": "distribution",

@@ -28,12 +28,12 @@ from envbuild.lock.record.content import (
     of_pylock,
     of_uv_lock,
     packages_by_index,
-    render,
 )
 from envbuild.lock.requirement_lines import without_packages
 from envbuild.lock.uv.program import run_uv
-from envbuild.lock.uv.resolution import PREVIEW, lock_arguments, resolve_without_interpreter
+from envbuild.lock.uv.resolution import PREVIEW, lock_arguments, resolve_without_interpreter, written_lock
 from envbuild.lock.uv.torch_builds import TorchSource, locked_torch
+from envbuild.lock.uv_lock import parse_uv_lock
 
 # The glibc versions that uv 0.13 has a platform for.
 _PLATFORMS_OF_UV = (17, 28, *range(31, 41))
@@ -180,16 +180,24 @@ def _joined(written: Sequence[str]) -> str:
     return "\n".join([head.rstrip("\n"), *(f"\n{_TABLE}{table}" for table in tables), ""])
 
 
+def _holds(uv_lock: str, wanted: Content) -> bool:
+    """Whether a uv.lock, which nobody has reviewed, has just these packages."""
+    try:
+        return not _differences(of_uv_lock(parse_uv_lock(uv_lock)), wanted)
+    except ValueError:
+        return False
+
+
 def _cyclonedx(export: _Export, existing: Path) -> Exported:
     """CycloneDX 1.5 with the dependency graph, which only a uv.lock has: the one that is there, or one made anew."""
     everything = locked_content(export.lock, PHASE_FILES)
     wanted = locked_content(export.lock, export.phases)
     uv_lock = export.folder / UV_LOCK
-    if existing.is_file() and not _differences(of_uv_lock(existing.read_text()), everything):
+    if existing.is_file() and _holds(existing.read_text(), everything):
         uv_lock.write_bytes(existing.read_bytes())
     else:
         _lock_again(export)
-        _compare(export, "the uv.lock that was made anew", of_uv_lock(uv_lock.read_text()), everything)
+        _compare(export, "the uv.lock that was made anew", of_uv_lock(written_lock(export.folder)), everything)
     file = export.folder / "bom.json"
     # CycloneDX is a preview of uv 0.13 too; the option takes several of them with a comma.
     arguments: list[str | Path] = ["export", PREVIEW[0], f"{PREVIEW[1]},sbom-export", "--frozen", "--quiet"]
@@ -198,9 +206,9 @@ def _cyclonedx(export: _Export, existing: Path) -> Exported:
     for name in sorted(set(everything) - set(wanted)):
         arguments += ["--no-emit-package", name]
     export.uv(arguments)
-    document = normalized(file.read_text(), export.lock.lock, export.phases, wanted)
-    _compare(export, "the CycloneDX document that uv wrote", of_cyclonedx(document), wanted)
-    return Exported(text=render(document), packages=len(wanted))
+    text = normalized(file.read_text(), export.lock.lock, export.phases, wanted)
+    _compare(export, "the CycloneDX document that uv wrote", of_cyclonedx(text), wanted)
+    return Exported(text=text, packages=len(wanted))
 
 
 def _lock_again(export: _Export) -> None:

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from envbuild.catalog.stack import Phase
 from envbuild.core.errors import ResolutionError
-from envbuild.lock.components.downloads import base_tags, tags_of, wheel_name
+from envbuild.lock.components.downloads import base_tags, tags_of
 from envbuild.lock.components.git_sources import without_isolation
 from envbuild.lock.components.models import Chosen
 from envbuild.lock.components.project_metadata import PYPROJECT, build_requires, readable
@@ -42,9 +42,9 @@ def to_compile(plan: LockPlan, resolution: Resolution, repositories: Repositorie
         name
         for name in {*without_isolation(project.chosen, repositories), *recipes}
         if name not in chosen
-        and (table := resolution.tables.get(name)) is not None
-        and "registry" in table["source"]
-        and not any(tags_of(wheel_name(file)) & tags for file in table.get("wheels", ()))
+        and (package := resolution.packages.get(name)) is not None
+        and "registry" in package.source
+        and not any(tags_of(wheel.name) & tags for wheel in package.wheels)
     )
 
 
@@ -87,19 +87,19 @@ def _refuse_own_indexes(
     needed: Sequence[tuple[Chosen, Requirement]], plan: LockPlan, resolution: Resolution, context: LockContext
 ) -> None:
     """Refuse what is of an index of its own, also where something else that the build needs depends on it."""
-    places, tables = plan.own.places, resolution.tables
+    places, packages = plan.own.places, resolution.packages
     if not places:
         return
     from_git = [(component.title, component.name, requirement) for component, requirement in needed]
     for title, component, requirement in (*from_git, *_needed_by_sdists(plan, resolution, context)):
-        queue, seen = [canonicalize_name(requirement.name)], set[str]()
+        queue, seen = list[str]([canonicalize_name(requirement.name)]), set[str]()
         while queue:
             name = queue.pop()
             if name in places:
                 raise isolated_build_error(title, component, f"{name} of index {places[name].name!r}")
             if name not in seen:
                 seen.add(name)
-                queue += [entry["name"] for entry in tables.get(name, {}).get("dependencies", ())]
+                queue += [needed.name for needed in packages[name].dependencies] if name in packages else []
 
 
 def _needed_by_sdists(
@@ -108,17 +108,15 @@ def _needed_by_sdists(
     """What builds the releases without a wheel for the base: for people, by name, and as a requirement."""
     base, compiled = plan.project.base, {*plan.project.compiled()}
     tags = base_tags(base)
-    for name, table in resolution.tables.items():
-        wheels = (wheel_name(file) for file in table.get("wheels", ()))
-        if name in compiled or "sdist" not in table or any(tags_of(wheel) & tags for wheel in wheels):
+    for name, package in resolution.packages.items():
+        if name in compiled or package.sdist is None or any(tags_of(wheel.name) & tags for wheel in package.wheels):
             continue
-        files, _ = metadata_files(table, context)
+        files, _ = metadata_files(package, context)
         try:
             lines = readable(build_requires(files.get(PYPROJECT, b"").decode()))
         except ValueError:
             continue  # uv says what is wrong with it
-        title = f"{name} {table['version']}"
-        yield from ((title, name, line) for line in lines if holds_on(str(line.marker or ""), base))
+        yield from ((package.title, name, line) for line in lines if holds_on(str(line.marker or ""), base))
 
 
 def _newest(ranges: Mapping[str, tuple[str, Chosen]], plan: LockPlan, context: LockContext) -> dict[str, str]:
@@ -130,7 +128,7 @@ def _newest(ranges: Mapping[str, tuple[str, Chosen]], plan: LockPlan, context: L
         packages = index.find(wanted, f"find what builds {', '.join(builders)}")
     except ResolutionError as error:
         raise error.about(*builders) from None
-    return {name: str(packages[name]["version"]) for name in wanted}
+    return {name: packages[name].version for name in wanted}
 
 
 def _line(name: str, versions: Sequence[str]) -> str:

@@ -7,10 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
 
 from envbuild.catalog.stack import Phase
-from envbuild.core import tomlread
 from envbuild.core.background import run_in_background
 from envbuild.core.errors import NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
@@ -25,7 +23,7 @@ from envbuild.lock.lockfile import UV_LOCK, LockDirectory
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
 from envbuild.lock.uv.package_index import PackageIndex
-from envbuild.lock.uv.resolution import Packages, package_files
+from envbuild.lock.uv_lock import Packages, parse_uv_lock
 
 # Build requirements that the environment has anyway, at the version that the stack says.
 _ALREADY_THERE = frozenset({"torch"})
@@ -36,10 +34,7 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 @contextlib.contextmanager
 def finding_files(plan: LockPlan, context: LockContext) -> Iterator[Future[Packages]]:
-    """Find, while the block runs, the releases of which files are read: sdists to be built, wheels for the API check.
-
-    They are the ``[[package]]`` tables of uv.lock by name.
-    """
+    """Find, while the block runs, the releases of which files are read: sdists, and wheels for the API check."""
     names = list(dict.fromkeys([*_compiled(plan.project), *plan.project.released_users()]))
     files = run_in_background(lambda: _find_files(plan, names, context))
     try:
@@ -63,9 +58,7 @@ def _find_files(plan: LockPlan, names: Sequence[str], context: LockContext) -> P
     return kept or _likely(plan, names, "find the files to read", context)
 
 
-def kept_files(
-    names: Sequence[str], keep: Mapping[str, str], previous: LockDirectory | None
-) -> dict[str, Mapping[str, Any]] | None:
+def kept_files(names: Sequence[str], keep: Mapping[str, str], previous: LockDirectory | None) -> Packages | None:
     """The releases that are kept, as the uv.lock next to their lock has them; None where it does not have them all.
 
     That file is not reviewed: only what has a hash that the lock itself states is taken.
@@ -75,23 +68,22 @@ def kept_files(
         return None
     with machine_errors(path):
         try:
-            tables = {package["name"]: package for package in tomlread.loads(path.read_text())["package"]}
-        except (ValueError, KeyError, TypeError):
+            tables = {package.name: package for package in parse_uv_lock(path.read_text()).packages}
+        except ValueError:
             return None
         phases = [file.read_text() for phase in previous.lock.phases if (file := previous.file(phase)) is not None]
     stated = set(_HASH.findall("\n".join(phases)))
-    by_name: dict[str, Mapping[str, Any]] = {name: tables.get(name, {}) for name in names}
-    for name, package in by_name.items():
-        files = package_files(package)
-        if package.get("version") != keep.get(name) or not files:
+    for name in names:
+        package = tables.get(name)
+        if package is None or package.version != keep.get(name) or not package.files:
             return None
-        if not all("url" in file and file.get("hash") in stated for file in files):
+        if not all(file.url and file.digest in stated for file in package.files):
             return None
-    return by_name
+    return {name: tables[name] for name in names}
 
 
 def _likely(plan: LockPlan, names: Sequence[str], what: str, context: LockContext) -> Packages:
-    """The releases of components that a lock takes if nothing else holds them back, as uv.lock's tables by name.
+    """The releases of components that a lock takes if nothing else holds them back, by name.
 
     Args:
         names: components from the index.

@@ -30,7 +30,8 @@ from envbuild.lock.resolve.conflicts import explain_pins
 from envbuild.lock.resolve.declarations import with_declarations
 from envbuild.lock.uv.explanation import names_in, not_there
 from envbuild.lock.uv.preferences import prefer
-from envbuild.lock.uv.resolution import Packages, Resolution, resolve, throw_away
+from envbuild.lock.uv.resolution import Resolution, resolve, throw_away
+from envbuild.lock.uv_lock import Packages
 
 # uv's words for what only the project itself may take from elsewhere than the index.
 # Releases that ask for an address are refused too (astral-sh/uv#1808, #5070).
@@ -198,12 +199,12 @@ def pin_plan(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
 def pinned(first: ResolvedPlan, context: LockContext) -> ResolvedPlan:
     plan, resolution = first.plan, first.resolution
     # Without a source that nothing asked for, other releases may be taken, which ask for fewer sources in turn.
-    while (sources := settle(plan.project.git_sources, resolution.uv_lock["package"])) != plan.project.git_sources:
+    while (sources := settle(plan.project.git_sources, resolution.uv_lock.packages)) != plan.project.git_sources:
         before = plan.project.git_sources.in_force
         plan = replace(plan, project=with_git_sources(plan.project, sources))
         if sources.in_force != before:
             resolution = _once(plan, context)
-    refuse_missing(plan.project.git_sources, resolution.uv_lock["package"])
+    refuse_missing(plan.project.git_sources, resolution.uv_lock.packages)
     for name in sorted(plan.inputs.request.pins.keys() - plan.effective.stack.every_component().keys()):
         if canonicalize_name(name) not in plan.project.git_sources.in_force:
             context.reporter.note(f"note: nothing in the lock takes {name} from git, so its pin decides nothing")
@@ -240,7 +241,7 @@ def _without_stubs(plan: LockPlan, resolution: Resolution, context: LockContext)
 
     Upstream's own locks prefer them: there the same version comes from that index.
     """
-    stubs = {name: f"!={table['version']}" for name, table in resolution.tables.items() if is_stub(table, context)}
+    stubs = {name: f"!={release.version}" for name, release in resolution.packages.items() if is_stub(release, context)}
     if not stubs:
         return plan, resolution
     other = _limited(plan, stubs)
@@ -299,7 +300,7 @@ def _with_what_is_asked_for(
                 raise
         else:
             # Of a package whose metadata is given, uv does not follow the sources, and so does not refuse them.
-            needed = set(settle(every, resolution.uv_lock["package"]).in_force)
+            needed = set(settle(every, resolution.uv_lock.packages).in_force)
             if needed <= asked:
                 return trial, resolution
         asked |= needed
@@ -335,13 +336,13 @@ def _explain_refused(error: ResolutionError, sources: GitSources) -> ResolutionE
 
 def _refuse_other_sdists(plan: LockPlan, resolution: Resolution) -> None:
     """What was read of an sdist holds for the one that is locked."""
-    locked = {(package["name"], package.get("version")): package for package in resolution.uv_lock["package"]}
+    locked = {(package.name, package.version): package.sdist for package in resolution.uv_lock.packages}
     for read in plan.project.metadata:
-        digest = locked.get((read.name, read.version), {}).get("sdist", {}).get("hash", read.sdist_digest)
-        if digest != read.sdist_digest:
+        sdist = locked.get((read.name, read.version))
+        if sdist is not None and sdist.digest and sdist.digest != read.sdist_digest:
             raise ResolutionError(
                 f"the index has another sdist of {read.name} {read.version} than a moment ago, or than the lock",
-                why=f"Its metadata was read from {read.sdist_digest}; now the index states {digest}.",
+                why=f"Its metadata was read from {read.sdist_digest}; now the index states {sdist.digest}.",
                 fix="Run again. If it stays, the index replaces files of a release, which no lock can hold.",
             )
 

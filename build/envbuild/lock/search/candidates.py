@@ -13,10 +13,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -36,7 +35,8 @@ from envbuild.lock.outcome import Failure
 from envbuild.lock.search.clashes import Clash
 from envbuild.lock.search.state import Move
 from envbuild.lock.uv.package_index import MOST_PASSED_OVER, PackageIndex
-from envbuild.lock.uv.resolution import Resolution, upload_seconds
+from envbuild.lock.uv.resolution import Resolution
+from envbuild.lock.uv_lock import ResolvedPackage, UvLock
 
 # Lines of releases that are tried above the one that fails, and below it.
 MOST_LINES = 3
@@ -75,7 +75,7 @@ class Candidates:
     def _resolution(self) -> Resolution:
         """What the attempt resolved to; an empty one where it did not."""
         resolved = self.failure.resolved
-        return resolved.resolution if resolved is not None else Resolution({}, 0, {"package": []})
+        return resolved.resolution if resolved is not None else Resolution(UvLock(package=()))
 
     def may_move(self, package: str) -> bool:
         """Whether another release of a package may be taken."""
@@ -120,7 +120,7 @@ class Candidates:
         version = self._version(package)
         if component is not None and version is None and self._is_limited(component):
             release = self._release(package, component.specifier)
-            version = str(release["version"]) if release is not None else None
+            version = release.version if release is not None else None
         if version is not None and self._may_move(component):
             yield from self._lines(package, component, version)
 
@@ -136,12 +136,12 @@ class Candidates:
 
         NeMo 2.6.0 declares numba-cuda[cu13], and its torch is for CUDA 12.
         """
-        for table in self._resolution.tables.values():
-            for edge in table.get("dependencies", ()):
-                extras = [extra for extra in edge.get("extra", ()) if self._is_of_another_cuda(extra)]
-                if edge["name"] == package and extras:
-                    by, extra = str(table["name"]), extras[0]
-                    wanted = self._declared(table, package)
+        for release in self._resolution.packages.values():
+            for needed in release.dependencies:
+                extras = [extra for extra in needed.extra if self._is_of_another_cuda(extra)]
+                if needed.name == package and extras:
+                    by, extra = release.name, extras[0]
+                    wanted = self._declared(release, package)
                     reason = f"extra {extra} is not for CUDA {self._base.cuda_major}, which the base has"
                     instead_of = f"{package}[{extra}]{wanted}, which {by} declares"
                     yield (
@@ -159,9 +159,9 @@ class Candidates:
         match = _OF_CUDA.fullmatch(extra)
         return match is not None and self._base.cuda_major is not None and match[1] != self._base.cuda_major
 
-    def _declared(self, table: Mapping[str, Any], package: str) -> str:
+    def _declared(self, release: ResolvedPackage, package: str) -> str:
         """The range that a release declares of a package; empty for any, and where only a build would tell."""
-        declared = declared_by_release(table, self._base, self.context)
+        declared = declared_by_release(release, self._base, self.context)
         ranges = declared.ranges(package, self._base) if declared is not None else []
         return str(ranges[0].specifier) if ranges else ""
 
@@ -279,17 +279,17 @@ class Candidates:
             release = self._release(package, where, lowest=lowest)
             if release is None or given == MOST_LINES:
                 return
-            line = _line(str(release["version"]))
+            line = _line(release.version)
             if not self._asks_for_it(release):
                 given += 1
                 yield line
             where = rest(line)
 
-    def _asks_for_it(self, table: Mapping[str, Any]) -> bool:
+    def _asks_for_it(self, release: ResolvedPackage) -> bool:
         """Whether a release asks for what cannot be built."""
         if not self.without:
             return False
-        declared = declared_by_release(table, self._base, self.context)
+        declared = declared_by_release(release, self._base, self.context)
         return declared is not None and bool(declared.ranges(self.without, self._base))
 
     def _moved(self, package: str, component: Chosen | None, pinned: str, specifier: str, reason: str) -> Move:
@@ -325,19 +325,20 @@ class Candidates:
         if self._release(package, "") is not None:
             return
         first = self._release(package, "", lowest=True, dated=False)
-        times = upload_seconds(first) if first is not None else []
+        times = first.upload_seconds if first is not None else []
         if first is None or not times:
             return
         # uv's exclude-newer takes what was uploaded before the moment; the times here have whole seconds.
         until = datetime.fromtimestamp(max(times), timezone.utc) + timedelta(seconds=1)
-        reason = f"the index had no release of it yet; {first['version']} is the first"
+        reason = f"the index had no release of it yet; {first.version} is the first"
         yield self._until(package, self.decided.as_of.text(), until, reason)
 
     def _of_the_time(self, package: str, component: Chosen | None, version: str) -> Iterator[Move]:
         """What there was when the anchor's commit was made."""
         leads = self.decided.effective.leads
         dates = [lead.chosen.commit.committed_at for lead in leads if lead.chosen.commit is not None]
-        times = upload_seconds(self._resolution.tables.get(package, {}))
+        locked = self._resolution.packages.get(package)
+        times = locked.upload_seconds if locked is not None else []
         if not dates or not times:
             return
         until = max(dates) + GRACE
@@ -364,9 +365,9 @@ class Candidates:
 
     def _release(
         self, package: str, specifier: str, *, lowest: bool = False, dated: bool = True
-    ) -> Mapping[str, Any] | None:
-        """The newest or lowest release in a range as of the lock's moment, as uv.lock's table; None: there is none."""
-        settings: dict[str, object] = {"resolution": "lowest"} if lowest else {}
+    ) -> ResolvedPackage | None:
+        """The newest or lowest release in a range as of the lock's moment; None: there is none."""
+        settings: dict[str, str] = {"resolution": "lowest"} if lowest else {}
         if dated and self.decided.as_of.held:
             settings["exclude-newer"] = self.decided.as_of.text()
         index = PackageIndex(base=self._base, context=self.context, own=self.decided.own, settings=settings)
@@ -374,10 +375,10 @@ class Candidates:
         # NeMo of 2025-03-01 pins, the index has 0.0.0 below and 1.9.0 above.
         limits = [*filter(None, (specifier, NO_PLACEHOLDER if len(family_of(package)) > 1 else ""))]
         for _ in range(MOST_PASSED_OVER):
-            table = index.release(package, ",".join(limits))
-            if table is None or not is_stub(table, self.context):
-                return table
-            limits.append(f"!={table['version']}")
+            release = index.release(package, ",".join(limits))
+            if release is None or not is_stub(release, self.context):
+                return release
+            limits.append(f"!={release.version}")
         return None
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable
+
+from envbuild.lock.uv_lock import ResolvedPackage
 
 # transformer-engine-cu13, tensorrt-cu12-libs, thing-cu126, cupy-cuda12x.
 _CUDA_SUFFIX = re.compile(r"-cu(?:da)?(\d\d)[\dx]?(?=-|$)")
@@ -26,16 +27,12 @@ _CUDA_VERSIONED = frozenset(
 _SIDE_BY_SIDE = re.compile(r"^nvidia-cutlass-dsl-libs-cu1[23]$")
 
 
-def cuda_packages(packages: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The names of packages for a CUDA, by its major version.
-
-    Args:
-        packages: the ``[[package]]`` tables of a uv.lock.
-    """
+def cuda_packages(packages: Iterable[ResolvedPackage]) -> dict[str, list[str]]:
+    """The names of packages for a CUDA, by its major version."""
     # By names: the wheels of one CUDA do not exclude those of another in their metadata, and uv takes both.
     by_major: dict[str, list[str]] = {}
     for package in packages:
-        name, version = str(package["name"]), str(package.get("version", "0"))
+        name, version = package.name, package.version or "0"
         if _SIDE_BY_SIDE.match(name):
             continue
         if match := _CUDA_SUFFIX.search(name):
@@ -43,9 +40,3 @@ def cuda_packages(packages: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]
         elif name in _CUDA_VERSIONED:
             by_major.setdefault(version.partition(".")[0], []).append(name)
     return by_major
-
-
-def edges_of(package: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What a package needs by itself, and for the extras that something asks for."""
-    for edges in (package.get("dependencies", ()), *package.get("optional-dependencies", {}).values()):
-        yield from edges

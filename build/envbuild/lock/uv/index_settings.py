@@ -63,19 +63,14 @@ def _in_file(path: Path) -> Iterator[IndexSetting]:
         return  # there is none, or uv itself reports what is wrong with it
     for table in content.get("index", []):
         if isinstance(table, dict) and isinstance(table.get("url"), str):
-            yield IndexSetting(table["url"], _use(table), str(table.get("name", "")))
+            use: Use = "explicit" if table.get("explicit") else "default" if table.get("default") else "general"
+            yield IndexSetting(table["url"], use, str(table.get("name", "")))
     keys: dict[Use, list[Any]] = {
         "default": [content.get("index-url")],
         "general": content.get("extra-index-url", []),
         "find-links": content.get("find-links", []),
     }
     yield from (IndexSetting(url, use) for use, urls in keys.items() for url in urls if isinstance(url, str))
-
-
-def _use(table: Mapping[str, Any]) -> Use:
-    if table.get("explicit"):
-        return "explicit"
-    return "default" if table.get("default") else "general"
 
 
 @cache

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.core.errors import ConfigurationError, EnvbuildError
+from envbuild.core.tomlread import Toml
 
 # The range of a constraint that limits nothing.
 ANY_RELEASE = ">=0"
@@ -40,7 +41,7 @@ def never_in_builds(packages: Collection[str]) -> list[str]:
     return [f"{name}{NO_RELEASE}" for name in sorted(packages)]
 
 
-def builds_without(packages: Collection[str]) -> dict[str, object]:
+def builds_without(packages: Collection[str]) -> dict[str, Toml]:
     """The same as a key of ``[tool.uv]``, where there are any."""
     return {"build-constraint-dependencies": never_in_builds(packages)} if packages else {}
 
@@ -85,7 +86,7 @@ class OwnIndexes:
             for name in packages
         )
 
-    def settings(self, packages: Collection[str]) -> dict[str, object]:
+    def settings(self, packages: Collection[str]) -> dict[str, Toml]:
         """The keys of ``[tool.uv]`` for a question about packages, which may need others that have an index.
 
         Raises:
@@ -96,7 +97,7 @@ class OwnIndexes:
                 raise self.refused[name]
         if not self.places and not self.refused:
             return {}
-        indexes = [
+        indexes: list[Toml] = [
             {"name": index.name, "url": index.url, "explicit": True} for index in sorted({*self.places.values()})
         ]
         return {

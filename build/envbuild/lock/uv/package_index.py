@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import tomlkit
 
 from envbuild.catalog.base import Base
 from envbuild.core.errors import ResolutionError
+from envbuild.core.tomlread import Toml
 from envbuild.lock.context import LockContext
 from envbuild.lock.uv.interpreter import for_any_python
 from envbuild.lock.uv.named_index import OwnIndexes
 from envbuild.lock.uv.preferences import prefer
-from envbuild.lock.uv.resolution import Packages, limits, resolve, resolve_without_interpreter, throw_away
+from envbuild.lock.uv.resolution import limits, resolve, resolve_without_interpreter, throw_away
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX
+from envbuild.lock.uv_lock import Packages, ResolvedPackage
 
 # Releases that will not do are passed over one by one: so many. Transformer Engine 1.9 to 1.11 need flash-attn 2.4.2,
 # which cannot be built, and 1.12 is what NeMo of 2025-03-01 locks with.
@@ -34,9 +35,9 @@ class PackageIndex:
     base: Base
     context: LockContext
     own: OwnIndexes = field(default_factory=OwnIndexes)
-    settings: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, Toml] = field(default_factory=dict)
 
-    def with_settings(self, **more: object) -> PackageIndex:
+    def with_settings(self, **more: Toml) -> PackageIndex:
         """The same with these keys, ``_`` for ``-``."""
         changed = {key.replace("_", "-"): value for key, value in more.items()}
         return replace(self, settings={**self.settings, **changed})
@@ -46,7 +47,7 @@ class PackageIndex:
         return self.with_settings(resolution="lowest")
 
     def find(self, packages: Mapping[str, str], what: str, *, preferred: Mapping[str, str] | None = None) -> Packages:
-        """The ``[[package]]`` tables of uv.lock of packages as if they needed nothing, by name.
+        """Packages as if they needed nothing, by name.
 
         Args:
             packages: specifiers by name.
@@ -70,16 +71,16 @@ class PackageIndex:
             try:
                 # Nothing is built: any Python does.
                 resolution = resolve_without_interpreter(project, folder, PACKAGE_INDEX, what, self.context)
-                self.context.answers[question] = resolution.tables
+                self.context.answers[question] = resolution.packages
             except ResolutionError as error:
                 self.context.answers[question] = error
-        answer: Packages | ResolutionError = self.context.answers[question]
+        answer = self.context.answers[question]
         if isinstance(answer, ResolutionError):
             raise answer.with_context()
         return answer
 
-    def release(self, name: str, specifier: str) -> Mapping[str, Any] | None:
-        """The release that uv takes of a package by itself, as uv.lock's table; None: there is none."""
+    def release(self, name: str, specifier: str) -> ResolvedPackage | None:
+        """The release that uv takes of a package by itself; None: there is none."""
         try:
             return self.find({name: specifier}, f"find {name} {specifier}").get(name)
         except ResolutionError:
@@ -88,12 +89,12 @@ class PackageIndex:
     def version(self, name: str, specifier: str) -> str | None:
         """The version of :meth:`release`."""
         release = self.release(name, specifier)
-        return None if release is None else str(release["version"])
+        return None if release is None else release.version
 
     def find_with_needs(self, packages: Mapping[str, str], what: str) -> Packages:
         """:meth:`find`, with what the packages need."""
         folder = throw_away(self._question(packages), self.context)
-        return resolve(folder, PACKAGE_INDEX, what, self.context).tables
+        return resolve(folder, PACKAGE_INDEX, what, self.context).packages
 
     def _question(self, packages: Mapping[str, str]) -> str:
         """The pyproject.toml of a project that depends on these packages alone."""

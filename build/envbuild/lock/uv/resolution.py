@@ -5,32 +5,31 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from envbuild.catalog.base import Base
 from envbuild.catalog.fields import MACHINES
-from envbuild.core import tomlread
 from envbuild.core.digests import sha256_file
-from envbuild.core.errors import NetworkError, ResolutionError
+from envbuild.core.errors import MachineError, NetworkError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import Finished
+from envbuild.core.tomlread import Toml
 from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
 from envbuild.lock.requirement_lines import PinnedRequirement, read_requirements
 from envbuild.lock.uv.interpreter import for_any_python, with_requires_python
 from envbuild.lock.uv.program import ignored_settings, refuse_ignored_settings, run_uv
 from envbuild.lock.uv.torch_builds import TorchSource
+from envbuild.lock.uv_lock import Packages, UvLock, parse_uv_lock
 
 # uv's warning, with its reason if it has one.
 _YANKED = re.compile(r"`([A-Za-z0-9._-]+)==[^`]+` is yanked(?: \(reason: \"([^\n]*)\"\))?")
-# The ``[[package]]`` tables of a uv.lock by name.
-Packages: TypeAlias = Mapping[str, Mapping[str, Any]]
 # A glibc floor is still a preview of uv 0.13; naming it keeps uv from warning on every run.
 PREVIEW = ("--preview-features", "minimum-libc-version")
 
@@ -40,32 +39,30 @@ class Resolution:
     """What uv found.
 
     Attributes:
-        pins: version by package name, the project itself left out, and packages that are there more than once too.
-        newest_upload: the newest upload time among the locked files, seconds since 1970; 0 when none is known.
         yanked: the reason for each package that was taken though it is yanked: a pin or a preference names it.
         ignored_settings: uv's warning that it dropped settings of the project; empty: it did not.
     """
 
-    pins: Mapping[str, str]
-    newest_upload: int
-    uv_lock: Mapping[str, Any]
+    uv_lock: UvLock
     ignored_settings: str = ""
     yanked: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def packages(self) -> list[Mapping[str, Any]]:
-        """The ``[[package]]`` tables of uv.lock, without the project itself."""
-        return _packages(self.uv_lock)
+    @cached_property
+    def pins(self) -> Mapping[str, str]:
+        """Version by package name, the project itself left out, and packages that are there more than once too."""
+        # A package that is there once per marker has no one version; check_forks refuses it.
+        there = Counter(package.name for package in self.uv_lock.locked)
+        return {package.name: package.version for package in self.uv_lock.locked if there[package.name] == 1}
 
     @property
-    def tables(self) -> dict[str, Mapping[str, Any]]:
-        """The same by name."""
-        return {str(package["name"]): package for package in self.packages}
+    def newest_upload(self) -> int:
+        """The newest upload time among the locked files, seconds since 1970; 0 when none is known."""
+        return max((seconds for package in self.uv_lock.locked for seconds in package.upload_seconds), default=0)
 
-
-def _packages(uv_lock: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    # uv calls the source of the project itself virtual, since it has `package = false`.
-    return [package for package in uv_lock["package"] if "virtual" not in package["source"]]
+    @cached_property
+    def packages(self) -> Packages:
+        """The packages by name, without the project itself."""
+        return {package.name: package for package in self.uv_lock.locked}
 
 
 def lock_arguments(source: TorchSource) -> list[str]:
@@ -116,18 +113,31 @@ def resolve(
 
 
 def _read(project: Path, finished: Finished) -> Resolution:
-    content = tomlread.loads((project / UV_LOCK).read_text())
-    packages = _packages(content)
-    # A package that is there once per marker has no one version; check_forks refuses it.
-    names = [package["name"] for package in packages]
-    times = [seconds for package in packages for seconds in upload_seconds(package)]
     return Resolution(
-        pins={package["name"]: package["version"] for package in packages if names.count(package["name"]) == 1},
-        newest_upload=max(times, default=0),
-        uv_lock=content,
+        uv_lock=written_lock(project),
         ignored_settings=ignored_settings(finished.output),
         yanked={canonicalize_name(name): reason for name, reason in _YANKED.findall(finished.output)},
     )
+
+
+def written_lock(project: Path) -> UvLock:
+    """The uv.lock that uv wrote in a project's folder.
+
+    Raises:
+        MachineError: it has another form than envbuild knows.
+    """
+    try:
+        uv_lock = parse_uv_lock((project / UV_LOCK).read_text())
+        # uv leaves out versions of folders alone, of which a lock has none.
+        if unversioned := [package.name for package in uv_lock.locked if not package.version]:
+            raise ValueError(f"{unversioned[0]} has no version")
+    except ValueError as error:
+        raise MachineError(
+            f"cannot understand the {UV_LOCK} that uv wrote",
+            why=str(error),
+            fix="Use the uv that is installed with envbuild: another version may write the file in another form.",
+        ) from error
+    return uv_lock
 
 
 def resolve_without_interpreter(
@@ -148,22 +158,6 @@ def resolve_without_interpreter(
         uv_lock.write_text(with_requires_python(uv_lock.read_text(), project))
         file.write_text(project)
     return _read(folder, finished)
-
-
-def package_files(package: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The files of a ``[[package]]`` table: its wheels, then its sdist."""
-    return [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
-
-
-def upload_seconds(package: Mapping[str, Any]) -> list[int]:
-    """When the files of a package were uploaded, as far as the index says: seconds since 1970."""
-    return [seconds_of(file["upload-time"]) for file in package_files(package) if "upload-time" in file]
-
-
-def seconds_of(moment: str) -> int:
-    """Seconds since 1970 of an RFC 3339 time in UTC, without its fraction (Python 3.10 reads few lengths of those)."""
-    whole = moment.partition(".")[0].removesuffix("Z")
-    return int(datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).timestamp())
 
 
 def export(project: Path, extra: str | None, what: str, log: Path) -> list[PinnedRequirement]:
@@ -202,10 +196,10 @@ def _local_wheels(name: str, resolution: Resolution, source: TorchSource) -> lis
     if folder is None:
         return []
     listed = {
-        Path(file.get("path", file.get("filename", ""))).name
-        for package in resolution.uv_lock["package"]
-        if package["name"] == name
-        for file in package.get("wheels", [])
+        Path(file.path or file.filename).name
+        for package in resolution.uv_lock.packages
+        if package.name == name
+        for file in package.wheels
     }
     return [
         path
@@ -214,7 +208,7 @@ def _local_wheels(name: str, resolution: Resolution, source: TorchSource) -> lis
     ]
 
 
-def limits(base: Base) -> dict[str, object]:
+def limits(base: Base) -> dict[str, Toml]:
     """The keys of ``[tool.uv]`` that keep a resolution to what a base can install."""
     # For one platform: uv resolves for all of them otherwise, and the NeMo 2.3 recipe forks for s390x. For the base's
     # glibc: nvidia-resiliency-ext has had wheels for 2.39 alone since 0.5.0, and no sdist. Without the floor uv locks

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from packaging.utils import canonicalize_name
 from pydantic import Field
@@ -15,12 +14,14 @@ from envbuild.catalog.fields import TomlModel
 from envbuild.core.digests import Json, digest_of
 from envbuild.core.errors import BuildError, CheckRefusedError, MachineError, NetworkError, ResolutionError
 from envbuild.core.files import machine_errors, write_atomic
+from envbuild.core.tomlread import Toml
 from envbuild.lock.inputs.as_of import with_undated
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.record.content import Content, locked_content
 from envbuild.lock.uv.package_index import PackageIndex
 from envbuild.lock.uv.program import run_uv
 from envbuild.lock.uv.torch_builds import locked_indexes, locked_torch
+from envbuild.lock.uv_lock import ResolvedPackage
 from envbuild.wheels.sources import WheelSources
 from envbuild.wheels.toolchain.toolchain import cuda_version
 
@@ -111,27 +112,26 @@ def _looked_up(wanted: Mapping[str, str], lock: LockDirectory, cuda: str, source
             what = f"find the CUDA toolkit {cuda} on the package index"
             # As of the lock's moment, so that the toolkit is the same on every machine and day.
             undated = with_undated({}, lock.lock.inputs.not_held)
-            dates: dict[str, object] = {"exclude-newer": moment, "exclude-newer-package": undated}
+            dates: dict[str, Toml] = {"exclude-newer": moment, "exclude-newer-package": undated}
             settings = dates if lock.lock.inputs.as_of_held else {}
             own = locked_indexes(sources.site, lock.lock.indexes, lock.lock.title)
-            tables = PackageIndex(base=sources.base, context=work, own=own, settings=settings).find(wanted, what)
-        packages = tuple(_found(name, tables[canonicalize_name(name)]) for name in sorted(wanted))
+            releases = PackageIndex(base=sources.base, context=work, own=own, settings=settings).find(wanted, what)
+        packages = tuple(_pinned(name, releases[canonicalize_name(name)]) for name in sorted(wanted))
         (entry / LIST_FILE).write_text(PinnedList(packages=packages).model_dump_json(indent=1) + "\n")
 
     kept = sources.store.get_or_build(LIST_KIND, key, ask).path / LIST_FILE
     return PinnedList.model_validate_json(kept.read_bytes()).packages
 
 
-def _found(name: str, package: Mapping[str, Any]) -> Pinned:
-    """A package from its table of a uv.lock."""
-    hashes = sorted(file["hash"] for file in package.get("wheels", []) if "hash" in file)
+def _pinned(name: str, release: ResolvedPackage) -> Pinned:
+    hashes = sorted(wheel.digest for wheel in release.wheels if wheel.digest)
     if not hashes:
         raise CheckRefusedError(
-            f"no hash is known of {name} {package['version']}",
+            f"no hash is known of {name} {release.version}",
             why="The place that has it states none, so a replaced file could not be noticed.",
             fix="Serve it from an index that states hashes.",
         )
-    return Pinned(name=name, version=str(package["version"]), hashes=tuple(hashes))
+    return Pinned(name=name, version=release.version, hashes=tuple(hashes))
 
 
 def install_toolkit(packages: Sequence[Pinned], lock: LockDirectory, sources: WheelSources) -> Path:
