@@ -215,6 +215,6 @@ def _without_nvlink(machine: Machine) -> list[Problem]:
         for other, link in zip(head, cells, strict=False):
             if name in names and other in names and name != other and not link.startswith("NV"):
                 text = f"{name} and {other} ({names[name]}) are joined by {link} and not by NVLink; see nvidia-smi "
-                why = "nvlink --status. Where that is meant, name a cluster with a floor (--cluster)"
+                why = "nvlink --status. Where that is meant, name a cluster with a floor (--on)"
                 return [Problem(check="transport", text=text + why)]
     return []
