@@ -85,8 +85,9 @@ def _not_measured(planned: BandwidthSweep, line: BandwidthLine) -> list[str]:
     ranks, sizes = planned.ranks * len(line.nodes), sorted(planned.sizes_bytes)
     for name, points in collectives_of(line).items():
         if line.ranks != ranks or not _are_sizes(sorted(point.bytes for point in points), sizes, ranks):
+            measured = "other" if len(points) == len(sizes) and line.ranks == ranks else len(points)
             asked = f"the plan asks for {ranks} ranks and {len(sizes)} sizes"
-            return [f"{asked}; {name} has {line.ranks} ranks and {len(points)} sizes"]
+            return [f"{asked}; {name} has {line.ranks} ranks and {measured} sizes"]
         if any(point.bus_gigabytes_per_second <= 0 for point in points):
             return [f"a measured bandwidth of {name} is not positive"]
     return []

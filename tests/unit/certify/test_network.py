@@ -14,6 +14,7 @@ from envbuild.certify.judge import network
 from envbuild.certify.judge.judge import run_problems
 from envbuild.certify.judge.network import drain_commands
 from envbuild.certify.judge.results import Results
+from envbuild.core.errors import ResultsRefusedError
 from envbuild_smoke.network.limits import networks_in, outcomes_of
 from envbuild_smoke.network.rounds import next_round
 from envbuild_smoke.plan.json_reader import read_object
@@ -109,6 +110,10 @@ def test_no_transport_is_judged_where_the_file_says_none(judged):
         ({"all_to_all": points(0)}, "a measured bandwidth of all_to_all is not positive"),
         ({"points": points(80), "all_gather": points(180), "all_to_all": points(1)}, None),
         ({"ranks": 8}, "the plan asks for 16 ranks and 2 sizes; all_reduce has 8 ranks and 2 sizes"),
+        (
+            {"points": [{**point, "bytes": 2 * point["bytes"]} for point in points(200)]},
+            "the plan asks for 16 ranks and 2 sizes; all_reduce has 16 ranks and other sizes",
+        ),
         ({"all_to_all": []}, "the plan asks for 16 ranks and 2 sizes; all_to_all has 16 ranks and 0 sizes"),
         (
             {"backend": None, "failure": {"kind": "timeout", "message": "not done after 300 s"}},
@@ -122,6 +127,43 @@ def test_a_pair_against_the_floors_of_each_collective(judged, speeds, expected):
     problems, drain = judged(between(**whole), planned(2))
     assert problems == ([("bandwidth", f"node 0 (h0) and node 1 (h1): {expected}")] if expected else [])
     assert drain == ()
+
+
+@pytest.mark.parametrize(
+    ("matrix", "cluster", "speed", "floor"),
+    [(350, 300, 349, 350), (300, 350, 349, 350), (None, 350, 349, 350), (350, None, 349, 350), (300, 300, 349, None)],
+)
+def test_the_higher_floor_of_matrix_and_cluster_counts_on_a_node(judged, matrix, cluster, speed, floor):
+    plan = planned(1)
+    floors = {"all_reduce": cluster} if cluster else {}
+    plan["bandwidth"] |= {"floor_gigabytes_per_second": matrix, "node_floors": floors}
+    problems, _ = judged(lambda _nodes: {"points": points(speed)}, plan)
+    text = f"all_reduce of 8 ranks reaches {speed} GB/s, the floor is {floor}"
+    assert problems == ([("bandwidth", text)] if floor else [])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "words"),
+    [
+        ({"nodes": [1, 0]}, "schema", "The bandwidth of pair 1, 0 is of other nodes than such a sweep has."),
+        ({"nodes": [0, 0]}, "schema", "is of other nodes than such a sweep has"),
+        ({"nodes": [0]}, "schema", "is of other nodes than such a sweep has"),
+        ({"sweep": "ramp"}, "schema", "The bandwidth of ramp 0, 1 is of other nodes than such a sweep has."),
+        ({"sweep": "node"}, "schema", "The bandwidth of node 0, 1 is of other nodes than such a sweep has."),
+        ({"nodes": [0, 2]}, "repeated-case", "The bandwidth of pair 0, 2 is in it twice."),
+    ],
+)
+def test_sweeps_that_no_runner_writes_are_refused(tmp_path, change, reason, words):
+    document = planned(3)
+    lines = lines_of(document)
+    sweeps = measured(typed(document), healthy)
+    pair = next(sweep for sweep in sweeps if sweep["nodes"] == [0, 1])
+    pair.update(change)
+    rest = [line for line in lines if line["type"] != "bandwidth"]
+    with pytest.raises(ResultsRefusedError) as caught:
+        read(tmp_path / "r.jsonl", document, [*rest[:-1], *sweeps, rest[-1]])
+    assert caught.value.reason == reason
+    assert words in caught.value.why
 
 
 def test_a_ramp_that_does_not_scale(judged):
@@ -194,6 +236,8 @@ DISABLED = "NCCL_IB_DISABLE set by environment to 1."
         ("NET/IB", "NET/Socket", ["NCCL_NET set by environment to Socket"], {}, "NCCL_NET asks for sockets"),
         ("NET/IB", "NET/Socket", [], {}, "usual causes: NCCL_IB_DISABLE, no /dev/infiniband"),
         ("NET/FasTrak", "NET/Socket", [NO_PLUGIN, DISABLED], {}, "NCCL found no plugin: its folder is not mounted"),
+        ("NET/IB", "NET/Socket", [NO_PLUGIN], {}, "usual causes: NCCL_IB_DISABLE, no /dev/infiniband"),
+        ("NET/gIB", "NET/Socket", [NO_DEVICE, DISABLED], {}, "usual causes: the plugin's folder is not mounted"),
         ("NET/gIB", "NET/IB", [], {}, "usual causes: the plugin's folder is not mounted"),
         ("NET/OFI", "NET/Socket", ["Plugin load (libnccl-net.so) returned 2"], {}, "NCCL found no plugin"),
         ("NET/Socket", "NET/IB", [], {}, "Name the network that is there in the cluster's file"),

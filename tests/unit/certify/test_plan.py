@@ -115,6 +115,16 @@ def test_a_transport_is_measured_whatever_the_matrix():
     assert network_of() is None
 
 
+def test_ranks_of_a_sweep_are_those_of_a_node():
+    halves = tuple(dataclasses.replace(case, nodes=2) if case.world_size > 2 else case for case in CASES)
+    environment = Environment(capabilities=CPU, driver=Driver.MCORE)
+    ranks = [
+        make_plan(SUBJECT, environment, with_sweep(), cases, network=Network(nodes=2))["bandwidth"]["ranks"]  # type: ignore[index, call-overload]
+        for cases in (CASES, halves)
+    ]
+    assert ranks == [4, 2]
+
+
 def test_plan_expects_a_transport_between_nodes_alone():
     there = {"transport": "NET/IB", "floors": FLOORS}
     environment = Environment(capabilities=CPU, driver=Driver.MCORE)
