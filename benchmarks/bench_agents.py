@@ -18,9 +18,10 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 from envbuild_smoke.nodes.hub import Hub
-from envbuild_smoke.nodes.join import join
+from envbuild_smoke.nodes.join import Joining, join
 from envbuild_smoke.nodes.wire import Wire, WireError
 
 JOIN_LIMIT_SECONDS = 60.0
@@ -28,7 +29,7 @@ NAME_LIMIT_SECONDS = 30.0
 MEMORY_LIMIT_MB = 300.0
 # Agents that connect at once: a thread each.
 AT_ONCE = 64
-STATED = {"plan_digest": "sha256:0", "nonce": "n", "smoke_digest": None, "slots": 8}
+STATED = Joining(plan_digest="sha256:0", nonce="n", smoke_digest=None, slots=8, host="")
 
 
 def head(count: int, token: bytes) -> None:
@@ -40,7 +41,7 @@ def head(count: int, token: bytes) -> None:
             listener,
             count + 1,
             token,
-            admits=lambda joining: "" if joining.plan_digest == STATED["plan_digest"] else "another plan",
+            admits=lambda joining: "" if joining.plan_digest == STATED.plan_digest else "another plan",
             on_refused=refusals.append,
             on_message=lambda *_: None,
         )
@@ -62,7 +63,7 @@ def joined(port: int, token: bytes, count: int) -> list[Wire]:
 
     def run(first: int) -> None:
         for node in range(first, count + 1, AT_ONCE):
-            stated = {**STATED, "host": f"node-{node}"}
+            stated = replace(STATED, host=f"node-{node}")
             wires[node] = join(("127.0.0.1", port), node, token, stated, limit_seconds=JOIN_LIMIT_SECONDS)
 
     threads = [threading.Thread(target=run, args=(first,)) for first in range(1, AT_ONCE + 1)]
@@ -83,7 +84,9 @@ def answer_pings(wires: list[Wire]) -> None:
                 for message in key.data.receive():
                     if message.get("command") == "ping":
                         now = time.monotonic()
-                        key.data.send({"event": "pong", "sent": message["sent"], "monotonic_seconds": now})
+                        key.data.send(
+                            {"event": "pong", "sent": message["sent"], "monotonic_seconds": now, "time_of_day": now}
+                        )
 
 
 def main() -> int:

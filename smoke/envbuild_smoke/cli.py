@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 from envbuild_smoke import __version__
 
 if TYPE_CHECKING:
-    from envbuild_smoke.environment.gpus import CannotRunError
     from envbuild_smoke.plan.models import Case, Plan
-    from envbuild_smoke.results import Gpu
+    from envbuild_smoke.results import Gpu, Image
     from envbuild_smoke.run.options import Options
 
 # argparse exits with 2 too; 130 is 128 + SIGINT, as shells report it.
@@ -39,6 +38,8 @@ INTERRUPTED = 130
 END_SECONDS = 10.0
 _RESUME = "Resume with the same command and --resume"
 _KEPT = f"All ranks were killed, the results of finished cases are kept. Free space or fix the permissions. {_RESUME}"
+_INTERRUPTED = f"interrupted: all ranks were killed, the results of finished cases are kept. {_RESUME}"
+_UNUSABLE = "this environment cannot run the plan"
 _NOTHING_RUN = "Nothing was run. Free space, or name another --out"
 
 
@@ -160,17 +161,10 @@ def _address(text: str) -> tuple[str, int]:
 
 def _run(arguments: argparse.Namespace) -> int:
     # Imported here: the fork server must not load what only the runner needs.
-    from envbuild_smoke.environment.gpus import CannotRunError, UnknownGpuError
-    from envbuild_smoke.nodes.agent import LostHeadError
-    from envbuild_smoke.nodes.head import NodesError
-    from envbuild_smoke.nodes.wire import TokenError
-    from envbuild_smoke.plan.json_reader import PlanError
     from envbuild_smoke.plan.reader import read_plan
     from envbuild_smoke.run import parent_watchdog
-    from envbuild_smoke.run.context import OutOfTimeError, RunInterruptedError
     from envbuild_smoke.run.results import FILE_NAME
-    from envbuild_smoke.run.resume import ResumeError
-    from envbuild_smoke.run.runner import UnusableEnvironmentError, run_plan
+    from envbuild_smoke.runner import run_plan
 
     out = arguments.out
     stop = threading.Event()
@@ -184,26 +178,11 @@ def _run(arguments: argparse.Namespace) -> int:
         cases = plan.selection(tuple(arguments.only))
         options = _options(arguments, plan, cases)
         results = run_plan(plan, cases, out, emit=_Progress(), stop=stop, options=options)
-    except (PlanError, UnknownGpuError, ResumeError, TokenError, _RefusedError) as error:
-        _print(str(error))
-        return BAD_PLAN
-    except CannotRunError as error:
-        return _cannot_run(error)
-    except OutOfTimeError as error:
-        _print(f"the time is over, and {error} were not started; all results are kept. {_RESUME}")
-        return OUT_OF_TIME
-    except LostHeadError as error:
-        _print(str(error))
-        return LOST_HEAD
-    except RunInterruptedError:
-        _print(f"interrupted: all ranks were killed, the results of finished cases are kept. {_RESUME}")
-        return INTERRUPTED
-    except (UnusableEnvironmentError, NodesError) as error:
-        _print(f"this environment cannot run the plan: {error}")
-        return UNUSABLE_ENVIRONMENT
-    except OSError as error:
-        _print(f"{out} cannot be written or read: {error}. {_KEPT if (out / FILE_NAME).exists() else _NOTHING_RUN}")
-        return CANNOT_WRITE
+    except Exception as error:
+        status = _explained(error, out)
+        if status is None:
+            raise
+        return status
     if arguments.node_rank:
         _print("node 0 has ended the run")
         return OK
@@ -216,14 +195,48 @@ def _run(arguments: argparse.Namespace) -> int:
     return OK if completed == len(results) else CASES_FAILED
 
 
+def _explained(error: Exception, out: Path) -> int | None:
+    """Print why a run ended early, and return the exit status for it; None for what is a bug."""
+    from envbuild_smoke.environment.gpus import CannotRunError, UnknownGpuError
+    from envbuild_smoke.nodes.agent import LostHeadError
+    from envbuild_smoke.nodes.head import NodesError
+    from envbuild_smoke.nodes.wire import TokenError
+    from envbuild_smoke.plan.json_reader import PlanError
+    from envbuild_smoke.run.context import OutOfTimeError, RunInterruptedError
+    from envbuild_smoke.run.results import FILE_NAME
+    from envbuild_smoke.run.resume import ResumeError
+    from envbuild_smoke.runner import DifferentNodesError, UnusableEnvironmentError
+
+    kept = _KEPT if (out / FILE_NAME).exists() else _NOTHING_RUN
+    over = f"the time is over, and {error} were not started; all results are kept. {_RESUME}"
+    different = f"{error} differs from node 0, and no case was started: the results have both, and the judge names it"
+    # By the classes of an error: the exit status, and what is printed.
+    table: tuple[tuple[tuple[type[Exception], ...], int, str], ...] = (
+        ((PlanError, UnknownGpuError, ResumeError, TokenError, _RefusedError), BAD_PLAN, str(error)),
+        ((CannotRunError,), WRONG_GPUS, str(error)),
+        ((OutOfTimeError,), OUT_OF_TIME, over),
+        ((LostHeadError,), LOST_HEAD, str(error)),
+        ((RunInterruptedError,), INTERRUPTED, _INTERRUPTED),
+        ((DifferentNodesError,), CASES_FAILED, different),
+        ((UnusableEnvironmentError, NodesError), UNUSABLE_ENVIRONMENT, f"{_UNUSABLE}: {error}"),
+        ((OSError,), CANNOT_WRITE, f"{out} cannot be written or read: {error}. {kept}"),
+    )
+    for kinds, status, text in table:
+        if isinstance(error, kinds):
+            if isinstance(error, CannotRunError):
+                print(json.dumps({"event": "cannot-run", "reason": error.reason, "message": text}), flush=True)
+            _print(text)
+            return status
+    return None
+
+
 class _RefusedError(Exception):
     """The arguments contradict each other, the plan or the output directory."""
 
 
 def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]") -> "Options":
     """Check the rest of the arguments, and hash the image's file, before anything starts."""
-    from envbuild_smoke.environment import gpus, machine
-    from envbuild_smoke.nodes.wire import read_token
+    from envbuild_smoke.environment import gpus
     from envbuild_smoke.run.options import CACHES, Options
     from envbuild_smoke.run.results import FILE_NAME
 
@@ -236,44 +249,59 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
             )
     if arguments.gpus and plan.device == "cpu":
         raise _RefusedError("--gpus has no effect: the plan is for device cpu")
-    wanted = plan.subject.get("sqsh_digest" if plan.subject.get("form") == "sqsh" else "oci_digest")
-    # Results without the digest of an image are not judged.
-    if wanted is not None and arguments.image is None:
-        raise _RefusedError(
-            f"the plan is for image {wanted}: name the file that this was started from with --image, as the plan's "
-            "README.md does"
-        )
     chosen: tuple[Gpu, ...] = ()
     if plan.gpu is not None:
         # The sweep may need more GPUs than any case.
         ranks = plan.bandwidth.ranks if plan.bandwidth else 1
         count = max(ranks, *(case.world_size // case.nodes for case in cases))
         chosen = gpus.select(plan.gpu, count, arguments.gpus)
+    options = Options(
+        gpus=chosen,
+        isolation=arguments.isolation,
+        resume=resume,
+        image=_image(arguments, plan),
+        ends_at=arguments.ends_at,
+    )
+    return _with_nodes(options, arguments, plan)
+
+
+def _image(arguments: argparse.Namespace, plan: "Plan") -> "Image | None":
+    """Hash the image's file, and check that it is the plan's; None where the plan is for none and none is named."""
+    from envbuild_smoke.environment import machine
+
+    wanted = plan.subject.get("sqsh_digest" if plan.subject.get("form") == "sqsh" else "oci_digest")
+    if arguments.image is None:
+        # Results without the digest of an image are not judged.
+        if wanted is not None:
+            raise _RefusedError(
+                f"the plan is for image {wanted}: name the file that this was started from with --image, as the plan's "
+                "README.md does"
+            )
+        return None
     try:
-        image = None if arguments.image is None else machine.image(arguments.image)
+        image = machine.image(arguments.image)
     except OSError as error:
         raise _RefusedError(f"--image {arguments.image} cannot be read: {error.strerror or error}") from error
-    if image is not None and wanted is not None and image.file_digest != wanted:
+    if wanted is not None and image.file_digest != wanted:
         raise _RefusedError(
             f"--image {arguments.image} is {image.file_digest}, and the plan is for {wanted}: run it in that image, "
             "or write a plan for this one (--plan-out of envbuild certify)"
         )
-    options = Options(gpus=chosen, isolation=arguments.isolation, resume=resume, image=image, ends_at=arguments.ends_at)
-    most = max(case.nodes for case in cases)
-    if arguments.nodes < most:
-        raise _RefusedError(f"the plan has cases over {most} nodes, and --nodes is {arguments.nodes}")
+    return image
+
+
+def _with_nodes(options: "Options", arguments: argparse.Namespace, plan: "Plan") -> "Options":
+    """Return the options with those of several nodes, where the run has them."""
+    from envbuild_smoke.nodes.wire import read_token
+
+    if arguments.nodes != plan.nodes:
+        raise _RefusedError(f"the plan is for {plan.nodes} nodes, and --nodes is {arguments.nodes}")
     if arguments.nodes == 1:
         return options
     if arguments.head is None or arguments.token_file is None or not 0 <= arguments.node_rank < arguments.nodes:
         raise _RefusedError("--nodes needs --head, --token-file, and a --node-rank from 0 to one less than --nodes")
     token = read_token(arguments.token_file)
     return replace(options, nodes=arguments.nodes, node_rank=arguments.node_rank, head=arguments.head, token=token)
-
-
-def _cannot_run(error: "CannotRunError") -> int:
-    print(json.dumps({"event": "cannot-run", "reason": error.reason, "message": str(error)}), flush=True)
-    _print(str(error))
-    return WRONG_GPUS
 
 
 def _stop_on_signals(stop: threading.Event) -> None:

@@ -1,8 +1,9 @@
 """The lines of `results.jsonl` as frozen values: written by the runner, read by whoever judges.
 
-First a line of type run, then one of type case for each case and repeat in the order they ended, then those of type
-bandwidth that the plan asks for, last one of type end. A run that was cut short lacks the end; where it was taken up
-again stands a line of type resumed. None is a number that is not finite, for which JSON has none.
+First a line of type run, then one of type node for each other node of the run, then one of type case for each case and
+repeat in the order they ended, then those of type bandwidth that the plan asks for, last one of type end. A run that
+was cut short lacks the end; where it was taken up again stands a line of type resumed. None is a number that is not
+finite, for which JSON has none.
 """
 
 from collections.abc import Mapping
@@ -204,9 +205,11 @@ class Observed:
 class CaseLine:
     """What happened to one case, the `repeat`th time; on `devices` of `nodes`, `started_seconds` after the run began.
 
-    `startup_seconds` passed until its first step began, None if none did. `fresh_processes` counts the rank processes
-    that did not live before. `restarted` is why it was begun a second time, through no fault of its ranks; all else is
-    about the second time then.
+    Devices are in the order of the ranks, and so are nodes, each of as many ranks as the others. `startup_seconds`
+    passed until its first step began, None if none did. `fresh_processes` counts the rank processes that did not live
+    before. `compute_seconds` are, by rank and step, those from the begin of a step to its first collective; none where
+    the driver does not measure them. `restarted` is why it was begun a second time, through no fault of its ranks; all
+    else is about the second time then.
     """
 
     schema: Schema = written(SCHEMA)
@@ -228,6 +231,7 @@ class CaseLine:
     perturbed: tuple[Perturbed, ...] | None = written(None)
     failure: Failure | None = written(None)
     logs: tuple[str, ...] = written(())
+    compute_seconds: tuple[tuple[Amount, ...], ...] = written(())
     restarted: str | None = written(None)
 
 
@@ -296,8 +300,24 @@ class Image:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunLine:
-    """What ran, where, and the differences from the lock; `smoke_digest` is of the zipapp."""
+class NodeState:
+    """What runs on a node, and the differences from the lock.
+
+    `host` is the node's name, Slurm's where it is under Slurm; `free_bytes` are of its folder for temporary files.
+    """
+
+    host: str
+    environment: Environment
+    environment_findings: tuple[Finding, ...]
+    machine: Machine
+    image: Image | None
+    free_bytes: Count
+    gpu_states: tuple[GpuState, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLine(NodeState):
+    """What ran, and what runs on node 0; `smoke_digest` is of the zipapp, `devices` are of all nodes."""
 
     schema: Schema = written(SCHEMA)
     type: Literal["run"] = written("run")
@@ -307,13 +327,22 @@ class RunLine:
     smoke_version: str
     smoke_digest: Digest | None
     started_at: Moment
-    environment: Environment
-    environment_findings: tuple[Finding, ...]
-    machine: Machine
-    image: Image | None
     isolation: Literal["live", "process"]
     devices: tuple[Count, ...]
-    gpu_states: tuple[GpuState, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLine(NodeState):
+    """What runs on another node than 0, written again where the run is resumed.
+
+    `clock_ahead_seconds` is how far its time of day is ahead of node 0's, measured with at most this error.
+    """
+
+    schema: Schema = written(SCHEMA)
+    type: Literal["node"] = written("node")
+    node: Positive
+    clock_ahead_seconds: float
+    clock_error_seconds: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,9 +398,10 @@ class EndLine:
     gpu_states: tuple[GpuState, ...]
 
 
-Line = RunLine | CaseLine | BandwidthLine | ResumedLine | EndLine
+Line = RunLine | NodeLine | CaseLine | BandwidthLine | ResumedLine | EndLine
 KINDS: Mapping[str, type[Line]] = {
     "run": RunLine,
+    "node": NodeLine,
     "case": CaseLine,
     "bandwidth": BandwidthLine,
     "resumed": ResumedLine,

@@ -55,7 +55,7 @@ def case_of(case_id: str, **changes: Any) -> dict[str, Any]:
     off = {"loss": 2.5e-7, "grad_norm": 1.9e-6, "weights": None, "gradients": 3e-7}
     return {
         "id": case_id, "baseline": None if is_baseline else f"{prefix}-{precision}-baseline", "repeat": 1,
-        "passed": True, "problems": [], "seconds": 4.2, "devices": [0] if is_baseline else [0, 1],
+        "passed": True, "problems": [], "seconds": 4.2, "devices": [0] if is_baseline else [0, 1], "nodes": [0],
         "largest_relative_difference": none if is_baseline else off,
         "tolerance": none if is_baseline else {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-4, "gradients": 1e-6},
         "steps": steps_of(), "observed": {"attention": "DotProductAttention"},

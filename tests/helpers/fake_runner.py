@@ -45,8 +45,9 @@ def run_line(
         "schema": SCHEMA, "type": "run", "plan_digest": f"sha256:{hashlib.sha256(plan_bytes).hexdigest()}",
         "nonce": plan["nonce"], "subject": subject, "smoke_version": "2", "smoke_digest": smoke_digest,
         "started_at": "2026-01-01T00:00:00Z", "environment": environment, "environment_findings": list(findings),
-        "machine": machine, "isolation": "live", "devices": [0, 1], "gpu_states": [],
-        "image": {"file_digest": hashed, "file_bytes": 10, "fingerprint": inside} if hashed else None, **changes,
+        "machine": machine, "host": "node-0", "free_bytes": 1 << 33, "isolation": "live", "devices": [0, 1],
+        "image": {"file_digest": hashed, "file_bytes": 10, "fingerprint": inside} if hashed else None,
+        "gpu_states": [], **changes,
     }  # fmt: skip
 
 
@@ -88,6 +89,19 @@ def perturbed_of(steps, runs):
     return [{"steps": numbers, "gradients": gradients_of(1 + 1e-6), "weights": 1.0}] * runs
 
 
+def node_line(first, node, **changes):
+    """The line of another node, where all is as in the ``first`` line of the results."""
+    names = ("schema", "environment", "environment_findings", "machine", "image", "free_bytes", "gpu_states")
+    own = {"type": "node", "node": node, "host": f"node-{node}", "clock_ahead_seconds": 0.001}
+    return {**{name: first[name] for name in names}, **own, "clock_error_seconds": 0.0001, **changes}
+
+
+def repeats_of(plan, case):
+    """The repeats of a case: one on each node, or that begins there."""
+    nodes = plan.get("nodes", 1)
+    return range(1, nodes * plan["repeats"] + 1, nodes if case["nodes"] == nodes else 1)
+
+
 def case_line(plan, case, repeat=1, factor=1.0):
     """A case that completed; ``factor`` multiplies its losses."""
     numbers = range(1, case["training"]["steps"] + 1)
@@ -104,8 +118,8 @@ def case_line(plan, case, repeat=1, factor=1.0):
     return {
         "schema": SCHEMA, "type": "case", "case": case["id"], "repeat": repeat, "status": "completed", "steps": steps,
         "seconds": 1.5, "startup_seconds": 0.5, "started_seconds": 2.0, "devices": [*range(case["world_size"])],
-        "nodes": [0],
-        "fresh_processes": 0, "weights": weights if case["compare_weights"] else None,
+        "nodes": [(repeat - 1 + index) % plan.get("nodes", 1) for index in range(case["nodes"])],
+        "fresh_processes": 0, "compute_seconds": [], "weights": weights if case["compare_weights"] else None,
         "observed": observed_of(case, plan["models"][case["model"]]), "failure": None, "logs": [], "restarted": None,
         "reference": reference_of(steps) if case["compare_reference"] else None, "gradients": gradients_of(),
         "perturbed": perturbed_of(steps, case["perturbed_runs"]) if case["perturbed_runs"] else None,
@@ -143,10 +157,12 @@ def results_of(plan_bytes: bytes, scale=None, sweep=None, **run) -> list[dict]:
     cases = [
         case_line(plan, case, repeat, (scale or {}).get(case["id"], 1.0))
         for case in plan["cases"]
-        for repeat in range(1, plan["repeats"] + 1)
+        for repeat in repeats_of(plan, case)
     ]
     swept = [bandwidth_line(plan["bandwidth"], **(sweep or {}))] if plan["bandwidth"] else []
-    return [run_line(plan_bytes, **run), *cases, *swept, end_line(cases)]
+    first = run_line(plan_bytes, **run)
+    nodes = [node_line(first, node) for node in range(1, plan.get("nodes", 1))]
+    return [first, *nodes, *cases, *swept, end_line(cases)]
 
 
 def write(path: Path, lines: list[dict]) -> None:

@@ -35,8 +35,8 @@ class Cluster:
 
 
 def plan_of(**changes: Any) -> Document:
-    sweep = {"ranks": 1, "nodes": NODES, "sizes_bytes": SIZES, "floor_gigabytes_per_second": None}
-    return {**plan_document(case_document("gpt-fp32-baseline", None)), "bandwidth": sweep, **changes}
+    sweep = {"ranks": 1, "sizes_bytes": SIZES, "floor_gigabytes_per_second": None}
+    return {**plan_document(case_document("gpt-fp32-baseline", None)), "nodes": NODES, "bandwidth": sweep, **changes}
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from envbuild.certify.certificate.statement import (
 )
 from envbuild.certify.judge.judge import JUDGE_VERSION, judge, run_problems
 from envbuild.certify.judge.network import drain_commands, hosts_of
+from envbuild.certify.judge.nodes import number_problems
 from envbuild.certify.models import CaseVerdict, NotVouched, NotVouchedCase, Problem
 from envbuild.certify.report.console import failure, show, show_network
 from envbuild.certify.report.files import ReportFiles, end_of, standing_reports, write_reports
@@ -125,7 +126,7 @@ def judge_run(job: CertifyJob, run: FinishedRun, evidence: Evidence, context: Co
         CertificationFailedError: a case failed, or the run as a whole does not count; the reports show why.
     """
     results = run.results
-    problems = run_problems(run.plan, results)
+    problems = (*run_problems(run.plan, results), *number_problems(job.matrix, run.plan, results))
     verdicts = tuple(
         verdict.model_copy(update={"known_wrong": job.known_wrong.get(verdict.id, ())})
         for verdict in judge(job.cases, job.matrix, results, run.plan)

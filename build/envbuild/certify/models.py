@@ -34,6 +34,9 @@ Check = Literal[
     "transport",
     "bad-node",
     "repeats",
+    "nodes",
+    "node-numbers",
+    "node-slow",
     "reference",
     "samples",
     "hugging-face",
@@ -142,7 +145,7 @@ class CaseVerdict(TomlModel):
     A baseline has no ``baseline``, no differences and no tolerance; it has ``reference``, None in certificates of
     judges before 7, and ``spread``, None in those of judges before 8. ``tolerance`` has the widest bands, which are
     those of the last step; of gradients the difference and the band of the tensor that is nearest to its own.
-    ``known_wrong`` has the entries of envs/conflicts/ that are about it.
+    ``known_wrong`` has the entries of envs/conflicts/ that are about it. Over several nodes each of them has a repeat.
     """
 
     id: str
@@ -154,6 +157,7 @@ class CaseVerdict(TomlModel):
     tolerance: Numbers = Numbers()
     seconds: float | None
     devices: tuple[str | int, ...] = ()
+    nodes: tuple[int, ...] = (0,)
     steps: tuple[Step, ...]
     observed: dict[str, JsonValue] | None = None
     reused: Reused | None = Field(default=None, exclude=True)

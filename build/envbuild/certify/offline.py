@@ -88,7 +88,8 @@ def judge_folder(
     plan, place = _read_plan(folder)
     _check_explicit(explicit, place, plan.repeats)
     image = request.image if place.has_image else None
-    request = replace(request, place=place, repeats=plan.repeats, image=image)
+    wanted = replace(request.wanted, nodes=plan.nodes)
+    request = replace(request, place=place, repeats=plan.repeats, image=image, wanted=wanted)
     job = make_job(request, context.store, _subject(request, plan))
     _check_same(plan, job, folder)
     results = folder / RESULTS_DIR / RESULTS_FILE

@@ -7,7 +7,13 @@ from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.coverage import Pair, coverage, lines_of
 from envbuild.certify.cases.expansion import expansion
 from envbuild.certify.cases.known_wrong import affected_cases, left_out
-from envbuild.certify.cases.selection import WantedCases, chosen_cases, driver_of, without_known_wrong
+from envbuild.certify.cases.selection import (
+    WantedCases,
+    chosen_cases,
+    driver_of,
+    over_more_nodes,
+    without_known_wrong,
+)
 from envbuild.cli.common import Session
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError
@@ -39,7 +45,8 @@ def print_cases(
     cases = chosen_cases(matrix, matrix_name, selection, wanted, packages)
     capabilities = Capabilities.for_selection(selection, packages)
     # A case that is named and left out is refused as unknown.
-    out = () if wanted.only else expansion(matrix, matrix_name, capabilities).left_out
+    expanded = expansion(matrix, matrix_name, capabilities)
+    out = () if wanted.only else (*expanded.left_out, *over_more_nodes(expanded.cases, wanted.nodes))
     if lock is not None and not run_known_wrong:
         conflicts = known_wrong_in(lock, selection.catalog)
         wrong = left_out(affected_cases(cases, matrix, conflicts), conflicts)
@@ -74,13 +81,15 @@ def _lock(session: Session, selection: Selection, name: str | None) -> LockDirec
 
 
 def _processes(case: Case) -> str:
-    return f"{case.world_size} process{'es' if case.world_size > 1 else ''}"
+    nodes = f" on {case.nodes} nodes" if case.nodes > 1 else ""
+    return f"{case.world_size} process{'es' if case.world_size > 1 else ''}{nodes}"
 
 
 def _case_json(case: Case) -> Json:
     return {
         "id": case.id,
         "processes": case.world_size,
+        "nodes": case.nodes,
         "baseline": case.compared_with,
         "compares_weights": case.compare_weights,
     }

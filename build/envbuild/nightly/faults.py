@@ -31,7 +31,10 @@ _LOST = re.compile(
 )
 # Checks of a case that a machine can fail; the others are about numbers. `baseline` is of those whose baseline failed.
 _OF_A_MACHINE = frozenset(
-    {"rank-exception", "rank-signal", "rank-exit", "timeout", "not-reported", "baseline", "hardware"}
+    {
+        *("rank-exception", "rank-signal", "rank-exit", "timeout", "not-reported", "baseline", "hardware"),
+        *("nodes", "node-numbers", "node-slow"),
+    }
 )
 # What a bad node of several fails next to that: the others have the same image.
 _OF_A_NODE = frozenset({"bad-node", "bandwidth", "transport"})

@@ -8,7 +8,8 @@ Node 0 sends one command a message:
   {"command": "release"|"retire", "keys": [..]}, {"command": "stacks", "key": n}
 and reads what the agent reports:
   {"event": "bound", "port": n}        a port that is bound, for ranks to meet at
-  {"event": "line", "line": {..}}      what runs here: the fields of RunLine
+  {"event": "pong", "sent": t, "monotonic_seconds": t, "time_of_day": t}
+  {"event": "state", "state": {..}}    what runs here: the fields of NodeState
   {"event": "canary", "seen": bool}
   {"event": "server", "content": {..}|null, "end": TEXT}
   {"event": "started", "key": n, "pid": n, "fresh": bool}, {"event": "rank", "key": n, "message": {..}}
@@ -44,7 +45,7 @@ class _Held:
 
 
 class Agent:
-    """Serves one run over its connection; `line` is what this node reports about itself, once."""
+    """Serves one run over its connection."""
 
     def __init__(self, wire: Wire, pool: Pool, context: RunContext, slots: int) -> None:
         self._wire = wire
@@ -88,7 +89,8 @@ class Agent:
         for message in self._wire.receive():
             self._heard_at = time.monotonic()
             if message["command"] == "ping":
-                self.send({"event": "pong", "sent": message["sent"], "monotonic_seconds": time.monotonic()})
+                clocks = {"monotonic_seconds": time.monotonic(), "time_of_day": time.time()}
+                self.send({"event": "pong", "sent": message["sent"], **clocks})
             else:
                 self._commands.append((time.monotonic(), message))
         if time.monotonic() > self._heard_at + SILENCE_SECONDS:

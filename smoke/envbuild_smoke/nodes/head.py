@@ -1,9 +1,9 @@
-"""Node 0's part of a run over several nodes: waits for the agents, and compares what they run with what runs here."""
+"""Node 0's part of a run over several nodes: waits until the agents have joined, and have its results folder."""
 
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from envbuild_smoke.nodes import canary
@@ -11,7 +11,6 @@ from envbuild_smoke.nodes.hub import Hub
 from envbuild_smoke.nodes.join import Joining
 from envbuild_smoke.nodes.node_pools import NodePools
 from envbuild_smoke.plan.models import Plan
-from envbuild_smoke.results import RunLine
 from envbuild_smoke.run.context import POLL_SECONDS, RunInterruptedError
 from envbuild_smoke.run.options import Options
 from envbuild_smoke.run.pool import Pool
@@ -112,31 +111,3 @@ def _gone(out: Path, name: str) -> bool:
             return False
         time.sleep(POLL_SECONDS)
     return True
-
-
-def differences(ours: RunLine, lines: Mapping[int, RunLine]) -> list[str]:
-    """Return, a sentence each, in what other nodes differ from this one; `lines` are theirs."""
-    return [
-        f"node {node} differs from node 0 in {what}: {theirs!r}, and {our!r} here"
-        for node, line in sorted(lines.items())
-        for what, theirs, our in _compared(line, ours)
-        if theirs != our
-    ]
-
-
-def _compared(line: RunLine, ours: RunLine) -> list[tuple[str, object, object]]:
-    def gpus(of: RunLine) -> list[tuple[str, str, str]]:
-        return sorted((gpu.name, gpu.driver, gpu.compute_capability) for gpu in of.machine.gpus)
-
-    pairs: list[tuple[str, object, object]] = [
-        ("its image", line.image, ours.image),
-        ("its GPUs and their driver", gpus(line), gpus(ours)),
-    ]
-    for name in ("python", "files", "device"):
-        pairs += [(name, getattr(line.environment, name), getattr(ours.environment, name))]
-    there, here = line.environment.versions, ours.environment.versions
-    names = sorted(name for name in {*there, *here} if there.get(name) != here.get(name))
-    pairs.append(("versions", {name: there.get(name) for name in names}, {name: here.get(name) for name in names}))
-    # Without the nodes' own: what is not as in the lock is named for each node.
-    pairs.append(("findings", line.environment_findings, ours.environment_findings))
-    return pairs

@@ -19,13 +19,17 @@ MOST_GREETINGS = 2048
 
 @dataclass
 class Agent:
-    """An agent that joined. `lost` is why it is gone, "" while it is there."""
+    """An agent that joined. `lost` is why it is gone, "" while it is there.
+
+    `clock` is of the monotonic clock, and `time_of_day` of the other one.
+    """
 
     node: int
     joining: Joining
     wire: Wire
     heard_at: float
     clock: ClockOffset = field(default_factory=ClockOffset)
+    time_of_day: ClockOffset = field(default_factory=ClockOffset)
     lost: str = ""
 
     @property
@@ -164,7 +168,9 @@ class Hub:
         for message in messages:
             agent.heard_at = now
             if message.get("event") == "pong":
-                agent.clock.measured(message["sent"], message["monotonic_seconds"], time.monotonic())
+                sent, received, time_of_day = message["sent"], time.monotonic(), time.time()
+                agent.clock.measured(sent, message["monotonic_seconds"], received)
+                agent.time_of_day.measured(time_of_day - (received - sent), message["time_of_day"], time_of_day)
             else:
                 self._on_message(agent, message)
 

@@ -7,8 +7,7 @@ may join at once.
 import select
 import socket
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 from envbuild_smoke.nodes.wire import VERSION, Greeting, Message, Wire, WireError, nonce
 from envbuild_smoke.plan.json_reader import PlanError, read_object
@@ -31,7 +30,7 @@ class Joining:
     smoke_digest: str | None
     slots: int
     host: str
-    address: str
+    address: str = ""
 
 
 class RefusedError(Exception):
@@ -82,10 +81,10 @@ class HeadGreeting:
         self.wire.send({"nonce": self._greeting.head_nonce, "proof": self._greeting.proof(self._token, "head")})
 
 
-def join(address: tuple[str, int], node: int, token: bytes, joining: dict[str, Any], *, limit_seconds: float) -> Wire:
+def join(address: tuple[str, int], node: int, token: bytes, joining: Joining, *, limit_seconds: float) -> Wire:
     """Connect to the head, prove the token, have the head prove it, and return the connection once it took this agent.
 
-    `joining` are the fields of Joining without `address`, which is this end's of the connection.
+    The address in `joining` is taken from this end of the connection.
     Raises WireError when there is no such head within the limit, and RefusedError.
     """
     connection = _connect(address, limit_seconds)
@@ -104,7 +103,7 @@ def join(address: tuple[str, int], node: int, token: bytes, joining: dict[str, A
         wire.send({"proof": greeting.proof(token, "agent")})
         wire.authenticate(greeting.session_key(token), "agent")
         _next(wire)
-        wire.send(asdict(Joining(**joining, address=host)))
+        wire.send(asdict(replace(joining, address=host)))
         answer = _next(wire)
         if answer.get("event") != "admitted":
             raise RefusedError(str(answer.get("reason")))

@@ -13,7 +13,7 @@ from envbuild_smoke.environment.findings import file_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.nodes.agent import Agent, LostHeadError
 from envbuild_smoke.nodes.head import JOIN_SECONDS, PORT_FILE
-from envbuild_smoke.nodes.join import RETRY_SECONDS, RefusedError, join
+from envbuild_smoke.nodes.join import RETRY_SECONDS, Joining, RefusedError, join
 from envbuild_smoke.nodes.wire import WireError
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.run import resume
@@ -22,7 +22,7 @@ from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.options import Options
 from envbuild_smoke.run.pool import Pool
 from envbuild_smoke.run.results import Emit
-from envbuild_smoke.run.run_header import run_line, smoke_digest
+from envbuild_smoke.run.run_header import host_name, node_state, smoke_digest
 
 # From linux/sockios.h; Python has no binding of it.
 _SIOCGIFADDR = 0x8915
@@ -35,13 +35,9 @@ def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threa
     """
     plan, out = pool.plan, pool.out
     host, port = options.head
-    stated = {
-        "plan_digest": plan.digest,
-        "nonce": plan.nonce,
-        "smoke_digest": smoke_digest(),
-        "slots": on_node,
-        "host": socket.gethostname(),
-    }
+    stated = Joining(
+        plan_digest=plan.digest, nonce=plan.nonce, smoke_digest=smoke_digest(), slots=on_node, host=host_name()
+    )
     try:
         wire = join((host, port or _port(out, stop)), options.node_rank, options.token, stated, limit_seconds=60.0)
     except RefusedError as error:
@@ -64,8 +60,7 @@ def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threa
         raise LostHeadError(f"this node cannot start ranks: {error}") from error
     except WireError as error:
         raise LostHeadError(f"node 0: {error}") from error
-    line = run_line(context, range(on_node), ready, files, listed, None)
-    agent.send({"event": "line", "line": asdict(line)})
+    agent.send({"event": "state", "state": asdict(node_state(context, ready, files, listed, None))})
     agent.serve()
 
 

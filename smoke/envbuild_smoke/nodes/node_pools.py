@@ -11,7 +11,7 @@ from envbuild_smoke.nodes.wire import Message
 from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.ranks.ipc import RankCommand
-from envbuild_smoke.results import RunLine
+from envbuild_smoke.results import NodeLine, NodeState
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.pool import Meeting, Pool, RankProcess
 
@@ -21,11 +21,11 @@ T = TypeVar("T")
 class NodePools:
     """The rank processes of a run over several nodes; a node that is lost has no devices any more.
 
-    `lines` are what other nodes report about themselves; `canaries` whether they have this results folder.
+    `canaries` is whether other nodes have this results folder.
     """
 
     def __init__(self, local: Pool, on_node: int) -> None:
-        self.lines: dict[int, RunLine] = {}
+        self._states: dict[int, NodeState] = {}
         self.canaries: dict[int, bool] = {}
         self._on_node = on_node
         self._local = local
@@ -42,6 +42,27 @@ class NodePools:
     def nodes(self) -> list[int]:
         """The nodes that have joined this one."""
         return sorted(self._hub.agents)
+
+    @property
+    def silent(self) -> list[int]:
+        """The nodes that are not lost, and have not reported what runs there."""
+        agents = self._hub.agents.values()
+        return [each.node for each in agents if not each.lost and not (each.node in self._states and each.clock.known)]
+
+    @property
+    def lines(self) -> list[NodeLine]:
+        """What other nodes report about themselves, with what their clocks were measured to be."""
+        clocks = {node: self._hub.agents[node].time_of_day for node in sorted(self._states)}
+        return [
+            NodeLine(
+                **vars(self._states[node]),
+                node=node,
+                clock_ahead_seconds=round(-clock.seconds, 6),
+                clock_error_seconds=round(clock.round_trip / 2, 6),
+            )
+            for node, clock in clocks.items()
+            if clock.known
+        ]
 
     def ask_for_canaries(self, names: Mapping[int, str], content: str) -> None:
         """Ask nodes for files in the results folder; `canaries` has their answers."""
@@ -142,8 +163,8 @@ class NodePools:
 
     def received(self, agent: Agent, message: Message) -> None:
         """Note a message of an agent."""
-        if message["event"] == "line":
-            self.lines[agent.node] = read_object(RunLine, message["line"], agent.label)
+        if message["event"] == "state":
+            self._states[agent.node] = read_object(NodeState, message["state"], agent.label)
         elif message["event"] == "canary":
             self.canaries[agent.node] = message["seen"] is True
         else:

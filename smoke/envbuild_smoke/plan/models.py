@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from envbuild_smoke.plan.axes import CaseAxes, Driver, Layout, Positive, Settings, Training
-from envbuild_smoke.plan.json_reader import NOT_EMPTY, NOT_NEGATIVE, PlanError, at_least, matching
+from envbuild_smoke.plan.json_reader import NOT_EMPTY, NOT_NEGATIVE, PlanError, at_least, matching, up_to
 
 Device = Literal["cpu", "cuda"]
 Kind = Literal["gpt", "mamba-hybrid"]
@@ -153,7 +153,6 @@ class BandwidthSweep:
     ranks: Size
     sizes_bytes: Annotated[tuple[Size, ...], NOT_EMPTY]
     floor_gigabytes_per_second: Positive | None
-    nodes: Size = 1
     node_floors: Floors = Floors()
     network_floors: Floors = Floors()
 
@@ -163,7 +162,8 @@ class Plan:
     """All cases of a run, baselines first, and what they are run for.
 
     `provided_packages` are not of the lock: its base brings them.
-    `gpu` is None exactly on the CPU. `repeats` is how often each case runs. `content` is the plan as it was
+    `gpu` is None exactly on the CPU. `nodes` is how many the run has, and `repeats` how often each case runs on each
+    of them (`runs_of`). `content` is the plan as it was
     read, byte for byte; `digest` is "sha256:..." of it.
     """
 
@@ -176,6 +176,7 @@ class Plan:
     expected_versions: Mapping[str, str]
     expected_modules: tuple[ModuleName, ...]
     provided_packages: tuple[str, ...] = ()
+    nodes: Annotated[int, up_to(1024)] = 1
     repeats: Size
     bandwidth: BandwidthSweep | None
     # What NCCL's log has to name between nodes; None where the cluster's file does not say, or there is one node.
@@ -193,6 +194,18 @@ class Plan:
     def case(self, case_id: str) -> Case:
         """Return the case with this id; KeyError if there is none."""
         return self._by_id[case_id]
+
+    def runs_of(self, case: Case) -> range:
+        """Return the repeats of a case: one on each node, or that begins on it, then as often as the plan says.
+
+        All nodes run the same cases, and a case over fewer nodes than there are has other nodes in every repeat. A
+        repeat begins on the node after that of the one before; one over all nodes is not repeated for each.
+        """
+        return range(1, self.nodes * self.repeats + 1, self.nodes if case.nodes == self.nodes else 1)
+
+    def nodes_of(self, case: Case, repeat: int) -> tuple[int, ...]:
+        """Return the nodes of a repeat of a case, in the order of its ranks."""
+        return tuple((repeat - 1 + index) % self.nodes for index in range(case.nodes))
 
     def selection(self, only: tuple[str, ...]) -> tuple[Case, ...]:
         """Return the cases named in `only` and the baselines they need; all of them when it is empty."""

@@ -60,7 +60,7 @@ class CaseRun:
             startup_seconds=self._startup,
             started_seconds=round(started_seconds, 3),
             devices=device_ids,
-            nodes=tuple(sorted({process.node for process in run.processes})),
+            nodes=tuple(dict.fromkeys(process.node for process in run.processes)),
             fresh_processes=run.fresh,
             weights=once.weights,
             observed=observed,

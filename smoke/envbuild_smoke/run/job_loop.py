@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from envbuild_smoke.environment.foreign_modules import ListedFiles
-from envbuild_smoke.results import CaseLine, Failure
+from envbuild_smoke.results import CaseLine, Failure, Status
 from envbuild_smoke.run.case_run import CaseRun
 from envbuild_smoke.run.context import MARGIN_SECONDS, POLL_SECONDS, OutOfTimeError, RunContext, RunInterruptedError
 from envbuild_smoke.run.failure import only_lost_its_server
@@ -73,11 +73,11 @@ class JobLoop:
         for waiting in self._scheduler.waiting:
             job = self._jobs[waiting.key]
             failure = self._log.missing_baseline(job)
-            if failure is None and waiting.nodes > self._context.options.nodes - len(lost):
-                failure = Failure(kind="exit", message=f"it needs {waiting.nodes} nodes; {'; '.join(lost.values())}")
+            if failure is None and (missing := lost.keys() & set(waiting.nodes)):
+                failure = Failure(kind="exit", message="; ".join(lost[node] for node in sorted(missing)))
             if failure is not None:
                 self._scheduler.dropped(waiting.key)
-                self._log.finish(CaseLine(case=job.case.id, repeat=job.repeat, status="not-run", failure=failure))
+                self._log.finish(_without_ranks(job, "not-run", failure))
 
     def _start(self, start: Start) -> None:
         job, pool = self._jobs[start.job.key], self._context.pool
@@ -100,7 +100,7 @@ class JobLoop:
         except ForkServerError as error:
             if not self._restart(job, str(error)):
                 cause = Failure(kind="exit", message=str(error), log=FORKSERVER_LOG)
-                self._ended(job, CaseLine(case=job.case.id, repeat=job.repeat, status="failed", failure=cause))
+                self._ended(job, _without_ranks(job, "failed", cause))
 
     def _restart(self, job: RunJob, reason: str) -> bool:
         """Let a job that failed through the fork server alone wait for a second start; False after that."""
@@ -139,3 +139,8 @@ class JobLoop:
     def _ended(self, job: RunJob, result: CaseLine) -> None:
         self._scheduler.ended(job.job.key)
         self._log.finish(replace(result, restarted=self._restarted.get(job.job.key)))
+
+
+def _without_ranks(job: RunJob, status: Status, failure: Failure) -> CaseLine:
+    """Return the result of a job whose ranks were not started."""
+    return CaseLine(case=job.case.id, repeat=job.repeat, nodes=job.job.nodes, status=status, failure=failure)

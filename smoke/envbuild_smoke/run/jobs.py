@@ -1,9 +1,9 @@
-"""The jobs of a run: each case once a repeat, and what waits for what."""
+"""The jobs of a run: each repeat of each case, on its nodes, and what waits for what."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from envbuild_smoke.plan.models import Case
+from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.run.scheduler import Job
 
 Key = tuple[str, int]
@@ -18,11 +18,11 @@ class RunJob:
     repeat: int
 
 
-def make_jobs(cases: Iterable[Case], repeats: int, done: Collection[Key]) -> dict[str, RunJob]:
-    """Return the jobs by key, without the runs that are `done`."""
+def make_jobs(plan: Plan, cases: Iterable[Case], done: Collection[Key]) -> dict[str, RunJob]:
+    """Return the jobs of some cases by key, without the runs that are `done`."""
     jobs: dict[str, RunJob] = {}
     for case in cases:
-        for repeat in range(1, repeats + 1):
+        for repeat in plan.runs_of(case):
             if (case.id, repeat) in done:
                 continue
             # The checkpoint of a baseline that ended stays.
@@ -30,7 +30,7 @@ def make_jobs(cases: Iterable[Case], repeats: int, done: Collection[Key]) -> dic
             job = Job(
                 key=job_key(case.id, repeat),
                 world_size=case.world_size,
-                nodes=case.nodes,
+                nodes=plan.nodes_of(case, repeat),
                 weights_of=job_key(str(case.baseline), repeat) if waits else None,
                 needs_final_weights=case.compare_weights,
             )

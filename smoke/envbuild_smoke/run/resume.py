@@ -153,7 +153,7 @@ def _whole_lines(content: bytes) -> tuple[int, list[dict[str, object]]]:
 def check_checkpoints(plan: Plan, cases: Iterable[Case], out: Path, results: Mapping[Key, CaseLine]) -> None:
     """Raise ResumeError where a case is left whose baseline completed, and its checkpoint is no longer there."""
     for case in cases:
-        for repeat in range(1, plan.repeats + 1):
+        for repeat in plan.runs_of(case):
             baseline = results.get((str(case.baseline), repeat))
             if (case.id, repeat) in results or baseline is None or baseline.status != "completed":
                 continue

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Something that runs on `world_size` devices, in equal parts on so many nodes.
+    """Something that runs on `world_size` devices, in equal parts on these nodes, in the order of its ranks.
 
     It waits until the job `weights_of` has saved its weights, or has ended: that alone where it needs the final ones.
     """
 
     key: str
     world_size: int
-    nodes: int = 1
+    nodes: tuple[int, ...] = (0,)
     weights_of: str | None = None
     needs_final_weights: bool = False
 
@@ -38,7 +38,7 @@ class Scheduler:
     """
 
     def __init__(self, jobs: Sequence[Job], devices: Sequence[int], on_node: int | None = None) -> None:
-        self._on_node = on_node or len(devices)
+        self._on_node = on_node or max(devices) + 1
         self._free = sorted(devices)
         self._lost: set[int] = set()
         self._running: dict[str, Start] = {}
@@ -102,15 +102,11 @@ class Scheduler:
 
     def _devices(self, job: Job) -> tuple[int, ...]:
         """Return the devices for a job, its ranks in the order of the nodes; none where it does not fit now."""
-        each = job.world_size // job.nodes
-        by_node: dict[int, list[int]] = {}
-        for device in self._free:
-            by_node.setdefault(device // self._on_node, []).append(device)
-        # The fullest node that has room: others stay free for what needs more.
-        fitting = sorted((node for node in by_node if len(by_node[node]) >= each), key=lambda node: len(by_node[node]))
-        if len(fitting) < job.nodes:
+        each = job.world_size // len(job.nodes)
+        free = [[device for device in self._free if device // self._on_node == node] for node in job.nodes]
+        if any(len(devices) < each for devices in free):
             return ()
-        return tuple(device for node in sorted(fitting[: job.nodes]) for device in _near(by_node[node], each))
+        return tuple(device for devices in free for device in _near(devices, each))
 
     def _release(self, key: str) -> Job:
         """Free the devices of a job that ran, and return it."""

@@ -10,7 +10,6 @@ import pytest
 from helpers.fake_runner import bandwidth_line
 from unit.certify.plans import lines_of, plan_of, read, typed
 
-from envbuild.certify.judge import network
 from envbuild.certify.judge.judge import run_problems
 from envbuild.certify.judge.network import drain_commands
 from envbuild.certify.judge.results import Results
@@ -37,9 +36,9 @@ def points(speed: float) -> list[dict[str, Any]]:
 
 
 def planned(nodes: int = 4, **changes: Any) -> dict[str, Any]:
-    sweep = {"ranks": 8, "nodes": nodes, "sizes_bytes": SIZES, "floor_gigabytes_per_second": None}
+    sweep = {"ranks": 8, "sizes_bytes": SIZES, "floor_gigabytes_per_second": None}
     sweep |= {"node_floors": {"all_reduce": 300}, "network_floors": FLOORS}
-    return plan_of(**{"bandwidth": sweep, "transport": "NET/IB", **changes})
+    return plan_of(**{"nodes": nodes, "bandwidth": sweep, "transport": "NET/IB", **changes})
 
 
 def measured(plan: Plan, change: Changes) -> list[dict[str, Any]]:
@@ -50,7 +49,7 @@ def measured(plan: Plan, change: Changes) -> list[dict[str, Any]]:
     def done() -> list[BandwidthLine]:
         return [read_object(BandwidthLine, line, "bandwidth") for line in lines]
 
-    while groups := next_round(range(plan.bandwidth.nodes), plan.bandwidth.ranks, outcomes_of(plan, done())):
+    while groups := next_round(range(plan.nodes), plan.bandwidth.ranks, outcomes_of(plan, done())):
         for group in groups:
             between = len(group.nodes) > 1
             speeds = {name: points(200 if between else 400) for name in ("points", "all_gather", "all_to_all")}
@@ -61,14 +60,16 @@ def measured(plan: Plan, change: Changes) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def judged(tmp_path, monkeypatch) -> Callable[..., tuple[list[tuple[str, str]], tuple[str, ...]]]:
+def judged(tmp_path) -> Callable[..., tuple[list[tuple[str, str]], tuple[str, ...]]]:
     """The problems of a run over nodes called h0, h1, ..., and what to drain."""
 
     def judge(change: Changes, plan=None, drop: int = 0, hosts=None, **run: Any):
         document = plan or planned()
-        names = hosts or {node: f"h{node}" for node in range(64)}
-        monkeypatch.setattr(network, "hosts_of", lambda _results: names)
         rest = [line for line in lines_of(document, **run) if line["type"] != "bandwidth"]
+        for line in rest:
+            if line["type"] in ("run", "node"):
+                node = line.get("node", 0)
+                line["host"] = (hosts or {}).get(node, f"h{node}")
         sweeps = measured(typed(document), change)
         results: Results = read(tmp_path / "r.jsonl", document, [*rest[:-1], *sweeps[: len(sweeps) - drop], rest[-1]])
         problems = [(problem.check, problem.text) for problem in run_problems(typed(document), results)]
@@ -200,11 +201,10 @@ def test_a_node_that_is_slow_by_itself_is_named(judged):
 
 
 def test_names_that_a_shell_would_read_are_not_in_a_command(judged):
-    hosts = {0: "h0", 1: '$(touch x)"', 2: "h2", 3: "h3"}
+    hosts = {1: '$(touch x)"'}
     _, drain = judged(with_node(3, points=points(1)), hosts=hosts)
     assert drain == (f'{DRAIN % "h3"}fails with node 1 and with h2, where other nodes pass"',)
-    for names in (hosts, {0: "h0"}):
-        assert judged(with_node(1, points=points(1)), hosts=names)[1] == ()
+    assert judged(with_node(1, points=points(1)), hosts=hosts)[1] == ()
 
 
 def test_a_network_that_is_slow_everywhere_names_no_node(judged):

@@ -21,6 +21,7 @@ def test_print_cases(project, capsys):
     assert cases["gpt-fp32-tp2-pp2"] == {
         "id": "gpt-fp32-tp2-pp2",
         "processes": 4,
+        "nodes": 1,
         "baseline": "gpt-fp32-baseline",
         "compares_weights": False,
     }

@@ -263,7 +263,7 @@ def test_every_base_of_a_stack_is_locked_or_listed_as_not_locked():
 
 # JSON that is read becomes frozen types. The aliases are of messages as they arrive, and of what libraries' own
 # functions take and checkpoints hold.
-ALIASES = {"smoke/envbuild_smoke/ranks/ipc.py", "smoke/envbuild_smoke/drivers/parts.py"}
+ALIASES = {f"smoke/envbuild_smoke/{name}.py" for name in ("ranks/ipc", "nodes/wire", "drivers/parts")}
 # What reads the pyproject.toml of others, and the user's uv.toml.
 READERS = {"build/envbuild/lock/components/project_metadata.py", "build/envbuild/lock/uv/settings.py"}
 

@@ -17,9 +17,9 @@ import pytest
 from helpers.smoke_plans import Document, case_document, plan_document, read_results
 from unit.smoke.run_with_fake_ranks import FAKE, run_plan
 
-from envbuild_smoke import cli
+from envbuild_smoke import cli, runner
 from envbuild_smoke.plan.reader import parse_plan
-from envbuild_smoke.run import runner, task_run
+from envbuild_smoke.run import task_run
 from envbuild_smoke.run.options import Options
 
 # -S: as `without_packages`.

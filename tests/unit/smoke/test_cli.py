@@ -223,7 +223,7 @@ def test_gpus_must_be_a_list(smoke: Smoke, tmp_path: Path, text: str, capfd: pyt
 def test_runner_does_not_import_the_stack() -> None:
     """Only the fork server pays for torch; the runner and its checks start at once."""
     code = (
-        "import sys; from envbuild_smoke import cli; from envbuild_smoke.run import runner;"
+        "import sys; from envbuild_smoke import cli, runner;"
         "sys.exit(any(name.partition('.')[0] in ('torch', 'megatron', 'numpy') for name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(SMOKE)}, check=False)

@@ -14,7 +14,7 @@ from envbuild_smoke.environment import gpus
 from envbuild_smoke.environment.imported import Ready, describe
 from envbuild_smoke.plan.models import WantedGpu
 from envbuild_smoke.results import Gpu
-from envbuild_smoke.run.runner import unseen_gpus
+from envbuild_smoke.runner import unseen_gpus
 
 H200 = [f"{n}, GPU-{n}{n}{n}{n}-abcd, NVIDIA H200, 143771 MiB, 570.86.10, 9.0" for n in range(4)]
 HOPPER = WantedGpu(sm=("90a",))

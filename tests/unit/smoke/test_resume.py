@@ -26,9 +26,10 @@ from unit.smoke.conftest import (
 )  # fmt: skip
 from unit.smoke.processes import assert_gone
 
+from envbuild_smoke import runner
 from envbuild_smoke.plan.reader import read_plan
 from envbuild_smoke.results import Finding, Gpu, Image
-from envbuild_smoke.run import resume, runner
+from envbuild_smoke.run import resume
 from envbuild_smoke.run.context import RunInterruptedError
 from envbuild_smoke.run.options import Options
 

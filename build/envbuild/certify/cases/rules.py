@@ -66,6 +66,7 @@ def _sizes(row: ResolvedRow) -> Iterator[str]:
     heads, groups, hidden = model.num_attention_heads, model.query_groups, model.hidden_size
     yield from _multiple("hidden_size", hidden, "num_attention_heads", heads)
     yield from _multiple("num_attention_heads", heads, "num_query_groups", groups)
+    yield from _multiple("processes", row.case.world_size, "nodes =", row.case.nodes)
     stages = layout.pipeline * layout.virtual_pipeline
     yield from _multiple("num_layers", model.num_layers, "pipeline x virtual_pipeline =", stages)
     split = [("num_attention_heads", heads), ("vocabulary_size", model.vocabulary_size)]

@@ -22,10 +22,12 @@ class WantedCases:
     Attributes:
         only: case IDs; empty for all.
         max_gpus: no case of more GPUs, or of more processes on a CPU.
+        nodes: no case over more nodes. With all others a matrix is whole: one node cannot run them.
     """
 
     only: tuple[str, ...] = ()
     max_gpus: int | None = None
+    nodes: int = 1
 
     def __bool__(self) -> bool:
         return bool(self.only) or self.max_gpus is not None
@@ -50,25 +52,42 @@ def chosen_cases(
         ConfigurationError: the matrix has baselines alone.
         UsageError: a case is wanted that the matrix does not have, or nothing that is compared.
     """
-    cases = expand(matrix, matrix_name, Capabilities.for_selection(selection, packages))
+    expanded = expand(matrix, matrix_name, Capabilities.for_selection(selection, packages))
+    cases = tuple(case for case in expanded if case.nodes <= wanted.nodes)
     if all(case.is_baseline for case in cases):
         raise ConfigurationError(
             f"matrix {matrix_name} compares nothing",
             why="All its cases are baselines, and a baseline agrees with itself.",
             fix="Add a case with another layout to it.",
         )
-    named = _named(cases, matrix_name, wanted.only) if wanted.only else cases
+    named = _named(expanded, matrix_name, wanted) if wanted.only else cases
     return named if wanted.max_gpus is None else _fitting(named, wanted.max_gpus)
 
 
-def _named(cases: tuple[Case, ...], matrix_name: str, only: tuple[str, ...]) -> tuple[Case, ...]:
+def over_more_nodes(cases: Sequence[Case], nodes: int) -> tuple[LeftOut, ...]:
+    """The cases that a run over so many nodes leaves out."""
+    return tuple(
+        LeftOut(id=case.id, why=f"it is over {case.nodes} nodes (--nodes {case.nodes})")
+        for case in cases
+        if case.nodes > nodes
+    )
+
+
+def _named(cases: tuple[Case, ...], matrix_name: str, wanted: WantedCases) -> tuple[Case, ...]:
     """The cases that are named, and the baselines that they need."""
+    only = wanted.only
     known = {case.id: case for case in cases}
     if unknown := [name for name in only if name not in known]:
         raise UsageError(
             f"matrix {matrix_name} has no case {unknown[0]!r}",
             why=f"Its cases: {', '.join(known)}.",
             fix="Choose among these (`envbuild certify --print-cases`).",
+        )
+    if left_out := over_more_nodes([known[name] for name in only], wanted.nodes):
+        raise UsageError(
+            f"{left_out[0].id} is left out",
+            why=f"The run has {wanted.nodes} node{'s' if wanted.nodes > 1 else ''}, and {left_out[0].why}.",
+            fix="Run on more nodes, or name another case.",
         )
     if all(known[name].is_baseline for name in only):
         raise UsageError(

@@ -174,8 +174,9 @@ def _other_gpus(plan: Plan, results: Results) -> Iterator[Problem]:
             yield Problem(check="hardware", text=f"{text}asks for sm_{' or sm_'.join(sorted(wanted))}")
     sizes = {case.id: case.world_size for case in plan.cases}
     for line in results.cases.values():
-        ranks, used = sizes[line.case], len(set(line.devices))
-        if line.status == "completed" and not ranks == used <= len(gpus):
+        ranks, each = sizes[line.case], sizes[line.case] // len(line.nodes)
+        used = len({(rank // each, device) for rank, device in enumerate(line.devices)})
+        if line.status == "completed" and not ranks == used <= len(gpus) * len(line.nodes):
             text = f"{line.case} of {ranks} ranks was trained on {used} GPUs, of {len(gpus)} that were recorded"
             yield Problem(check="hardware", text=text)
 

@@ -17,9 +17,11 @@ from envbuild.certify.cases.case import Case, same_arithmetic
 from envbuild.certify.judge.bands import Bands, GradientBands, compare_gradients, spread_of
 from envbuild.certify.judge.config_checks import environment_problems, hardware_problems, observed_problems
 from envbuild.certify.judge.network import network_problems
+from envbuild.certify.judge.nodes import node_problems
 from envbuild.certify.judge.numbers import off_by, relative_difference
 from envbuild.certify.judge.reference import compare_reference
 from envbuild.certify.judge.results import Results
+from envbuild.certify.judge.slow_nodes import slow_node_problems
 from envbuild.certify.models import CaseVerdict, Check, Numbers, Problem
 from envbuild_smoke.plan.json_reader import as_json
 from envbuild_smoke.plan.models import Plan
@@ -49,7 +51,13 @@ def judge(cases: tuple[Case, ...], matrix: Matrix, results: Results, plan: Plan)
 
 def run_problems(plan: Plan, results: Results) -> tuple[Problem, ...]:
     """The problems of a run as a whole, whatever its cases measured."""
-    return (*environment_problems(plan, results), *network_problems(plan, results), *hardware_problems(plan, results))
+    return (
+        *environment_problems(plan, results),
+        *node_problems(plan, results),
+        *slow_node_problems(plan, results),
+        *network_problems(plan, results),
+        *hardware_problems(plan, results),
+    )
 
 
 class _Judge:
@@ -63,7 +71,8 @@ class _Judge:
 
     def verdicts(self) -> tuple[CaseVerdict, ...]:
         """Case by case; of each case, repeat by repeat."""
-        return tuple(self._verdict(case, repeat) for case in self._cases for repeat in range(1, self._plan.repeats + 1))
+        repeats = {case.id: self._plan.runs_of(self._plan.case(case.id)) for case in self._cases}
+        return tuple(self._verdict(case, repeat) for case in self._cases for repeat in repeats[case.id])
 
     def _verdict(self, case: Case, repeat: int) -> CaseVerdict:
         result = self._results.case(case.id, repeat)
@@ -82,6 +91,7 @@ class _Judge:
         measured = {
             "seconds": result.seconds,
             "devices": result.devices,
+            "nodes": result.nodes,
             "steps": result.steps,
             "observed": _as_json(result.observed),
         }
@@ -136,18 +146,26 @@ class _Judge:
         return self._bands[key]
 
     def _incomplete(self, case: Case, result: CaseLine) -> list[Problem]:
-        return incomplete(result, self._plan.case(case.id).training.steps)
+        planned = self._plan.case(case.id)
+        problems = incomplete(result, planned.training.steps)
+        rank = result.failure.rank if result.failure is not None else None
+        if rank is None or self._plan.nodes == 1 or not 0 <= rank < planned.world_size:
+            return problems
+        node = self._results.name_of(result.nodes[rank * planned.nodes // planned.world_size])
+        return [Problem(check=problem.check, text=f"{problem.text} on {node}") for problem in problems]
 
     def _repeated(self, case: Case, result: CaseLine) -> list[Problem]:
         """On the CPU the same processes compute the same digits; a difference is not the plan's."""
-        first = self._results.case(case.id, 1)
-        if self._plan.device != "cpu" or result.repeat == 1 or first is None:
+        # The first on the same nodes: other processors may round otherwise.
+        repeat = (result.repeat - 1) % self._plan.nodes + 1
+        first = self._results.case(case.id, repeat)
+        if self._plan.device != "cpu" or result.repeat == repeat or first is None:
             return []
         # Not strict: repeat 1 may have failed before its last step.
         for mine, other in zip(result.steps, first.steps, strict=False):
             if (mine.loss, mine.grad_norm) != (other.loss, other.grad_norm):
                 text = (
-                    f"step {mine.step} differs from repeat 1: loss {mine.loss!r}, not {other.loss!r}; grad_norm "
+                    f"step {mine.step} differs from repeat {repeat}: loss {mine.loss!r}, not {other.loss!r}; grad_norm "
                     f"{mine.grad_norm!r}, not {other.grad_norm!r}"
                 )
                 return [Problem(check="repeats", text=text)]

@@ -71,25 +71,20 @@ def network_problems(plan: Plan, results: Results) -> list[Problem]:
         return []
     if not results.sweeps:
         return [Problem(check="bandwidth", text="the plan asks for it, and it was not measured")]
-    names = _Names(plan, results)
     problems = _merged(
-        (names.of_group(line.sweep, line.nodes), check, text)
+        (_where(plan, results, line.sweep, line.nodes), check, text)
         for line in results.sweeps
         for check, text in _of_sweep(plan, line, results)
     )
-    for group in next_round(range(planned.nodes), planned.ranks, outcomes_of(plan, results.sweeps)):
-        text = f"{names.of_group(group.sweep, group.nodes)}the plan asks for it, and it was not measured"
+    for group in next_round(range(plan.nodes), planned.ranks, outcomes_of(plan, results.sweeps)):
+        text = f"{_where(plan, results, group.sweep, group.nodes)}the plan asks for it, and it was not measured"
         problems.append(Problem(check="bandwidth", text=text))
     alone = [line for line in results.sweeps if line.sweep == "node" and line.failure is None]
     if alone and not floors_of(planned, alone[0]):
         problems += _without_nvlink(results.run.machine)
-    return [
-        *problems,
-        *(
-            Problem(check="bad-node", text=f"{names.of_node(bad.node)}: {bad.reason}")
-            for bad in named_bad(plan, results)
-        ),
-    ]
+    bad = named_bad(plan, results)
+    problems += [Problem(check="bad-node", text=f"{results.name_of(each.node)}: {each.reason}") for each in bad]
+    return problems
 
 
 def drain_commands(plan: Plan, results: Results) -> tuple[str, ...]:
@@ -101,62 +96,61 @@ def named_bad(plan: Plan, results: Results) -> list[BadNode]:
     """The nodes that are bad by themselves, or with two partners."""
     if plan.bandwidth is None:
         return []
-    names = _Names(plan, results)
-    nodes = sorted({*range(plan.bandwidth.nodes), *(node for line in results.sweeps for node in line.nodes)})
+    hosts = hosts_of(results)
+    nodes = sorted({*range(plan.nodes), *(node for line in results.sweeps for node in line.nodes)})
     found = bad_nodes(nodes, outcomes_of(plan, results.sweeps))
-    return [BadNode(node, names.hosts.get(node), names.reason(node, groups)) for node, groups in found.items()]
+    return [BadNode(node, hosts.get(node), _reason(hosts, node, groups)) for node, groups in found.items()]
 
 
-class _Names:
-    """What people call nodes."""
-
-    def __init__(self, plan: Plan, results: Results) -> None:
-        self.hosts = hosts_of(results)
-        self._one = plan.bandwidth is None or plan.bandwidth.nodes == 1
-
-    def of_node(self, node: int) -> str:
-        return f"node {node} ({self.hosts[node]})" if node in self.hosts else f"node {node}"
-
-    def of_group(self, sweep: str, nodes: Sequence[int]) -> str:
-        """What a text about a sweep begins with; nothing where there is one node."""
-        if self._one:
-            return ""
-        if sweep == "ramp":
-            return f"{len(nodes)} nodes: "
-        return f"{' and '.join(map(self.of_node, nodes))}: "
-
-    def reason(self, node: int, groups: Sequence[Group]) -> str:
-        """Why a node is bad, in letters that a shell leaves alone."""
-        partners = [each for group in groups for each in group.nodes if each != node]
-        hosts = [
-            host if (host := self.hosts.get(each)) and _HOST.fullmatch(host) else f"node {each}" for each in partners
-        ]
-        alone = ["by itself"] if any(group.sweep == "node" for group in groups) else []
-        return f"fails {' and '.join([*alone, *(f'with {host}' for host in hosts)])}, where other nodes pass"
+def hosts_of(results: Results) -> Mapping[int, str]:
+    """What the nodes' hosts are called, by number; without those that were on several in the parts of a resumed run."""
+    hosts: dict[int, set[str]] = {0: {results.run.host}}
+    for line in results.nodes:
+        hosts.setdefault(line.node, set()).add(line.host)
+    return {node: next(iter(names)) for node, names in hosts.items() if len(names) == 1}
 
 
-def hosts_of(results: Results) -> Mapping[int, str]:  # noqa: ARG001
-    """The names of the nodes, by number, as far as the results have them."""
-    return {}
+def _where(plan: Plan, results: Results, sweep: str, nodes: Sequence[int]) -> str:
+    """What a text about a sweep begins with; nothing where there is one node."""
+    if plan.nodes == 1:
+        return ""
+    if sweep == "ramp":
+        return f"{len(nodes)} nodes: "
+    return f"{' and '.join(map(results.name_of, nodes))}: "
+
+
+def _reason(hosts: Mapping[int, str], node: int, groups: Sequence[Group]) -> str:
+    """Why a node is bad, in letters that a shell leaves alone."""
+    partners = [each for group in groups for each in group.nodes if each != node]
+    names = [host if (host := hosts.get(each)) and _HOST.fullmatch(host) else f"node {each}" for each in partners]
+    alone = ["by itself"] if any(group.sweep == "node" for group in groups) else []
+    return f"fails {' and '.join([*alone, *(f'with {name}' for name in names)])}, where other nodes pass"
 
 
 def _of_sweep(plan: Plan, line: BandwidthLine, results: Results) -> Iterator[tuple[Check, str]]:
     """What is wrong with a sweep, by check."""
     for shortfall in shortfalls(plan, line):
-        why = _why(plan, line, results.run.machine.variables) if shortfall.check == "transport" else ""
+        why = _why(plan, line, _variables(results, line.nodes)) if shortfall.check == "transport" else ""
         yield shortfall.check, f"{shortfall.text}{why}"
     if line.failure is None:
         yield from (("transport", text) for text in _in_a_node(plan, line, results))
 
 
-def _why(plan: Plan, line: BandwidthLine, variables: Mapping[str, str]) -> str:
+def _variables(results: Results, nodes: Sequence[int]) -> list[str]:
+    """What was set on some nodes, as NAME=VALUE."""
+    machines = [results.run.machine] if 0 in nodes else []
+    machines += [line.machine for line in results.nodes if line.node in nodes]
+    return [f"{name}={value}" for machine in machines for name, value in machine.variables.items()]
+
+
+def _why(plan: Plan, line: BandwidthLine, variables: Sequence[str]) -> str:
     """The cause of another network than the cluster's, as far as NCCL's log and the variables show it."""
     if line.backend not in (None, NCCL):
         return ". Leave [transport] out of the file of a cluster whose jobs have no GPUs"
     if plan.transport == SOCKET:
         return ". Name the network that is there in the cluster's file, or set NCCL_NET=Socket"
     built_in = plan.transport in _BUILT_IN
-    seen = [*line.network_log, *(f"{name}={value}" for name, value in variables.items())]
+    seen = [*line.network_log, *variables]
     causes = [
         cause
         for pattern, cause, about in _CAUSES

@@ -6,7 +6,7 @@ What the numbers in it mean is the judge's business.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,7 +19,18 @@ from envbuild.core.errors import ResultsRefusedError
 from envbuild.core.files import NotPlainFileError, read_plain
 from envbuild_smoke.plan.json_reader import PlanError, read_object
 from envbuild_smoke.plan.models import Plan
-from envbuild_smoke.results import KINDS, BandwidthLine, CaseLine, EndLine, Finding, Image, Line, RunLine
+from envbuild_smoke.results import (
+    KINDS,
+    BandwidthLine,
+    CaseLine,
+    EndLine,
+    Finding,
+    Image,
+    Line,
+    NodeLine,
+    ResumedLine,
+    RunLine,
+)
 
 # Reasons, for programs.
 MISSING, SCHEMA, TRUNCATED, REPEATED, PLAN, IMAGE = "missing", "schema", "truncated", "repeated-case", "plan", "image"
@@ -34,6 +45,7 @@ class Results:
 
     Attributes:
         cases: by ID and repeat.
+        nodes: what ran on other nodes than 0; of a run that was resumed several times for each.
         findings: differences from the lock, found before the cases and in the ranks of any of them; each once.
     """
 
@@ -41,11 +53,17 @@ class Results:
     end: EndLine
     cases: Mapping[tuple[str, int], CaseLine]
     findings: tuple[Finding, ...]
+    nodes: tuple[NodeLine, ...] = ()
     sweeps: tuple[BandwidthLine, ...] = ()
 
     def case(self, case: str, repeat: int = 1) -> CaseLine | None:
         """One repeat of a case; None where the runner reported nothing about it."""
         return self.cases.get((case, repeat))
+
+    def name_of(self, node: int) -> str:
+        """What people call a node: its number, and the name of its host."""
+        hosts = [self.run.host] if node == 0 else [line.host for line in self.nodes if line.node == node]
+        return f"node {node} ({' or '.join(dict.fromkeys(hosts))})" if hosts else f"node {node}"
 
 
 class _Refused(Exception):  # noqa: N818 - becomes a ResultsRefusedError where the file is known
@@ -104,8 +122,24 @@ def _read(path: Path, plan: Plan, smoke_digest: str | None) -> Results:
         end=end,
         cases={(case.case, case.repeat): case for case in cases},
         findings=tuple(dict.fromkeys([*run.environment_findings, *unlisted])),
+        nodes=tuple(_nodes(lines, plan)),
         sweeps=sweeps,
     )
+
+
+def _nodes(lines: Sequence[Line], plan: Plan) -> Iterator[NodeLine]:
+    """What ran on other nodes while cases did, or last."""
+    started: list[NodeLine] = []
+    for line in lines:
+        if isinstance(line, NodeLine):
+            if line.node >= plan.nodes:
+                raise _Refused(PLAN, f"It has a node {line.node}, and the plan is for {plan.nodes}.")
+            started.append(line)
+        elif isinstance(line, CaseLine | EndLine):
+            yield from started
+            started = []
+        elif isinstance(line, ResumedLine):
+            started = []
 
 
 def _lines(path: Path) -> list[Line]:
@@ -237,11 +271,13 @@ def _check_sweeps(sweeps: Sequence[BandwidthLine]) -> None:
 
 def _check_cases(cases: Sequence[CaseLine], plan: Plan, end: EndLine) -> None:
     """Every line is of a case of the plan, no case is there twice, and no line was lost."""
-    known = {case.id for case in plan.cases}
+    known = {case.id: case for case in plan.cases}
     seen: set[tuple[str, int]] = set()
     for line in cases:
-        if line.case not in known or line.repeat > plan.repeats:
+        if line.case not in known or line.repeat not in plan.runs_of(known[line.case]):
             raise _Refused(PLAN, f"The plan has no case {line.case!r:.150} with repeat {line.repeat}.")
+        if line.nodes != plan.nodes_of(known[line.case], line.repeat):
+            raise _Refused(PLAN, f"Repeat {line.repeat} of {line.case} is of nodes {line.nodes}, which it is not for.")
         if (line.case, line.repeat) in seen:
             raise _Refused(REPEATED, f"Case {line.case} is in it twice (repeat {line.repeat}).")
         seen.add((line.case, line.repeat))

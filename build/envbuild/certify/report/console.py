@@ -137,7 +137,10 @@ def failure(
         ]
     lines += causes
     checks = {problem.check for problem in problems}
-    if failed:
+    if "nodes" in checks and not results.cases:
+        what = "a node is not as the others, and no case was started"
+        lines = [brief(problem) for problem in problems]
+    elif failed:
         repeated = any(verdict.repeat > 1 for verdict in verdicts)
         known = sum(bool(verdict.known_wrong) for verdict in failed)
         what = f"{len(failed)} of {len(verdicts)} {'runs of cases' if repeated else 'cases'} failed"
@@ -145,6 +148,8 @@ def failure(
         if known == len(failed) and not problems:
             what = "no case is left to certify: all that were compared are known to train wrongly, and do"
             what = f"{what} ({len(failed)} of {len(verdicts)} failed)"
+    elif {"nodes", "node-numbers", "node-slow"} & checks:
+        what = "a node is not as the others"
     elif "environment" in checks:
         what = "the environment is not what was locked"
     elif "hardware" in checks:

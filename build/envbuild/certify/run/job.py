@@ -56,7 +56,6 @@ class CertifyRequest:
     repeats: int = 1
     run_known_wrong: bool = False
     cluster: str | None = None
-    nodes: int = 1
 
     @property
     def network(self) -> Network:
@@ -66,7 +65,7 @@ class CertifyRequest:
             ConfigurationError: the cluster is not known, or is named for its floors alone and has none for the target.
         """
         if self.cluster is None:
-            return Network(nodes=self.nodes)
+            return Network(nodes=self.wanted.nodes)
         target, cluster = self.selection.target_name, self.selection.catalog.cluster(self.cluster)
         floors = cluster.floors.get(target, Floors())
         if cluster.launcher == "here" and not floors.node:
@@ -76,7 +75,7 @@ class CertifyRequest:
                 fix="Add it with the bus bandwidth of all_reduce and all_gather, or leave --cluster out.",
             )
         transport = cluster.transport.network if cluster.transport else None
-        return Network(nodes=self.nodes, floors=floors, transport=transport)
+        return Network(nodes=self.wanted.nodes, floors=floors, transport=transport)
 
     @property
     def name(self) -> str:
@@ -164,7 +163,11 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     packages = request.lock.packages()
     cases = chosen_cases(matrix, request.matrix_name, selection, request.wanted, packages)
     # Every case may be wanted by its name: that is the whole matrix too.
-    every = cases if not request.wanted else chosen_cases(matrix, request.matrix_name, selection, packages=packages)
+    every = (
+        cases
+        if not request.wanted
+        else chosen_cases(matrix, request.matrix_name, selection, WantedCases(nodes=request.wanted.nodes), packages)
+    )
     whole = len(cases) == len(every)
     # After that: without the cases that are known to be wrong it is the whole matrix still, and not_vouched has them. A
     # project's own conflicts make it a part: certificates would count for as little as the project likes.

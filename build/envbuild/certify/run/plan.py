@@ -99,7 +99,7 @@ def sweep_of(matrix: Matrix, capabilities: Capabilities, ranks: int, network: Ne
     A matrix without them has one size between nodes if the cluster's file names a network: it shows which one is used.
     """
     between = network.nodes > 1
-    sweep: dict[str, Json] = {"ranks": ranks, "nodes": network.nodes}
+    sweep: dict[str, Json] = {"ranks": ranks}
     wanted = matrix.bandwidth if matrix.bandwidth and capabilities.device in matrix.bandwidth.devices else None
     if wanted is not None and (ranks > 1 or between):
         return {
@@ -140,6 +140,7 @@ def make_plan(
         "expected_versions": dict(environment.versions),
         "expected_modules": list(environment.modules),
         "provided_packages": list(environment.provided),
+        "nodes": network.nodes,
         "repeats": repeats,
         "bandwidth": sweep_of(matrix, capabilities, max(case.world_size // case.nodes for case in cases), network),
         "transport": network.transport if network.nodes > 1 else None,

@@ -223,8 +223,8 @@ def _check_isolation(folder: Path, arguments: tuple[str, ...]) -> None:
 
 def _limit(plan: Plan) -> float:
     # As if the cases ran one after the other: the scheduler may run several at once.
-    seconds = sum(case.time_limit_seconds + START_SECONDS for case in plan.cases)
-    return float(START_SECONDS + seconds * plan.repeats)
+    seconds = sum((case.time_limit_seconds + START_SECONDS) * len(plan.runs_of(case)) for case in plan.cases)
+    return float(START_SECONDS + seconds)
 
 
 def _check_status(finished: Finished, watcher: Watcher, folder: Path, request: CertifyRequest) -> None:

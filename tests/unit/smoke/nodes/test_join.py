@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from envbuild_smoke.nodes.join import Joining, RefusedError, join
 from envbuild_smoke.nodes.wire import MOST_GREETING_BYTES, TokenError, Wire, WireError, read_token
 
 TOKEN, OTHER_TOKEN = b"t" * 32, b"o" * 32
-STATED = {"plan_digest": "sha256:1", "nonce": "n", "smoke_digest": None, "slots": 8, "host": "h100-2"}
+STATED = Joining(plan_digest="sha256:1", nonce="n", smoke_digest=None, slots=8, host="h100-2")
 
 
 class Head:
@@ -59,7 +60,7 @@ def joining(head: Head, node: int, token: bytes = TOKEN, **stated: Any) -> Itera
 
     def run() -> None:
         try:
-            ends.append(join(head.address, node, token, {**STATED, **stated}, limit_seconds=5))
+            ends.append(join(head.address, node, token, replace(STATED, **stated), limit_seconds=5))
         except (WireError, RefusedError) as error:
             ends.append(error)
 

@@ -31,8 +31,8 @@ class Nodes:
     folder: Path
     environment: Mapping[str, str]
 
-    def write(self, *cases: Document) -> None:
-        (self.folder / "plan.json").write_text(json.dumps(plan_document(*cases)))
+    def write(self, *cases: Document, count: int = 2, **changes: Any) -> None:
+        (self.folder / "plan.json").write_text(json.dumps({**plan_document(*cases), "nodes": count, **changes}))
         token = self.folder / "token"
         token.write_text("0123456789abcdef" * 4)
         token.chmod(0o600)
@@ -44,9 +44,20 @@ class Nodes:
             command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
+    def run(self, *cases: Document, count: int = 2) -> None:
+        """Run cases on all nodes to their end."""
+        self.write(*cases, count=count)
+        running = [self.start(rank, nodes=count) for rank in range(count)]
+        ends = [process.communicate(timeout=120) for process in running]
+        assert [process.returncode for process in running] == [0] * count, ends
+
     @property
-    def cases(self) -> dict[str, Document]:
-        return {line["case"]: line for line in read_results(self.folder / "out") if line["type"] == "case"}
+    def lines(self) -> list[Document]:
+        return read_results(self.folder / "out")
+
+    @property
+    def cases(self) -> dict[tuple[str, int], Document]:
+        return {(line["case"], line["repeat"]): line for line in self.lines if line["type"] == "case"}
 
 
 @pytest.fixture
@@ -55,17 +66,34 @@ def nodes(tmp_path: Path) -> Nodes:
     return Nodes(tmp_path, {**os.environ, "PYTHONPATH": path})
 
 
-def test_cases_over_two_nodes_and_on_either(nodes: Nodes) -> None:
-    nodes.write(BASELINE, over("train-n2"), two_ranks("train-one"))
-    running = [nodes.start(rank) for rank in range(2)]
-    ends = [process.communicate(timeout=120) for process in running]
-    assert [process.returncode for process in running] == [0, 0], ends
-    assert {name: case["status"] for name, case in nodes.cases.items()} == dict.fromkeys(
-        ("train-baseline", "train-n2", "train-one"), "completed"
-    )
-    one, two = (case["nodes"] for name, case in nodes.cases.items() if name != "train-baseline")
-    assert sorted([one, two], key=len) == [[0], [0, 1]] or sorted([one, two], key=len) == [[1], [0, 1]]
+def test_all_nodes_run_the_cases_of_one_and_two_those_of_two(nodes: Nodes) -> None:
+    nodes.run(BASELINE, over("train-n2"), two_ranks("train-one"))
+    assert {key: (case["status"], case["nodes"]) for key, case in nodes.cases.items()} == {
+        ("train-baseline", 1): ("completed", [0]),
+        ("train-baseline", 2): ("completed", [1]),
+        ("train-one", 1): ("completed", [0]),
+        ("train-one", 2): ("completed", [1]),
+        ("train-n2", 1): ("completed", [0, 1]),
+    }
     assert not list((nodes.folder / "out").glob(".canary*"))
+
+
+def test_small_cases_have_other_nodes_each_time(nodes: Nodes) -> None:
+    nodes.run(BASELINE, over("train-n2"), count=3)
+    pairs = [nodes.cases["train-n2", repeat]["nodes"] for repeat in (1, 2, 3)]
+    assert pairs == [[0, 1], [1, 2], [2, 0]]
+    assert {line["node"] for line in nodes.lines if line["type"] == "node"} == {1, 2}
+
+
+def test_results_have_what_runs_on_each_node_and_its_clock(nodes: Nodes) -> None:
+    nodes.run(BASELINE, over("train-n2"))
+    first, other = nodes.lines[:2]
+    assert (first["type"], other["type"], other["node"]) == ("run", "node", 1)
+    for name in ("environment", "environment_findings", "machine", "image", "host"):
+        assert other[name] == first[name], name
+    # Of one machine.
+    assert abs(other["clock_ahead_seconds"]) <= other["clock_error_seconds"] < 1
+    assert other["free_bytes"] > 0
 
 
 def test_a_lost_node_ends_its_cases_by_name_and_no_other(nodes: Nodes) -> None:
@@ -82,10 +110,10 @@ def test_a_lost_node_ends_its_cases_by_name_and_no_other(nodes: Nodes) -> None:
     other.communicate()
     assert head.returncode == 1, errors
     cases = nodes.cases
-    assert cases["train-one"]["status"] == "completed"
-    assert "node 1 (" in cases["hangs-n2"]["failure"]["message"]
-    assert "was lost: " in cases["hangs-n2"]["failure"]["message"]
-    assert "it needs 2 nodes; node 1 (" in cases["train-n2"]["failure"]["message"]
+    assert cases["train-one", 1]["status"] == "completed"
+    for case in (cases["hangs-n2", 1], cases["train-n2", 1]):
+        assert "node 1 (" in case["failure"]["message"]
+        assert "was lost: " in case["failure"]["message"]
 
 
 def test_an_agent_whose_head_is_gone_ends_with_its_ranks(nodes: Nodes) -> None:

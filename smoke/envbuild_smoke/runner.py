@@ -12,12 +12,13 @@ from envbuild_smoke.environment import gpus
 from envbuild_smoke.environment.findings import file_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.environment.imported import Ready
-from envbuild_smoke.nodes.head import differences, open_nodes
+from envbuild_smoke.node_differences import node_differences
+from envbuild_smoke.nodes.head import open_nodes
 from envbuild_smoke.nodes.node import address_variables, lock_node, run_node
 from envbuild_smoke.nodes.node_pools import NodePools
 from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.ranks.program import RankProgram
-from envbuild_smoke.results import CaseLine, EndLine, Gpu, ResumedLine, RunLine
+from envbuild_smoke.results import CaseLine, EndLine, Gpu, NodeLine, ResumedLine
 from envbuild_smoke.run import resume
 from envbuild_smoke.run.context import IMPORT_LIMIT_SECONDS, POLL_SECONDS, RunContext, RunInterruptedError
 from envbuild_smoke.run.forkserver import ForkServerError
@@ -27,12 +28,16 @@ from envbuild_smoke.run.options import Options, cache_variables
 from envbuild_smoke.run.pool import Pool, RankPool
 from envbuild_smoke.run.result_log import ResultLog
 from envbuild_smoke.run.results import Emit, ResultsWriter, now
-from envbuild_smoke.run.run_header import run_line
+from envbuild_smoke.run.run_header import node_state, run_line
 from envbuild_smoke.run.sweep import measure_bandwidth
 
 
 class UnusableEnvironmentError(Exception):
-    """The environment cannot run the plan at all: a library is missing, torch sees too few GPUs, or nodes differ."""
+    """The environment cannot run the plan at all: a library is missing, or torch sees too few GPUs."""
+
+
+class DifferentNodesError(Exception):
+    """A node is not as node 0: no case was started, and the results tell in what."""
 
 
 def run_plan(
@@ -41,8 +46,8 @@ def run_plan(
     """Run `cases` of `plan` into the directory `out`, which must not have results yet unless they are resumed.
 
     `emit` gets the progress events. Setting `stop` kills what runs and raises RunInterruptedError; the results of
-    cases that had ended stay. Raises UnusableEnvironmentError before the first case, or never, and ResumeError
-    when the results in `out` are not of this run.
+    cases that had ended stay. Raises UnusableEnvironmentError or DifferentNodesError before the first case, or never,
+    and ResumeError when the results in `out` are not of this run.
     """
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -76,7 +81,7 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
     """Run the cases and write the results file."""
     plan = context.plan
     results = {} if previous is None else previous.cases
-    wanted = [(case.id, repeat) for case in cases for repeat in range(1, plan.repeats + 1)]
+    wanted = [(case.id, repeat) for case in cases for repeat in plan.runs_of(case)]
     if previous is not None and previous.ended and results.keys() >= set(wanted):
         return [results[run] for run in wanted]
     context.pool.start_server()
@@ -85,9 +90,10 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
     files = file_findings(plan)
     devices = tuple(range(context.on_node * context.options.nodes))
     ready, unusable = _start(context)
-    line = run_line(context, devices, ready, files, listed, unusable)
-    if isinstance(context.pool, NodePools) and unusable is None:
-        unusable = _differing_nodes(context, context.pool, line)
+    state = node_state(context, ready, files, listed, unusable)
+    line = run_line(context, devices, state)
+    nodes = _other_nodes(context) if unusable is None else []
+    different = [f"node {node.node} ({node.host})" for node in nodes if [*node_differences(node, state)]]
     if previous is not None:
         resume.check_same_environment(previous, line)
         resume.check_checkpoints(plan, cases, context.out, results)
@@ -101,8 +107,10 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
         else:
             writer.write(ResumedLine(at=now(), cut_bytes=previous.cut_bytes))
             context.emit({"event": "resumed", "kept": len(log.results), "cut_bytes": previous.cut_bytes})
-        if unusable is None:
-            JobLoop(context, make_jobs(cases, plan.repeats, results), devices, log, listed).run()
+        for node in nodes:
+            writer.write(node)
+        if unusable is None and not different:
+            JobLoop(context, make_jobs(plan, cases, results), devices, log, listed).run()
             # After the cases: a sweep at the same time would slow them down, and be slowed down.
             swept = () if previous is None else previous.sweeps
             for sweep in measure_bandwidth(context, plan.bandwidth, swept) if plan.bandwidth is not None else ():
@@ -117,6 +125,8 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
         writer.close()
     if unusable is not None:
         raise UnusableEnvironmentError(unusable)
+    if different:
+        raise DifferentNodesError(", ".join(different))
     return [log.results[run] for run in wanted]
 
 
@@ -142,17 +152,24 @@ def unseen_gpus(chosen: Sequence[Gpu], ready: Ready) -> str | None:
     )
 
 
-def _differing_nodes(context: RunContext, pools: NodePools, line: RunLine) -> str | None:
-    """Return why the nodes cannot train together: one differs from this one, or is lost; None if all are alike."""
+def _other_nodes(context: RunContext) -> list[NodeLine]:
+    """Wait until the other nodes have reported what runs there, unless they are lost, and return that.
+
+    Raises UnusableEnvironmentError where one does not.
+    """
+    pools = context.pool
+    if not isinstance(pools, NodePools):
+        return []
     limit = time.monotonic() + IMPORT_LIMIT_SECONDS
-    while set(pools.nodes) - pools.lines.keys() - pools.lost.keys() and time.monotonic() < limit:
+    while pools.silent and time.monotonic() < limit:
         if context.stop.is_set():
             raise RunInterruptedError
         pools.wait(POLL_SECONDS)
-    silent = sorted(set(pools.nodes) - pools.lines.keys() - pools.lost.keys())
-    problems = [*pools.lost.values(), *differences(line, pools.lines)]
-    problems += [f"node {node} has not said what runs there" for node in silent]
-    return "; ".join(problems) or None
+    if silent := pools.silent:
+        raise UnusableEnvironmentError(
+            f"node {', '.join(map(str, silent))} did not report what runs there within {IMPORT_LIMIT_SECONDS:g} s"
+        )
+    return pools.lines
 
 
 def _slots(plan: Plan, cases: Sequence[Case], options: Options) -> int:

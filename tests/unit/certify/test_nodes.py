@@ -1,0 +1,199 @@
+"""Nodes that are not as the others are named: in what they run, in their clocks, numbers and times."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, typed
+
+from envbuild.certify.judge.judge import judge, run_problems
+from envbuild.certify.judge.nodes import number_problems
+from envbuild.core.errors import ResultsRefusedError
+
+PLAN = plan_of(nodes=3)
+OVER_TWO = plan_of(nodes=3, device="cuda", gpu={"sm": ["90"]})
+GPU = {"index": 0, "uuid": "GPU-9", "name": "NVIDIA H100", "memory": "x", "driver": "2", "compute_capability": "9.0"}
+FINDING = {"code": "shadowed", "package": "torch", "expected": "a", "found": "b"}
+
+
+def problems_of(tmp_path: Any, lines: list[dict[str, Any]], plan: dict[str, Any] = PLAN) -> list[tuple[str, str]]:
+    results = read(tmp_path / "results.jsonl", plan, lines)
+    problems = (*run_problems(typed(plan), results), *number_problems(MATRIX, typed(plan), results))
+    return [(problem.check, problem.text) for problem in problems]
+
+
+def node_of(lines: list[dict[str, Any]], node: int) -> dict[str, Any]:
+    """The line of a node, with parts of its own."""
+    index = next(index for index, line in enumerate(lines) if line.get("node") == node)
+    lines[index] = copy.deepcopy(lines[index])
+    return lines[index]
+
+
+def test_nodes_that_are_alike_have_no_problem(tmp_path):
+    lines = lines_of(PLAN)
+    assert problems_of(tmp_path, lines) == []
+    assert sum(line.get("case") == TP2 for line in lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "words"),
+    [
+        ("image", {"file_digest": f"sha256:{'a' * 64}"}, f"image: sha256:{'a' * 64}, and sha256:"),
+        ("image", {"fingerprint": {"lock_digest": "b"}}, "lock of the image: b, and sha256:"),
+        ("machine", {"gpus": [GPU]}, "GPUs: 1 x NVIDIA H100, and none on node 0; driver: 2, and none on node 0"),
+        ("machine", {"nccl": "2.20.5"}, "NCCL: 2.20.5, and None on node 0"),
+        ("environment", {"python": "3.12.1"}, "Python: 3.12.1, and 3.11.2 on node 0"),
+        ("environment", {"versions": {"torch": "2.7"}}, "torch 2.7, and none on node 0"),
+        ("environment", {"files": {"torch": "/home/torch"}}, "torch is imported from /home/torch, and from None on"),
+        ("", {"environment_findings": [FINDING]}, "shadowed: torch: expected a, found b, and not so on node 0"),
+        ("", {"clock_ahead_seconds": 400.0}, "its clock is 400 s ahead of node 0's"),
+        ("", {"clock_ahead_seconds": -6.0}, "its clock is 6 s behind node 0's"),
+    ],
+)
+def test_node_that_is_not_as_node_0_is_named(tmp_path, part, changes, words):
+    lines = lines_of(PLAN)
+    node = node_of(lines, 2)
+    (node[part] if part else node).update(changes)
+    ((check, text),) = problems_of(tmp_path, lines)
+    assert check == "nodes"
+    assert text.startswith(f"node 2 (node-2) is not as node 0: {words}")
+
+
+def test_clock_that_is_measured_badly_is_no_problem(tmp_path):
+    lines = lines_of(PLAN)
+    node_of(lines, 1).update(clock_ahead_seconds=6.0, clock_error_seconds=2.0)
+    assert problems_of(tmp_path, lines) == []
+
+
+def test_node_that_did_not_report_is_named(tmp_path):
+    lines = [line for line in lines_of(PLAN) if line.get("node") != 1]
+    ((check, text),) = problems_of(tmp_path, lines)
+    assert (check, text.partition(":")[0]) == ("nodes", "node 1 did not report what runs there")
+
+
+def test_node_whose_line_is_of_a_part_without_a_case_does_not_count(tmp_path):
+    lines = lines_of(PLAN)
+    nodes = [line for line in lines if line["type"] == "node"]
+    resumed = {"schema": lines[0]["schema"], "type": "resumed", "at": "2026-01-01T00:00:30Z", "cut_bytes": 0}
+    wrong = {**nodes[0], "clock_ahead_seconds": 400.0}
+    assert problems_of(tmp_path, [lines[0], wrong, nodes[1], resumed, *lines[1:]]) == []
+    # A case ran between the two.
+    assert len(problems_of(tmp_path, [lines[0], wrong, *lines[3:5], resumed, *nodes, *lines[5:]])) == 1
+
+
+def test_results_of_another_node_than_planned_are_refused(tmp_path):
+    for change in ({"node": 3}, {"nodes": [1]}):
+        lines = lines_of(PLAN)
+        (lines[1] if "node" in change else line(lines, TP2)).update(change)
+        with pytest.raises(ResultsRefusedError):
+            read(tmp_path / "results.jsonl", PLAN, lines)
+
+
+def change_losses(lines: list[dict[str, Any]], node: int, factor: float, *cases: str) -> None:
+    for case in cases:
+        for step in line(lines, case, node + 1)["steps"]:
+            step["loss"] *= factor
+
+
+def test_node_whose_numbers_differ_is_named_although_they_agree_with_its_own_baseline(tmp_path):
+    lines = lines_of(PLAN)
+    every = [case.id for case in CASES]
+    change_losses(lines, 1, 1.01, *every)
+    results = read(tmp_path / "results.jsonl", PLAN, lines)
+    parity = [problem for verdict in judge(CASES, MATRIX, results, typed(PLAN)) for problem in verdict.problems]
+    assert [problem for problem in parity if problem.check == "parity-loss"] == []
+    ((check, text),) = problems_of(tmp_path, lines)
+    assert check == "node-numbers"
+    named = (
+        f"node 1 (node-1) computes other numbers than the other nodes: {BASELINE}, step 1: loss expected 6.375, found"
+    )
+    assert text.startswith(named)
+    assert text.endswith(f"; so do {len(every) - 1} more")
+
+
+def test_numbers_within_the_bands_are_no_problem(tmp_path):
+    lines = lines_of(PLAN)
+    change_losses(lines, 1, 1 + 1e-7, *(case.id for case in CASES))
+    assert problems_of(tmp_path, lines) == []
+
+
+def test_of_two_nodes_that_differ_either_may_be_the_wrong_one(tmp_path):
+    plan = plan_of(nodes=2)
+    lines = lines_of(plan)
+    change_losses(lines, 1, 1.01, BASELINE, TP2)
+    problems = problems_of(tmp_path, lines, plan)
+    assert [(check, text[:6]) for check, text in problems] == [("node-numbers", "node 0"), ("node-numbers", "node 1")]
+    assert "than the other node, and either may be wrong: " in problems[0][1]
+
+
+def test_failed_rank_is_named_with_its_node(tmp_path):
+    lines = lines_of(PLAN)
+    failure = {"kind": "exception", "message": "OSError: No space left on device", "rank": 1, "exit_status": 1}
+    line(lines, TP2, 2).update(status="failed", failure={**failure, "log": "cases/x/rank1.log"})
+    lines[-1]["completed"] -= 1
+    results = read(tmp_path / "results.jsonl", PLAN, lines)
+    (verdict,) = (each for each in judge(CASES, MATRIX, results, typed(PLAN)) if (each.id, each.repeat) == (TP2, 2))
+    assert str(verdict.problems[0]).endswith("(rank 1: cases/x/rank1.log) on node 1 (node-1)")
+    assert verdict.nodes == (1,)
+
+
+# ---- slow nodes
+
+
+def timed(nodes: int = 4, device: str = "cuda", **times: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A plan with a case over two nodes, and results with times; ``times``: those of a node, by who is with it."""
+    gpus = {"gpu": {"sm": ["90"]}} if device == "cuda" else {}
+    plan = plan_of(nodes=nodes, device=device, **gpus)
+    case = next(case for case in plan["cases"] if case["id"] == "gpt-fp32-dp2")
+    case["nodes"] = 2
+    lines = lines_of(plan, gpus=[{"index": index} for index in range(4)])
+    for each in lines:
+        if each["type"] != "case":
+            continue
+        size = len(each["devices"])
+        seconds = [times["slow"](each, each["nodes"][rank * len(each["nodes"]) // size]) for rank in range(size)]
+        each["compute_seconds"] = [[9.0, *(value for _ in each["steps"][1:])] for value in seconds]
+    return plan, lines
+
+
+def slow_problems(tmp_path: Any, plan: dict[str, Any], lines: list[dict[str, Any]]) -> list[str]:
+    return [text for check, text in problems_of(tmp_path, lines, plan) if check == "node-slow"]
+
+
+def test_node_that_is_slow_with_every_partner_is_named(tmp_path):
+    (text,) = slow_problems(tmp_path, *timed(slow=lambda _, node: 0.12 if node == 2 else 0.1))
+    assert text.startswith("node 2 (node-2) is the slowest in ")
+    assert "with 3 sets of other nodes" in text
+    assert text.endswith("20% longer than the median until they communicate")
+
+
+@pytest.mark.parametrize(
+    ("name", "slow"),
+    [
+        ("less than a tenth", lambda _, node: 0.109 if node == 2 else 0.1),
+        ("alone only", lambda line, node: 0.2 if node == 2 and len(line["nodes"]) == 1 else 0.1),
+        ("with one partner only", lambda line, node: 0.2 if node == 2 and line["nodes"] == [1, 2] else 0.1),
+        ("all", lambda _line, _node: 0.2),
+    ],
+)
+def test_node_that_is_slow_once_or_by_less_is_not_named(tmp_path, name, slow):
+    assert slow_problems(tmp_path, *timed(slow=slow)) == [], name
+
+
+def test_node_that_is_slow_in_few_steps_is_not_named(tmp_path):
+    plan, lines = timed(slow=lambda _, node: 0.12 if node == 2 else 0.1)
+    for each in lines:
+        for seconds in each.get("compute_seconds", ()):
+            seconds[2:] = [0.1] * len(seconds[2:])
+    assert slow_problems(tmp_path, plan, lines) == []
+
+
+def test_of_two_nodes_one_that_is_slow_alone_and_with_the_other_is_named(tmp_path):
+    (text,) = slow_problems(tmp_path, *timed(nodes=2, slow=lambda _, node: 0.15 if node else 0.1))
+    assert text.startswith("node 1 (node-1)")
+
+
+def test_on_cpus_nothing_is_judged_by_time(tmp_path):
+    assert slow_problems(tmp_path, *timed(device="cpu", slow=lambda _, node: 9.0 if node == 2 else 0.1)) == []
