@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.smoke_plans import Document, case_document, plan_document, read_results
+from helpers.smoke_plans import Document, case_document, plan_document
+from helpers.smoke_plans import read_results as lines_of
+
+from envbuild.certify.judge.network import network_problems
+from envbuild.certify.judge.results import read_results
+from envbuild_smoke.plan.reader import parse_plan
 
 NODES = 3
 SIZES = [4096, 65536]
@@ -31,12 +37,13 @@ class Cluster:
 
     @property
     def sweeps(self) -> list[dict[str, Any]]:
-        return [line for line in read_results(self.folder / "out") if line["type"] == "bandwidth"]
+        return [line for line in lines_of(self.folder / "out") if line["type"] == "bandwidth"]
 
 
 def plan_of(**changes: Any) -> Document:
     sweep = {"ranks": 1, "sizes_bytes": SIZES, "floor_gigabytes_per_second": None}
-    return {**plan_document(case_document("gpt-fp32-baseline", None)), "nodes": NODES, "bandwidth": sweep, **changes}
+    own = {"subject": {"form": "none"}, "nodes": NODES, "bandwidth": sweep}
+    return {**plan_document(case_document("gpt-fp32-baseline")), **own, **changes}
 
 
 @pytest.mark.slow
@@ -60,3 +67,14 @@ def test_sweeps_over_three_nodes(smoke_pyz: Path, stack_python: Path, tmp_path: 
             for point in line[name]:
                 bus = point["bytes"] / point["seconds"] / 1e9 * factor
                 assert point["bus_gigabytes_per_second"] == pytest.approx(bus)
+    check_verdicts(tmp_path)
+
+
+def check_verdicts(folder: Path) -> None:
+    """gloo is as good as any network, unless the cluster's file expects one."""
+    plan = parse_plan((folder / "plan.json").read_bytes())
+    results = read_results(folder / "out" / "results.jsonl", plan)
+    assert network_problems(plan, results) == []
+    problem, *_ = network_problems(replace(plan, transport="NET/IB"), results)
+    assert problem.check == "transport"
+    assert "ranks communicated by gloo; the cluster's file expects NET/IB" in problem.text
