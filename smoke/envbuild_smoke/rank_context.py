@@ -26,7 +26,8 @@ INITIAL, FINAL = "initial", "final"
 class Report:
     """What a rank reports, on the clock that all processes of a machine share: a step, or what comes once.
 
-    With `weights_saved` the checkpoint of a baseline is complete: its cases can start.
+    With `weights_saved` the checkpoint of a baseline is complete: its cases can start. `compute_seconds` are reported
+    by every rank, and all else by one.
     """
 
     monotonic_seconds: float
@@ -37,6 +38,7 @@ class Report:
     gradients: tuple[Gradient, ...] | None = None
     perturbed: tuple[Perturbed, ...] | None = None
     weights: Weights | None = None
+    compute_seconds: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,6 +224,54 @@ def test_what_was_built_is_observed(parity: Run) -> None:
     assert gpt == (256 + 32) * 32 + 4 * (12 * 32 * 32 + 13 * 32) + 2 * 32
 
 
+def test_each_rank_measures_how_long_it_computes_before_it_communicates(parity: Run) -> None:
+    for case in (*BASELINES, *CASES):
+        seconds = parity.cases[case["id"]]["compute_seconds"]
+        assert [len(of_rank) for of_rank in seconds] == [4] * case["world_size"], case["id"]
+
+
+# Each step of a clock that counts its readings: one when it begins, one at the first collective, one more at the end.
+FIRST_COLLECTIVES = """
+import itertools, json, os, socket
+import torch, torch.distributed as dist
+from envbuild_smoke.drivers.mcore import first_collective
+from envbuild_smoke.drivers.mcore.first_collective import FirstCollective
+
+readings = itertools.count()
+first_collective.time = type("Time", (), {"perf_counter": staticmethod(lambda: next(readings))})
+with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+value, group, many = torch.ones(2), dist.new_group([0]), [torch.zeros(2)]
+collectives = {
+    "all_reduce": lambda: dist.all_reduce(value, group=group),
+    "broadcast": lambda: dist.broadcast(value, 0),
+    "all_gather": lambda: dist.all_gather(many, value),
+    "into_tensor": lambda: dist.all_gather_into_tensor(torch.zeros(2), value),
+    "barrier": dist.barrier,
+    "none": lambda: None,
+}
+clock, measured = FirstCollective(torch.device("cpu")), {}
+for name, communicate in collectives.items():
+    clock.begin()
+    communicate()
+    next(readings)
+    communicate()
+    clock.end()
+    measured[name] = clock.seconds[-1]
+for name in ("send", "recv", "reduce_scatter"):
+    assert hasattr(getattr(dist.ProcessGroup, name), "__wrapped__"), name
+print(json.dumps(measured))
+"""
+
+
+def test_first_collective_of_a_step_ends_its_time(stack_python: Path, tmp_path: Path) -> None:
+    measured = json.loads(python(stack_python, FIRST_COLLECTIVES, tmp_path).splitlines()[-1])
+    assert measured.pop("none") == 2
+    assert measured == dict.fromkeys(measured, 1)
+    assert len(measured) == 5
+
+
 def test_bandwidth_is_measured(parity: Run) -> None:
     sweep = parity.sweep
     assert sweep is not None

@@ -30,6 +30,7 @@ class CaseRun:
         self._emit = emit
         self._steps: list[Step] = []
         self._startup: float | None = None
+        self._compute_seconds: dict[int, tuple[float, ...]] = {}
         self._once = Report(monotonic_seconds=now)
 
     def update(self, now: float) -> bool:
@@ -68,15 +69,18 @@ class CaseRun:
             gradients=once.gradients,
             perturbed=once.perturbed,
             failure=cause,
+            compute_seconds=tuple(self._compute_seconds[rank] for rank in sorted(self._compute_seconds)),
             logs=tuple(task.log_name(rank) for rank, log in enumerate(task.logs) if log.exists()),
         )
 
     def _read_reports(self) -> None:
         """Read what was reported since the last update, and emit its events."""
         about = {"case": self._case.id, "repeat": self._repeat}
-        for report in self.task_run.new_reports():
+        for rank, report in self.task_run.new_reports():
             once = {name: value for name in _ONCE if (value := getattr(report, name)) is not None}
             self._once = replace(self._once, **once)
+            if report.compute_seconds is not None:
+                self._compute_seconds[rank] = report.compute_seconds
             if report.weights_saved:
                 self.weights_saved = True
             if step := report.step:

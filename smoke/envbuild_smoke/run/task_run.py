@@ -138,11 +138,11 @@ class TaskRun:
         """Why a node is lost that had ranks which were not done; "" if none is."""
         return next((process.lost_node for process in self.processes if process.lost_node and not process.done), "")
 
-    def new_reports(self) -> Iterator[Report]:
-        """Give what its ranks reported since the last call."""
-        for process in self.processes:
+    def new_reports(self) -> Iterator[tuple[int, Report]]:
+        """Give what its ranks reported since the last call, each with the rank."""
+        for rank, process in enumerate(self.processes):
             while process.reports:
-                yield process.reports.popleft()
+                yield rank, process.reports.popleft()
 
     def update(self, now: float) -> bool:
         """Note which ranks were done or ended, kill those that have to end, and return whether the task has ended."""

@@ -26,8 +26,8 @@ SELECTION = select(CATALOG, "mcore", "cpu", "debian12", HostDistribution(distrib
 MATRIX = CATALOG.matrix("certify-quick")
 
 
-def chosen(*only: str, max_gpus: int | None = None) -> list[str]:
-    wanted = WantedCases(only=only, max_gpus=max_gpus)
+def chosen(*only: str, max_gpus: int | None = None, nodes: int = 1) -> list[str]:
+    wanted = WantedCases(only=only, max_gpus=max_gpus, nodes=nodes)
     return [case.id for case in chosen_cases(MATRIX, "certify-quick", SELECTION, wanted)]
 
 
@@ -64,6 +64,16 @@ def test_cases_of_more_gpus_are_left_out():
     with pytest.raises(UsageError, match="nothing is compared on 2 GPUs") as caught:
         chosen("gpt-fp32-tp2-pp2", max_gpus=2)
     assert "--max-gpus N" in caught.value.fix
+
+
+def test_cases_over_more_nodes_are_left_out():
+    one, two = chosen(), chosen(nodes=2)
+    assert [name for name in two if name not in one] == [name for name in two if name.endswith("-n2")] != []
+    assert chosen(nodes=4) == two
+    assert chosen("gpt-fp32-pp2-n2", nodes=2) == ["gpt-fp32-baseline", "gpt-fp32-pp2-n2"]
+    with pytest.raises(UsageError, match="gpt-fp32-pp2-n2 is left out") as caught:
+        chosen("gpt-fp32-pp2-n2", "gpt-fp32-pp2")
+    assert caught.value.why == "The run has 1 node, and it is over 2 nodes (--nodes 2)."
 
 
 def test_matrix_of_baselines_compares_nothing():

@@ -23,7 +23,7 @@ CPU, A100, H200, _ = CAPABILITIES
 NAMES = CATALOG.names("matrices")
 # Axes in whose cases final weights are compared; on the CPU without context and attention_backend.
 AXES = {
-    "data", "tensor", "sequence", "pipeline", "context", "expert", "micro_batch_size", "attention_backend",
+    "data", "tensor", "sequence", "pipeline", "context", "expert", "micro_batch_size", "attention_backend", "nodes",
     "distributed_optimizer", "recompute", "resume_at", "virtual_pipeline", "overlap_grad_reduce",
     "overlap_param_gather", "bucket_size", "expert_tensor", "continue_in",
 }  # fmt: skip

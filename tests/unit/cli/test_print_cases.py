@@ -25,7 +25,7 @@ def test_print_cases(project, capsys):
         "baseline": "gpt-fp32-baseline",
         "compares_weights": False,
     }
-    assert output["left_out"] == []
+    assert {case["why"] for case in output["left_out"]} == {"it is over 2 nodes (--nodes 2)"}
     assert run([*arguments, "--only", "gpt-fp32-dp2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["gpt-fp32-baseline  1 process", "gpt-fp32-dp2       2 processes"]
@@ -113,5 +113,7 @@ def test_print_cases_lists_what_is_left_out_and_why(project, capsys):
         "left out, it needs the package mamba-ssm, which the environment does not have",
         "left out, it needs the package flash-attn, which the environment does not have",
         "left out, precision = fp8 needs GPUs of SM 89 or newer; the target has SM 80",
+        "left out, it is over 2 nodes (--nodes 2)",
+        "left out, it is over 4 nodes (--nodes 4)",
         *["left out, known to train wrongly"] * 7,
     ]

@@ -27,6 +27,7 @@ with warnings.catch_warnings():
         from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
         from envbuild_smoke.drivers.mcore.compare_weights import check_saved_weights, compare_weights
         from envbuild_smoke.drivers.mcore.data import SamplesRead, forward_step, global_loss, own_batches
+        from envbuild_smoke.drivers.mcore.first_collective import FirstCollective
         from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
         from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
         from envbuild_smoke.drivers.mcore.observed_config import observe
@@ -73,6 +74,7 @@ def train(context: RankContext) -> None:
                 context.report_step(measured)
             if step == case.resume_at:
                 run.resume()
+        context.report(compute_seconds=run.compute_seconds)
         initial, weights = run.initial, run.weights() if case.perturbed_runs else {}
         run.finish()
         # The model refers to its process groups, which `joined` destroys next.
@@ -106,6 +108,7 @@ class _Run:
         self._case = context.case
         self._device = device
         self._samples = SamplesRead()
+        self._first_collective = FirstCollective(device)
         self._reference: ReferenceRun | None = None
         # Of a baseline that is trained again: its weights before the first step.
         self.initial: dict[str, torch.Tensor] = {}
@@ -128,6 +131,11 @@ class _Run:
         # As Megatron-LM's train(): the first step takes the weights as they were loaded. Gathered from the ranks'
         # shards they would hide a rank that loaded others.
         self._gather_on_use(False, gather_now=False)
+
+    @property
+    def compute_seconds(self) -> tuple[float, ...]:
+        """Of each step, how long this rank computed before it first communicated."""
+        return tuple(self._first_collective.seconds)
 
     def start(self) -> None:
         """Save the weights if this is a baseline; otherwise load the baseline's, resharded."""
@@ -195,6 +203,7 @@ class _Run:
             own_batches(samples, step, self._case, self._device, self._samples if index == 0 else None)
             for index in range(len(self._wrapped))
         ]
+        self._first_collective.begin()
         outputs = get_forward_backward_func()(
             forward_step_func=partial(forward_step, self._case),
             # The interleaved schedule asserts that it gets lists (megatron-core 0.16.1,
@@ -213,6 +222,7 @@ class _Run:
         if step == 1:
             self.gradients = summarize_gradients(self._wrapped)
         updated, grad_norm, _ = self._optimizer.step()
+        self._first_collective.end()
         if not updated:
             raise FloatingPointError(f"step {step}: the optimizer skipped the update, a gradient is not finite")
         self._schedule.step(training.global_batch_size)
