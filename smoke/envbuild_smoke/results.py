@@ -378,11 +378,12 @@ class BandwidthLine:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumedLine:
-    """Where an interrupted run was taken up again; `cut_bytes` are of a last line that was not whole."""
+    """Where an interrupted run was taken up again, with node 0 on `host`; `cut_bytes` are of half a last line."""
 
     schema: Schema = written(SCHEMA)
     type: Literal["resumed"] = written("resumed")
     at: Moment
+    host: str
     cut_bytes: Count
 
 

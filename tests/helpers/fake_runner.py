@@ -96,6 +96,12 @@ def node_line(first, node, **changes):
     return {**{name: first[name] for name in names}, **own, "clock_error_seconds": 0.0001, **changes}
 
 
+def resumed_line(first, **changes):
+    """Where a run was taken up again, on the hosts that the ``first`` line names."""
+    own = {"type": "resumed", "at": "2026-01-01T00:00:30Z", "cut_bytes": 0}
+    return {"schema": first["schema"], "host": first["host"], **own, **changes}
+
+
 def repeats_of(plan, case):
     """The repeats of a case: one on each node, or that begins there."""
     nodes = plan.get("nodes", 1)

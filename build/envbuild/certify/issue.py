@@ -25,7 +25,7 @@ from envbuild.certify.certificate.statement import (
     subject_digests,
 )
 from envbuild.certify.judge.judge import JUDGE_VERSION, judge, run_problems
-from envbuild.certify.judge.network import drain_commands, hosts_of
+from envbuild.certify.judge.network import drain_commands
 from envbuild.certify.judge.nodes import number_problems
 from envbuild.certify.models import CaseVerdict, NotVouched, NotVouchedCase, Problem
 from envbuild.certify.report.console import failure, show, show_network
@@ -84,7 +84,7 @@ class Evidence:
 def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
     """What a certificate states of a run."""
     results = run.results
-    sweeps = tuple(_measured_sweep(run.plan, line) for line in results.sweeps)
+    sweeps = tuple(_measured_sweep(run.plan, line) for line in results.measured.sweeps)
     first = next((sweep for sweep in sweeps if sweep.sweep == "node"), None)
     measured = Measured.model_validate(
         {
@@ -133,7 +133,7 @@ def judge_run(job: CertifyJob, run: FinishedRun, evidence: Evidence, context: Co
     )
     causes = _causes(job, verdicts)
     show(verdicts, problems, context.reporter, causes)
-    rows = network_rows(evidence.measured.network, hosts_of(results))
+    rows = network_rows(evidence.measured.network, results.measured.hosts)
     show_network(rows, drain_commands(run.plan, results), context.reporter)
     # Asked before the checkpoints go, which may be what filled the disk.
     is_full = space_is_low(run.folder)
@@ -230,7 +230,7 @@ def _failed_report(
         digests=subject_digests(job.subject.name, job.subject.as_json()),
         problems=tuple(problems),
         findings=run.results.findings,
-        hosts=dict(hosts_of(run.results)),
+        hosts=dict(run.results.measured.hosts),
         drain=drain_commands(run.plan, run.results),
         pairs=_pairs(job),
         logs=logs_of(job, run.folder),

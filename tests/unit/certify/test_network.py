@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.fake_runner import bandwidth_line
+from helpers.fake_runner import bandwidth_line, node_line, resumed_line
 from unit.certify.plans import lines_of, plan_of, read, typed
 
 from envbuild.certify.judge.judge import run_problems
-from envbuild.certify.judge.network import drain_commands
+from envbuild.certify.judge.network import drain_commands, network_problems
 from envbuild.certify.judge.results import Results
 from envbuild.core.errors import ResultsRefusedError
 from envbuild_smoke.network.limits import networks_in, outcomes_of
@@ -219,6 +219,25 @@ def test_sweeps_that_are_missing(judged):
     assert problems == [("bandwidth", "4 nodes: the plan asks for it, and it was not measured")]
     problems, _ = judged(healthy, drop=4)
     assert problems == [("bandwidth", "node 3 (h3): the plan asks for it, and it was not measured")]
+
+
+@pytest.mark.parametrize(("hosts", "drained"), [(("h0", "h1", "h2", "h3"), "h3"), (("a", "b", "c", "d"), "d")])
+def test_sweeps_of_hosts_that_a_run_left_do_not_count(tmp_path, hosts, drained):
+    """It was preempted, and went on elsewhere; on the hosts of before each pair was slow."""
+    document = planned()
+    plan = typed(document)
+    first, *rest = [line for line in lines_of(document) if line["type"] != "bandwidth"]
+    nodes = [line for line in rest if line["type"] == "node"]
+    for line in (first, *nodes):
+        line["host"] = f"h{line.get('node', 0)}"
+    again = [resumed_line(first, host=hosts[0]), *(node_line(first, node, host=hosts[node]) for node in (1, 2, 3))]
+    before = measured(plan, between(points=points(1)))[:6] if hosts[0] != "h0" else []
+    after = measured(plan, with_node(3, points=points(12)))
+    lines = [first, *rest[:-1], *before, *again, *after, rest[-1]]
+    results = read(tmp_path / "r.jsonl", document, lines)
+    assert [problem.check for problem in network_problems(plan, results)] == ["bandwidth", "bad-node"]
+    (command,) = drain_commands(plan, results)
+    assert f"NodeName={drained} " in command
 
 
 NO_PLUGIN = "NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin."

@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from helpers.fake_runner import resumed_line
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from unit.certify.plans import BASELINE, SUBJECT, TP2, bytes_of, line, lines_of, plan_of, read, typed, with_case
@@ -47,7 +48,7 @@ def text_of(lines):
 def test_results_are_read_with_everything_in_them(path):
     lines = lines_of(PLAN, variables={"NCCL_DEBUG": "INFO"})
     line(lines, TP2)["steps"][0]["loss"] = None
-    lines.insert(3, {"schema": lines[0]["schema"], "type": "resumed", "at": "2026-01-01T00:00:30Z", "cut_bytes": 0})
+    lines.insert(3, resumed_line(lines[0]))
     results = read(path, PLAN, lines)
     assert results.case(TP2).steps[0].loss is None
     assert results.case(TP2).steps[1].loss == 6.25

@@ -69,17 +69,17 @@ def network_problems(plan: Plan, results: Results) -> list[Problem]:
     planned = plan.bandwidth
     if planned is None:
         return []
-    if not results.sweeps:
+    if not results.measured.sweeps:
         return [Problem(check="bandwidth", text="the plan asks for it, and it was not measured")]
     problems = _merged(
         (_where(plan, results, line.sweep, line.nodes), check, text)
-        for line in results.sweeps
+        for line in results.measured.sweeps
         for check, text in _of_sweep(plan, line, results)
     )
-    for group in next_round(range(plan.nodes), planned.ranks, outcomes_of(plan, results.sweeps)):
+    for group in next_round(range(plan.nodes), planned.ranks, outcomes_of(plan, results.measured.sweeps)):
         text = f"{_where(plan, results, group.sweep, group.nodes)}the plan asks for it, and it was not measured"
         problems.append(Problem(check="bandwidth", text=text))
-    alone = [line for line in results.sweeps if line.sweep == "node" and line.failure is None]
+    alone = [line for line in results.measured.sweeps if line.sweep == "node" and line.failure is None]
     if alone and not floors_of(planned, alone[0]):
         problems += _without_nvlink(results.run.machine)
     bad = named_bad(plan, results)
@@ -96,18 +96,10 @@ def named_bad(plan: Plan, results: Results) -> list[BadNode]:
     """The nodes that are bad by themselves, or with two partners."""
     if plan.bandwidth is None:
         return []
-    hosts = hosts_of(results)
-    nodes = sorted({*range(plan.nodes), *(node for line in results.sweeps for node in line.nodes)})
-    found = bad_nodes(nodes, outcomes_of(plan, results.sweeps))
+    hosts = results.measured.hosts
+    nodes = sorted({*range(plan.nodes), *(node for line in results.measured.sweeps for node in line.nodes)})
+    found = bad_nodes(nodes, outcomes_of(plan, results.measured.sweeps))
     return [BadNode(node, hosts.get(node), _reason(hosts, node, groups)) for node, groups in found.items()]
-
-
-def hosts_of(results: Results) -> Mapping[int, str]:
-    """What the nodes' hosts are called, by number; without those that were on several in the parts of a resumed run."""
-    hosts: dict[int, set[str]] = {0: {results.run.host}}
-    for line in results.nodes:
-        hosts.setdefault(line.node, set()).add(line.host)
-    return {node: next(iter(names)) for node, names in hosts.items() if len(names) == 1}
 
 
 def _where(plan: Plan, results: Results, sweep: str, nodes: Sequence[int]) -> str:

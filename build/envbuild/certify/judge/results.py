@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from envbuild.certify.certificate.statement import is_after
 from envbuild.core import jsonread
 from envbuild.core.errors import ResultsRefusedError
 from envbuild.core.files import NotPlainFileError, read_plain
+from envbuild_smoke.network.hosts import MeasuredHosts, measured_hosts
 from envbuild_smoke.plan.json_reader import PlanError, read_object
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.results import (
@@ -54,7 +55,7 @@ class Results:
     cases: Mapping[tuple[str, int], CaseLine]
     findings: tuple[Finding, ...]
     nodes: tuple[NodeLine, ...] = ()
-    sweeps: tuple[BandwidthLine, ...] = ()
+    measured: MeasuredHosts = field(default_factory=MeasuredHosts)
 
     def case(self, case: str, repeat: int = 1) -> CaseLine | None:
         """One repeat of a case; None where the runner reported nothing about it."""
@@ -114,8 +115,8 @@ def _read(path: Path, plan: Plan, smoke_digest: str | None) -> Results:
     _check_image(run.image, plan.subject)
     cases = [line for line in lines if isinstance(line, CaseLine)]
     _check_cases(cases, plan, end)
-    sweeps = tuple(line for line in lines if isinstance(line, BandwidthLine))
-    _check_sweeps(sweeps)
+    measured = measured_hosts(lines)
+    _check_sweeps(measured.sweeps)
     unlisted = [finding for case in cases if case.observed is not None for finding in case.observed.unlisted]
     return Results(
         run=run,
@@ -123,7 +124,7 @@ def _read(path: Path, plan: Plan, smoke_digest: str | None) -> Results:
         cases={(case.case, case.repeat): case for case in cases},
         findings=tuple(dict.fromkeys([*run.environment_findings, *unlisted])),
         nodes=tuple(_nodes(lines, plan)),
-        sweeps=sweeps,
+        measured=measured,
     )
 
 
