@@ -59,7 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _serve(options)
     if options.command == "start":
         return _start(options)
-    return _run(options)
+    status = _run(options)
+    if options.token_file is not None:
+        # A launcher of several nodes has one status of all their runners.
+        _Progress()({"event": "exit", "node": options.node_rank, "status": status})
+    return status
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -74,6 +74,11 @@ def complete_or_extending(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]
 
 
+def part_of_extending(schema: dict[str, Any]) -> None:
+    """Leave out of a JSON schema which keys a table must have: another file may have them."""
+    schema.pop("required", None)
+
+
 class Device(str, Enum):
     """Where tensors live."""
 

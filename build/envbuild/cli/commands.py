@@ -10,6 +10,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("envbuild.cli.export", "Write a lock as requirements, pylock.toml, CycloneDX SBOM or Dockerfile."),
     "image": ("envbuild.cli.image", "Build the image of a lock for a target: OCI layout and enroot .sqsh."),
     "certify": ("envbuild.cli.certify", "Train inside the image in every parallel layout and judge the numbers."),
+    "render": ("envbuild.cli.render", "Print the batch script that runs a certification plan on a cluster."),
     "certificate": (
         "envbuild.cli.certificate",
         "Make signing keys; show and verify certificates.",

@@ -14,9 +14,10 @@ from envbuild.cli.options import flag, include, no_effect, option, parse_list
 from envbuild.cli.publishing import SqshOptions, policy_name
 from envbuild.cli.signing import KeyOptions, signer_of, trust_file, trust_of
 from envbuild.core.errors import StaleImageError, UsageError
+from envbuild.launch.launchers import ON_CLUSTER
 from envbuild.ledger.models import NightRow, StepRow
-from envbuild.nightly.hardware import parse_run_with
-from envbuild.nightly.models import NightRequest
+from envbuild.nightly.hardware import parse_on, parse_run_with
+from envbuild.nightly.models import NightCluster, NightRequest
 from envbuild.nightly.plan import plan_night
 from envbuild.nightly.run import NightPlaces, run_night
 from envbuild.nightly.state import TargetState
@@ -41,6 +42,12 @@ class Options:
         "with GPUs.",
         multiple=True,
     )
+    on: tuple[str, ...] = option(
+        "--on [TARGET=]NAME",
+        "The cluster with Slurm that certifies; without TARGET: every target with GPUs.",
+        multiple=True,
+    )
+    nodes: int | None = option("--nodes N", "With --on: nodes of each job; default: 1.", type=click.IntRange(1))
     retry: bool = flag("--retry", "Also repeat failed steps whose inputs did not change.")
     bisect: float = option(
         "--bisect MINUTES",
@@ -101,9 +108,22 @@ def _request(session: Session, options: Options) -> NightRequest:
         lock_name=options.name,
         signer=signer_of(session, options.keys),
         run_with=parse_run_with(options.run_with, targets),
+        on=_on(session, options, targets),
         retry=options.retry,
         remotes=session.remotes(),
     )
+
+
+def _on(session: Session, options: Options, targets: tuple[str, ...]) -> dict[str, NightCluster]:
+    if options.nodes is not None and not options.on:
+        raise no_effect("--nodes", "without --on", "It is how many nodes of a cluster a job has.")
+    on = parse_on(options.on, targets, options.nodes or 1)
+    for where in on.values():
+        # Read now: hours of work come before it.
+        if session.catalog.cluster(where.name).launcher not in ON_CLUSTER:
+            why = "It has no launcher: it is this machine."
+            raise no_effect(f"--on {where.name}", "in a night", why, "Name a cluster with Slurm")
+    return on
 
 
 def _publishing(session: Session, options: Options, request: NightRequest) -> Publishing | None:

@@ -284,11 +284,11 @@ def test_a_clusters_floor_is_in_the_plan(world):
     )
     assert job("lab", "floored").plan["bandwidth"]["floor_gigabytes_per_second"] == 5
     assert job("lab").key != job(None).key
-    assert " --cluster lab " in judge_command(job("lab"), "DIR")
+    assert " --on lab " in judge_command(job("lab"), "DIR")
     with pytest.raises(ConfigurationError) as caught:
         job("other")
     assert caught.value.what == "cluster other has no bandwidth floor for target cpu"
     assert "has no [floors.cpu.node]" in caught.value.why
     # Nothing would be held to it.
-    with pytest.raises(UsageError, match="--cluster lab has no effect"):
+    with pytest.raises(UsageError, match="--on lab has no effect"):
         job("lab", "certify-quick")

@@ -20,7 +20,7 @@ from envbuild.certify.run.plan import Environment, Network, Subject, certificati
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.image.output import PlacedImage, image_name
-from envbuild.launch.launchers import SQSH, Placement
+from envbuild.launch.launchers import ON_CLUSTER, SQSH, Placement
 from envbuild.lock.inputs.request import is_older
 from envbuild.lock.known_wrong import known_wrong_in
 from envbuild.lock.lockfile import LockDirectory
@@ -72,7 +72,7 @@ class CertifyRequest:
             raise ConfigurationError(
                 f"cluster {self.cluster} has no bandwidth floor for target {target}",
                 why=f"envs/clusters/{self.cluster}.toml has no [floors.{target}.node].",
-                fix="Add it with the bus bandwidth of all_reduce and all_gather, or leave --cluster out.",
+                fix="Add it with the bus bandwidth of all_reduce and all_gather, or leave --on out.",
             )
         transport = cluster.transport.network if cluster.transport else None
         return Network(nodes=self.wanted.nodes, floors=floors, transport=transport)
@@ -179,9 +179,9 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     smoke, smoke_digest = smoke_file(store)
     subject = subject or subject_of(request)
     plan = _plan(request, subject, driver, matrix, cases)
-    if request.cluster and not plan["bandwidth"] and selection.catalog.cluster(request.cluster).launcher == "here":
+    if request.cluster and request.place.launcher not in ON_CLUSTER and not plan["bandwidth"]:
         raise UsageError(
-            f"--cluster {request.cluster} has no effect",
+            f"--on {request.cluster} has no effect",
             why=f"Matrix {request.matrix_name} measures no bandwidth here: that takes two GPUs and its [bandwidth].",
             fix="Leave it out, or choose another matrix or more GPUs.",
         )
