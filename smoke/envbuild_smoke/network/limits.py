@@ -74,7 +74,7 @@ def shortfalls(plan: Plan, line: BandwidthLine) -> list[Shortfall]:
     if planned is None:
         raise ValueError("the plan asks for no sweep")
     if line.failure is not None:
-        slow = [f"measuring it failed: {line.failure.message}"]
+        slow = [f"measuring it failed: {line.failure.message}{f' ({line.failure.log})' if line.failure.log else ''}"]
     else:
         slow = _not_measured(planned, line) or _too_slow(planned, line)
     return [*(Shortfall("bandwidth", text) for text in slow), *_other_network(plan, line)]

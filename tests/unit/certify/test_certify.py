@@ -114,6 +114,9 @@ def shown(*events) -> list[str]:
             "1 done; d starts",
         ),
         ([{"event": "bandwidth"}], "  bandwidth measured"),
+        ([{"event": "bandwidth", "nodes": [0]}], "  bandwidth measured"),
+        ([{"event": "bandwidth", "nodes": [3]}], "bandwidth measured: node 3"),
+        ([{"event": "bandwidth", "nodes": [1, 3]}], "bandwidth measured: 2 nodes, 1 to 3"),
     ],
 )
 def test_progress_of_events(events, last):

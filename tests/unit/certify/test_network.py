@@ -97,6 +97,13 @@ def test_a_network_as_it_has_to_be(judged, nodes):
     assert judged(healthy, planned(nodes)) == ([], ())
 
 
+@pytest.mark.parametrize("nodes", range(1, 18))
+def test_sweeps_of_the_fake_runner_are_those_of_a_run(tmp_path, nodes):
+    document = planned(nodes)
+    results = read(tmp_path / "r.jsonl", document, lines_of(document))
+    assert network_problems(typed(document), results) == []
+
+
 def test_no_transport_is_judged_where_the_file_says_none(judged):
     sockets = between(transports=["NET/Socket"])
     assert judged(sockets, planned(transport=None)) == ([], ())
@@ -117,14 +124,14 @@ def test_no_transport_is_judged_where_the_file_says_none(judged):
         ),
         ({"all_to_all": []}, "the plan asks for 16 ranks and 2 sizes; all_to_all has 16 ranks and 0 sizes"),
         (
-            {"backend": None, "failure": {"kind": "timeout", "message": "not done after 300 s"}},
-            "measuring it failed: not done after 300 s",
+            {"backend": None, "failure": {"kind": "timeout", "message": "not done after 300 s", "log": "rank1.log"}},
+            "measuring it failed: not done after 300 s (rank1.log)",
         ),
     ],
 )
 def test_a_pair_against_the_floors_of_each_collective(judged, speeds, expected):
     failure = speeds.get("failure")
-    whole = {**speeds, "failure": {"rank": None, "exit_status": None, "log": None, **failure}} if failure else speeds
+    whole = {**speeds, "failure": {"rank": None, "exit_status": None, **failure}} if failure else speeds
     problems, drain = judged(between(**whole), planned(2))
     assert problems == ([("bandwidth", f"node 0 (h0) and node 1 (h1): {expected}")] if expected else [])
     assert drain == ()
