@@ -160,7 +160,7 @@ def sweeps_of(plan):
     alone = [("node", [node]) for node in range(count)] if planned["ranks"] > 1 else []
     pairs = [("pair", [node, node + 1]) for node in range(0, count - 1, 2)]
     odd = [("pair", [0, count - 1])] if count > 1 and count % 2 else []
-    ramp = [("ramp", list(range(size))) for size in (4, 8, 16, count) if 2 < size < count or size == count > 2]
+    ramp = [("ramp", list(range(size))) for size in sorted({4, 8, 16, count}) if 2 < size <= count]
     return [
         bandwidth_line(
             planned, sweep=kind, nodes=nodes, ranks=planned["ranks"] * len(nodes),
