@@ -29,14 +29,19 @@ def parse_time(text: str) -> str:
 @dataclass(frozen=True, kw_only=True)
 class InitOptions:
     system: System = option("--for", "What runs the nightly.", required=True, type=click.Choice(get_args(System)))
-    stack: str = option("--stack NAME", "The components.", default=DEFAULT_STACK)
+    stack: str = option("--stack NAME", "The stack (`envbuild list stacks`).", default=DEFAULT_STACK)
     targets: tuple[str, ...] | None = option(
         "--targets LIST", "Targets, separated by commas; default: all of the stack.", convert=parse_list
     )
     to: str = option("--to REGISTRY/REPO", "Where images are published.", required=True)
     sqsh_to: str = option("--sqsh-to PLACE", "Where .sqsh files go: s3://, gs:// or a directory.", default="")
     state: str = option("--state PLACE", "Share the ledger: s3://, gs://, oci:// or a folder.", default="")
-    at: str = option("--at HH:MM", "The time in UTC; for slurm, in its time zone.", default="02:00", convert=parse_time)
+    at: str = option(
+        "--at HH:MM",
+        "When to start, in UTC; for slurm, in the cluster's time zone.",
+        default="02:00",
+        convert=parse_time,
+    )
     into: Path = option("--into", "Where the files are written.", type=FOLDER, default=Path())
 
 
@@ -44,7 +49,7 @@ class InitOptions:
 def init(session: Session, options: InitOptions) -> None:
     """Write a GitHub workflow, a systemd timer or a Slurm crontab that only calls `envbuild nightly`.
 
-    Targets with GPUs also get a batch job: a runner for GitHub, or one that runs a plan in the image.
+    Targets with GPUs also get a Slurm batch job: for github a runner, for slurm one that runs a plan in the image.
     """
     stack, into = options.stack, options.into
     known = tuple(entry.target for entry in session.catalog.stack(stack).builds)
@@ -79,4 +84,4 @@ def init(session: Session, options: InitOptions) -> None:
     session.done({"written": [str(path.absolute()) for path in files]}, *[shown(path.absolute()) for path in files])
 
 
-command = command_group("ci", "Write files with which CI systems call `envbuild nightly`.", init)
+command = command_group("ci", "Write files for GitHub, systemd or Slurm that run `envbuild nightly`.", init)
