@@ -216,10 +216,8 @@ WITHOUT_A_GPU = (
 
 def test_a_module_that_needs_a_gpu_is_not_checked_where_there_is_none(tmp_path, python_with):
     raised = {f"gpu{number}": f"raise {error}" for number, error in enumerate(WITHOUT_A_GPU)}
-    wrapped = {
-        f"wrapped{number}": f"try:\n    raise {error}\nexcept Exception as e:\n    raise ImportError('no code') from e\n"
-        for number, error in enumerate(WITHOUT_A_GPU)
-    }
+    wrap = "try:\n    raise {}\nexcept Exception as e:\n    raise ImportError('no kernels') from e\n"
+    wrapped = {f"wrapped{number}": wrap.format(error) for number, error in enumerate(WITHOUT_A_GPU)}
     found = check({"a": (*raised, *wrapped, "json")}, tmp_path, python_with(**raised, **wrapped))
     assert found.imported == ("json",)
     assert set(reasons(found)) == {*raised, *wrapped}
