@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +103,17 @@ def mcore_of(project: Path) -> Selection:
     return select(Catalog.open(project), "mcore", "cpu", "debian12", HostDistribution("debian", "12"))
 
 
+@cache
+def _shipped_inputs() -> Inputs:
+    """Of the shipped definitions, which no test changes: those of a project without any of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        return inputs_of(mcore_of(Path(folder)))
+
+
 def lock_mcore(project: Path, main: str = MAIN) -> LockDirectory:
     """Such a lock in a project, of its definitions as they are now."""
     path = project / "lockfiles" / "mcore" / "debian12"
-    make_lock(path, main, inputs=inputs_of(mcore_of(project)))
+    make_lock(path, main, inputs=inputs_of(mcore_of(project)) if (project / "envs").exists() else _shipped_inputs())
     return lockfile.read_lock(path)
 
 
