@@ -411,7 +411,7 @@ def test_uncaught_os_error_has_no_traceback(project, monkeypatch, capsys):
     assert "Traceback" not in message
 
 
-@pytest.mark.parametrize("arguments", [["list", "stacks"], ["--help"]])
+@pytest.mark.parametrize("arguments", [["list", "targets"], ["--help"]])
 def test_reader_that_leaves_makes_no_noise(project, arguments):
     """As `envbuild schema | head -1` does, only sooner: nobody reads at all."""
     reader, writer = os.pipe()
