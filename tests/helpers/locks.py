@@ -82,8 +82,19 @@ def make_lock(path: Path, main: str = MAIN, **changes: object) -> Lock:
     (path / lockfile.PROJECT_FILE).write_text("[project]\n")
     fields["pyproject_digest"] = sha256_bytes((path / lockfile.PROJECT_FILE).read_bytes())
     lock = lockfile.sealed(Lock(**(fields | changes)))
-    (path / lockfile.RECORD_FILE).write_text(lockfile.render(lock))
+    (path / lockfile.RECORD_FILE).write_text(_rendered(lock))
     return lock
+
+
+_RENDERED: dict[str, str] = {}
+
+
+def _rendered(lock: Lock) -> str:
+    """The file of a lock; most tests have the same one."""
+    key = lock.model_dump_json()
+    if key not in _RENDERED:
+        _RENDERED[key] = lockfile.render(lock)
+    return _RENDERED[key]
 
 
 def inputs_of(selection: Selection) -> Inputs:
