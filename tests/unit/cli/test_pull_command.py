@@ -177,9 +177,12 @@ def importer(there, site, slurm):
 
 def test_importer_serves_pyxis(there, site, slurm, importer):
     there.publish()
+    (there.home / "old").mkdir()
+    (there.home / "old/click.py").write_text("raise SystemExit('of another Python')\n")
+    # What the job sets does not count, and the importer has nothing of the job's Python.
+    own = {"ENVBUILD_TRUST": "/dev/null", "ENVBUILD_CACHE_DIR": "", "PYTHONPATH": str(there.home / "old")}
     uri = f"{there.store.address}:mcore-debian12-cpu"
-    # What the job sets does not count.
-    got = slurm(site / "importer.sh", "get", uri, ENVBUILD_TRUST="/dev/null", ENVBUILD_CACHE_DIR="")
+    got = slurm(site / "importer.sh", "get", uri, PYTHONHOME="/nowhere", **own)
     assert got.returncode == 0, got.stderr
     (line,) = got.stdout.splitlines()
     assert Path(line).is_absolute()
@@ -187,15 +190,6 @@ def test_importer_serves_pyxis(there, site, slurm, importer):
     for _ in range(2):
         assert importer("release").returncode == 0
     assert Path(line).is_file()
-
-
-def test_importer_has_nothing_of_the_jobs_python(there, site, slurm):
-    there.publish()
-    (there.home / "old").mkdir()
-    (there.home / "old/click.py").write_text("raise SystemExit('of another Python')\n")
-    own = {"PYTHONPATH": str(there.home / "old"), "PYTHONHOME": "/nowhere"}
-    got = slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu", **own)
-    assert got.returncode == 0, got.stderr
 
 
 @pytest.mark.parametrize("uri", ["docker://ubuntu:24.04", "{store}:uncertified"])

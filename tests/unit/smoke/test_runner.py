@@ -279,21 +279,7 @@ def test_failure_leaves_processes_of_other_cases_alone(run_fake: RunFake) -> Non
     assert {done.cases[name]["status"] for name in ("train-c", "train-d")} == {"completed"}
 
 
-def test_isolated_cases_get_new_interpreters(run_fake: RunFake, tmp_path: Path) -> None:
-    names = ("train-a", "meets-b", "killed-c", "lazily-d")
-    options = Options(isolation="process")
-    done = run_fake(BASELINE, *map(two_ranks, names), options=options, expected_versions={"no-such-package": "1"})
-    assert done.lines[0]["isolation"] == "process"
-    assert [line["status"] for line in done.cases.values()] == ["completed"] * 3 + ["failed", "completed"]
-    assert [line["fresh_processes"] for line in done.cases.values()] == [1, 2, 2, 2, 2]
-    assert len({pid for name in done.cases for pid in done.pids(name)}) == 9
-    # New interpreters report all that they imported.
-    unlisted = {finding["package"] for finding in done.cases["lazily-d"]["observed"]["unlisted"]}
-    assert {"fake_apex", "fake_ranks"} <= unlisted
-    assert_gone(tmp_path)
-
-
-def test_isolated_case_that_hangs_ends_with_its_stacks(
+def test_isolated_cases_get_new_interpreters_and_one_that_hangs_ends_with_its_stacks(
     run_fake: RunFake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_running = TaskRun._check_running
@@ -305,7 +291,16 @@ def test_isolated_case_that_hangs_ends_with_its_stacks(
         check_running(run, now)
 
     monkeypatch.setattr(TaskRun, "_check_running", until_it_hangs)
-    done = run_fake(BASELINE, two_ranks("hangs-a"), two_ranks("train-c"), options=Options(isolation="process"))
-    assert [line["status"] for line in done.cases.values()] == ["completed", "timed-out", "completed"]
-    assert "wait_for_nothing" in (tmp_path / done.cases["hangs-a"]["failure"]["log"]).read_text()
+    names = ("train-a", "meets-b", "killed-c", "lazily-d", "hangs-e", "train-f")
+    options = Options(isolation="process")
+    done = run_fake(BASELINE, *map(two_ranks, names), options=options, expected_versions={"no-such-package": "1"})
+    assert done.lines[0]["isolation"] == "process"
+    ends = [line["status"] for line in done.cases.values()]
+    assert ends == [*["completed"] * 3, "failed", "completed", "timed-out", "completed"]
+    assert [line["fresh_processes"] for line in done.cases.values()] == [1, *[2] * 6]
+    assert len({pid for name in done.cases for pid in done.pids(name)}) == 13
+    # New interpreters report all that they imported.
+    unlisted = {finding["package"] for finding in done.cases["lazily-d"]["observed"]["unlisted"]}
+    assert {"fake_apex", "fake_ranks"} <= unlisted
+    assert "wait_for_nothing" in (tmp_path / done.cases["hangs-e"]["failure"]["log"]).read_text()
     assert_gone(tmp_path)
