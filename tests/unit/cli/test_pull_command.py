@@ -166,11 +166,8 @@ def importer(there, site, slurm):
         path = f"{note.parent}:{os.environ['PATH']}"
         assert slurm(site / "importer.sh", *words, **{"PATH": path, **more}).returncode == 0
         variables = note.with_suffix(".env").read_bytes().decode().strip("\0").split("\0")
-        # A process of its own would look for the folder of temporary files anew.
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tempfile, "tempdir", None)
-            env = dict(line.split("=", 1) for line in variables)
-            return run_here(note.with_suffix(".words").read_text().splitlines(), there.home, env)
+        env = dict(line.split("=", 1) for line in variables)
+        return run_here(note.with_suffix(".words").read_text().splitlines(), there.home, env)
 
     return command
 
