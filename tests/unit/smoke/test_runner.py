@@ -139,8 +139,8 @@ def test_bandwidth_is_measured_after_the_cases_by_new_processes(at_once: Done) -
     assert (sweep["ranks"], sweep["backend"], sweep["failure"]) == (2, "gloo", None)
     assert [point["bytes"] for point in sweep["points"]] == [1024, 4096]
     # Devices on the CPU are numbers.
-    assert at_once.lines[0]["devices"] == list(range(8))
-    assert [rank["device_index"] for rank in at_once.context("train-wide")] == list(range(8))
+    assert at_once.lines[0]["devices"] == list(range(12))
+    assert [rank["device_index"] for rank in at_once.context("train-wide")] == list(range(12))
     others = {pid for name in at_once.cases for pid in at_once.pids(name)}
     assert len(at_once.pids("bandwidth")) == 2
     assert others.isdisjoint(at_once.pids("bandwidth"))
