@@ -212,7 +212,7 @@ def hangs(context: RankContext) -> None:
         return train(context)
     if context.rank == 1:
         start_child(context)
-        wait_for_nothing()
+        wait_for_nothing(context.out / "cases" / context.case.id / "hangs")
     return None
 
 
@@ -261,7 +261,10 @@ def wait_for(file: Path) -> None:
         time.sleep(0.02)
 
 
-def wait_for_nothing() -> None:
+def wait_for_nothing(waits: Path | None = None) -> None:
+    """Never ends; lets others know by a file that it began."""
+    if waits is not None:
+        waits.touch()
     time.sleep(3600)
 
 
