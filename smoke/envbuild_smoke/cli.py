@@ -59,7 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _serve(options)
     if options.command == "start":
         return _start(options)
-    return _run(options)
+    status = _run(options)
+    if options.token_file is not None:
+        # A launcher of several nodes has one status of all their runners.
+        _Progress()({"event": "exit", "node": options.node_rank, "status": status})
+    return status
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -208,7 +212,7 @@ def _explained(error: Exception, out: Path) -> int | None:
     from envbuild_smoke.runner import DifferentNodesError, UnusableEnvironmentError
 
     kept = _KEPT if (out / FILE_NAME).exists() else _NOTHING_RUN
-    over = f"the time is over, and {error} cases were not started; the results of the others are kept. {_RESUME}"
+    over = f"the time is over, and {error} were not started; all results are kept. {_RESUME}"
     different = f"{error} differs from node 0, and no case was started: the results have both, and the judge names it"
     # By the classes of an error: the exit status, and what is printed.
     table: tuple[tuple[tuple[type[Exception], ...], int, str], ...] = (

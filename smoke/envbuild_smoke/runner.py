@@ -20,6 +20,7 @@ from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.ranks.program import RankProgram
 from envbuild_smoke.results import CaseLine, EndLine, Gpu, NodeLine, ResumedLine
 from envbuild_smoke.run import resume
+from envbuild_smoke.run.background import result_of
 from envbuild_smoke.run.context import IMPORT_LIMIT_SECONDS, POLL_SECONDS, RunContext, RunInterruptedError
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.job_loop import JobLoop
@@ -85,9 +86,11 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
     if previous is not None and previous.ended and results.keys() >= set(wanted):
         return [results[run] for run in wanted]
     context.pool.start_server()
-    # While the fork server imports.
-    listed = ListedFiles(plan.expected_versions, plan.provided_packages)
-    files = file_findings(plan)
+    # While the fork server imports; other nodes are answered.
+    listed, files = result_of(
+        lambda: (ListedFiles(plan.expected_versions, plan.provided_packages), file_findings(plan)),
+        lambda: context.pool.wait(POLL_SECONDS),
+    )
     devices = tuple(range(context.on_node * context.options.nodes))
     ready, unusable = _start(context)
     state = node_state(context, ready, files, listed, unusable)
@@ -105,15 +108,16 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
         if previous is None:
             writer.write(line)
         else:
-            writer.write(ResumedLine(at=now(), cut_bytes=previous.cut_bytes))
+            writer.write(ResumedLine(at=now(), host=state.host, cut_bytes=previous.cut_bytes))
             context.emit({"event": "resumed", "kept": len(log.results), "cut_bytes": previous.cut_bytes})
         for node in nodes:
             writer.write(node)
         if unusable is None and not different:
             JobLoop(context, make_jobs(plan, cases, results), devices, log, listed).run()
             # After the cases: a sweep at the same time would slow them down, and be slowed down.
-            if plan.bandwidth is not None and (previous is None or not previous.bandwidth):
-                sweep = measure_bandwidth(context, plan.bandwidth, devices)
+            hosts = {0: state.host, **{node.node: node.host for node in nodes}}
+            swept = previous.measured.sweeps if previous is not None and previous.measured.hosts == hosts else ()
+            for sweep in measure_bandwidth(context, plan.bandwidth, swept) if plan.bandwidth is not None else ():
                 writer.write(sweep)
                 context.emit({"event": "bandwidth", **asdict(sweep)})
         completed = sum(result.status == "completed" for result in log.results.values())

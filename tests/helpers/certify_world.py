@@ -95,6 +95,9 @@ class FakeExecutor:
     name: str
     python: str = "/usr/bin/python3"
 
+    def joins(self) -> bool:
+        return False
+
     def run(self, task: Task) -> Finished:
         plan = task.plan.read_bytes()
         self.world.calls.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import re
 import secrets
@@ -121,6 +122,14 @@ class Cluster:
         environment = {**os.environ, **self.programs.environment, "SLURM_CONF": f"{self.folder}/slurm.conf", **more}
         return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
+    def end_jobs(self) -> None:
+        """Cancel all jobs, and wait until none is left: their steps would outlive the nodes' daemons."""
+        self.run("scancel", f"--user={getpass.getuser()}", cwd=self.folder)
+        until = time.monotonic() + READY_SECONDS
+        while self.run("squeue", "--noheader", cwd=self.folder).stdout.strip():
+            assert time.monotonic() < until, "jobs do not end"
+            time.sleep(0.1)
+
 
 @contextlib.contextmanager
 def slurm_cluster(
@@ -169,7 +178,10 @@ def slurm_cluster(
         for name in names:
             started(_program(cluster, "slurmd", "-D", "-N", name, "-d", str(programs.slurmstepd), log=f"slurmd-{name}"))
         _wait_for(cluster, "scontrol", "ping")
-        yield cluster
+        try:
+            yield cluster
+        finally:
+            cluster.end_jobs()
 
 
 @contextlib.contextmanager

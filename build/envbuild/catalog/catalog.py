@@ -13,13 +13,14 @@ from pydantic import BaseModel
 
 from envbuild.catalog import knowledge, toml
 from envbuild.catalog.base import Base
+from envbuild.catalog.cluster import Cluster
 from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.data import data_root
-from envbuild.catalog.extends import extended_by, merged, refuse_misspelt
+from envbuild.catalog.extends import extended_by, merged, not_extending, refuse_misspelt
 from envbuild.catalog.fields import NAME_PATTERN, Device
 from envbuild.catalog.folders import exists, listed, no_file
 from envbuild.catalog.matrix import Matrix
-from envbuild.catalog.models import KINDS, SINGULAR, Cluster, Companions, Target
+from envbuild.catalog.models import EXTENDABLE, KINDS, SINGULAR, Companions, Target
 from envbuild.catalog.names import Named, meant, named_by, near, wanted
 from envbuild.catalog.policy import Policy
 from envbuild.catalog.recipe import WheelRecipe
@@ -128,54 +129,45 @@ class Catalog:
 
     def stack(self, name: str) -> Stack:
         """The stack ``name``, with what it takes from those that it extends; the names in it are there."""
-        return self._stack(name, self.path("stacks", name), ())[0]
+        return self._with_extended("stacks", name, Stack)
 
-    def _stack(self, name: str, path: Path, extending: tuple[Path, ...]) -> tuple[Stack, Mapping[str, Any]]:
-        """A stack, and the tables of its file over those of the stacks that it extends.
+    def cluster(self, name: str) -> Cluster:
+        """The cluster ``name``, with what it takes from those that it extends."""
+        return self._with_extended("clusters", name, Cluster)
+
+    def _with_extended(self, kind: str, name: str, model: type[M]) -> M:
+        return self._over_extended(kind, name, model, self.path(kind, name), ())[0]
+
+    def _over_extended(
+        self, kind: str, name: str, model: type[M], path: Path, extending: tuple[Path, ...]
+    ) -> tuple[M, Mapping[str, Any]]:
+        """A definition, and the tables of its file over those of the files that it extends.
 
         Args:
             extending: the files that extend it, one the other.
         """
-        text = toml.read(path, wanted("stacks", name))
+        text = toml.read(path, wanted(kind, name))
         values: Mapping[str, Any] = toml.values_of(text, str(path))
-        if (extended := extended_by(values, path)) is not None:
-            below = self._extended(name, path, extended, (*extending, path))
-            under = self._stack(extended, below, (*extending, path))[1]
+        if (extended := extended_by(values, path, kind)) is not None:
+            # A file may extend the shipped one of its own name.
+            folders = self.folders if extended != name else self.folders[self.folders.index(path.parents[1]) + 1 :]
+            chain = (*extending, path)
+            below = not_extending(self._path(kind, extended, folders), chain, extended, kind, self.names(kind))
+            under = self._over_extended(kind, extended, model, below, chain)[1]
             refuse_misspelt(values, under, path, self._components)
             values = merged(under, values)
-            stack = toml.check(values, text, Stack, str(path))
+            read = toml.check(values, text, model, str(path))
         else:
-            stack = toml.parse(text, Stack, str(path))
-        self._refuse_unknown_names(named_by(stack), path)
-        return stack, values
+            read = toml.parse(text, model, str(path))
+        if isinstance(read, Stack):
+            self._refuse_unknown_names(named_by(read), path)
+        return read, values
 
     @staticmethod
     def _components() -> set[str]:
         """The names of the components that any shipped stack has."""
         shipped = Catalog.shipped()
         return {part for name in shipped.names("stacks") for part in shipped.stack(name).every_component()}
-
-    def _extended(self, name: str, path: Path, extended: str, chain: tuple[Path, ...]) -> Path:
-        """The file of the stack that the file of another one extends.
-
-        A file may extend the shipped stack of its own name.
-        """
-        place = toml.where(path, ("extends",))
-        folders = self.folders if extended != name else self.folders[self.folders.index(path.parents[1]) + 1 :]
-        base_file = self._path("stacks", extended, folders)
-        if base_file is not None and base_file not in chain:
-            return base_file
-        if base_file is not None or extended == name:
-            raise ConfigurationError(
-                f"{place}: stack {name} extends itself",
-                why=" extends ".join([*(file.stem for file in chain), extended]) + ".",
-                fix="Let one of them extend another stack, or none.",
-            )
-        raise ConfigurationError(
-            f"{place}: there is no stack {extended!r}",
-            why=f"extends names it. {near(extended, self.names('stacks'))}",
-            fix=f"Name one of these, or define it in envs/stacks/{extended}.toml.",
-        )
 
     def _refuse_unknown_names(self, named: list[Named], path: Path) -> None:
         known = {kind: self.names(kind) for kind in {kind for kind, _, _ in named}}
@@ -198,9 +190,6 @@ class Catalog:
         if changed := [field for field in hardware if getattr(target, field) != getattr(shipped, field)]:
             raise self._taken("targets", name, f"The project's file has another {' and '.join(changed)}.")
         return target
-
-    def cluster(self, name: str) -> Cluster:
-        return self._load("clusters", name, Cluster)
 
     def matrix(self, name: str) -> Matrix:
         return self._load("matrices", name, Matrix)
@@ -289,7 +278,8 @@ class Catalog:
 
     def any(self, kind: str, name: str) -> BaseModel:
         """The definition ``name`` of whichever kind."""
-        return self.stack(name) if kind == "stacks" else self._load(kind, name, KINDS[kind])
+        read = self._with_extended if kind in EXTENDABLE else self._load
+        return read(kind, name, KINDS[kind])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A stack that extends another one: how the tables of both files become one document."""
+"""A stack or cluster that extends another one: how the tables of both files become one document."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 from envbuild.catalog import toml
 from envbuild.catalog.fields import NAME_PATTERN
+from envbuild.catalog.models import SINGULAR
+from envbuild.catalog.names import near
 from envbuild.core import tomlread
 from envbuild.core.errors import ConfigurationError
 
@@ -38,8 +40,8 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return both
 
 
-def extended_by(values: Mapping[str, Any], path: Path) -> str | None:
-    """The name of the stack that a file extends; None: it extends none.
+def extended_by(values: Mapping[str, Any], path: Path, kind: str) -> str | None:
+    """The name of the definition of its kind that a file extends; None: it extends none.
 
     Raises:
         ConfigurationError: it is no name.
@@ -47,11 +49,41 @@ def extended_by(values: Mapping[str, Any], path: Path) -> str | None:
     name = values.get("extends")
     if name is None or (isinstance(name, str) and re.match(NAME_PATTERN, name)):
         return name
+    singular = SINGULAR[kind]
     raise ConfigurationError(
-        f"{toml.where(path, ('extends',))}: extends takes the name of one stack",
-        why=f"It is {name!r}. A stack's name is that of its file in envs/stacks/, without .toml.",
-        fix='Write a name, such as extends = "mcore" (`envbuild list stacks` has them). For a chain, let that stack '
-        "extend the next one.",
+        f"{toml.where(path, ('extends',))}: extends takes the name of one {singular}",
+        why=f"It is {name!r}. A {singular}'s name is that of its file in envs/{kind}/, without .toml.",
+        fix=f"Write one of the names that `envbuild list {kind}` prints. For a chain, let that {singular} extend the "
+        "next one.",
+    )
+
+
+def not_extending(extended: Path | None, chain: tuple[Path, ...], name: str, kind: str, known: list[str]) -> Path:
+    """The file that a file extends.
+
+    Args:
+        extended: that file; None: there is none.
+        chain: the file, after those that extend it.
+        name: what it extends.
+        known: all names of the kind.
+
+    Raises:
+        ConfigurationError: there is no such file, or it is one of the chain.
+    """
+    path, singular = chain[-1], SINGULAR[kind]
+    place = toml.where(path, ("extends",))
+    if extended is not None and extended not in chain:
+        return extended
+    if extended is not None or name == path.stem:
+        raise ConfigurationError(
+            f"{place}: {singular} {path.stem} extends itself",
+            why=" extends ".join([*(file.stem for file in chain), name]) + ".",
+            fix=f"Let one of them extend another {singular}, or none.",
+        )
+    raise ConfigurationError(
+        f"{place}: there is no {singular} {name!r}",
+        why=f"extends names it. {near(name, known)}",
+        fix=f"Name one of these, or define it in envs/{kind}/{name}.toml.",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BaseModel, ConfigDict, GetJsonSchemaHandler, StringConstraints
@@ -67,6 +67,16 @@ class TomlModel(BaseModel):
 
     # TOML has inf and nan, with which no limit compares.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def complete_or_extending(schema: dict[str, Any]) -> None:
+    """Put into a JSON schema that a file has the required keys, or takes them from another file, which it extends."""
+    schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]
+
+
+def part_of_extending(schema: dict[str, Any]) -> None:
+    """Leave out of a JSON schema which keys a table must have: another file may have them."""
+    schema.pop("required", None)
 
 
 class Device(str, Enum):

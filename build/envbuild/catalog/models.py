@@ -1,4 +1,4 @@
-"""The kinds of TOML files under ``envs/``, and those of them that are small: targets, clusters, companions.
+"""The kinds of TOML files under ``envs/``, and those of them that are small: targets, companions.
 
 The name of a file is the name of what it defines. Fields carry their units in their names.
 """
@@ -11,8 +11,9 @@ from packaging.specifiers import SpecifierSet
 from pydantic import Field, StringConstraints, model_validator
 
 from envbuild.catalog.base import Base
+from envbuild.catalog.cluster import Cluster
 from envbuild.catalog.conflict import Conflict
-from envbuild.catalog.fields import Device, Name, PackageName, Specifier, TomlModel
+from envbuild.catalog.fields import Device, PackageName, Specifier, TomlModel
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.policy import Policy
 from envbuild.catalog.recipe import WheelRecipe
@@ -41,22 +42,6 @@ class Target(TomlModel):
         if (self.device is Device.CUDA) != bool(self.sm):
             raise ValueError("a cuda target needs its SM list, a cpu target has none")
         return self
-
-
-class Cluster(TomlModel):
-    """Where jobs run (``envs/clusters/*.toml``)."""
-
-    summary: str
-    sqsh_compression: tuple[Literal["zstd", "lz4", "lzo", "gzip"], ...] = Field(
-        default=(),
-        min_length=1,
-        description="what the nodes' squashfs tools can read, the best first; anything when left out",
-    )
-    bandwidth_floors: dict[Name, Annotated[float, Field(gt=0)]] = Field(
-        default_factory=dict,
-        description="by target: the bus bandwidth that all_reduce and all_gather reach on a node, in GB/s, for the "
-        "best of a matrix's sizes",
-    )
 
 
 class CompanionRelease(TomlModel):
@@ -98,6 +83,8 @@ KINDS: dict[str, type[TomlModel]] = {
     "wheels": WheelRecipe,
     "policies": Policy,
 }
+# Kinds of which a file may name another one that it changes.
+EXTENDABLE = frozenset({"stacks", "clusters"})
 # What one of each kind is called.
 SINGULAR = {
     "stacks": "stack",

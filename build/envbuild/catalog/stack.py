@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
@@ -19,6 +19,7 @@ from envbuild.catalog.fields import (
     Specifier,
     TomlModel,
     VariableName,
+    complete_or_extending,
 )
 
 # What every image sets itself, or what changes which Python runs which code.
@@ -243,15 +244,10 @@ def _using(spec: Component, removed: Collection[str]) -> Component:
     return spec if used == spec.uses else spec.model_copy(update={"uses": used})
 
 
-def _complete_or_extending(schema: dict[str, Any]) -> None:
-    """Put into the JSON schema that a file has the required keys, or takes them from another stack."""
-    schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]
-
-
 class Stack(TomlModel):
     """Which components at which versions, for which targets and bases (``envs/stacks/*.toml``)."""
 
-    model_config = ConfigDict(json_schema_extra=_complete_or_extending)
+    model_config = ConfigDict(json_schema_extra=complete_or_extending)
 
     summary: str
     driver: Driver

@@ -14,12 +14,13 @@ from envbuild.certify.readme import readme
 from envbuild.certify.run.executors import RESULTS_DIR
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest, make_job, subject_of
 from envbuild.certify.run.plan import Subject, deciding
-from envbuild.certify.run.run import PLAN_FILE, RESULTS_FILE, FinishedRun, hold_folder, read_run
+from envbuild.certify.run.run import PLAN_FILE, FinishedRun, hold_folder, read_run
 from envbuild.core.digests import Json, digest_of, is_digest
 from envbuild.core.errors import CertificationFailedError, ConfigurationError, ResultsRefusedError, UsageError
 from envbuild.core.files import NotPlainFileError, machine_errors, read_plain, write_atomic
 from envbuild.launch.bwrap import manifest_of
 from envbuild.launch.launchers import LAUNCHERS, Placement
+from envbuild.launch.results_file import RESULTS_FILE
 from envbuild.store import entry_index
 from envbuild.store.local import LocalStore
 from envbuild.sync.zipapp import FILE_NAME

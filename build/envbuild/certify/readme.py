@@ -24,7 +24,8 @@ def judge_command(job: CertifyJob, folder: str) -> str:
     words += [word for case in request.wanted.only for word in ("--only", case)]
     words += ["--max-gpus", str(request.wanted.max_gpus)] if request.wanted.max_gpus is not None else []
     words += ["--run-known-wrong"] if request.run_known_wrong else []
-    words += ["--cluster", request.cluster] if request.cluster else []
+    words += ["--on", request.cluster] if request.cluster else []
+    words += ["--nodes", str(request.wanted.nodes)] if request.wanted.nodes > 1 else []
     words += ["--out-dir", str(request.out_dir)] if request.out_dir != OUT_DIR else []
     return f"{shlex.join(words)} --judge {folder}"
 

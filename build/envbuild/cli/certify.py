@@ -31,8 +31,9 @@ from envbuild.core.digests import short
 from envbuild.core.errors import ConfigurationError, InterruptedByUserError
 from envbuild.core.text import shown
 from envbuild.image.output import PlacedImage, find_image
-from envbuild.launch.launchers import WORDS, Placement
+from envbuild.launch.launchers import ON_CLUSTER, WORDS, Placement, place_on
 from envbuild.launch.runtimes import RUNTIMES
+from envbuild.launch.slurm.executor import JobGoesOnError
 from envbuild.lock.lockdir import find_lock
 
 MACHINE = ("gpus", "isolation", "runtime", "venv", "fresh", "resume")
@@ -43,7 +44,7 @@ CONFLICTS = {
     "judge": ("It judges results that exist already.", MACHINE),
     "print_cases": (
         "It prints the cases of the matrix, and runs nothing.",
-        (*MACHINE, "place", "repeat", "cluster", "plan_out", "judge", *KEY),
+        (*MACHINE, "place", "repeat", "on", "nodes", "requeue", "plan_out", "judge", *KEY),
     ),
 }
 
@@ -51,23 +52,34 @@ CONFLICTS = {
 @dataclass(frozen=True, kw_only=True)
 class Options:
     locked: LockedOptions = include(LockedOptions)
-    matrix: str | None = option("--matrix NAME", "The set of cases; default: the stack's.")
-    only: tuple[str, ...] = option("--only ID", "Run this case (and its baseline); may be repeated.", multiple=True)
-    max_gpus: int | None = option(
-        "--max-gpus N", "Leave out cases that need more GPUs than this.", type=click.IntRange(1)
+    matrix: str | None = option("--matrix NAME", "The set of cases (`envbuild list matrices`); default: the stack's.")
+    only: tuple[str, ...] = option("--only ID", "Run only this case and its baseline; may be repeated.", multiple=True)
+    max_gpus: int | None = option("--max-gpus N", "Skip cases that need more than N GPUs.", type=click.IntRange(1))
+    on: str | None = option(
+        "--on NAME",
+        "The cluster (envs/clusters/): with Slurm, submit a job there and follow it; bandwidth must reach its floors.",
     )
-    cluster: str | None = option("--cluster NAME", "Fail if bandwidth between GPUs is below this cluster's floor.")
+    nodes: int | None = option(
+        "--nodes N", "With --on: the cases may take this many nodes; default: 1.", type=click.IntRange(1)
+    )
+    requeue: int = option(
+        "--requeue N",
+        "With --on: queue the job again this often if its time limit comes before the last case.",
+        type=click.IntRange(0),
+        default=0,
+    )
     run_known_wrong: bool = flag("--run-known-wrong", "Also run cases that the locked versions train wrongly.")
     print_cases: bool = flag("--print-cases", "Print the cases and run nothing.")
     place: str = option(
         "--in",
-        "Where cases train: in a form of the image or, to certify only the lock, in --venv or this shell's Python.",
+        "Where cases train: in the image (sqsh, oci, docker) or, to certify only the lock, in --venv or this shell's "
+        "Python (here).",
         type=click.Choice(WORDS),
         default="sqsh",
     )
     venv: Path = option("--venv", "The environment of --in venv.", type=FOLDER, default=DEFAULT_VENV)
     runtime: str | None = option(
-        "--runtime", "How the .sqsh is opened; default: the first that works.", type=click.Choice(list(RUNTIMES))
+        "--runtime", "How --in sqsh opens the file; default: the first that works.", type=click.Choice(list(RUNTIMES))
     )
     gpus: str | None = option("--gpus LIST", "Use only these GPUs, by nvidia-smi's index: 0,1.")
     isolation: str | None = option(
@@ -75,25 +87,27 @@ class Options:
         "Keep rank processes alive (default), or start new ones for every case.",
         type=click.Choice(["live", "process"]),
     )
-    repeat: int = option("--repeat", "Train every case N times.", type=click.IntRange(1, MOST_REPEATS), default=1)
-    fresh: bool = flag("--fresh", "Run even if a certificate exists.")
+    repeat: int = option("--repeat N", "Train every case N times.", type=click.IntRange(1, MOST_REPEATS), default=1)
+    fresh: bool = flag("--fresh", "Run again even if a certificate exists.")
     resume: bool = flag("--resume", "Resume an interrupted run.")
-    plan_out: Path | None = option("--plan-out DIR", "Write the plan for another machine.", type=FOLDER)
-    judge: Path | None = option("--judge DIR", "Judge the results of this plan.", type=FOLDER)
+    plan_out: Path | None = option(
+        "--plan-out DIR", "Run nothing; write a plan that another machine can run.", type=FOLDER
+    )
+    judge: str | None = option("--judge DIR|JOB", "Judge the results of the plan in DIR or, with --on, of a job.")
     keys: KeyOptions = include(KeyOptions)
     out_dir: Path = out_dir()
 
     @property
     def wanted(self) -> WantedCases:
-        return WantedCases(only=self.only, max_gpus=self.max_gpus)
+        return WantedCases(only=self.only, max_gpus=self.max_gpus, nodes=self.nodes or 1)
 
 
 @as_command("certify", Options)
 def command(session: Session, options: Options) -> None:
     """Train in every parallel layout; pass only if each reproduces the single-process baseline.
 
-    Loss and gradient norm of every step must agree with the baseline's within bands that the run itself measures.
-    Inside an image the network is off. A certificate is written if every case passes.
+    Every step's loss and gradient norm must agree with the baseline's, within tolerances that the run measures. Cases
+    that run in an image have no network. A certificate is written if every case passes.
     """
     context = click.get_current_context()
     _refuse_conflicts(context)
@@ -106,14 +120,14 @@ def command(session: Session, options: Options) -> None:
     request = _request(session, selection, options)
     if options.plan_out is not None:
         _print_plan(session, write_plan(request, options.plan_out, session.store), options.plan_out)
-    elif options.judge is not None:
+    elif options.judge is not None and how.machine.job is None:
         given = given_options(context)
         # A default is no word of the user's: the plan says where it ran, and how often.
         explicit = ExplicitOptions(
             place=Placement.parse(options.place) if "place" in given else None,
             repeats=options.repeat if "repeat" in given else None,
         )
-        _print(session, judge_folder(request, options.judge, session.context, how.signer, explicit))
+        _print(session, judge_folder(request, Path(options.judge), session.context, how.signer, explicit))
     else:
         with _resume_help(context):
             _print(session, certify(request, session.context, how))
@@ -135,12 +149,22 @@ def _certify_options(session: Session, selection: Selection, options: Options) -
     if options.keys.key_password is not None and signer is None:
         why = "No --key is given, or it is off, and the configuration names none (signing.key)."
         raise no_effect("--key-password", "without a key", why, "Name the key too (--key FILE)")
-    machine = MachineOptions(runtime=options.runtime, venv=options.venv, gpus=gpus, isolation=options.isolation)
+    machine = MachineOptions(
+        runtime=options.runtime,
+        venv=options.venv,
+        gpus=gpus,
+        isolation=options.isolation,
+        requeues=options.requeue,
+        job=options.judge if _on_slurm(session, options) and (options.judge or "").isdecimal() else None,
+    )
     return CertifyOptions(machine=machine, fresh=options.fresh, resume=options.resume, signer=signer)
 
 
 def _request(session: Session, selection: Selection, options: Options) -> CertifyRequest:
     lock = find_lock(session.project, selection, options.locked.name)
+    place = Placement.parse(options.place)
+    if options.on is not None:
+        place = place_on(session.catalog.cluster(options.on), place)
     # Again, with the lock: its record has the driver of the commit that was locked.
     matrix_name = options.matrix or selection.matrix_for(lock.lock.driver)
     driver_of(selection, matrix_name, lock.lock)
@@ -150,20 +174,44 @@ def _request(session: Session, selection: Selection, options: Options) -> Certif
         matrix_name=matrix_name,
         out_dir=options.out_dir,
         wanted=options.wanted,
-        place=Placement.parse(options.place),
+        place=place,
         image=_image(selection, options),
         lock_name=options.locked.name,
         repeats=options.repeat,
         run_known_wrong=options.run_known_wrong,
-        cluster=options.cluster,
+        cluster=options.on,
     )
+
+
+def _on_slurm(session: Session, options: Options) -> bool:
+    """Whether cases run as a job of Slurm.
+
+    Raises:
+        UsageError: an option is for the other kind of cluster.
+    """
+    given = given_options(click.get_current_context())
+    if options.on is None or session.catalog.cluster(options.on).launcher not in ON_CLUSTER:
+        condition = "without --on" if options.on is None else f"with --on {options.on}"
+        for name in sorted({"nodes", "requeue"} & given):
+            why = 'It is for a cluster that runs jobs (launcher = "slurm").'
+            raise no_effect(_flag(name), condition, why, "`envbuild list clusters` shows them: name one")
+        return False
+    why = "Its job opens the .sqsh on the cluster's nodes, as the cluster's file says."
+    for name in sorted({"gpus", "runtime", "venv"} & given):
+        raise no_effect(_flag(name), f"with --on {options.on}", why)
+    if options.place != "sqsh":
+        raise no_effect(f"--in {options.place}", f"with --on {options.on}", why)
+    return True
 
 
 @contextlib.contextmanager
 def _resume_help(context: click.Context) -> Iterator[None]:
-    """Add the command that resumes to the error of an interrupted run."""
+    """Add the command that resumes, or follows the job again, to the error of an interrupted run."""
     try:
         yield
+    except JobGoesOnError as error:
+        again = command_line(context, "--judge", error.job, without=("fresh", "resume", "requeue", "isolation"))
+        raise error.with_context(fix=f"Follow it again: {again}. Cancel it: {error.cancel}") from None
     # A signal may come to this process, or to the runner, which ends with status 130 then.
     except (KeyboardInterrupt, InterruptedByUserError):
         again = command_line(context, "--resume")

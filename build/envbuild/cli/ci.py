@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ import click
 
 from envbuild.catalog.fields import Device
 from envbuild.cli.common import DEFAULT_STACK, FOLDER, Session, as_command, command_group
-from envbuild.cli.options import option, parse_list
+from envbuild.cli.options import no_effect, option, parse_list
 from envbuild.core.errors import UsageError
 from envbuild.core.text import shown
-from envbuild.nightly.ci.ci import CERTIFY_JOB, CiJob, CiTarget, System, render, write
+from envbuild.nightly.ci.ci import CiJob, CiTarget, System, render, write
 
 
 def parse_time(text: str) -> str:
@@ -29,14 +28,20 @@ def parse_time(text: str) -> str:
 @dataclass(frozen=True, kw_only=True)
 class InitOptions:
     system: System = option("--for", "What runs the nightly.", required=True, type=click.Choice(get_args(System)))
-    stack: str = option("--stack NAME", "The components.", default=DEFAULT_STACK)
+    stack: str = option("--stack NAME", "The stack (`envbuild list stacks`).", default=DEFAULT_STACK)
     targets: tuple[str, ...] | None = option(
         "--targets LIST", "Targets, separated by commas; default: all of the stack.", convert=parse_list
     )
     to: str = option("--to REGISTRY/REPO", "Where images are published.", required=True)
     sqsh_to: str = option("--sqsh-to PLACE", "Where .sqsh files go: s3://, gs:// or a directory.", default="")
     state: str = option("--state PLACE", "Share the ledger: s3://, gs://, oci:// or a folder.", default="")
-    at: str = option("--at HH:MM", "The time in UTC; for slurm, in its time zone.", default="02:00", convert=parse_time)
+    on: str | None = option("--on NAME", "For slurm: the cluster whose nodes certify targets with GPUs.")
+    at: str = option(
+        "--at HH:MM",
+        "When to start, in UTC; for slurm, in the cluster's time zone.",
+        default="02:00",
+        convert=parse_time,
+    )
     into: Path = option("--into", "Where the files are written.", type=FOLDER, default=Path())
 
 
@@ -44,7 +49,7 @@ class InitOptions:
 def init(session: Session, options: InitOptions) -> None:
     """Write a GitHub workflow, a systemd timer or a Slurm crontab that only calls `envbuild nightly`.
 
-    Targets with GPUs also get a batch job: a runner for GitHub, or one that runs a plan in the image.
+    For GitHub, targets with GPUs also get a batch job: a runner.
     """
     stack, into = options.stack, options.into
     known = tuple(entry.target for entry in session.catalog.stack(stack).builds)
@@ -55,6 +60,10 @@ def init(session: Session, options: InitOptions) -> None:
             why=f"Its targets are {', '.join(known)}.",
             fix="Name some of them, or leave --targets out for all.",
         )
+    if options.on is not None:
+        if options.system != "slurm":
+            raise no_effect("--on", f"with --for {options.system}", "It is for --for slurm.")
+        session.catalog.cluster(options.on)
     ci_targets = tuple(
         CiTarget(name=name, on_gpus=session.catalog.target(name).device is Device.CUDA) for name in dict.fromkeys(names)
     )
@@ -70,13 +79,10 @@ def init(session: Session, options: InitOptions) -> None:
         project=session.project.absolute(),
         # `python -m envbuild` has the path of __main__.py as its first word.
         program=program if program.endswith("envbuild") else "envbuild",
-        # The placeholders stay outside of shlex.join(), which would put quotes around them.
-        run_with=shlex.join(["sbatch", "--wait", str((into / CERTIFY_JOB).absolute())]) + " {plan} {image}"
-        if options.system == "slurm" and any(target.on_gpus for target in ci_targets)
-        else "",
+        on=options.on or "",
     )
     files = write(render(options.system, job), into)
     session.done({"written": [str(path.absolute()) for path in files]}, *[shown(path.absolute()) for path in files])
 
 
-command = command_group("ci", "Write files with which CI systems call `envbuild nightly`.", init)
+command = command_group("ci", "Write files for GitHub, systemd or Slurm that run `envbuild nightly`.", init)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from envbuild.catalog.base import NOT_RESOLVED, Base
+from envbuild.catalog.cluster import Cluster
 from envbuild.catalog.models import KINDS, Target
 from envbuild.catalog.stack import Stack
 from envbuild.cli.common import Session, as_command
@@ -50,15 +51,18 @@ def command(session: Session, options: ListOptions) -> None:
 def _row(session: Session, kind: str, name: str) -> dict[str, Json]:
     path, model = session.catalog.path(kind, name), session.catalog.any(kind, name)
     row: dict[str, Json] = {"name": name, "summary": str(getattr(model, "summary", "")), "path": str(path)}
+    if isinstance(model, (Stack, Cluster)):
+        row["extends"] = model.extends
     if isinstance(model, Stack):
         from envbuild.cli.states import states  # locks and images are looked at for stacks alone
 
-        row["extends"] = model.extends
         row["targets"] = {entry.target: list(entry.bases) for entry in model.builds}
         row["states"] = {target: dict(bases) for target, bases in states(session.project, name, model).items()}
     if isinstance(model, Base):
         row["platform"], row["source"], row["digest"] = model.platform, model.obtain.source, model.pinned
         row["resolved"], row["never_built"] = model.is_resolved, model.never_built
+    if isinstance(model, Cluster):
+        row["launcher"], row["source"], row["never_run"] = model.launcher, model.source, model.never_run
     if isinstance(model, Target):
         row["platform"], row["sm"] = model.platform, list(model.sm)
     return row
@@ -73,6 +77,8 @@ def _lines(rows: list[dict[str, Json]]) -> list[str]:
         lines.append(f"{row['name']:<{width}}  {row['summary']}{extends}  [{shown(Path(str(row['path'])))}]")
         if row.get("never_built"):
             lines.append(f"{'':<{width}}  {NEVER_BUILT}")
+        if row.get("never_run"):
+            lines.append(f"{'':<{width}}  never run here")
         if row.get("resolved") is False:
             resolve = quoted_command("envbuild", "image", "resolve", "--base", str(row["name"]))
             lines.append(f"{'':<{width}}  {row['source']}: {NOT_RESOLVED} ({resolve})")

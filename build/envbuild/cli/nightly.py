@@ -14,9 +14,10 @@ from envbuild.cli.options import flag, include, no_effect, option, parse_list
 from envbuild.cli.publishing import SqshOptions, policy_name
 from envbuild.cli.signing import KeyOptions, signer_of, trust_file, trust_of
 from envbuild.core.errors import StaleImageError, UsageError
+from envbuild.launch.launchers import ON_CLUSTER
 from envbuild.ledger.models import NightRow, StepRow
-from envbuild.nightly.hardware import parse_run_with
-from envbuild.nightly.models import NightRequest
+from envbuild.nightly.hardware import parse_on, parse_run_with
+from envbuild.nightly.models import NightCluster, NightRequest
 from envbuild.nightly.plan import plan_night
 from envbuild.nightly.run import NightPlaces, run_night
 from envbuild.nightly.state import TargetState
@@ -25,9 +26,9 @@ from envbuild.publish.draft import Publishing
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    stack: str = option("--stack NAME", "The components.", default=DEFAULT_STACK)
+    stack: str = option("--stack NAME", "The stack (`envbuild list stacks`).", default=DEFAULT_STACK)
     targets: tuple[str, ...] = option(
-        "--targets LIST", "Default: all targets of the stack.", convert=parse_list, default=""
+        "--targets LIST", "Targets, separated by commas; default: all of the stack.", convert=parse_list, default=""
     )
     base: str | None = option("--base NAME", "The base system; default: the stack's default for each target.")
     name: str | None = lock_name()
@@ -41,14 +42,20 @@ class Options:
         "with GPUs.",
         multiple=True,
     )
-    retry: bool = flag("--retry", "Also repeat failed steps whose inputs did not change.")
+    on: tuple[str, ...] = option(
+        "--on [TARGET=]NAME",
+        "The cluster with Slurm that certifies; without TARGET: every target with GPUs.",
+        multiple=True,
+    )
+    nodes: int | None = option("--nodes N", "With --on: nodes of each job; default: 1.", type=click.IntRange(1))
+    retry: bool = flag("--retry", "Repeat failed steps even if their inputs did not change.")
     bisect: float = option(
         "--bisect MINUTES",
-        "Search this long for what broke a target; 0: do not search.",
+        "Bisect failed targets for at most this long in total; 0: do not bisect.",
         type=click.FloatRange(min=0),
         default=30,
     )
-    plan: bool = flag("--plan", "Print what would be done, and do nothing.")
+    plan: bool = flag("--plan", "Print the steps; run none.")
     state: str | None = state_place()
     keys: KeyOptions = include(KeyOptions)
     out_dir: Path = out_dir()
@@ -56,9 +63,9 @@ class Options:
 
 @as_command("nightly", Options)
 def command(session: Session, options: Options) -> None:
-    """Lock, build, certify and publish what is new, for each target separately; print the state of each at the end.
+    """Lock, build, certify and publish what is new for each target; then print each target's state.
 
-    Finished steps are not repeated, even after a kill. A failed step is tried twice. Only one night per stack
+    Finished steps are not repeated, even after a kill. A failed step is tried twice. Only one run per stack
     runs at a time. Exit code: that of the first failure; 8: a plan waits for hardware; 14: an image is older than the
     policy allows.
     """
@@ -101,9 +108,22 @@ def _request(session: Session, options: Options) -> NightRequest:
         lock_name=options.name,
         signer=signer_of(session, options.keys),
         run_with=parse_run_with(options.run_with, targets),
+        on=_on(session, options, targets),
         retry=options.retry,
         remotes=session.remotes(),
     )
+
+
+def _on(session: Session, options: Options, targets: tuple[str, ...]) -> dict[str, NightCluster]:
+    if options.nodes is not None and not options.on:
+        raise no_effect("--nodes", "without --on", "It is how many nodes of a cluster a job has.")
+    on = parse_on(options.on, targets, options.nodes or 1)
+    for where in on.values():
+        # Read now: hours of work come before it.
+        if session.catalog.cluster(where.name).launcher not in ON_CLUSTER:
+            why = "It has no launcher: it is this machine."
+            raise no_effect(f"--on {where.name}", "in a night", why, "Name a cluster with Slurm")
+    return on
 
 
 def _publishing(session: Session, options: Options, request: NightRequest) -> Publishing | None:

@@ -34,6 +34,10 @@ class ImageExecutor:
     def python(self) -> str:
         return self.image.record.python
 
+    def joins(self) -> bool:
+        # Its tasks end with this process.
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class SqshExecutor(ImageExecutor):

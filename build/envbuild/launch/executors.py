@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from envbuild.catalog.cluster import Cluster
 from envbuild.core.errors import InternalError
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
@@ -36,6 +37,7 @@ class Task:
         results: the folder that it writes to.
         arguments: more words of its command line.
         on_line: called with each line that the runner prints.
+        joins: it is to be followed; see :meth:`Executor.joins`.
     """
 
     plan: Path
@@ -45,6 +47,7 @@ class Task:
     on_line: Callable[[str], None] | None = None
     log: Path | None = None
     timeout_seconds: float | None = None
+    joins: bool = False
 
     def words(self, python: str, *, plan: str, runner: str, results: str, image: str = "") -> list[str]:
         """The command line, with the files as they are called where it runs."""
@@ -54,6 +57,22 @@ class Task:
     def words_inside(self, python: str, image: str) -> list[str]:
         """The command line inside an image."""
         return self.words(python, plan=PLAN, runner=RUNNER, results=RESULTS, image=image)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnCluster:
+    """The cluster that a task runs on, and how.
+
+    Attributes:
+        requeues: how often its job is queued again when its time limit comes before the last case.
+        job: the one to follow; None: the run's own, or a new one.
+    """
+
+    name: str
+    cluster: Cluster
+    nodes: int = 1
+    requeues: int = 0
+    job: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +87,7 @@ class LaunchRequest:
         results: the folder that its tasks write to.
         runtime: how a .sqsh is opened; the best that works here when None.
         venv: the virtual environment of the launcher ``venv``.
+        on_cluster: for the launchers of clusters.
     """
 
     form: Form
@@ -78,6 +98,7 @@ class LaunchRequest:
     runtime: str | None
     venv: Path
     reporter: Reporter
+    on_cluster: OnCluster | None = None
 
     def require_image(self) -> PlacedImage:
         """The image, which every form but ``none`` has.
@@ -100,6 +121,9 @@ class Executor(Protocol):
     @property
     def python(self) -> str:
         """The interpreter, as it is called there."""
+
+    def joins(self) -> bool:
+        """Whether a run goes on without this process, or ended without it, and is to be followed and not begun."""
 
     def run(self, task: Task) -> Finished:
         """Run a task to its end and return its exit status, whatever that is.

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from envbuild.catalog.cluster import Cluster
 from envbuild.launch.executors import Executor, Form, LaunchRequest
 
 # The forms that each launcher runs, the default first.
@@ -18,11 +19,14 @@ LAUNCHERS: dict[str, tuple[Form, ...]] = {
     "docker": ("oci",),
     "venv": ("none",),
     "here": ("none",),
+    "slurm": ("sqsh",),
 }
 # The launcher of a form that is named alone.
 DEFAULT = "bwrap"
+# What a cluster's file names, and no option.
+ON_CLUSTER = ("slurm",)
 # What ``--in`` takes.
-WORDS = (*LAUNCHERS[DEFAULT], *(name for name in LAUNCHERS if name != DEFAULT))
+WORDS = (*LAUNCHERS[DEFAULT], *(name for name in LAUNCHERS if name != DEFAULT and name not in ON_CLUSTER))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,7 @@ class Placement:
 
     def __str__(self) -> str:
         """The word of ``--in``."""
-        return self.form if self.launcher == DEFAULT else self.launcher
+        return self.form if self.launcher in (DEFAULT, *ON_CLUSTER) else self.launcher
 
     @property
     def has_image(self) -> bool:
@@ -58,6 +62,11 @@ class Placement:
 
 # The .sqsh on this machine.
 SQSH = Placement()
+
+
+def place_on(cluster: Cluster, place: Placement = SQSH) -> Placement:
+    """Where the cases of a form train on a cluster: by its launcher, or as on this machine where it has none."""
+    return Placement(form=place.form, launcher=cluster.launcher) if cluster.launcher in ON_CLUSTER else place
 
 
 def open_executor(launcher: str, request: LaunchRequest) -> Executor:

@@ -27,6 +27,10 @@ class PythonExecutor:
     def python(self) -> str:
         return str(self.program)
 
+    def joins(self) -> bool:
+        # Its tasks end with this process.
+        return False
+
     def run(self, task: Task) -> Finished:
         places = [str(path.resolve()) for path in (task.plan, task.runner, task.results)]
         return run(

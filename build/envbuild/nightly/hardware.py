@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
 from envbuild.catalog.fields import Device
 from envbuild.certify.certificate.sign import Signer
@@ -16,7 +17,7 @@ from envbuild.certify.issue import Certification
 from envbuild.certify.offline import ExplicitOptions, judge_folder, write_plan
 from envbuild.certify.run.executors import RESULTS_DIR, MachineOptions
 from envbuild.certify.run.job import CertifyJob, CertifyRequest, make_job
-from envbuild.certify.run.run import PLAN_FILE, RESULTS_FILE, is_interrupted
+from envbuild.certify.run.run import PLAN_FILE, is_interrupted
 from envbuild.core.errors import (
     CertificateRefusedError,
     CertificationCannotRunError,
@@ -29,7 +30,10 @@ from envbuild.core.errors import (
 from envbuild.core.files import remove_tree, write_atomic
 from envbuild.core.process import ProcessOptions, run
 from envbuild.image.output import SQSH_FILE
+from envbuild.launch.launchers import ON_CLUSTER
+from envbuild.launch.results_file import RESULTS_FILE
 from envbuild.nightly.faults import waits_for_hardware
+from envbuild.nightly.models import NightCluster
 
 PLANS = "plans"
 PLACEHOLDERS = ("{plan}", "{results}", "{image}")
@@ -84,6 +88,27 @@ def parse_run_with(texts: tuple[str, ...], targets: tuple[str, ...]) -> dict[str
     return by_name
 
 
+def parse_on(texts: tuple[str, ...], targets: tuple[str, ...], nodes: int) -> dict[str, NightCluster]:
+    """``NAME`` or ``TARGET=NAME``, by target; the cluster of all targets with GPUs under an empty name.
+
+    Raises:
+        UsageError: a target has two clusters, or is none of the night's.
+    """
+    by_name: dict[str, NightCluster] = {}
+    for text in texts:
+        target, _, name = text.rpartition("=")
+        if target in by_name or (target and target not in targets):
+            why = "It is given twice." if target in by_name else f"The targets are {', '.join(targets)}."
+            raise UsageError(f"--on {text!r} is not a cluster of a target", why=why, fix="Write --on TARGET=NAME.")
+        by_name[target] = NightCluster(name=name, nodes=nodes)
+    return by_name
+
+
+def cluster_for(on: Mapping[str, NightCluster], selection: Selection) -> NightCluster | None:
+    """The cluster that a target is certified on; None: this machine, or a command."""
+    return on.get(selection.target_name) or (on.get("") if selection.target.device is Device.CUDA else None)
+
+
 def command_for(run_with: Mapping[str, str], target: str, device: Device) -> str:
     """The command that reaches a target; empty: there is none, or it needs none."""
     return run_with.get(target) or (run_with.get("", "") if device is Device.CUDA else "")
@@ -115,6 +140,8 @@ def certify_somewhere(
     # Before the command: a certificate that stands is not measured again, wherever its hardware is.
     if is_certified(job, access.signer):
         return Certified(done=_here(request, job, access, context, again=False))
+    if request.place.launcher in ON_CLUSTER:
+        return Certified(done=_here(request, job, access, context, again=again))
     # Before the hardware is looked for: somebody ran the plan of an earlier night by hand.
     if (folder / PLAN_FILE).is_file() and has_results(folder):
         return Certified(done=_judged(request, folder, access, context))

@@ -16,6 +16,14 @@ from envbuild.store.remote import Remote
 
 
 @dataclass(frozen=True, kw_only=True)
+class NightCluster:
+    """The cluster whose nodes certify a target, by its name in envs/clusters/, and how many of them."""
+
+    name: str
+    nodes: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class NightRequest:
     """The request of a night.
 
@@ -25,6 +33,7 @@ class NightRequest:
         project: the folder with lockfiles/.
         lock_name: of a lock that is not the stack's own.
         run_with: by target, the command that runs a plan; under an empty name that of all targets with GPUs.
+        on: by target, the cluster that certifies it; under an empty name that of all targets with GPUs.
         retry: run again what failed before, though nothing changed.
         remotes: the remote stores of wheels.
     """
@@ -36,6 +45,7 @@ class NightRequest:
     lock_name: str | None = None
     signer: Signer | None = None
     run_with: Mapping[str, str] = field(default_factory=dict)
+    on: Mapping[str, NightCluster] = field(default_factory=dict)
     retry: bool = False
     remotes: tuple[Remote, ...] = ()
 

@@ -17,7 +17,7 @@ from envbuild.lock.existing import moved_branches
 from envbuild.lock.inputs.request import LockInputs, LockRequest
 from envbuild.lock.lockdir import lock_path
 from envbuild.lock.lockfile import RECORD_FILE, LockDirectory, read_lock
-from envbuild.nightly.hardware import command_for, is_certified
+from envbuild.nightly.hardware import cluster_for, command_for, is_certified
 from envbuild.nightly.models import Job, NightRequest
 from envbuild.nightly.steps import NightSteps
 from envbuild.publish.draft import Publishing
@@ -118,6 +118,8 @@ def _image(job: Job, request: NightRequest) -> PlacedImage | None:
 def _where(job: CertifyJob, request: NightRequest) -> str:
     """The place where the cases would run, in words."""
     selection = job.request.selection
+    if where := cluster_for(request.on, selection):
+        return f"on {where.nodes} {'node' if where.nodes == 1 else 'nodes'} of {where.name}"
     if command := command_for(request.run_with, selection.target_name, selection.target.device):
         return f"by {command}"
     if selection.target.device is not Device.CUDA:

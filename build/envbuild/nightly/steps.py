@@ -9,17 +9,19 @@ from dataclasses import dataclass, replace
 from envbuild import __version__
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.context import Context
+from envbuild.certify.cases.selection import ALL, WantedCases
 from envbuild.certify.run.job import CertifyRequest, make_job
 from envbuild.core.digests import digest_of
 from envbuild.core.errors import InternalError
 from envbuild.core.text import quoted_command
 from envbuild.image.image import make_image
 from envbuild.image.inputs import ImageInputs
+from envbuild.launch.launchers import SQSH, place_on
 from envbuild.ledger.models import StepState
 from envbuild.lock.inputs.request import LockRequest
 from envbuild.lock.lock import LockOptions, LockResult, lock_stack
 from envbuild.lock.lockfile import LOCKFILES, LockDirectory
-from envbuild.nightly.hardware import HardwareAccess, certify_somewhere, command_for
+from envbuild.nightly.hardware import HardwareAccess, certify_somewhere, cluster_for, command_for
 from envbuild.nightly.models import Job, NamedStep, NightRequest, Outcome
 from envbuild.nightly.published import publish_job
 from envbuild.nightly.records import certificate_rows, image_row, wheel_rows
@@ -160,11 +162,15 @@ class NightSteps:
         """The certification of a job with an image."""
         if job.image is None:
             raise InternalError("a target is certified before it has an image")
+        where = cluster_for(self.request.on, job.selection)
         return CertifyRequest(
             selection=job.selection,
             lock=job.lock,
             matrix_name=job.selection.matrix_for(job.lock.lock.driver),
             out_dir=self.request.out_dir,
+            wanted=WantedCases(nodes=where.nodes) if where else ALL,
+            place=place_on(job.selection.catalog.cluster(where.name)) if where else SQSH,
+            cluster=where.name if where else None,
             image=job.image,
             lock_name=self.request.lock_name,
         )

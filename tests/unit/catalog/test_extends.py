@@ -109,7 +109,7 @@ def test_extends_takes_the_name_of_one_stack(tmp_path: Path, value: str) -> None
     path = write(tmp_path, "mine", f"\nextends = {value}\n")
     error = refused(tmp_path, "mine")
     assert error.what == f"{path.resolve()}:2: extends takes the name of one stack"
-    assert "mcore" in error.fix
+    assert "`envbuild list stacks`" in error.fix
 
 
 @pytest.mark.parametrize(

@@ -267,8 +267,8 @@ def test_missing_daemon_error_names_the_other_places(shared_world, tmp_path, mon
 def test_a_clusters_floor_is_in_the_plan(world):
     envs = world.project / "envs"
     (envs / "clusters").mkdir(parents=True)
-    (envs / "clusters/lab.toml").write_text('summary = "lab"\nbandwidth_floors = { cpu = 3, h200 = 300 }\n')
-    (envs / "clusters/other.toml").write_text('summary = "other"\nbandwidth_floors = { h200 = 300 }\n')
+    (envs / "clusters/lab.toml").write_text('summary = "lab"\n[floors.cpu.node]\nall_reduce = 3\n')
+    (envs / "clusters/other.toml").write_text('summary = "other"\n[floors.h200.node]\nall_reduce = 300\n')
     (envs / "matrices").mkdir(exist_ok=True)
     quick = (data_root() / "envs/matrices/certify-quick.toml").read_text()
     (envs / "matrices/swept.toml").write_text(f'{quick}\n[bandwidth]\nsizes_bytes = [1024]\ndevices = ["cpu"]\n')
@@ -278,18 +278,17 @@ def test_a_clusters_floor_is_in_the_plan(world):
         return make_job(world.request(cluster=cluster, matrix_name=matrix), world.store)
 
     assert job(None).plan["bandwidth"]["floor_gigabytes_per_second"] is None
-    assert job("lab").plan["bandwidth"]["floor_gigabytes_per_second"] == 3
+    assert job("lab").plan["bandwidth"]["node_floors"] == {"all_reduce": 3}
     (envs / "matrices/floored.toml").write_text(
         f'{quick}\n[bandwidth]\nsizes_bytes = [1024]\ndevices = ["cpu"]\nfloor_gigabytes_per_second = 5\n'
     )
-    # A cluster of the project raises a matrix's floor, and does not lower it.
     assert job("lab", "floored").plan["bandwidth"]["floor_gigabytes_per_second"] == 5
     assert job("lab").key != job(None).key
-    assert " --cluster lab " in judge_command(job("lab"), "DIR")
+    assert " --on lab " in judge_command(job("lab"), "DIR")
     with pytest.raises(ConfigurationError) as caught:
         job("other")
     assert caught.value.what == "cluster other has no bandwidth floor for target cpu"
-    assert "bandwidth_floors has h200" in caught.value.why
+    assert "has no [floors.cpu.node]" in caught.value.why
     # Nothing would be held to it.
-    with pytest.raises(UsageError, match="--cluster lab has no effect"):
+    with pytest.raises(UsageError, match="--on lab has no effect"):
         job("lab", "certify-quick")

@@ -18,7 +18,7 @@ from envbuild.image.docker.engine import Engine
 from envbuild.launch import bwrap
 from envbuild.launch.docker import DockerExecutor
 from envbuild.launch.executors import LaunchRequest, Task
-from envbuild.launch.launchers import LAUNCHERS, WORDS, Placement, open_executor
+from envbuild.launch.launchers import LAUNCHERS, ON_CLUSTER, WORDS, Placement, open_executor
 from envbuild.launch.open_image import OpenImage
 from envbuild.launch.runtimes import Runtime
 
@@ -125,7 +125,9 @@ def requested(venv):
 
 def test_words_of_the_command_line_name_each_launcher_and_each_form():
     assert [str(Placement.parse(word)) for word in WORDS] == ["sqsh", "oci", "docker", "venv", "here"]
-    assert {Placement.parse(word).launcher for word in WORDS} == set(LAUNCHERS)
+    assert {Placement.parse(word).launcher for word in WORDS} | {*ON_CLUSTER} == set(LAUNCHERS)
+    # What a certificate made on a cluster says; the option there is --in sqsh.
+    assert [str(Placement(launcher=launcher)) for launcher in ON_CLUSTER] == ["sqsh"]
     for launcher in LAUNCHERS:
         assert callable(importlib.import_module(f"envbuild.launch.{launcher}").open_executor)
     with pytest.raises(ValueError, match="'moon' is none of sqsh, oci, docker"):

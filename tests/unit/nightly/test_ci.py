@@ -105,8 +105,9 @@ def test_a_timer_and_its_service_are_units(tmp_path: Path) -> None:
         assert (done.returncode, about) == (0, [])
 
 
-def test_a_crontab_of_slurm_runs_plans_by_a_batch_job(tmp_path: Path) -> None:
-    files = init(tmp_path, "slurm", "--at", "23:05")
+def test_a_crontab_of_slurm_submits_to_a_cluster(tmp_path: Path) -> None:
+    files = init(tmp_path, "slurm", "--at", "23:05", "--on", "dgx-ib")
+    assert list(files) == ["envbuild-nightly-mcore.scrontab"]
     *options, line = [
         text for text in files["envbuild-nightly-mcore.scrontab"].splitlines() if not text.startswith("# ")
     ]
@@ -114,21 +115,21 @@ def test_a_crontab_of_slurm_runs_plans_by_a_batch_job(tmp_path: Path) -> None:
     assert line.startswith("5 23 * * * ")
     words = shlex.split(line.split(maxsplit=5)[5])
     assert words[1:8] == ["nightly", "--stack", "mcore", "--targets", "cpu,h200", "--to", TO]
-    assert words[8:] == ["--run-with", f"sbatch --wait {tmp_path / 'certify.sbatch'} {{plan}} {{image}}"]
+    assert words[8:] == ["--on", "dgx-ib"]
     check_nightly(words[2:])
     check_shell(line)
-    check_shell(files["certify.sbatch"])
-    assert (tmp_path / "certify.sbatch").stat().st_mode & 0o111
-    assert "certify.sbatch" not in init(tmp_path / "cpu", "slurm", targets="cpu")
+    assert "--on" not in init(tmp_path / "cpu", "slurm", targets="cpu")["envbuild-nightly-mcore.scrontab"]
+    assert "--for slurm needs --on" in init(tmp_path / "none", "slurm", status=2)[""]
+    assert "--on has no effect with --for systemd" in init(tmp_path / "none", "systemd", "--on", "plain", status=2)[""]
 
 
 def test_a_file_that_was_edited_stays(tmp_path: Path) -> None:
-    init(tmp_path, "slurm")
-    init(tmp_path, "slurm")
-    (tmp_path / "certify.sbatch").write_text("edited")
-    (tmp_path / "envbuild-nightly-mcore.scrontab").unlink()
-    assert "exists and is another file" in init(tmp_path, "slurm", status=2)[""]
-    assert [path.name for path in tmp_path.iterdir()] == ["certify.sbatch"], "nothing is written then"
+    init(tmp_path, "systemd")
+    init(tmp_path, "systemd")
+    (tmp_path / "envbuild-nightly-mcore.timer").write_text("edited")
+    (tmp_path / "envbuild-nightly-mcore.service").unlink()
+    assert "exists and is another file" in init(tmp_path, "systemd", status=2)[""]
+    assert [path.name for path in tmp_path.iterdir()] == ["envbuild-nightly-mcore.timer"], "nothing is written then"
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from envbuild.core.errors import (
     UsageError,
 )
 from envbuild.nightly import plan
-from envbuild.nightly.hardware import SPENT, HardwareAccess, certify_somewhere, command_for, parse_run_with
-from envbuild.nightly.models import NightRequest
+from envbuild.nightly.hardware import SPENT, HardwareAccess, certify_somewhere, command_for, parse_on, parse_run_with
+from envbuild.nightly.models import NightCluster, NightRequest
 
 TESTS = Path(__file__).parents[2]
 RUNNER = """
@@ -193,3 +193,13 @@ def test_commands_by_target() -> None:
     for wrong in (("run it",), ("run '{plan}",), ("a {plan}", "b {plan}")):
         with pytest.raises(UsageError):
             parse_run_with(wrong, ("cpu",))
+
+
+def test_clusters_by_target() -> None:
+    assert parse_on(("dgx", "cpu=lab"), ("h200", "cpu"), 2) == {
+        "": NightCluster(name="dgx", nodes=2),
+        "cpu": NightCluster(name="lab", nodes=2),
+    }
+    for wrong in (("dgx", "lab"), ("h100=dgx",)):
+        with pytest.raises(UsageError, match="is not a cluster of a target"):
+            parse_on(wrong, ("h200", "cpu"), 1)

@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.certify.run.job import CertifyJob
+from envbuild.certify.run.job import CertifyJob, CertifyRequest
 from envbuild.core.errors import CertificationCannotRunError, MachineError, UsageError
 from envbuild.core.progress import Reporter
 from envbuild.launch import launchers
-from envbuild.launch.executors import Executor, LaunchRequest, communication_variables
+from envbuild.launch.executors import Executor, LaunchRequest, OnCluster, communication_variables
 
 # Of a run's folder.
 RESULTS_DIR = "results"
@@ -26,12 +26,16 @@ class MachineOptions:
         venv: the virtual environment of ``--in venv``.
         gpus: the indices of the GPUs that may be used; all when empty.
         isolation: whether rank processes stay alive between cases; the runner's default when None.
+        requeues: how often a cluster's job is queued again when its time limit comes before the last case.
+        job: the cluster's job to follow and judge; None: the run's own, or a new one.
     """
 
     runtime: str | None = None
     venv: Path = DEFAULT_VENV
     gpus: tuple[int, ...] = ()
     isolation: str | None = None
+    requeues: int = 0
+    job: str | None = None
 
     def arguments(self) -> tuple[str, ...]:
         """The options of the runner's command line."""
@@ -72,6 +76,7 @@ def open_executor(job: CertifyJob, machine: MachineOptions, reporter: Reporter) 
         runtime=machine.runtime,
         venv=machine.venv,
         reporter=reporter,
+        on_cluster=_on_cluster(job.request, machine),
     )
     try:
         return launchers.open_executor(place.launcher, request)
@@ -79,3 +84,15 @@ def open_executor(job: CertifyJob, machine: MachineOptions, reporter: Reporter) 
         raise CertificationCannotRunError(
             error.what, why=error.why, fix=error.fix, log=error.log, reason="no-runtime"
         ) from error
+
+
+def _on_cluster(request: CertifyRequest, machine: MachineOptions) -> OnCluster | None:
+    if request.cluster is None or request.place.launcher not in launchers.ON_CLUSTER:
+        return None
+    return OnCluster(
+        name=request.cluster,
+        cluster=request.selection.catalog.cluster(request.cluster),
+        nodes=request.wanted.nodes,
+        requeues=machine.requeues,
+        job=machine.job,
+    )

@@ -29,10 +29,12 @@ from envbuild.core.files import machine_errors, read_plain, remove_tree, write_a
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
 from envbuild.launch.executors import Executor, Task
+from envbuild.launch.launchers import ON_CLUSTER
+from envbuild.launch.results_file import RESULTS_FILE, is_whole, lines_of
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.plan.reader import parse_plan
 
-PLAN_FILE, RESULTS_FILE, LOG_FILE = "plan.json", "results.jsonl", "smoke.log"
+PLAN_FILE, LOG_FILE = "plan.json", "smoke.log"
 # Live: rank processes stay between cases. A case trains for about a second, and starting takes ten times as long.
 ISOLATION, LIVE = "--isolation", "live"
 # The runner's exit statuses; 0 and 1 leave results.
@@ -40,6 +42,8 @@ COMPLETED, CASES_FAILED, BAD_PLAN, UNUSABLE, WRONG_GPUS, INTERRUPTED = 0, 1, 2, 
 # Time for starting the container and Python, on top of the cases' own limits.
 # Measured on H200: 10 to 16 s for torch, Transformer Engine and NCCL, 25 to 40 s with NeMo.
 START_SECONDS = 120
+# What a sweep takes before the runner ends it (envbuild_smoke.run.sweep).
+SWEEP_SECONDS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +86,15 @@ def run_cases(
         CertificationFailedError: the runner ran past its time limit.
     """
     folder, reporter = job.folder / "run", context.reporter
-    data, arguments = _prepare(folder, job.plan, machine.arguments(), reporter, resume=resume)
-    plan = parse_plan(data)
+    joins = executor.joins()
+    arguments = machine.arguments()
+    interrupted = _interrupted(folder, job.plan, joins=joins) if resume or joins else None
+    if interrupted is not None:
+        _check_isolation(folder, arguments)
+        arguments = (*arguments, "--resume")
+    elif resume:
+        reporter.note("there is no interrupted run to resume: all cases start again")
+    plan = parse_plan(_prepare(folder, interrupted, job.plan, reporter))
     watcher = Watcher(reporter, cases=len(plan.cases), repeats=plan.repeats)
     task = Task(
         plan=folder / PLAN_FILE,
@@ -93,33 +104,29 @@ def run_cases(
         on_line=watcher,
         log=folder / LOG_FILE,
         timeout_seconds=_limit(plan),
+        joins=joins,
     )
-    where = "inside the image, network off" if job.certifies_image else f"in {executor.python}"
+    # Nodes of a cluster reach each other.
+    network = "" if job.request.place.launcher in ON_CLUSTER else ", network off"
+    where = f"inside the image{network}" if job.certifies_image else f"in {executor.python}"
     with reporter.step(f"train {len(plan.cases)} cases {where} ({executor.name})"):
         finished = executor.run(task)
     _check_status(finished, watcher, folder, job.request)
     return read_run(folder, plan, folder / RESULTS_DIR / RESULTS_FILE, job.smoke_digest)
 
 
-def _prepare(
-    folder: Path, plan: dict[str, Json], arguments: tuple[str, ...], reporter: Reporter, *, resume: bool
-) -> tuple[bytes, tuple[str, ...]]:
-    """Write the plan of a new run, or find that of an interrupted one; with the runner's arguments."""
-    data = _interrupted(folder, plan) if resume else None
+def _prepare(folder: Path, interrupted: bytes | None, plan: dict[str, Json], reporter: Reporter) -> bytes:
+    """The plan of an interrupted run, or that of a new one, which is written; and the folder of its results."""
+    data = interrupted
     if data is None:
-        if resume:
-            reporter.note("there is no interrupted run to resume: all cases start again")
-        elif _types(folder) and "end" not in _types(folder):
+        if lines_of(_results(folder)) and not is_whole(_results(folder)):
             reporter.note("note: the files of an interrupted run are removed; --resume would have continued it")
         remove_tree(folder)
         data = (json.dumps(plan, indent=2) + "\n").encode()
         write_atomic(folder / PLAN_FILE, data)
-    else:
-        _check_isolation(folder, arguments)
-        arguments = (*arguments, "--resume")
     with machine_errors(folder):
         (folder / RESULTS_DIR).mkdir(parents=True, exist_ok=True)
-    return data, arguments
+    return data
 
 
 def remove_working_files(run: FinishedRun) -> None:
@@ -161,27 +168,18 @@ def _in_order(folder: Path, pattern: str) -> list[Path]:
 
 def is_interrupted(folder: Path) -> bool:
     """Whether the folder of a job has an interrupted run."""
-    return (folder / "run" / PLAN_FILE).is_file() and "end" not in _types(folder / "run")
+    return (folder / "run" / PLAN_FILE).is_file() and not is_whole(_results(folder / "run"))
 
 
-def _types(folder: Path) -> set[str]:
-    """The types of the lines that a run has written."""
-    return {str(line["type"]) for line in _lines(folder) if "type" in line}
+def _results(folder: Path) -> Path:
+    return folder / RESULTS_DIR / RESULTS_FILE
 
 
-def _lines(folder: Path) -> list[dict[str, object]]:
-    """The lines that a run has written, as far as they are JSON objects."""
-    lines = []
-    with contextlib.suppress(OSError):
-        # A run that was killed may have left half a line, or half of a character.
-        for line in (folder / RESULTS_DIR / RESULTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                lines.append(jsonread.loads(line))
-    return [line for line in lines if isinstance(line, dict)]
-
-
-def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
+def _interrupted(folder: Path, plan: dict[str, Json], *, joins: bool) -> bytes | None:
     """The plan of an interrupted run, if it is the same but for its nonce; None without one.
+
+    Args:
+        joins: the run went on without this process, and may have come to its end.
 
     Raises:
         ResultsRefusedError: it is another plan.
@@ -191,7 +189,7 @@ def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
         data = (folder / PLAN_FILE).read_bytes()
     except FileNotFoundError:
         return None
-    if "end" in _types(folder):
+    if is_whole(_results(folder)) and not joins:
         return None  # it finished, and was judged
     try:
         same = deciding(jsonread.loads(data)) == deciding(plan)
@@ -210,7 +208,7 @@ def _interrupted(folder: Path, plan: dict[str, Json]) -> bytes | None:
 def _check_isolation(folder: Path, arguments: tuple[str, ...]) -> None:
     """A resumed run has the isolation of its first part, which its results state."""
     wanted = arguments[arguments.index(ISOLATION) + 1] if ISOLATION in arguments else LIVE
-    for line in _lines(folder):
+    for line in lines_of(_results(folder)):
         before = line.get("isolation")
         if isinstance(before, str) and before != wanted:
             option = f"{ISOLATION} {before}" if before != LIVE else f"{ISOLATION} {LIVE}, or without {ISOLATION}"
@@ -224,7 +222,9 @@ def _check_isolation(folder: Path, arguments: tuple[str, ...]) -> None:
 def _limit(plan: Plan) -> float:
     # As if the cases ran one after the other: the scheduler may run several at once.
     seconds = sum((case.time_limit_seconds + START_SECONDS) * len(plan.runs_of(case)) for case in plan.cases)
-    return float(START_SECONDS + seconds)
+    # At most as many rounds of sweeps as it takes to pair every node again, and to double up to all of them.
+    rounds = 4 + plan.nodes.bit_length() if plan.bandwidth else 0
+    return float(START_SECONDS + seconds + rounds * SWEEP_SECONDS)
 
 
 def _check_status(finished: Finished, watcher: Watcher, folder: Path, request: CertifyRequest) -> None:

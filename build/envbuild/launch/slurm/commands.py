@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from envbuild.core.errors import CertificationCannotRunError, ConfigurationError, EnvbuildError, MachineError
-from envbuild.core.process import Finished, ProcessOptions, run
-from envbuild.core.text import quoted_command
+from envbuild.core.process import Finished
+from envbuild.launch.slurm.login import LoginShell
 from envbuild.launch.slurm.states import JobState
 
 # A controller that is busy answers late; one that is gone is given up by Slurm's commands after MessageTimeout.
 LIMIT_SECONDS = 120.0
-# ssh's own failures have this status (ssh(1)).
-_SSH_FAILED = 255
+# Of a user, wherever they are: sbatch(1).
+_NOT_A_JOBS = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"})
 _FIELDS = ("%i", "%T", "%r", "%S", "%N")
 
 
@@ -27,7 +28,33 @@ class SlurmCommands:
     """
 
     login: str | None = None
-    environment: Mapping[str, str] | None = None
+
+    def check(self, cluster: str) -> None:
+        """See that there is Slurm, before anything is copied.
+
+        Raises:
+            MachineError: there is none, or the login host cannot be reached.
+        """
+        try:
+            done = self._run(["sbatch", "--version"], what=f"submit a job to {cluster}")
+        except MachineError as error:
+            why = f"sbatch cannot be run: {error.why}."
+            raise self._without_slurm(cluster, why) if self.login is None else error from error
+        if done.status != 0:
+            raise self._without_slurm(cluster, _answer(done))
+
+    def _without_slurm(self, cluster: str, why: str) -> MachineError:
+        where = self.login or "this machine"
+        return MachineError(
+            f"cannot submit a job to {cluster}: {where} has no Slurm",
+            why=why,
+            fix=f"`sbatch --version` has to work on a login node. Run this command there, or name one: login in "
+            f"envs/clusters/{cluster}.toml.",
+        )
+
+    def shown(self, *words: str) -> str:
+        """A command of Slurm, for people to run here."""
+        return self._shell.shown(*words)
 
     def submit(self, script: str) -> str:
         """Submit a batch script, and return the job's ID.
@@ -74,11 +101,21 @@ class SlurmCommands:
         done = self._run(["sinfo", "--noheader", "--format=%R"], what="list the partitions")
         return sorted(set(done.output.split())) if done.status == 0 else []
 
+    def accounts(self) -> list[str]:
+        """The user's accounts; empty where Slurm keeps none."""
+        words = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=user,account"]
+        done = self._run(words, what="list the accounts")
+        user = self._run(["id", "-un"], what="ask for the user's name").output.strip()
+        rows = [line.split("|") for line in done.output.splitlines() if line.count("|") == 1]
+        return sorted({account for name, account in rows if name == user}) if done.status == 0 else []
+
     def _refusal(self, done: Finished) -> EnvbuildError:
+        if self._run(["scontrol", "ping"], what="ask for Slurm's controller").status != 0:
+            return self._failure(done, "submit the job")
         if "partition" in done.output and (partitions := self.partitions()):
             fix = f"The cluster has the partitions {', '.join(partitions)}: set one in the cluster's file."
-        elif "account" in done.output:
-            fix = "`sacctmgr show associations user=$USER` there lists your accounts: set one in the cluster's file."
+        elif "account" in done.output and (accounts := self.accounts()):
+            fix = f"Your accounts there are {', '.join(accounts)}: set one in the cluster's file."
         else:
             fix = "Correct the cluster's file, or ask who runs the cluster."
         return ConfigurationError("Slurm refuses the job", why=_answer(done), fix=fix)
@@ -92,20 +129,24 @@ class SlurmCommands:
         Raises:
             MachineError: the login host cannot be reached, or has no Slurm.
         """
-        # BatchMode: a question for a password would wait for ever. A login shell has the site's PATH.
-        remote = [] if self.login is None else ["ssh", "-o", "BatchMode=yes", "--", self.login, quoted_command(*words)]
-        options = ProcessOptions(
-            env=self.environment, stdin=stdin, timeout_seconds=LIMIT_SECONDS, error=CertificationCannotRunError
+        return self._shell.run(
+            words, what=what, seconds=LIMIT_SECONDS, stdin=stdin, check=False, error=CertificationCannotRunError
         )
-        done = run(remote or list(words), what=what, check=False, options=options)
-        if self.login is not None and done.status == _SSH_FAILED:
-            raise MachineError(
-                f"cannot {what}: ssh to {self.login} failed",
-                why=_answer(done),
-                fix=f"`{quoted_command('ssh', '-o', 'BatchMode=yes', self.login, 'true')}` must work without a "
-                "password: add your key to an agent, or set the host in ~/.ssh/config.",
-            )
-        return done
+
+    @property
+    def _shell(self) -> LoginShell:
+        return LoginShell(host=self.login, environment=outside_jobs(os.environ))
+
+
+def outside_jobs(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of this process without those of a job that it is in.
+
+    A job that is submitted from a job gets them too, and its srun takes them for options: srun(1), INPUT ENVIRONMENT
+    VARIABLES.
+    """
+    if "SLURM_JOB_ID" not in environ:
+        return dict(environ)
+    return {name: value for name, value in environ.items() if not name.startswith("SLURM_") or name in _NOT_A_JOBS}
 
 
 def _answer(done: Finished) -> str:

@@ -9,20 +9,31 @@ import shlex
 
 import tomlkit
 
-from envbuild.catalog.cluster import Mount
-from envbuild.launch.slurm.job import TOKEN, SlurmJob
+from envbuild.catalog.cluster import JOB_ID, Mount
+from envbuild.launch.slurm.job import EDF, MARGIN_SECONDS, OUT_OF_TIME, REQUEUED, TOKEN, SlurmJob
 
+# Slurm sets both for each task: the job's number, and its node's place in the job.
+NODE_NUMBER = "SLURM_NODEID"
+OWN_VARIABLES = ("SLURM_JOB_ID", NODE_NUMBER)
 _SCRIPT = """\
 #!/bin/bash
 # Written by `envbuild render`: the smoke runner on {nodes} {noun}, its results in {folder}.
 {directives}
 set -uo pipefail
+# What the shell that submitted this had set is no part of the run: it would be seen in the container.
+for name in $(compgen -e); do
+    case $name in
+    SLURM* | PATH | LD_LIBRARY_PATH | HOME | USER | LOGNAME | SHELL | LANG | TMPDIR | XDG_* | ENROOT_*) ;;
+    *) unset "$name" ;;
+    esac
+done
 {exports}
 # The head of the run is the batch host; other nodes find its port in the run's folder.
 head=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 token={token}
 [ -s "$token" ] || (umask 077 && head -c 32 /dev/urandom | base64 -w 0 >"$token")
-ends_at=$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s 2>/dev/null || true)
+ends_at=$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e) {margin} seconds ago" +%s 2>/dev/null || true)
+printf '{{"event": "job-started", "restarts": %s}}\\n' "${{SLURM_RESTART_COUNT:-0}}"
 {delivery}
 # Each node's number is its place in this job; `--mpi=none`, as the runner's ranks find each other by themselves.
 {step} &
@@ -32,12 +43,17 @@ trap 'kill -TERM "$step" 2>/dev/null' TERM
 wait "$step"
 status=$?
 [ "$status" -le 128 ] || {{ wait "$step"; status=$?; }}
+{removal}
 # Preempted, its processes end politely, and Slurm would count the job as failed and not start it again.
 if scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi
+{again}
 exit "$status"
 """
+# A task that ended early ends no other one; a task's processes may use every CPU of its node. The job's variables reach
+# its steps also where a site wants sbatch --export=NONE.
+_SRUN = ("srun", "--mpi=none", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--unbuffered")
 
 
 def render_sbatch(job: SlurmJob) -> str:
@@ -45,74 +61,132 @@ def render_sbatch(job: SlurmJob) -> str:
     directives = [f"#SBATCH {line}" for line in job.directives]
     for directive in job.slurm.directives:
         directives += [f"# {directive.reason}", f"#SBATCH {directive.line}"]
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in job.environment.items()]
     return _SCRIPT.format(
         nodes=job.nodes,
         noun="node" if job.nodes == 1 else "nodes",
         folder=job.folder,
         directives="\n".join(directives),
-        exports="\n".join(exports),
+        exports="\n".join(f"export {name}={_word(value)}" for name, value in job.environment.items()),
         token=shlex.quote(f"{job.folder}/{TOKEN}"),
+        margin=MARGIN_SECONDS,
         delivery=_delivery(job),
+        again=_again(job),
         step=_step(job),
+        removal=_removal(job),
     ).replace("\n\n", "\n")
 
 
+def render_edf(job: SlurmJob) -> str:
+    """The environment definition file of a job, for ``srun --environment=FILE``.
+
+    Its format: https://docs.cscs.ch/software/container-engine/edf/
+    """
+    document = tomlkit.document()
+    document["image"] = _expanded(job.image_on_node)
+    document["mounts"] = [_expanded(_mount(mount)) for mount in job.mounts]
+    document["workdir"] = "/"
+    if job.environment:
+        document["env"] = {name: _expanded(value) for name, value in job.environment.items()}
+    if job.transport is not None and job.transport.annotations:
+        document["annotations"] = dict(job.transport.annotations)
+    return tomlkit.dumps(document)
+
+
 def _delivery(job: SlurmJob) -> str:
+    lines = []
+    if job.image_on_node != job.image:
+        lines = [
+            "# Onto each node's own disk: many nodes that read one file of shared storage wait for each other.",
+            f"sbcast --force {_word(job.image)} {_word(job.image_on_node)} || exit",
+        ]
+    if job.slurm.runtime == "edf":
+        # No line of TOML is the word EDF: strings have their line breaks written out.
+        lines += [f"cat >{shlex.quote(f'{job.folder}/{EDF}')} <<'EDF' || exit", f"{render_edf(job)}EDF"]
+    return "\n".join(lines)
+
+
+def _removal(job: SlurmJob) -> str:
     if job.image_on_node == job.image:
         return ""
-    copied = shlex.join(["sbcast", "--force", job.image, job.image_on_node])
+    # A node that is down does not answer.
+    return f"timeout 60 srun --overlap --mpi=none rm -f {_word(job.image_on_node)}"
+
+
+def _again(job: SlurmJob) -> str:
+    if not job.requeues:
+        return ""
+    file = shlex.quote(f"{job.folder}/{REQUEUED}")
     return (
-        f"# Onto each node's own disk: many nodes that read one file of shared storage wait for each other.\n{copied}"
+        "# Its time was over before the last case: what is left goes on in the same job, queued again.\n"
+        f'if [ "$status" = {OUT_OF_TIME} ] && [ "$(cat {file} 2>/dev/null | wc -l)" -lt {job.requeues} ]; then\n'
+        f'    date >>{file} && scontrol requeue "$SLURM_JOB_ID" && sleep 60\nfi'
     )
 
 
 def _step(job: SlurmJob) -> str:
-    transport = job.cluster.transport
-    inside = f". {shlex.quote(transport.script)} && " if transport is not None and transport.script else ""
-    # SLURM_NODEID is each node's own, and the other two are the batch script's.
-    own = '--node-rank "$1" --head "$2:0" --ends-at "$3"'
-    command = f"{inside}exec {shlex.join(job.runner_words)} {own}"
-    start = ["srun", "--mpi=none", "--kill-on-bad-exit=0", "--unbuffered"]
-    if job.slurm.runtime == "bwrap":
-        # A node's own shell knows its number; inside the image none of the job's variables is there but those named.
-        opener = shlex.join([str(job.slurm.python), "-m", "envbuild.launch.inside", *_opened(job)])
-        node = f'exec {opener} -- bash -c {shlex.quote(command)} - "$SLURM_NODEID" "$1" "$2"'
-        return " \\\n    ".join([*start, f'bash -c {shlex.quote(node)} - "$head" "$ends_at"'])
-    words = [*map(shlex.quote, [*start, *_container(job)])]
-    # Container names have the job's ID: a container that another job left would be entered in the image's place.
-    words += ['--container-name="envbuild-$SLURM_JOB_ID"']
-    node = f'bash -c {shlex.quote(command)} - "$SLURM_NODEID" "$1" "$2"'
-    return " \\\n    ".join([*words, f'bash -c {shlex.quote(f"exec {node}")} - "$head" "$ends_at"'])
+    opened = {"pyxis": _container, "bwrap": _opened, "edf": _defined}[job.slurm.runtime](job)
+    lines = [" ".join(_SRUN), *map(_word, opened), f'bash -c {shlex.quote(_inside(job))} - "$head" "$ends_at"']
+    return " \\\n    ".join(lines)
 
 
-def _opened(job: SlurmJob) -> list[str]:
-    binds = [word for mount in job.mounts for word in ("--bind", _mount(mount))]
-    names = [word for name in job.environment for word in ("--env", name)]
-    return ["--image", job.image_on_node, *binds, *names, *(["--gpus"] if job.slurm.gpus_per_node else [])]
+def _inside(job: SlurmJob) -> str:
+    """What bash runs in the image on each node; its words are the head and when the job ends."""
+    lines = []
+    if job.is_pulled:
+        # envbuild's own .sqsh name the image that they were made from, whoever pulled them.
+        digest = job.image.rpartition("@")[2]
+        lines += [
+            "read -r first </etc/rc",
+            f'[ "$first" = "# enroot-provenance: oci:{digest}" ] ||',
+            '    { echo "this is not the image of the plan, or was not pulled by envbuild\'s importer" >&2; exit 3; }',
+        ]
+    transport = job.transport
+    if transport is not None and transport.libraries:
+        folders = shlex.quote(":".join(transport.libraries))
+        lines.append(f"export LD_LIBRARY_PATH={folders}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}")
+    if transport is not None and transport.script is not None:
+        lines.append(f". {shlex.quote(transport.script)} || exit")
+        # The cluster's file has the last word.
+        lines += [f"export {name}={_word(value)}" for name, value in job.environment.items()]
+    # A node's number is its own, and the other two are the batch script's.
+    own = f'--node-rank "${NODE_NUMBER}" --head "$1:0" --ends-at "$2"'
+    return "\n".join([*lines, f"exec {shlex.join(job.runner_words)} {own}"])
 
 
 def _container(job: SlurmJob) -> list[str]:
-    variables = ",".join(job.environment)
+    # Without a name: pyxis names the container pyxis_JOB.STEP then, mounts its .sqsh where it is set up to, and removes
+    # it at the end. A named one stays on the node, and is entered in the image's place by whoever uses the name again.
     return [
         f"--container-image={job.image_on_node}",
         f"--container-mounts={','.join(map(_mount, job.mounts))}",
         "--no-container-mount-home",
         # An image's own variables win over the job's, unless they are named.
-        *([f"--container-env={variables}"] if variables else []),
+        *([f"--container-env={','.join(job.environment)}"] if job.environment else []),
     ]
+
+
+def _opened(job: SlurmJob) -> list[str]:
+    binds = [f"--bind={_mount(mount)}" for mount in job.mounts]
+    # Inside, none of the job's variables is there but those named.
+    names = [f"--env={name}" for name in (*job.environment, *OWN_VARIABLES)]
+    gpus = ["--gpus"] if job.slurm.gpus_per_node else []
+    opener = [str(job.slurm.python), "-m", "envbuild.launch.inside"]
+    return [*opener, f"--image={job.image_on_node}", *binds, *names, *gpus, "--"]
+
+
+def _defined(job: SlurmJob) -> list[str]:
+    return [f"--environment={job.folder}/{EDF}"]
 
 
 def _mount(mount: Mount) -> str:
     return f"{mount.source}:{mount.target or mount.source}" + (":ro" if mount.read_only else "")
 
 
-def render_edf(job: SlurmJob) -> str:
-    """The environment definition file of a job, for ``srun --environment=FILE``."""
-    document = tomlkit.document()
-    document["image"] = job.image_on_node
-    document["mounts"] = [_mount(mount) for mount in job.mounts]
-    document["workdir"] = "/"
-    if job.environment:
-        document["env"] = dict(job.environment)
-    return tomlkit.dumps(document)
+def _word(text: str) -> str:
+    """A word for the shell: quoted, but for the job's number."""
+    return '"$SLURM_JOB_ID"'.join(shlex.quote(part) if part else "" for part in text.split(JOB_ID)) or "''"
+
+
+def _expanded(text: str) -> str:
+    """A string of an EDF, in which ${NAME} is a variable and $${NAME} is not."""
+    return "${SLURM_JOB_ID}".join(part.replace("${", "$${") for part in text.split(JOB_ID))

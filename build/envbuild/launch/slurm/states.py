@@ -28,9 +28,13 @@ _REASONS = {
     "ReqNodeNotAvail": "waiting for nodes that are down or reserved",
     "Reservation": "waiting for its reservation to begin",
     "PartitionDown": "waiting for its partition, which is down",
-    "PartitionTimeLimit": "asks for more time than its partition gives, and will not start",
-    "PartitionNodeLimit": "asks for more nodes than its partition has, and will not start",
-    "BadConstraints": "asks for what no node has, and will not start",
+}
+# Time does not cure these.
+_IMPOSSIBLE = {
+    "PartitionTimeLimit": "asks for more time than its partition gives",
+    "PartitionNodeLimit": "asks for more nodes than its partition has",
+    "BadConstraints": "asks for what no node has",
+    "DependencyNeverSatisfied": "waits for a job that failed",
 }
 
 
@@ -43,7 +47,6 @@ class JobState:
         reason: Slurm's word for why it waits, or ended.
         start: when it started or is expected to; "" when Slurm does not say.
         nodes: those that it has, as Slurm writes a list.
-        restarts: how often it was put back.
     """
 
     job: str
@@ -51,7 +54,6 @@ class JobState:
     reason: str = ""
     start: str = ""
     nodes: str = ""
-    restarts: int = 0
 
     @property
     def ended(self) -> bool:
@@ -59,14 +61,20 @@ class JobState:
         return self.state not in WAITING | RUNNING
 
     @property
+    def impossible(self) -> str:
+        """Why it will never start as it is; "" if it may."""
+        return _IMPOSSIBLE.get(self.reason.partition(",")[0], "") if self.state == "PENDING" else ""
+
+    @property
     def sentence(self) -> str:
         """What people are told."""
         if self.state in RUNNING:
-            return f"running on {self.nodes}" + (f", after {self.restarts} restarts" if self.restarts else "")
+            return f"running on {self.nodes}"
         if not self.ended:
             # Slurm adds to a reason: "ReqNodeNotAvail, UnavailableNodes:n1"; limits of accounts have many names.
             word = self.reason.partition(",")[0]
             limit = "waiting for the limit of its account or QOS" if word.startswith(("Assoc", "QOS")) else ""
-            why = _REASONS.get(word, "").format(job=self.job) or limit or f"waiting ({self.reason or self.state})"
+            known = self.impossible or _REASONS.get(word, "").format(job=self.job)
+            why = known or limit or f"waiting ({self.reason or self.state})"
             return f"{why}, start expected {self.start}" if self.start and self.state == "PENDING" else why
         return _ENDS.get(self.state, f"it ended ({self.state})")

@@ -11,10 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from envbuild.certify.readme import MOUNT_POINT, MOUNTED_SQSH
 from envbuild.core.errors import UsageError
 from envbuild.core.files import machine_errors, write_atomic
-from envbuild.image.layers.sandbox import VENV
 
 if TYPE_CHECKING:
     import jinja2
@@ -23,7 +21,6 @@ System = Literal["github", "systemd", "slurm"]
 # What stands in a shell, in YAML and in a unit as it is.
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@=,+~-]*|/[A-Za-z0-9._:/@=,+~-]*")
 GITHUB_RUNNER = "ubuntu-24.04"
-CERTIFY_JOB = "certify.sbatch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +47,7 @@ class CiJob:
         at: when, HH:MM.
         project: the folder with envs/ and lockfiles/.
         program: envbuild, as it is called there.
-        run_with: what reaches the GPUs; empty: the machine has them, or a plan is prepared.
+        on: the cluster that has the GPUs; empty: the machine has them, or a plan is prepared.
     """
 
     stack: str
@@ -61,7 +58,7 @@ class CiJob:
     at: str = "02:00"
     project: Path
     program: str = "envbuild"
-    run_with: str = ""
+    on: str = ""
 
     @property
     def hour(self) -> int:
@@ -80,7 +77,7 @@ class CiJob:
         words = [self.program, "nightly", "--stack", self.stack, "--targets", targets, "--to", self.to]
         words += ["--sqsh-to", self.sqsh_to] if self.sqsh_to else []
         words += ["--state", self.state] if self.state else []
-        return words + (["--run-with", self.run_with] if self.run_with else [])
+        return words + (["--on", self.on] if self.on else [])
 
     def command_for(self, variable: str) -> str:
         """The command for a shell, with the targets from a variable (``$TARGET``)."""
@@ -102,11 +99,6 @@ class CiJob:
         text = str(word).replace("%", "%%").replace("$", "$$")
         # In quotes systemd reads C's escapes, as JSON writes them (systemd.service(5), "Command Lines").
         return text if re.fullmatch(r"[^\s\"'\\;]+", text) else json.dumps(text)
-
-    # Not annotated, and so no fields: where the templates of Slurm find what an image and a plan hold.
-    python = f"{VENV}/bin/python"
-    mount_point = MOUNT_POINT
-    mounted_sqsh = MOUNTED_SQSH
 
 
 def render(system: System, job: CiJob) -> dict[Path, str]:
@@ -131,8 +123,12 @@ def render(system: System, job: CiJob) -> dict[Path, str]:
         files = {f"{unit}.service": "systemd.service.j2", f"{unit}.timer": "systemd.timer.j2"}
     else:
         files = {f"envbuild-nightly-{job.stack}.scrontab": "scrontab.j2"}
-        if job.gpu_targets:
-            files[CERTIFY_JOB] = "certify.sbatch.j2"
+        if job.gpu_targets and not job.on:
+            raise UsageError(
+                "--for slurm needs --on",
+                why=f"{', '.join(job.gpu_targets)} needs GPUs, and a cluster's file says how its nodes are asked for.",
+                fix="Name the cluster: --on NAME, of envs/clusters/",
+            )
     return {Path(name): _templates().get_template(template).render(job=job) for name, template in files.items()}
 
 
