@@ -15,7 +15,9 @@ from envbuild_smoke.plan.json_reader import NOT_NEGATIVE, Rule, at_least, matchi
 Schema = Literal["envbuild.results/2"]
 SCHEMA: Schema = "envbuild.results/2"
 Status = Literal["completed", "failed", "timed-out", "not-run"]
-FailureKind = Literal["exception", "exit", "signal", "timeout", "baseline-missing", "incomplete", "not-finite"]
+FailureKind = Literal[
+    "exception", "exit", "signal", "timeout", "baseline-missing", "incomplete", "not-finite", "node-lost"
+]
 FindingCode = Literal[
     "package-missing",
     "version-mismatch",
@@ -63,6 +65,8 @@ class Finding:
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """Why a case did not complete: its earliest failing rank, or None where no single rank is to blame.
+
+    A case that ended with kind node-lost, through no fault of its ranks, is trained again where the run is resumed.
 
     `exit_status` is negative for a signal; `log` is relative to the output directory.
     """

@@ -24,7 +24,7 @@ def failure_of(run: TaskRun, progress: str) -> Failure | None:
     """Return why a task that ended was not done by all of its ranks; None when it was."""
     if node := run.lost_node:
         # Ranks on other nodes fail by it, and that is seen before the node counts as lost.
-        return Failure(kind="exit", message=node)
+        return Failure(kind="node-lost", message=node)
     cause = _failure_of_ranks(run)
     if cause is not None:
         return cause

@@ -74,7 +74,7 @@ class JobLoop:
             job = self._jobs[waiting.key]
             failure = self._log.missing_baseline(job)
             if failure is None and (missing := lost.keys() & set(waiting.nodes)):
-                failure = Failure(kind="exit", message="; ".join(lost[node] for node in sorted(missing)))
+                failure = Failure(kind="node-lost", message="; ".join(lost[node] for node in sorted(missing)))
             if failure is not None:
                 self._scheduler.dropped(waiting.key)
                 self._log.finish(_without_ranks(job, "not-run", failure))

@@ -140,6 +140,24 @@ def test_failed_rank_is_named_with_its_node(tmp_path):
     assert verdict.nodes == (1,)
 
 
+def test_case_that_a_lost_node_ended_counts_unless_it_was_trained_again(tmp_path):
+    lines = lines_of(PLAN)
+    own = line(lines, TP2, 2)
+    failure = {"kind": "node-lost", "message": "node 1 (h) was lost: it was silent for 20 s"}
+    lost = {**own, "status": "failed", "failure": {**failure, "rank": None, "exit_status": None, "log": None}}
+    resumed = {"schema": lines[0]["schema"], "type": "resumed", "at": "2026-01-01T00:00:30Z", "cut_bytes": 0}
+    resumed |= {"host": "node-0"}
+    again = [*lines[:3], lost, resumed, *lines[1:]]
+    results = read(tmp_path / "results.jsonl", PLAN, again)
+    assert all(verdict.passed for verdict in judge(CASES, MATRIX, results, typed(PLAN)))
+    with pytest.raises(ResultsRefusedError, match="cannot be judged"):
+        read(tmp_path / "results.jsonl", PLAN, [*lines[:3], lost, *lines[3:]])
+    end = {**lines[-1], "completed": lines[-1]["completed"] - 1}
+    results = read(tmp_path / "results.jsonl", PLAN, [*(lost if each is own else each for each in lines[:-1]), end])
+    (failed,) = (verdict for verdict in judge(CASES, MATRIX, results, typed(PLAN)) if not verdict.passed)
+    assert str(failed.problems[0]) == "nodes: failed: node 1 (h) was lost: it was silent for 20 s"
+
+
 # ---- slow nodes
 
 

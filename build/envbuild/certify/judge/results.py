@@ -113,7 +113,7 @@ def _read(path: Path, plan: Plan, smoke_digest: str | None) -> Results:
         used = run.smoke_digest or "one from its sources"
         raise _Refused(SMOKE, f"The runner that belongs to this envbuild is {smoke_digest}; it ran with {used}.")
     _check_image(run.image, plan.subject)
-    cases = [line for line in lines if isinstance(line, CaseLine)]
+    cases = list(_standing_cases(lines))
     _check_cases(cases, plan, end)
     measured = measured_hosts(lines)
     _check_sweeps(measured.sweeps)
@@ -126,6 +126,16 @@ def _read(path: Path, plan: Plan, smoke_digest: str | None) -> Results:
         nodes=tuple(_nodes(lines, plan)),
         measured=measured,
     )
+
+
+def _standing_cases(lines: Sequence[Line]) -> Iterator[CaseLine]:
+    """The cases, without those that a lost node ended and that were trained again, where the run was resumed."""
+    resumed = max((index for index, line in enumerate(lines) if isinstance(line, ResumedLine)), default=0)
+    for index, line in enumerate(lines):
+        if isinstance(line, CaseLine):
+            lost = line.failure is not None and line.failure.kind == "node-lost"
+            if not lost or index > resumed:
+                yield line
 
 
 def _nodes(lines: Sequence[Line], plan: Plan) -> Iterator[NodeLine]:

@@ -132,6 +132,7 @@ def test_a_lost_node_ends_its_cases_by_name_and_no_other(nodes: Nodes) -> None:
     for case in (cases["waits-n2", 1], cases["train-n2", 1]):
         assert "node 1 (" in case["failure"]["message"]
         assert "was lost: " in case["failure"]["message"]
+        assert case["failure"]["kind"] == "node-lost"
 
 
 def test_an_agent_whose_head_is_gone_ends_with_its_ranks(nodes: Nodes) -> None:
@@ -243,16 +244,12 @@ def test_nodes_that_differ_train_nothing_and_the_results_have_both(nodes: Nodes)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_run_whose_node_was_killed_is_resumed(nodes: Nodes, victim: int) -> None:
+def test_a_run_that_lost_a_node_is_resumed_and_all_cases_complete(nodes: Nodes, victim: int) -> None:
+    """Of node 1, node 0 ends the cases there by name, and comes to its end."""
     running = start_hanging(nodes, two_ranks("train-one"))
     running[victim].kill()
-    if victim:
-        # As a launcher does when a node fails.
-        running[0].terminate()
-    for process in running:
-        process.communicate(timeout=60)
-    # Nothing hangs any more.
-    plan = (nodes.folder / "plan.json").read_text()
+    ends = [process.communicate(timeout=60) for process in running]
+    assert running[1 - victim].returncode == (1 if victim else LOST_HEAD), ends
     running = [nodes.start(rank, "--resume", environment={"HANGS": "no"}) for rank in range(2)]
     ends = [process.communicate(timeout=120) for process in running]
     assert [process.returncode for process in running] == [0, 0], ends
@@ -260,7 +257,6 @@ def test_a_run_whose_node_was_killed_is_resumed(nodes: Nodes, victim: int) -> No
         **{(name, repeat): "completed" for name in ("train-baseline", "train-one") for repeat in (1, 2)},
         ("hangs-n2", 1): "completed",
     }
-    assert plan == (nodes.folder / "plan.json").read_text()
 
 
 def test_full_disk_of_one_node_ends_the_cases_there_by_name(nodes: Nodes) -> None:
