@@ -37,6 +37,10 @@ class RefusedError(Exception):
     """The head does not take this agent; the reason is the head's."""
 
 
+class UnreachableError(WireError):
+    """Nobody listens there."""
+
+
 class HeadGreeting:
     """The head's side of one handshake; `receive` is called with each message until `joining` is there."""
 
@@ -121,7 +125,7 @@ def _connect(address: tuple[str, int], limit_seconds: float) -> socket.socket:
             return socket.create_connection(address, timeout=max(RETRY_SECONDS, limit - time.monotonic()))
         except OSError as error:
             if time.monotonic() > limit:
-                raise WireError(
+                raise UnreachableError(
                     f"{address[0]}:{address[1]} was not reached within {limit_seconds:g} s: {error.strerror or error}"
                 ) from error
         time.sleep(RETRY_SECONDS)
