@@ -108,15 +108,16 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
         if previous is None:
             writer.write(line)
         else:
-            writer.write(ResumedLine(at=now(), cut_bytes=previous.cut_bytes))
+            writer.write(ResumedLine(at=now(), host=state.host, cut_bytes=previous.cut_bytes))
             context.emit({"event": "resumed", "kept": len(log.results), "cut_bytes": previous.cut_bytes})
         for node in nodes:
             writer.write(node)
         if unusable is None and not different:
             JobLoop(context, make_jobs(plan, cases, results), devices, log, listed).run()
             # After the cases: a sweep at the same time would slow them down, and be slowed down.
-            if plan.bandwidth is not None and (previous is None or not previous.bandwidth):
-                sweep = measure_bandwidth(context, plan.bandwidth, devices)
+            hosts = {0: state.host, **{node.node: node.host for node in nodes}}
+            swept = previous.measured.sweeps if previous is not None and previous.measured.hosts == hosts else ()
+            for sweep in measure_bandwidth(context, plan.bandwidth, swept) if plan.bandwidth is not None else ():
                 writer.write(sweep)
                 context.emit({"event": "bandwidth", **asdict(sweep)})
         completed = sum(result.status == "completed" for result in log.results.values())

@@ -13,8 +13,8 @@ from envbuild_smoke.environment.findings import file_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.nodes.agent import Agent, LostHeadError
 from envbuild_smoke.nodes.head import JOIN_SECONDS, PORT_FILE
-from envbuild_smoke.nodes.join import RETRY_SECONDS, Joining, RefusedError, UnreachableError, join
-from envbuild_smoke.nodes.wire import Wire, WireError
+from envbuild_smoke.nodes.join import RETRY_SECONDS, Joining, RefusedError, join
+from envbuild_smoke.nodes.wire import WireError
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.run import resume
 from envbuild_smoke.run.background import result_of
@@ -25,8 +25,6 @@ from envbuild_smoke.run.pool import Pool
 from envbuild_smoke.run.results import Emit
 from envbuild_smoke.run.run_header import host_name, node_state, smoke_digest
 
-# A head whose port is known listens, or will soon.
-CONNECT_SECONDS = 60.0
 # From linux/sockios.h; Python has no binding of it.
 _SIOCGIFADDR = 0x8915
 
@@ -37,12 +35,19 @@ def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threa
     Raises LostHeadError when node 0 is not there, refuses this node, or is gone before the end; RunInterruptedError.
     """
     plan, out = pool.plan, pool.out
-    host = options.head[0]
+    host, port = options.head
     stated = Joining(
         plan_digest=plan.digest, nonce=plan.nonce, smoke_digest=smoke_digest(), slots=on_node, host=host_name()
     )
     try:
-        wire = _join(options, out, stated, stop)
+        # A run that is resumed has the port of its first part there, until node 0 listens again.
+        wire = join(
+            lambda: (host, port or _port(out, stop)),
+            options.node_rank,
+            options.token,
+            stated,
+            limit_seconds=60.0 if port else JOIN_SECONDS,
+        )
     except RefusedError as error:
         raise LostHeadError(f"node 0 refuses this node: {error}") from error
     except WireError as error:
@@ -66,24 +71,6 @@ def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threa
         raise LostHeadError(f"node 0: {error}") from error
     agent.send({"event": "state", "state": asdict(node_state(context, ready, files, listed, None))})
     agent.serve()
-
-
-def _join(options: Options, out: Path, stated: Joining, stop: threading.Event) -> Wire:
-    """Join node 0, by the port of the command line or the one in the results folder. Raises WireError, RefusedError."""
-    host, port = options.head
-    if port:
-        return join((host, port), options.node_rank, options.token, stated, limit_seconds=CONNECT_SECONDS)
-    limit = time.monotonic() + JOIN_SECONDS
-    while True:
-        port = _port(out, stop)
-        try:
-            return join((host, port), options.node_rank, options.token, stated, limit_seconds=RETRY_SECONDS)
-        except WireError as error:
-            # A run that is resumed finds the port of the one before, until node 0 has written its own.
-            is_old = isinstance(error, UnreachableError) or port != _port(out, stop)
-            if time.monotonic() > limit or not is_old:
-                raise
-        time.sleep(RETRY_SECONDS)
 
 
 def _port(out: Path, stop: threading.Event) -> int:
