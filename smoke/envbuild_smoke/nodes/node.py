@@ -42,7 +42,11 @@ def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threa
     try:
         # A run that is resumed has the port of its first part there, until node 0 listens again.
         wire = join(
-            lambda: (host, port or _port(out, stop)), options.node_rank, options.token, stated, limit_seconds=60.0
+            lambda: (host, port or _port(out, stop)),
+            options.node_rank,
+            options.token,
+            stated,
+            limit_seconds=60.0 if port else JOIN_SECONDS,
         )
     except RefusedError as error:
         raise LostHeadError(f"node 0 refuses this node: {error}") from error

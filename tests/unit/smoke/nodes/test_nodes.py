@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,6 +97,18 @@ def test_all_nodes_run_the_cases_of_one_and_two_those_of_two(nodes: Nodes) -> No
         ("train-n2", 1): ("completed", [0, 1]),
     }
     assert not list((nodes.folder / "out").glob(".canary*"))
+
+
+def test_port_that_an_earlier_run_left_is_not_the_last_word(nodes: Nodes) -> None:
+    nodes.write(BASELINE, over("train-n2"))
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    (nodes.folder / "out").mkdir()
+    (nodes.folder / "out/head.port").write_text(f"{port}\n")
+    other, head = nodes.start(1), nodes.start(0)
+    _, errors = head.communicate(timeout=120)
+    other.communicate(timeout=60)
+    assert (head.returncode, other.returncode) == (0, 0), errors
 
 
 def test_small_cases_have_other_nodes_each_time(nodes: Nodes) -> None:
