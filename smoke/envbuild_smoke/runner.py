@@ -18,7 +18,7 @@ from envbuild_smoke.nodes.node import address_variables, lock_node, run_node
 from envbuild_smoke.nodes.node_pools import NodePools
 from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.ranks.program import RankProgram
-from envbuild_smoke.results import CaseLine, EndLine, Gpu, NodeLine, ResumedLine
+from envbuild_smoke.results import CaseLine, EndLine, Finding, Gpu, NodeLine, ResumedLine
 from envbuild_smoke.run import resume
 from envbuild_smoke.run.context import IMPORT_LIMIT_SECONDS, POLL_SECONDS, RunContext, RunInterruptedError
 from envbuild_smoke.run.forkserver import ForkServerError
@@ -58,6 +58,7 @@ def run_plan(
     lock = resume.lock_folder(out) if rank == 0 else lock_node(out, rank)
     variables = {**options.variables, **(cache_variables(out) if plan.device == "cuda" else {})}
     pool: RankPool
+    found = None
     local = pool = Pool(program, plan, out, lock, variables, live=options.isolation == "live")
     on_node = _slots(plan, cases, options)
     try:
@@ -69,15 +70,22 @@ def run_plan(
         if options.nodes > 1:
             local.host = options.head[0]
             local.variables = {**variables, **address_variables(plan, local.host)}
+            # Before agents join, which are answered from then on; it takes long from an image on slow storage.
+            found = _found(plan)
             pool = open_nodes(local, options, on_node, emit, stop.is_set)
         context = RunContext(plan=plan, out=out, options=options, pool=pool, emit=emit, stop=stop, on_node=on_node)
-        return _run(context, cases, previous)
+        return _run(context, cases, previous, found)
     finally:
         pool.close()
         os.close(lock)
 
 
-def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.PreviousRun | None) -> list[CaseLine]:
+def _run(
+    context: RunContext,
+    cases: tuple[Case, ...],
+    previous: resume.PreviousRun | None,
+    found: tuple[ListedFiles, list[Finding]] | None,
+) -> list[CaseLine]:
     """Run the cases and write the results file."""
     plan = context.plan
     results = {} if previous is None else previous.cases
@@ -86,8 +94,7 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
         return [results[run] for run in wanted]
     context.pool.start_server()
     # While the fork server imports.
-    listed = ListedFiles(plan.expected_versions, plan.provided_packages)
-    files = file_findings(plan)
+    listed, files = found or _found(plan)
     devices = tuple(range(context.on_node * context.options.nodes))
     ready, unusable = _start(context)
     state = node_state(context, ready, files, listed, unusable)
@@ -128,6 +135,11 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
     if different:
         raise DifferentNodesError(", ".join(different))
     return [log.results[run] for run in wanted]
+
+
+def _found(plan: Plan) -> tuple[ListedFiles, list[Finding]]:
+    """Return the packages' files, and what is wrong with them."""
+    return ListedFiles(plan.expected_versions, plan.provided_packages), file_findings(plan)
 
 
 def _start(context: RunContext) -> tuple[Ready, str | None]:

@@ -34,6 +34,9 @@ def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threa
     Raises LostHeadError when node 0 is not there, refuses this node, or is gone before the end; RunInterruptedError.
     """
     plan, out = pool.plan, pool.out
+    # Before it joins: from an image on slow storage this takes longer than node 0 waits for a sign of life.
+    listed = ListedFiles(plan.expected_versions, plan.provided_packages)
+    files = file_findings(plan)
     host, port = options.head
     stated = Joining(
         plan_digest=plan.digest, nonce=plan.nonce, smoke_digest=smoke_digest(), slots=on_node, host=host_name()
@@ -50,8 +53,6 @@ def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threa
     context = RunContext(plan=plan, out=out, options=options, pool=pool, emit=emit, stop=stop, on_node=on_node)
     agent = Agent(wire, pool, context, on_node)
     pool.start_server()
-    listed = ListedFiles(plan.expected_versions, plan.provided_packages)
-    files = file_findings(plan)
     try:
         # Node 0 is answered meanwhile: importing takes longer than it waits for a sign of life.
         ready = context.wait_for_fork_server(agent.update)
