@@ -212,7 +212,7 @@ def _explained(error: Exception, out: Path) -> int | None:
     from envbuild_smoke.runner import DifferentNodesError, UnusableEnvironmentError
 
     kept = _KEPT if (out / FILE_NAME).exists() else _NOTHING_RUN
-    over = f"the time is over, and {error} cases were not started; the results of the others are kept. {_RESUME}"
+    over = f"the time is over, and {error} were not started; all results are kept. {_RESUME}"
     different = f"{error} differs from node 0, and no case was started: the results have both, and the judge names it"
     # By the classes of an error: the exit status, and what is printed.
     table: tuple[tuple[tuple[type[Exception], ...], int, str], ...] = (

@@ -113,3 +113,8 @@ def saves_final_weights(cases: Iterable[Case], case: Case) -> bool:
 def checkpoint_path(out: Path, case_id: str, name: str) -> Path:
     """Return the directory of a case's checkpoint."""
     return out / "checkpoints" / case_id / name
+
+
+def nccl_log_of(folder: Path, rank: int) -> Path:
+    """Return where NCCL's log of a rank goes, in the folder of its sweep."""
+    return folder / f"nccl{rank}.log"

@@ -1,8 +1,8 @@
 """The lines of `results.jsonl` as frozen values: written by the runner, read by whoever judges.
 
 First a line of type run, then one of type node for each other node of the run, then one of type case for each case and
-repeat in the order they ended, then one of type bandwidth if the plan asks for it, last one of type end. A run that was
-cut short lacks the end; where it was taken up again stands a line of type resumed. None is a number that is not
+repeat in the order they ended, then those of type bandwidth that the plan asks for, last one of type end. A run that
+was cut short lacks the end; where it was taken up again stands a line of type resumed. None is a number that is not
 finite, for which JSON has none.
 """
 
@@ -32,6 +32,8 @@ FindingCode = Literal[
     "module-missing",
     "unusable",
 ]
+# On a node, across two, or over as many as are up to now.
+Sweep = Literal["node", "pair", "ramp"]
 PROJECTIONS = 4
 Count = Annotated[int, at_least(0)]
 Positive = Annotated[int, at_least(1)]
@@ -355,25 +357,33 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class BandwidthLine:
-    """The sweep of all_reduce (`points`) and all_gather; `transports` are those that NCCL's own log names."""
+    """A sweep of all_reduce (`points`), all_gather and all_to_all over all ranks of `nodes`.
+
+    `transports` are those that NCCL's own log names, and `network_log` is what it says about how it chose its network.
+    """
 
     schema: Schema = written(SCHEMA)
     type: Literal["bandwidth"] = written("bandwidth")
+    sweep: Sweep = written("node")
+    nodes: tuple[Count, ...] = written((0,))
     ranks: Positive
     backend: Literal["nccl", "gloo"] | None = written(None)
     transports: tuple[str, ...] | None = written(None)
     points: tuple[Point, ...] = written(())
     all_gather: tuple[Point, ...] = written(())
+    all_to_all: tuple[Point, ...] = written(())
+    network_log: tuple[str, ...] = written(())
     failure: Failure | None = written(None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumedLine:
-    """Where an interrupted run was taken up again; `cut_bytes` are of a last line that was not whole."""
+    """Where an interrupted run was taken up again, with node 0 on `host`; `cut_bytes` are of half a last line."""
 
     schema: Schema = written(SCHEMA)
     type: Literal["resumed"] = written("resumed")
     at: Moment
+    host: str
     cut_bytes: Count
 
 

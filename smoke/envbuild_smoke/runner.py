@@ -18,8 +18,9 @@ from envbuild_smoke.nodes.node import address_variables, lock_node, run_node
 from envbuild_smoke.nodes.node_pools import NodePools
 from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.ranks.program import RankProgram
-from envbuild_smoke.results import CaseLine, EndLine, Finding, Gpu, NodeLine, ResumedLine
+from envbuild_smoke.results import CaseLine, EndLine, Gpu, NodeLine, ResumedLine
 from envbuild_smoke.run import resume
+from envbuild_smoke.run.background import result_of
 from envbuild_smoke.run.context import IMPORT_LIMIT_SECONDS, POLL_SECONDS, RunContext, RunInterruptedError
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.job_loop import JobLoop
@@ -58,7 +59,6 @@ def run_plan(
     lock = resume.lock_folder(out) if rank == 0 else lock_node(out, rank)
     variables = {**options.variables, **(cache_variables(out) if plan.device == "cuda" else {})}
     pool: RankPool
-    found = None
     local = pool = Pool(program, plan, out, lock, variables, live=options.isolation == "live")
     on_node = _slots(plan, cases, options)
     try:
@@ -70,22 +70,15 @@ def run_plan(
         if options.nodes > 1:
             local.host = options.head[0]
             local.variables = {**variables, **address_variables(plan, local.host)}
-            # Before agents join, which are answered from then on; it takes long from an image on slow storage.
-            found = _found(plan)
             pool = open_nodes(local, options, on_node, emit, stop.is_set)
         context = RunContext(plan=plan, out=out, options=options, pool=pool, emit=emit, stop=stop, on_node=on_node)
-        return _run(context, cases, previous, found)
+        return _run(context, cases, previous)
     finally:
         pool.close()
         os.close(lock)
 
 
-def _run(
-    context: RunContext,
-    cases: tuple[Case, ...],
-    previous: resume.PreviousRun | None,
-    found: tuple[ListedFiles, list[Finding]] | None,
-) -> list[CaseLine]:
+def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.PreviousRun | None) -> list[CaseLine]:
     """Run the cases and write the results file."""
     plan = context.plan
     results = {} if previous is None else previous.cases
@@ -93,8 +86,11 @@ def _run(
     if previous is not None and previous.ended and results.keys() >= set(wanted):
         return [results[run] for run in wanted]
     context.pool.start_server()
-    # While the fork server imports.
-    listed, files = found or _found(plan)
+    # While the fork server imports; other nodes are answered.
+    listed, files = result_of(
+        lambda: (ListedFiles(plan.expected_versions, plan.provided_packages), file_findings(plan)),
+        lambda: context.pool.wait(POLL_SECONDS),
+    )
     devices = tuple(range(context.on_node * context.options.nodes))
     ready, unusable = _start(context)
     state = node_state(context, ready, files, listed, unusable)
@@ -112,15 +108,16 @@ def _run(
         if previous is None:
             writer.write(line)
         else:
-            writer.write(ResumedLine(at=now(), cut_bytes=previous.cut_bytes))
+            writer.write(ResumedLine(at=now(), host=state.host, cut_bytes=previous.cut_bytes))
             context.emit({"event": "resumed", "kept": len(log.results), "cut_bytes": previous.cut_bytes})
         for node in nodes:
             writer.write(node)
         if unusable is None and not different:
             JobLoop(context, make_jobs(plan, cases, results), devices, log, listed).run()
             # After the cases: a sweep at the same time would slow them down, and be slowed down.
-            if plan.bandwidth is not None and (previous is None or not previous.bandwidth):
-                sweep = measure_bandwidth(context, plan.bandwidth, devices)
+            hosts = {0: state.host, **{node.node: node.host for node in nodes}}
+            swept = previous.measured.sweeps if previous is not None and previous.measured.hosts == hosts else ()
+            for sweep in measure_bandwidth(context, plan.bandwidth, swept) if plan.bandwidth is not None else ():
                 writer.write(sweep)
                 context.emit({"event": "bandwidth", **asdict(sweep)})
         completed = sum(result.status == "completed" for result in log.results.values())
@@ -135,11 +132,6 @@ def _run(
     if different:
         raise DifferentNodesError(", ".join(different))
     return [log.results[run] for run in wanted]
-
-
-def _found(plan: Plan) -> tuple[ListedFiles, list[Finding]]:
-    """Return the packages' files, and what is wrong with them."""
-    return ListedFiles(plan.expected_versions, plan.provided_packages), file_findings(plan)
 
 
 def _start(context: RunContext) -> tuple[Ready, str | None]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from faults.catalogue import fault_named
 from faults.harness import FAILED, PASSED, REFUSED, Harness, Outcome
+from faults.over_nodes import Cluster
 from faults.record import Record
 from helpers.placed_images import place_image
 
@@ -180,3 +181,25 @@ def test_transport_by_sockets(harness: Harness, record: Record) -> None:
     outcome = harness.certify(harness.switched, name, variables={"ENVBUILD_FAULT": "nccl-by-sockets"})
     assert note(record, fault.id, outcome), outcome.document
     assert outcome.status == FAILED
+
+
+@pytest.mark.fault
+@pytest.mark.soak
+def test_networks_between_nodes(harness: Harness, record: Record, tmp_path: Path) -> None:
+    """Four nodes, each with what NCCL writes there: all of them, or one, by another network than the cluster's."""
+    by, instead = "nccl-by-infiniband", "nccl-by-sockets"
+    every, one = fault_named("sockets-between-nodes"), fault_named("one-node-by-sockets")
+    name = harness.matrix("faults-nodes", [every])
+
+    def over(folder: str, *faults: str) -> Outcome:
+        cluster = Cluster(harness.switched, harness.project, tmp_path / folder)
+        return cluster.certify(name, "NET/IB", faults)
+
+    healthy = over("healthy", by, by, by, by)
+    assert healthy.status == PASSED, f"{healthy.document}\n{healthy.words}"
+    outcome = over("every", instead, instead, instead, instead)
+    assert note(record, every.id, outcome), outcome.document
+    assert outcome.checks() == ["transport"]
+    outcome = over("one", by, by, by, instead)
+    assert note(record, one.id, outcome), outcome.document
+    assert outcome.checks() == ["bad-node", "transport"]

@@ -89,9 +89,20 @@ def bandwidth() -> dict[str, Any]:
                             (1 << 32, 349.0))
     ]  # fmt: skip
     return {
+        "sweep": "node", "nodes": [0], "all_to_all": [], "failure": None,
         "ranks": 2, "backend": "nccl", "transports": ["P2P/CUMEM"], "points": points,
         "all_gather": points[:1],
         "floor_gigabytes_per_second": 300.0,
+    }  # fmt: skip
+
+
+def swept(nodes: list[int], speed: float, **changes: Any) -> dict[str, Any]:
+    """A sweep between nodes that reached so many GB/s."""
+    points = [{"bytes": 1 << 30, "seconds": 0.1, "algorithm_gigabytes_per_second": speed,
+               "bus_gigabytes_per_second": speed}]  # fmt: skip
+    return {
+        "sweep": "pair" if len(nodes) == 2 else "ramp", "nodes": nodes, "ranks": 8 * len(nodes), "backend": "nccl",
+        "transports": ["NET/IB", "P2P/CUMEM"], "points": points, "all_gather": points, "all_to_all": points, **changes,
     }  # fmt: skip
 
 
@@ -99,7 +110,7 @@ def measured(**changes: Any) -> dict[str, Any]:
     return {
         "smoke": {"version": "0.1.0", "digest": SHA["smoke"]},
         "environment": {"python": "3.12.3", "versions": {"torch": "2.11.0", "megatron-core": "0.16.1"}},
-        "machine": machine(), "bandwidth": bandwidth(), "isolation": "live", "devices": [0, 1],
+        "machine": machine(), "bandwidth": bandwidth(), "network": [], "isolation": "live", "devices": [0, 1],
         "image": {"file_digest": SHA["sqsh"], "file_bytes": 4096, "fingerprint": None},
         "gpu_states_before": [{"index": "0", "temperature_celsius": "31", "throttle_reasons": "0x1"}],
         "gpu_states_after": [],

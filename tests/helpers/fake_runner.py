@@ -96,6 +96,12 @@ def node_line(first, node, **changes):
     return {**{name: first[name] for name in names}, **own, "clock_error_seconds": 0.0001, **changes}
 
 
+def resumed_line(first, **changes):
+    """Where a run was taken up again, on the hosts that the ``first`` line names."""
+    own = {"type": "resumed", "at": "2026-01-01T00:00:30Z", "cut_bytes": 0}
+    return {"schema": first["schema"], "host": first["host"], **own, **changes}
+
+
 def repeats_of(plan, case):
     """The repeats of a case: one on each node, or that begins there."""
     nodes = plan.get("nodes", 1)
@@ -134,23 +140,40 @@ def end_line(cases):
     return {"schema": SCHEMA, "type": "end", **ends}
 
 
-def bandwidth_line(sweep, **changes):
+def bandwidth_line(planned, /, **changes):
     """The line of a sweep, on NVLink."""
     points = [
         {"bytes": size, "seconds": 0.01, "algorithm_gigabytes_per_second": 300.0, "bus_gigabytes_per_second": 300.0}
-        for size in sweep["sizes_bytes"]
+        for size in planned["sizes_bytes"]
     ]
     line = {
-        "schema": SCHEMA, "type": "bandwidth", "ranks": sweep["ranks"], "backend": "nccl", "transports": ["P2P/CUMEM"],
-        "points": points, "all_gather": points, "failure": None,
+        "schema": SCHEMA, "type": "bandwidth", "ranks": planned["ranks"], "backend": "nccl",
+        "transports": ["P2P/CUMEM"], "points": points, "all_gather": points, "all_to_all": points, "failure": None,
+        "sweep": "node", "nodes": [0], "network_log": [],
     }  # fmt: skip
     return {**line, **changes}
+
+
+def sweeps_of(plan):
+    """The lines of all sweeps where every node is as it should be, each over the network that is expected."""
+    planned, count = plan["bandwidth"], plan.get("nodes", 1)
+    alone = [("node", [node]) for node in range(count)] if planned["ranks"] > 1 else []
+    pairs = [("pair", [node, node + 1]) for node in range(0, count - 1, 2)]
+    odd = [("pair", [0, count - 1])] if count > 1 and count % 2 else []
+    ramp = [("ramp", list(range(size))) for size in sorted({4, 8, 16, count}) if 2 < size <= count]
+    return [
+        bandwidth_line(
+            planned, sweep=kind, nodes=nodes, ranks=planned["ranks"] * len(nodes),
+            transports=["P2P/CUMEM"] if kind == "node" else [plan["transport"] or "NET/IB"],
+        )
+        for kind, nodes in [*alone, *pairs, *odd, *ramp]
+    ]  # fmt: skip
 
 
 def results_of(plan_bytes: bytes, scale=None, sweep=None, **run) -> list[dict]:
     """The lines of results.jsonl for a plan.
 
-    ``scale`` multiplies the losses of the cases it names; ``sweep`` has fields of the bandwidth's line.
+    ``scale`` multiplies the losses of the cases it names; ``sweep`` has fields of the bandwidths' lines.
     """
     plan = json.loads(plan_bytes)
     cases = [
@@ -158,7 +181,7 @@ def results_of(plan_bytes: bytes, scale=None, sweep=None, **run) -> list[dict]:
         for case in plan["cases"]
         for repeat in repeats_of(plan, case)
     ]
-    swept = [bandwidth_line(plan["bandwidth"], **(sweep or {}))] if plan["bandwidth"] else []
+    swept = [{**line, **(sweep or {})} for line in sweeps_of(plan)] if plan["bandwidth"] else []
     first = run_line(plan_bytes, **run)
     nodes = [node_line(first, node) for node in range(1, plan.get("nodes", 1))]
     return [first, *nodes, *cases, *swept, end_line(cases)]

@@ -15,7 +15,8 @@ from envbuild.core.digests import sha256_file
 NAME = "virtual"
 FAKE_RUNNER = Path(__file__).with_name("fake_runner.py")
 # The fake runner as node 0 of a job: it goes on with what is there, as the real one does, and waits behind its first
-# case while there is a file `hold` in the cluster's folder. The other nodes wait for it.
+# case while there is a file `hold` in the cluster's folder; `sweeps` there has what it measured instead of a good
+# network. The other nodes wait for it.
 STEPPING = """\
 import json, os, signal, sys, time
 from pathlib import Path
@@ -26,7 +27,7 @@ words = sys.argv
 value = lambda option: words[words.index(option) + 1]
 out, rank = Path(value("--out")), int(value("--node-rank"))
 results, hold, ends = out / "results.jsonl", FOLDER / "hold", FOLDER / "ends"
-last = FOLDER / "last-status"
+last, sweeps = FOLDER / "last-status", FOLDER / "sweeps"
 
 def end(status):
     print(json.dumps({"event": "exit", "node": rank, "status": status}), flush=True)
@@ -47,7 +48,8 @@ if rank:
 print("node 0 on", os.environ.get("SLURMD_NODENAME", "?"), flush=True)
 plan = Path(value("--plan")).read_bytes()
 own = fake.sha256(Path(words[0]))
-lines = fake.results_of(plan, image=fake.sha256(Path(value("--image"))), smoke_digest=own)
+sweep = json.loads(sweeps.read_text()) if sweeps.exists() else None
+lines = fake.results_of(plan, sweep=sweep, image=fake.sha256(Path(value("--image"))), smoke_digest=own)
 written = len(results.read_text().splitlines()) if results.exists() else 0
 for number, line in enumerate(lines):
     if number < written:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zipapp
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from helpers.wheels import make_wheel
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.catalog.data import data_root
 from envbuild.wheels.toolchain.toolchain import Toolchain
+
+SMOKE = Path(__file__).resolve().parents[2] / "smoke"
 
 
 @pytest.fixture(scope="session")
@@ -217,3 +220,11 @@ def dockerd(tmp_path_factory: pytest.TempPathFactory, docker_tools: dict[str, st
     """A docker daemon of the session's own."""
     with docker_daemon(tmp_path_factory.mktemp("dockerd"), docker_tools) as daemon:
         yield daemon
+
+
+@pytest.fixture(scope="session")
+def smoke_pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runner as nodes get it."""
+    target = tmp_path_factory.mktemp("zipapp") / "smoke.pyz"
+    zipapp.create_archive(SMOKE, target, filter=lambda path: "__pycache__" not in path.parts)
+    return target

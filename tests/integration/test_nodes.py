@@ -20,7 +20,7 @@ from envbuild.certify.cases.selection import with_baselines
 from envbuild.certify.judge.judge import judge, run_problems
 from envbuild.certify.judge.nodes import number_problems
 from envbuild.certify.judge.results import Results, read_results
-from envbuild.certify.run.plan import Environment, Subject, make_plan
+from envbuild.certify.run.plan import Environment, Network, Subject, make_plan
 from envbuild.core.digests import sha256_bytes
 from envbuild.launch.launchers import Placement
 from envbuild_smoke.plan.reader import parse_plan
@@ -64,7 +64,9 @@ class Run:
 def run(stack_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("nodes")
     cases = chosen(CASES)
-    plan = make_plan(SUBJECT, Environment(capabilities=CPU, driver=Driver.MCORE), MATRIX, cases, nodes=NODES)
+    plan = make_plan(
+        SUBJECT, Environment(capabilities=CPU, driver=Driver.MCORE), MATRIX, cases, network=Network(nodes=NODES)
+    )
     content = json.dumps(plan).encode()
     (folder / "plan.json").write_bytes(content)
     (folder / "token").write_text(secrets.token_hex(32))

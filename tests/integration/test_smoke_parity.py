@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import zipapp
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,13 +100,6 @@ class Run:
 
     def numbers(self, case: str, name: str) -> list[float]:
         return [step[name] for step in self.cases[case]["steps"]]
-
-
-@pytest.fixture(scope="module")
-def smoke_pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("zipapp") / "smoke.pyz"
-    zipapp.create_archive(SMOKE, target, filter=lambda path: "__pycache__" not in path.parts)
-    return target
 
 
 @pytest.fixture(scope="module")

@@ -106,12 +106,13 @@ class MatrixRow(_AxesOfRow):  # type: ignore[misc]
 
 
 class BandwidthSweep(TomlModel):
-    """An all_reduce sweep after the cases."""
+    """Sweeps of all_reduce, all_gather and all_to_all after the cases."""
 
     # The sweep sends float32: 4 bytes are one element.
     sizes_bytes: tuple[Annotated[int, Field(ge=4, le=2**40)], ...] = Field(min_length=1)
     floor_gigabytes_per_second: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="of bus bandwidth, for the best of the sizes; without it there is none"
+        default=None,
+        description="of all_reduce and all_gather on a node, bus bandwidth of the best size; default: none",
     )
     devices: tuple[Device, ...] = Field(default=(Device.CUDA,), min_length=1)
 

@@ -25,11 +25,13 @@ from envbuild.certify.certificate.statement import (
     subject_digests,
 )
 from envbuild.certify.judge.judge import JUDGE_VERSION, judge, run_problems
+from envbuild.certify.judge.network import drain_commands
 from envbuild.certify.judge.nodes import number_problems
 from envbuild.certify.models import CaseVerdict, NotVouched, NotVouchedCase, Problem
-from envbuild.certify.report.console import failure, show
+from envbuild.certify.report.console import failure, show, show_network
 from envbuild.certify.report.files import ReportFiles, end_of, standing_reports, write_reports
 from envbuild.certify.report.model import Report, report_of
+from envbuild.certify.report.network import network_rows
 from envbuild.certify.run.job import CertifyJob
 from envbuild.certify.run.run import FinishedRun, logs_of, remove_working_files
 from envbuild.core.digests import sha256_bytes
@@ -39,7 +41,10 @@ from envbuild.image.output import OCI_DIR
 from envbuild.lock.known_wrong import packages_of
 from envbuild.oci.files import FolderFiles, blob_path
 from envbuild.oci.write import docker_manifest
+from envbuild_smoke.network.limits import floors_of
 from envbuild_smoke.plan.json_reader import as_json
+from envbuild_smoke.plan.models import Plan
+from envbuild_smoke.results import BandwidthLine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,20 +84,17 @@ class Evidence:
 def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
     """What a certificate states of a run."""
     results = run.results
-    bandwidth = None
-    # A sweep that failed has no figures; the problem gives the reason.
-    if results.bandwidth is not None and results.bandwidth.failure is None:
-        line = as_json(results.bandwidth)
-        measures = {name: line[name] for name in ("ranks", "backend", "transports", "points", "all_gather")}
-        floor = run.plan.bandwidth.floor_gigabytes_per_second if run.plan.bandwidth else None
-        bandwidth = MeasuredBandwidth.model_validate({**measures, "floor_gigabytes_per_second": floor})
+    sweeps = tuple(_measured_sweep(run.plan, line) for line in results.measured.sweeps)
+    first = next((sweep for sweep in sweeps if sweep.sweep == "node"), None)
     measured = Measured.model_validate(
         {
             "smoke": SmokeRunner(version=results.run.smoke_version, digest=job.smoke_digest),
             "environment": as_json(results.run.environment),
             "machine": as_json(results.run.machine),
             "image": as_json(results.run.image) if results.run.image else None,
-            "bandwidth": bandwidth,
+            # A sweep that failed has no figures; the problem gives the reason.
+            "bandwidth": first if first is not None and first.failure is None else None,
+            "network": sweeps if len(sweeps) > 1 or first is None else (),
             "isolation": results.run.isolation,
             "devices": results.run.devices,
             "gpu_states_before": results.run.gpu_states,
@@ -102,6 +104,19 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
         }
     )
     return Evidence(runtime=runtime, measured=measured, plan_digest=run.plan.digest, nonce=run.plan.nonce)
+
+
+def _measured_sweep(plan: Plan, line: BandwidthLine) -> MeasuredBandwidth:
+    measures = as_json(line)
+    names = ("sweep", "nodes", "ranks", "backend", "transports", "points", "all_gather", "all_to_all")
+    floors = floors_of(plan.bandwidth, line) if plan.bandwidth else {}
+    return MeasuredBandwidth.model_validate(
+        {
+            **{name: measures[name] for name in names},
+            "floor_gigabytes_per_second": floors.get("all_reduce"),
+            "failure": line.failure.message if line.failure else None,
+        }
+    )
 
 
 def judge_run(job: CertifyJob, run: FinishedRun, evidence: Evidence, context: Context) -> tuple[CaseVerdict, ...]:
@@ -118,6 +133,8 @@ def judge_run(job: CertifyJob, run: FinishedRun, evidence: Evidence, context: Co
     )
     causes = _causes(job, verdicts)
     show(verdicts, problems, context.reporter, causes)
+    rows = network_rows(evidence.measured.network, results.measured.hosts)
+    show_network(rows, drain_commands(run.plan, results), context.reporter)
     # Asked before the checkpoints go, which may be what filled the disk.
     is_full = space_is_low(run.folder)
     remove_working_files(run)
@@ -213,6 +230,8 @@ def _failed_report(
         digests=subject_digests(job.subject.name, job.subject.as_json()),
         problems=tuple(problems),
         findings=run.results.findings,
+        hosts=dict(run.results.measured.hosts),
+        drain=drain_commands(run.plan, run.results),
         pairs=_pairs(job),
         logs=logs_of(job, run.folder),
         log=str(error.log),

@@ -32,6 +32,7 @@ Check = Literal[
     "environment",
     "bandwidth",
     "transport",
+    "bad-node",
     "repeats",
     "nodes",
     "node-numbers",

@@ -36,6 +36,8 @@ _OF_A_MACHINE = frozenset(
         *("nodes", "node-numbers", "node-slow"),
     }
 )
+# What a bad node of several fails next to that: the others have the same image.
+_OF_A_NODE = frozenset({"bad-node", "bandwidth", "transport"})
 # Reasons of CertificationCannotRunError that are the image's.
 _OF_THE_IMAGE = frozenset({"image-lacks-stack", "no-cases"})
 # A plan waits for these; any other reason is a failure.
@@ -89,13 +91,12 @@ def step_error(error: EnvbuildError) -> StepError:
 
 
 def _is_of_a_machine(error: CertificationFailedError) -> bool:
-    """Whether every failed case failed by what only a machine does, and one of them says so."""
+    """Whether every failed case failed by what only a machine does, and one of them says so, or a node is named."""
     if error.run is None:
         return _LOST.search(error.why) is not None
     problems = error.run.all_problems
+    checks = {problem.get("check") for problem in problems}
+    if "bad-node" in checks:
+        return checks <= _OF_A_MACHINE | _OF_A_NODE
     texts = " ".join(str(problem.get("text", "")) for problem in problems)
-    return (
-        bool(problems)
-        and all(problem.get("check") in _OF_A_MACHINE for problem in problems)
-        and _LOST.search(texts) is not None
-    )
+    return bool(problems) and checks <= _OF_A_MACHINE and _LOST.search(texts) is not None

@@ -15,6 +15,9 @@ BridgeRecipe = Literal["llama32_1b_pretrain_1gpu_h100_bf16_config", "qwen25_500m
 Recipe = Literal["qwen25_7b", "llama3_8b", BridgeRecipe]
 # Random tokens, or `drivers/text.jsonl`.
 Dataset = Literal["mock", "text"]
+# As NCCL's log names networks, plugins by what they are (`envbuild_smoke.network.limits`).
+Transport = Literal["NET/IB", "NET/gIB", "NET/FasTrak", "NET/GPUDirectTCPX", "NET/OFI", "NET/Socket"]
+COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 Normalization = Literal["LayerNorm", "RMSNorm"]
 LayerSpec = Literal["local", "transformer-engine"]
 # What the router's auxiliary loss balances over: a micro batch or each sample. megatron-core's global_aux_loss is not
@@ -129,12 +132,29 @@ class WantedGpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BandwidthSweep:
-    """A sweep of all_reduce after the cases; `floor_gigabytes_per_second` is None where there is no floor."""
+class Floors:
+    """The least bus bandwidth of each collective in GB/s, for the best of the sizes; None: any."""
 
-    ranks: Annotated[int, at_least(2)]
+    all_reduce: Positive | None = None
+    all_gather: Positive | None = None
+    all_to_all: Positive | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandwidthSweep:
+    """Sweeps of collectives after the cases, over so many ranks on each node, and from two nodes on between them.
+
+    Attributes:
+        floor_gigabytes_per_second: of all_reduce and all_gather on a node, whatever the cluster; None: any.
+        node_floors: the cluster's, on a node.
+        network_floors: the cluster's, between nodes.
+    """
+
+    ranks: Size
     sizes_bytes: Annotated[tuple[Size, ...], NOT_EMPTY]
     floor_gigabytes_per_second: Positive | None
+    node_floors: Floors = Floors()
+    network_floors: Floors = Floors()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +179,8 @@ class Plan:
     nodes: Annotated[int, up_to(1024)] = 1
     repeats: Size
     bandwidth: BandwidthSweep | None
+    # What NCCL's log has to name between nodes; None where the cluster's file does not say, or there is one node.
+    transport: Transport | None = None
     models: Mapping[str, Model]
     cases: Annotated[tuple[Case, ...], NOT_EMPTY]
     digest: str

@@ -31,7 +31,7 @@ from envbuild_smoke.rank_context import RaisedFailure, RankContext, saves_final_
 from envbuild_smoke.ranks.ipc import Channel, Done, RankCommand
 from envbuild_smoke.ranks.program import RankProgram
 
-# The sweep is no case of the plan: it gets the name of its kind as id, and a folder of that name.
+# A sweep is no case of the plan: its id begins with the name of its kind, and so does its folder.
 BANDWIDTH: Literal["bandwidth"] = "bandwidth"
 
 
@@ -72,13 +72,14 @@ def redirect_output(log: str) -> None:
     os.close(descriptor)
 
 
-def sweep_case(plan: Plan, ranks: int) -> Case:
-    """Return the case that the bandwidth sweep runs as."""
-    return replace(plan.cases[0], id=BANDWIDTH, baseline=None, world_size=ranks)
+def sweep_case(plan: Plan, name: str, ranks: int) -> Case:
+    """Return the case that a bandwidth sweep runs as."""
+    return replace(plan.cases[0], id=name, baseline=None, world_size=ranks)
 
 
 def _context(command: RankCommand, plan: Plan, channel: Channel) -> RankContext:
-    case = sweep_case(plan, command.world_size) if command.task == BANDWIDTH else plan.case(command.case)
+    is_sweep = command.task == BANDWIDTH
+    case = sweep_case(plan, command.case, command.world_size) if is_sweep else plan.case(command.case)
     return RankContext(
         case=case,
         model=plan.models[case.model],

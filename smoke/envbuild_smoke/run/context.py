@@ -21,12 +21,16 @@ IMPORT_LIMIT_SECONDS = 600.0
 POLL_SECONDS = 0.05
 
 
+# For the last case to be recorded, and the ranks to end.
+MARGIN_SECONDS = 30.0
+
+
 class RunInterruptedError(Exception):
     """The run was stopped by a signal."""
 
 
 class OutOfTimeError(Exception):
-    """The time that the run has is over before its cases are."""
+    """The time that the run has is over before this was started."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.results import CaseLine, Failure, Status
 from envbuild_smoke.run.case_run import CaseRun
-from envbuild_smoke.run.context import POLL_SECONDS, OutOfTimeError, RunContext, RunInterruptedError
+from envbuild_smoke.run.context import MARGIN_SECONDS, POLL_SECONDS, OutOfTimeError, RunContext, RunInterruptedError
 from envbuild_smoke.run.failure import only_lost_its_server
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.jobs import RunJob
@@ -15,9 +15,6 @@ from envbuild_smoke.run.pool import FORKSERVER_LOG
 from envbuild_smoke.run.result_log import ResultLog
 from envbuild_smoke.run.scheduler import Scheduler, Start
 from envbuild_smoke.run.task_run import RankTask
-
-# For the last case to be recorded, and the ranks to end.
-MARGIN_SECONDS = 30.0
 
 
 class JobLoop:
@@ -57,7 +54,7 @@ class JobLoop:
                 for start in self._scheduler.start():
                     self._start(start)
             elif not self._running:
-                raise OutOfTimeError(len(self._scheduler.waiting))
+                raise OutOfTimeError(f"{len(self._scheduler.waiting)} cases")
             if self._running:
                 self._context.pool.wait(POLL_SECONDS)
                 self._update()

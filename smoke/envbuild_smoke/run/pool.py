@@ -46,6 +46,8 @@ class RankProcess:
     problem: str | None = None
     exit_status: int | None = None
     exited_at: float | None = None
+    # It is to end, also where its start was not reported yet.
+    retired: bool = False
     # Its parent is gone, or with `lost_node` the whole node, which that names.
     lost: bool = False
     lost_node: str = ""
@@ -246,6 +248,7 @@ class Pool:
         for process in processes:
             if self._idle.get(process.device) is process:
                 del self._idle[process.device]
+            process.retired = True
             if process.pid is not None:
                 # Also when it has ended: what it started is still in its group.
                 kill_group(process.pid)
@@ -314,7 +317,10 @@ class Pool:
         events, ended = self._server.channel.receive_all()
         for event in events:
             if event["event"] == "started":
-                self._known[event["key"]].pid = event["pid"]
+                process = self._known[event["key"]]
+                process.pid = event["pid"]
+                if process.retired:
+                    kill_group(process.pid)
             elif event["event"] == "exit":
                 self._exited(event)
             else:

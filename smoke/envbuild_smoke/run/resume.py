@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from envbuild_smoke.network.hosts import MeasuredHosts, measured_hosts
 from envbuild_smoke.plan.json_reader import PlanError, read_object
 from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.rank_context import FINAL, INITIAL, checkpoint_path
-from envbuild_smoke.results import CaseLine, RunLine
+from envbuild_smoke.results import KINDS, CaseLine, RunLine
 from envbuild_smoke.run.jobs import Key
 from envbuild_smoke.run.results import FILE_NAME
 from envbuild_smoke.run.task_run import repeat_folder
@@ -20,6 +21,8 @@ LOCK = ".lock"
 # Must be the same in both parts of a run: else the results would be of two environments.
 _SAME = ("smoke_digest", "image", "isolation", "environment_findings")
 _SAME_ENVIRONMENT = ("python", "versions", "files", "device")
+# The types of lines that have hosts, or what was measured on them.
+_OF_HOSTS = ("run", "resumed", "node", "bandwidth")
 # Ranks of a runner that was killed are gone a moment after it.
 _LOCK_SECONDS = 5.0
 
@@ -30,7 +33,7 @@ class ResumeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class PreviousRun:
-    """The first line of the run, and the cases that have ended, by ID and repeat.
+    """The first line of the run, the cases that have ended, by ID and repeat, and what was measured.
 
     `ended` is true when the run reached its end; `whole_bytes` is the length of the lines before that, `cut_bytes` that
     of an incomplete last line.
@@ -38,7 +41,7 @@ class PreviousRun:
 
     run_line: RunLine
     cases: dict[tuple[str, int], CaseLine]
-    bandwidth: bool
+    measured: MeasuredHosts
     ended: bool
     whole_bytes: int
     cut_bytes: int
@@ -96,14 +99,14 @@ def read_previous(out: Path, plan: Plan) -> PreviousRun:
     before_end = whole - len(content[:whole].splitlines(keepends=True)[-1]) if ended else whole
     try:
         results = [read_object(CaseLine, line, "case") for line in lines if line.get("type") == "case"]
+        kinds = [(line, str(line.get("type"))) for line in lines]
+        measured = measured_hosts(read_object(KINDS[kind], line, kind) for line, kind in kinds if kind in _OF_HOSTS)
     except PlanError as error:
-        raise ResumeError(
-            f"{path} is damaged: the line of a case cannot be read ({error}); run again with another --out"
-        ) from None
+        raise ResumeError(f"{path} is damaged: a line cannot be read ({error}); run again with another --out") from None
     return PreviousRun(
         run_line=run,
         cases={(result.case, result.repeat): result for result in results},
-        bandwidth=any(line.get("type") == "bandwidth" for line in lines),
+        measured=measured,
         ended=ended,
         whole_bytes=before_end,
         cut_bytes=len(content) - whole,

@@ -396,23 +396,34 @@ def _report(original):
     return report_step
 
 
-# As NCCL writes them: over NVLink, and with peer-to-peer and shared memory turned off.
+# As NCCL writes them: over NVLink, InfiniBand, and sockets where both were turned off (NVIDIA/nccl#1052, #676).
 NCCL_LOGS = {
     "nccl-by-nvlink": "node:71:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n",
-    "nccl-by-sockets": "node:71:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n",
+    "nccl-by-infiniband": (
+        "node:71:71 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>\n"
+        "node:71:71 [0] NCCL INFO Using network IB\n"
+        "node:71:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA\n"
+    ),
+    "nccl-by-sockets": (
+        "node:71:71 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.\n"
+        "node:71:71 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n"
+        "node:71:71 [0] NCCL INFO Using network Socket\n"
+        "node:71:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
+    ),
 }
 
 
 @replaces("envbuild_smoke.drivers.mcore.bandwidth", "measure_bandwidth")
 def _sweep(original):
     def measure_bandwidth(context, sizes_bytes):
-        measured = original(context, sizes_bytes)
-        for name, log in NCCL_LOGS.items():
-            if in_force(name):
-                from envbuild_smoke.drivers.mcore.bandwidth import transports_in
+        log = next((log for name, log in NCCL_LOGS.items() if in_force(name)), None)
+        if log is None:
+            return original(context, sizes_bytes)
+        from envbuild_smoke.rank_context import nccl_log_of
 
-                measured = dataclasses.replace(measured, backend="nccl", transports=tuple(transports_in(log)))
-        return measured
+        # gloo leaves it as it is.
+        nccl_log_of(context.out / "cases" / context.case.id, context.rank).write_text(log)
+        return dataclasses.replace(original(context, sizes_bytes), backend="nccl")
 
     return measure_bandwidth
 

@@ -19,7 +19,7 @@ from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case, ResolvedRow
 from envbuild.certify.cases.expansion import expand
-from envbuild.certify.run.plan import Environment, Subject, make_plan
+from envbuild.certify.run.plan import Environment, Network, Subject, make_plan
 from envbuild.core.errors import ConfigurationError
 from envbuild_smoke.plan.axes import Layout, Precision, Training
 from envbuild_smoke.plan.reader import parse_plan
@@ -143,7 +143,7 @@ LONG = "x" * 106
 def test_smoke_reads_every_plan(drawn, device):
     environment = Environment(capabilities=BEDS[device], driver=Driver.MCORE)
     cases = expand(drawn, "m", BEDS[device])
-    plan = make_plan(SUBJECT, environment, drawn, cases, nodes=max(case.nodes for case in cases))
+    plan = make_plan(SUBJECT, environment, drawn, cases, network=Network(nodes=max(case.nodes for case in cases)))
     assert [case.id for case in parse_plan(json.dumps(plan).encode()).cases] == [case.id for case in cases]
 
 

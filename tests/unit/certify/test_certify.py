@@ -4,14 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.certificates import swept
 from helpers.notes import Notes
 from unit.certify.plans import CASES, lines_of, plan_of
 
 from envbuild.catalog.catalog import Catalog, HostDistribution, select
 from envbuild.certify.cases.selection import WantedCases, chosen_cases
+from envbuild.certify.certificate.statement import MeasuredBandwidth
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import CaseVerdict, Numbers, Problem, Step
-from envbuild.certify.report.console import failure, show
+from envbuild.certify.report.console import failure, show, show_network
+from envbuild.certify.report.network import MOST_ROWS, network_lines, network_rows
 from envbuild.certify.run.watcher import Watcher
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.core.progress import SilentReporter
@@ -111,6 +114,9 @@ def shown(*events) -> list[str]:
             "1 done; d starts",
         ),
         ([{"event": "bandwidth"}], "  bandwidth measured"),
+        ([{"event": "bandwidth", "nodes": [0]}], "  bandwidth measured"),
+        ([{"event": "bandwidth", "nodes": [3]}], "bandwidth measured: node 3"),
+        ([{"event": "bandwidth", "nodes": [1, 3]}], "bandwidth measured: 2 nodes, 1 to 3"),
     ],
 )
 def test_progress_of_events(events, last):
@@ -191,6 +197,29 @@ def failed_line(log):
     failure = {"kind": "exception", "rank": 1, "exit_status": 1, "message": "boom", "log": log}
     template = lines_of(plan_of())[1]
     return read_object(CaseLine, {**template, "case": FAILED.id, "status": "failed", "failure": failure}, "case")
+
+
+def test_network_is_printed_by_nodes_with_what_drains_a_bad_one():
+    notes = Notes()
+    failure = {"failure": "not done after 300 s", "points": [], "all_gather": [], "all_to_all": []}
+    sweeps = [swept([0, 1], 187.4), swept([2, 3], 1, **failure), swept([0, 1, 2], 160)]
+    measured = [MeasuredBandwidth.model_validate(sweep) for sweep in sweeps]
+    drain = 'scontrol update NodeName=h3 State=DRAIN Reason="envbuild: fails"'
+    show_network(network_rows(measured, {0: "h0", 2: "h2"}), [drain], notes)
+    assert notes.lines == [
+        "  network   nodes 0 (h0) and 1: NET/IB, P2P/CUMEM, all_reduce 187, all_gather 187, all_to_all 187 GB/s",
+        "  network   nodes 2 (h2) and 3: not done after 300 s",
+        "  network   3 nodes: NET/IB, P2P/CUMEM, all_reduce 160, all_gather 160, all_to_all 160 GB/s",
+        f"  drain     {drain}",
+    ]
+
+
+def test_of_many_pairs_the_terminal_has_the_slowest():
+    pairs = [MeasuredBandwidth.model_validate(swept([node, node + 1], 100 + node)) for node in range(0, 200, 2)]
+    lines = list(network_lines(network_rows(pairs[::-1], {})))
+    assert len(lines) == MOST_ROWS + 1
+    assert lines[0].startswith("nodes 0 and 1: ")
+    assert lines[-1] == "... and 84 faster; the report has all"
 
 
 @pytest.mark.parametrize(

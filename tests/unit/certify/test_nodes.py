@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from helpers.fake_runner import resumed_line
 from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, typed
 
 from envbuild.certify.judge.judge import judge, run_problems
@@ -76,7 +77,7 @@ def test_node_that_did_not_report_is_named(tmp_path):
 def test_node_whose_line_is_of_a_part_without_a_case_does_not_count(tmp_path):
     lines = lines_of(PLAN)
     nodes = [line for line in lines if line["type"] == "node"]
-    resumed = {"schema": lines[0]["schema"], "type": "resumed", "at": "2026-01-01T00:00:30Z", "cut_bytes": 0}
+    resumed = resumed_line(lines[0])
     wrong = {**nodes[0], "clock_ahead_seconds": 400.0}
     assert problems_of(tmp_path, [lines[0], wrong, nodes[1], resumed, *lines[1:]]) == []
     # A case ran between the two.

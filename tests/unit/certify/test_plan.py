@@ -10,13 +10,22 @@ import pytest
 from unit.certify.plans import CASES, CPU, MATRIX, SUBJECT
 
 from envbuild.catalog.catalog import Catalog
+from envbuild.catalog.cluster import Floors
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import BandwidthSweep, MatrixRow
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities
 from envbuild.certify.cases.expansion import expand
 from envbuild.certify.run import plan as plan_module
-from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
+from envbuild.certify.run.plan import (
+    TRANSPORT_BYTES,
+    Environment,
+    Network,
+    Subject,
+    certification_key,
+    make_plan,
+    sweep_of,
+)
 from envbuild.core.digests import sha256_bytes
 from envbuild.launch.launchers import Placement
 from envbuild_smoke import drivers
@@ -78,6 +87,53 @@ def test_plan_with_a_sweep_and_repeats_is_one_of_smoke_s():
     assert (read.repeats, read.bandwidth.ranks, read.bandwidth.sizes_bytes) == (3, 4, (1024, 2048))
     assert read.bandwidth.floor_gigabytes_per_second == 100.0
     assert read.expected_modules == ("torch",)
+
+
+def network_of(matrix=MATRIX, ranks: int = 8, **fields: object):
+    network = Network(**{"transport": "NET/IB", "floors": FLOORS, **fields})  # type: ignore[arg-type]
+    return sweep_of(matrix, CPU, ranks, network)
+
+
+FLOORS = Floors.model_validate({"node": {"all_reduce": 300}, "network": {"all_gather": 180}})
+BETWEEN = {"node_floors": {"all_reduce": 300}, "network_floors": {"all_gather": 180}}
+
+
+def test_sweeps_have_the_floors_of_the_cluster():
+    swept = {"sizes_bytes": [1024, 2048], "floor_gigabytes_per_second": None}
+    assert network_of(with_sweep(), nodes=2) == {"ranks": 8, **swept, **BETWEEN}
+    alone = {**BETWEEN, "network_floors": {}}
+    assert network_of(with_sweep()) == {"ranks": 8, **swept, **alone}
+    # One GPU on each of two nodes has a network, and one GPU has none.
+    assert network_of(with_sweep(), 1, nodes=2)["ranks"] == 1
+    assert network_of(with_sweep(), 1) is None
+
+
+def test_a_transport_is_measured_whatever_the_matrix():
+    small = {"sizes_bytes": [TRANSPORT_BYTES], "floor_gigabytes_per_second": None}
+    assert network_of(nodes=2) == {"ranks": 8, **small}
+    assert network_of(nodes=2, transport=None) is None
+    assert network_of() is None
+
+
+def test_ranks_of_a_sweep_are_those_of_a_node():
+    halves = tuple(dataclasses.replace(case, nodes=2) if case.world_size > 2 else case for case in CASES)
+    environment = Environment(capabilities=CPU, driver=Driver.MCORE)
+    ranks = [
+        make_plan(SUBJECT, environment, with_sweep(), cases, network=Network(nodes=2))["bandwidth"]["ranks"]  # type: ignore[index, call-overload]
+        for cases in (CASES, halves)
+    ]
+    assert ranks == [4, 2]
+
+
+def test_plan_expects_a_transport_between_nodes_alone():
+    there = {"transport": "NET/IB", "floors": FLOORS}
+    environment = Environment(capabilities=CPU, driver=Driver.MCORE)
+    for nodes, expected in ((1, None), (2, "NET/IB")):
+        made = make_plan(SUBJECT, environment, with_sweep(), CASES, network=Network(nodes=nodes, **there))
+        read = parse_plan(json.dumps(made).encode())
+        assert (read.transport, read.nodes) == (expected, nodes)
+        assert read.bandwidth.node_floors.all_reduce == 300.0
+        assert read.bandwidth.network_floors.all_gather == (180.0 if nodes == 2 else None)
 
 
 def test_plan_names_only_the_digests_that_are_certified():

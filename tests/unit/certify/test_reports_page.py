@@ -9,7 +9,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from helpers.certificates import SHA, case_of, steps_of
+from helpers.certificates import SHA, case_of, measured, steps_of, swept
 from helpers.reports import EVIL, KEYID, REPORTS, failed, full, large, venv
 from hypothesis import given
 from hypothesis import strategies as st
@@ -210,6 +210,20 @@ def test_bandwidth_is_drawn_from_zero_with_the_floor():
     assert text.count("at least 300<") == 1
     assert "349.0" in text
     assert "at least" not in page_html(venv())
+
+
+def test_network_is_a_table_by_nodes_with_what_drains_a_bad_one():
+    drain = 'scontrol update NodeName=h3 State=DRAIN Reason="envbuild: fails"'
+    lost = {"points": [], "failure": f"node 3 (h3) was lost: {EVIL}", "transports": None, "backend": None}
+    sweeps = [swept([0, 1], 187.4), swept([2, 3], 1, **lost), swept([0, 1, 2], 160)]
+    text = page_html(failed(measured=measured(network=sweeps), hosts={0: "h0", 1: "<b>"}, drain=[drain]))
+    assert '<th scope="row">nodes 0 (h0) and 1 (&lt;b&gt;)</th><td data-label="over">NET/IB, P2P/CUMEM</td>' in text
+    assert '<td data-label="all_gather, GB/s">187</td>' in text
+    assert '<th scope="row">nodes 2 and 3</th><td data-label="over">-</td><td data-label="failed" colspan="3">' in text
+    assert '<th scope="row">3 nodes</th>' in text
+    assert "<code>scontrol update NodeName=h3 State=DRAIN Reason=&#34;envbuild: fails&#34;</code>" in text
+    assert EVIL not in text
+    assert "Network" not in page_html(failed())
 
 
 def test_same_report_is_the_same_bytes(tmp_path, report):

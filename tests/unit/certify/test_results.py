@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from helpers.fake_runner import resumed_line
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from unit.certify.plans import BASELINE, SUBJECT, TP2, bytes_of, line, lines_of, plan_of, read, typed, with_case
@@ -47,7 +48,7 @@ def text_of(lines):
 def test_results_are_read_with_everything_in_them(path):
     lines = lines_of(PLAN, variables={"NCCL_DEBUG": "INFO"})
     line(lines, TP2)["steps"][0]["loss"] = None
-    lines.insert(3, {"schema": lines[0]["schema"], "type": "resumed", "at": "2026-01-01T00:00:30Z", "cut_bytes": 0})
+    lines.insert(3, resumed_line(lines[0]))
     results = read(path, PLAN, lines)
     assert results.case(TP2).steps[0].loss is None
     assert results.case(TP2).steps[1].loss == 6.25
@@ -254,7 +255,7 @@ def test_a_case_has_a_failure_unless_it_completed(path, status, failure):
 def test_bandwidth_without_a_backend_is_refused(path):
     sweep = as_json(BandwidthLine(ranks=2))
     reason, why = refused(path, text_of([*HEALTHY[:-1], sweep, HEALTHY[-1]]))
-    assert (reason, why) == ("schema", "The bandwidth has neither a backend nor a failure.")
+    assert (reason, why) == ("schema", "The bandwidth of node 0 has neither a backend nor a failure.")
 
 
 @pytest.mark.parametrize(

@@ -278,11 +278,10 @@ def test_a_clusters_floor_is_in_the_plan(world):
         return make_job(world.request(cluster=cluster, matrix_name=matrix), world.store)
 
     assert job(None).plan["bandwidth"]["floor_gigabytes_per_second"] is None
-    assert job("lab").plan["bandwidth"]["floor_gigabytes_per_second"] == 3
+    assert job("lab").plan["bandwidth"]["node_floors"] == {"all_reduce": 3}
     (envs / "matrices/floored.toml").write_text(
         f'{quick}\n[bandwidth]\nsizes_bytes = [1024]\ndevices = ["cpu"]\nfloor_gigabytes_per_second = 5\n'
     )
-    # A cluster of the project raises a matrix's floor, and does not lower it.
     assert job("lab", "floored").plan["bandwidth"]["floor_gigabytes_per_second"] == 5
     assert job("lab").key != job(None).key
     assert " --on lab " in judge_command(job("lab"), "DIR")

@@ -50,6 +50,9 @@ def failed(*problems: tuple[str, str]) -> CertificationFailedError:
         (failed(("parity-loss", "1e-2"), ("rank-exception", "GPU is lost")), "training"),
         (failed(("timeout", "no step for 600 s")), "training"),
         (failed(("hardware", "GPU 1 had 3 uncorrectable ECC errors while the cases ran")), "infrastructure"),
+        (failed(("bandwidth", "reaches 12 GB/s"), ("bad-node", "node 3 fails with 1 and 2")), "infrastructure"),
+        (failed(("parity-loss", "step 1"), ("bad-node", "node 3 fails with 1 and 2")), "training"),
+        (failed(("transport", "ranks communicated by NET/Socket")), "training"),
     ],
 )
 def test_whose_fault_it_is(error: EnvbuildError, fault: Fault) -> None:

@@ -5,6 +5,7 @@ what is tested is the real runner, forks and signals included.
 """
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from envbuild_smoke.rank_context import RankContext
+from envbuild_smoke.rank_context import RankContext, nccl_log_of
 from envbuild_smoke.results import BandwidthLine, Observed, Point, Step, Weights
 
 
@@ -147,11 +148,19 @@ def bandwidth(context: RankContext, sizes: tuple[int, ...]) -> BandwidthLine:
     """A sweep over ranks that live for it alone."""
     (context.out / "cases" / context.case.id / f"rank{context.rank}.pid").write_text(str(os.getpid()))
     assert context.world_size == context.case.world_size
+    fault = os.environ.get("FAKE_SWEEP", "")
+    if fault == "hangs":
+        wait_for_nothing()
+    if fault == "raises":
+        log = nccl_log_of(context.out / "cases" / context.case.id, context.rank)
+        log.write_text("n:71:90 [0] NCCL INFO NET/IB : No device found.\nn:71:90 [0] NCCL INFO Using network Socket\n"
+                       "n:71:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n")  # fmt: skip
+        raise RuntimeError("planted in the sweep")
     points = tuple(
         Point(bytes=size, seconds=0.5, algorithm_gigabytes_per_second=2.0, bus_gigabytes_per_second=1.0)
         for size in sizes
     )
-    return BandwidthLine(ranks=context.world_size, backend="gloo", points=points, all_gather=points)
+    return BandwidthLine(ranks=context.world_size, backend="gloo", points=points, all_gather=points, all_to_all=points)
 
 
 def raised_mark(context: RankContext, rank: int) -> Path:
@@ -199,9 +208,21 @@ def killed(context: RankContext) -> None:
 
 def hangs(context: RankContext) -> None:
     """Rank 0 is done, rank 1 never will be, and a process that rank 1 started neither."""
+    if "HANGS" in os.environ:
+        return train(context)
     if context.rank == 1:
         start_child(context)
+        wait_for_nothing(context.out / "cases" / context.case.id / "hangs")
+    return None
+
+
+def writes(context: RankContext) -> None:
+    """Where the disk is full nothing can be written."""
+    if "FULL" in os.environ:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if context.case.nodes > 1:
         wait_for_nothing()
+    train(context)
 
 
 def managed(context: RankContext) -> None:
@@ -240,7 +261,10 @@ def wait_for(file: Path) -> None:
         time.sleep(0.02)
 
 
-def wait_for_nothing() -> None:
+def wait_for_nothing(waits: Path | None = None) -> None:
+    """Never ends; lets others know by a file that it began."""
+    if waits is not None:
+        waits.touch()
     time.sleep(3600)
 
 

@@ -5,8 +5,10 @@ from dataclasses import replace
 from envbuild_smoke import cli, runner
 from envbuild_smoke.nodes import canary
 from envbuild_smoke.ranks.program import RankProgram
+from envbuild_smoke.run import sweep
 
 canary.LIMIT_SECONDS = 5.0
+sweep.LIMIT_SECONDS = 4.0
 FAKE = RankProgram(tasks="fake_ranks")
 real_run_plan = runner.run_plan
 

@@ -112,6 +112,24 @@ def test_killed_run_is_resumed(tmp_path: Path) -> None:
     assert "4 of 4 cases completed" in done.stderr
 
 
+@pytest.mark.parametrize(("host", "kept"), [("h1", True), ("h2", False)])
+def test_bandwidth_is_measured_again_on_other_hosts(
+    run_fake: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, kept: bool
+) -> None:
+    sweep = {"ranks": 2, "sizes_bytes": [1024], "floor_gigabytes_per_second": None}
+    changes = {"bandwidth": sweep, "nonce": "0" * 32}
+    monkeypatch.setenv("SLURMD_NODENAME", "h1")
+    run_fake(BASELINE, two_ranks("train-b"), **changes)
+    results = tmp_path / "results.jsonl"
+    # As if it was killed before its end.
+    whole = "".join(results.read_text().splitlines(keepends=True)[:-1])
+    results.write_text(whole)
+    monkeypatch.setenv("SLURMD_NODENAME", host)
+    run_fake(BASELINE, two_ranks("train-b"), options=Options(resume=True), **changes)
+    types = [line["type"] for line in read_results(tmp_path)]
+    assert types[-3:] == (["bandwidth", "resumed", "end"] if kept else ["resumed", "bandwidth", "end"])
+
+
 def test_incomplete_line_is_cut_off(smoke: Smoke, waiting: Path) -> None:
     results = waiting / "out" / "results.jsonl"
     whole = results.read_bytes()
@@ -135,8 +153,8 @@ def change_first_line(results: Path, **changes: object) -> None:
         (0, "[]", "does not begin with the line of a run"),
         (0, '{"type": "run"}', "does not begin with the line of a run"),
         (0, '{"type": "case"}', "does not begin with the line of a run"),
-        (1, '{"type": "case"}', "the line of a case cannot be read"),
-        (1, '{"type": "case", "case": "c", "status": "s", "steps": 1, "failure": null}', "a case cannot be read"),
+        (1, '{"type": "case"}', "a line cannot be read .case"),
+        (1, '{"type": "case", "case": "c", "status": "s", "steps": 1, "failure": null}', "a line cannot be read .case"),
     ],
 )
 def test_damaged_results_are_refused_and_left(ended: Path, tmp_path: Path, number: int, text: str, words: str) -> None:

@@ -24,7 +24,8 @@ from envbuild.core.digests import Json, digest_of
 from envbuild.core.validation import Digest
 from envbuild.launch.executors import Form
 from envbuild.launch.launchers import Placement
-from envbuild_smoke.results import Image, Machine, Point
+from envbuild_smoke.plan.models import COLLECTIVES
+from envbuild_smoke.results import Image, Machine, Point, Sweep
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["urn:envbuild:certificate:4"] = "urn:envbuild:certificate:4"
@@ -52,14 +53,28 @@ class CertifiedThing(TomlModel):
 
 
 class MeasuredBandwidth(TomlModel):
-    """What all_reduce moved, and all_gather."""
+    """What all_reduce (``points``), all_gather and all_to_all moved over the ranks of some nodes."""
 
+    sweep: Sweep = "node"
+    nodes: tuple[int, ...] = (0,)
     ranks: int
-    backend: str
+    backend: str | None
     transports: tuple[str, ...] | None
     points: tuple[Point, ...]
     all_gather: tuple[Point, ...] = ()
-    floor_gigabytes_per_second: float | None = None
+    all_to_all: tuple[Point, ...] = ()
+    floor_gigabytes_per_second: float | None = Field(default=None, description="of all_reduce")
+    failure: str | None = Field(default=None, description="why it has no figures; in reports alone")
+
+    @property
+    def best(self) -> dict[str, float]:
+        """The best bus bandwidth of each collective, in GB/s."""
+        points = dict(zip(COLLECTIVES, (self.points, self.all_gather, self.all_to_all), strict=True))
+        return {
+            name: max(point.bus_gigabytes_per_second for point in measured)
+            for name, measured in points.items()
+            if measured
+        }
 
 
 class SmokeRunner(TomlModel):
@@ -76,7 +91,10 @@ class Measured(TomlModel):
     environment: dict[str, JsonValue]
     machine: Machine | None = None
     image: Image | None = None
-    bandwidth: MeasuredBandwidth | None = None
+    bandwidth: MeasuredBandwidth | None = Field(default=None, description="on node 0")
+    network: tuple[MeasuredBandwidth, ...] = Field(
+        default=(), description="of several nodes, each sweep: on every node, across pairs, over ever more nodes"
+    )
     isolation: Literal["live", "process"] | None = None
     devices: tuple[str | int, ...] = ()
     gpu_states_before: tuple[dict[str, str], ...] = Field(

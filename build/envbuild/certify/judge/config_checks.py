@@ -1,17 +1,17 @@
-"""Compares what was measured with what the plan asks for: objects, environment, network, GPUs."""
+"""Compares what was measured with what the plan asks for: objects, environment, GPUs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from packaging.utils import canonicalize_name
 
 from envbuild.certify.judge.bands import FACTOR, FLOOR
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import Problem
-from envbuild_smoke.plan.models import BandwidthSweep, Case, Model, Plan
-from envbuild_smoke.results import BandwidthLine, Finding, HuggingFace, Machine, Observed, Point
+from envbuild_smoke.plan.models import Case, Model, Plan
+from envbuild_smoke.results import Finding, HuggingFace, Observed
 
 # What parameters are kept in, by the precision of a case.
 # Under fp8 parameters stay in bf16: Transformer Engine casts them for each product.
@@ -23,12 +23,8 @@ CHOSEN_OF_FP32 = (*CHOSEN, "unfused")
 LEAST_BUCKETS = 2
 # Of Hugging Face's logits in bf16, relative to those in float64: two units in the last place are 1.6e-2.
 LARGEST_SPREAD = 0.05
-SOCKET = "NET/Socket"
 # A GPU without ECC has "[N/A]". Results are foreign text: not any digit of Unicode, nor thousands of them.
 _COUNT = re.compile(r"[0-9]{1,18}")
-NCCL = "nccl"
-# GPUs that are on a board with NVLink between them: nvidia-smi calls those with PCIe alone "... PCIe" or "... NVL".
-_WITH_NVLINK = re.compile(r"SXM|HBM3$|NVIDIA G?[BH][23]00$")
 
 
 def observed_problems(case: Case, model: Model, observed: Observed | None, baseline: Observed | None) -> list[Problem]:
@@ -161,23 +157,6 @@ def _other_versions(plan: Plan, results: Results) -> list[Finding]:
     ]
 
 
-def bandwidth_problems(plan: Plan, results: Results) -> list[Problem]:
-    """Where the network between the ranks is slower than the plan's floor, or not the fastest that the machine has."""
-    planned, measured = plan.bandwidth, results.bandwidth
-    if planned is None:
-        return []
-    if measured is None:
-        return [Problem(check="bandwidth", text="the plan asks for it, and it was not measured")]
-    if measured.failure is not None:
-        return [Problem(check="bandwidth", text=f"measuring it failed: {measured.failure.message}")]
-    # Both, since one says little of the other: on 2 A3 Mega nodes people report 185 to 190 GB/s for all_gather, and 88
-    # to 89 GB/s for all_reduce.
-    collectives = {"all_reduce": measured.points, "all_gather": measured.all_gather}
-    slow = (_too_slow(planned, measured.ranks, name, points) for name, points in collectives.items())
-    nvlink = [] if planned.floor_gigabytes_per_second is not None else _without_nvlink(results.run.machine)
-    return [*next(filter(None, slow), []), *_transport(measured, plan, results), *nvlink]
-
-
 def hardware_problems(plan: Plan, results: Results) -> list[Problem]:
     """GPUs that are not the plan's, and those whose memory had errors that ECC could not correct."""
     return [*_other_gpus(plan, results), *_memory_errors(results)]
@@ -213,59 +192,3 @@ def _memory_errors(results: Results) -> list[Problem]:
             text = f"GPU {index} had {int(after) - int(then)} uncorrectable ECC errors while the cases ran"
             problems.append(Problem(check="hardware", text=text))
     return problems
-
-
-def _too_slow(planned: BandwidthSweep, ranks: int, collective: str, points: Sequence[Point]) -> list[Problem]:
-    speeds = {point.bytes: point.bus_gigabytes_per_second for point in points}
-    problems = []
-    if ranks != planned.ranks or sorted(speeds) != sorted(planned.sizes_bytes):
-        text = f"the plan asks for {planned.ranks} ranks and {len(planned.sizes_bytes)} sizes; {collective} has "
-        problems.append(Problem(check="bandwidth", text=f"{text}{ranks} ranks and {len(speeds)} sizes"))
-    if any(value <= 0 for value in speeds.values()):
-        problems.append(Problem(check="bandwidth", text=f"a measured bandwidth of {collective} is not positive"))
-    floor = planned.floor_gigabytes_per_second
-    if floor is not None and speeds and max(speeds.values()) < floor:
-        text = f"{collective} of {ranks} ranks reaches {max(speeds.values()):.3g} GB/s, the floor is {floor:g}"
-        problems.append(Problem(check="bandwidth", text=text))
-    return problems
-
-
-def _transport(measured: BandwidthLine, plan: Plan, results: Results) -> list[Problem]:
-    """Sockets between ranks of one node: NVLink, PCIe or shared memory would be there, so something turned them off."""
-    if measured.ranks < 2:
-        return []
-    if measured.backend != NCCL:
-        text = f"GPUs communicated by {measured.backend}, not by {NCCL}"
-        return [Problem(check="transport", text=text)] if plan.device == "cuda" else []
-    transports = measured.transports
-    if not transports:
-        return [Problem(check="transport", text="NCCL's log names no transport, so the one that was used is unknown")]
-    # Measured with 4 H200 and 1 GiB: 349 GB/s over P2P, and 2 to 3 GB/s over sockets once NCCL_P2P_DISABLE and
-    # NCCL_SHM_DISABLE were set.
-    sockets = [name for name in transports if name.startswith(SOCKET)]
-    if not sockets:
-        return []
-    variables = results.run.machine.variables
-    off = [f"{name}={value}" for name, value in variables.items() if name.endswith("_DISABLE") and value != "0"]
-    why = f" ({', '.join(off)})" if off else ""
-    text = f"ranks of one node communicate by {', '.join(sockets)}{why}; they have NVLink, PCIe or shared memory"
-    if "IB" in (variables.get("NCCL_NET", ""), *variables.get("NCCL_NET_PLUGIN", "").split(",")):
-        text += ", and the variables ask for InfiniBand"
-    return [Problem(check="transport", text=text)]
-
-
-def _without_nvlink(machine: Machine) -> list[Problem]:
-    """GPUs on a board with NVLink that are joined by PCIe: the links are down, or a virtual machine hides them."""
-    names = {f"GPU{gpu.index}": gpu.name for gpu in machine.gpus}
-    if len(names) < 2 or not all(_WITH_NVLINK.search(name) for name in names.values()):
-        return []
-    # A head that names the columns; in each row its name first.
-    rows = [row for line in (machine.topology or "").splitlines() if (row := line.split())]
-    head = next((row for row in rows if row[:1] == ["GPU0"]), [])
-    for name, *cells in rows[1:]:
-        for other, link in zip(head, cells, strict=False):
-            if name in names and other in names and name != other and not link.startswith("NV"):
-                text = f"{name} and {other} ({names[name]}) are joined by {link} and not by NVLink; see nvidia-smi "
-                why = "nvlink --status. Where that is meant, name a cluster with a floor (--on)"
-                return [Problem(check="transport", text=text + why)]
-    return []

@@ -15,12 +15,8 @@ from pydantic import JsonValue
 from envbuild.catalog.matrix import Matrix
 from envbuild.certify.cases.case import Case, same_arithmetic
 from envbuild.certify.judge.bands import Bands, GradientBands, compare_gradients, spread_of
-from envbuild.certify.judge.config_checks import (
-    bandwidth_problems,
-    environment_problems,
-    hardware_problems,
-    observed_problems,
-)
+from envbuild.certify.judge.config_checks import environment_problems, hardware_problems, observed_problems
+from envbuild.certify.judge.network import network_problems
 from envbuild.certify.judge.nodes import node_problems
 from envbuild.certify.judge.numbers import off_by, relative_difference
 from envbuild.certify.judge.reference import compare_reference
@@ -59,7 +55,7 @@ def run_problems(plan: Plan, results: Results) -> tuple[Problem, ...]:
         *environment_problems(plan, results),
         *node_problems(plan, results),
         *slow_node_problems(plan, results),
-        *bandwidth_problems(plan, results),
+        *network_problems(plan, results),
         *hardware_problems(plan, results),
     )
 

@@ -5,8 +5,9 @@ What the numbers in it mean is the judge's business.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from envbuild.certify.certificate.statement import is_after
 from envbuild.core import jsonread
 from envbuild.core.errors import ResultsRefusedError
 from envbuild.core.files import NotPlainFileError, read_plain
+from envbuild_smoke.network.hosts import MeasuredHosts, measured_hosts
 from envbuild_smoke.plan.json_reader import PlanError, read_object
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.results import (
@@ -53,7 +55,7 @@ class Results:
     cases: Mapping[tuple[str, int], CaseLine]
     findings: tuple[Finding, ...]
     nodes: tuple[NodeLine, ...] = ()
-    bandwidth: BandwidthLine | None = None
+    measured: MeasuredHosts = field(default_factory=MeasuredHosts)
 
     def case(self, case: str, repeat: int = 1) -> CaseLine | None:
         """One repeat of a case; None where the runner reported nothing about it."""
@@ -113,11 +115,8 @@ def _read(path: Path, plan: Plan, smoke_digest: str | None) -> Results:
     _check_image(run.image, plan.subject)
     cases = [line for line in lines if isinstance(line, CaseLine)]
     _check_cases(cases, plan, end)
-    sweeps = [line for line in lines if isinstance(line, BandwidthLine)]
-    if len(sweeps) > 1:
-        raise _Refused(REPEATED, "The bandwidth is in it twice.")
-    if sweeps and sweeps[0].failure is None and sweeps[0].backend is None:
-        raise _Refused(SCHEMA, "The bandwidth has neither a backend nor a failure.")
+    measured = measured_hosts(lines)
+    _check_sweeps(measured.sweeps)
     unlisted = [finding for case in cases if case.observed is not None for finding in case.observed.unlisted]
     return Results(
         run=run,
@@ -125,7 +124,7 @@ def _read(path: Path, plan: Plan, smoke_digest: str | None) -> Results:
         cases={(case.case, case.repeat): case for case in cases},
         findings=tuple(dict.fromkeys([*run.environment_findings, *unlisted])),
         nodes=tuple(_nodes(lines, plan)),
-        bandwidth=sweeps[0] if sweeps else None,
+        measured=measured,
     )
 
 
@@ -250,6 +249,25 @@ def _check_image(image: Image | None, subject: Mapping[str, str]) -> None:
         raise _Refused(
             IMAGE, f"The plan is about lock {lock_digest}; the image that ran was made from lock {stated!r:.100}."
         )
+
+
+# How many nodes take part, by kind.
+_NODES: Mapping[str, tuple[int, float]] = {"node": (1, 1), "pair": (2, 2), "ramp": (3, math.inf)}
+
+
+def _check_sweeps(sweeps: Sequence[BandwidthLine]) -> None:
+    """Each is there once, of as many nodes as its kind has, and was measured or failed."""
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    for line in sweeps:
+        name = f"The bandwidth of {line.sweep} {', '.join(map(str, line.nodes[:8]))}"
+        least, most = _NODES[line.sweep]
+        if list(line.nodes) != sorted(set(line.nodes)) or not least <= len(line.nodes) <= most:
+            raise _Refused(SCHEMA, f"{name} is of other nodes than such a sweep has.")
+        if (line.sweep, line.nodes) in seen:
+            raise _Refused(REPEATED, f"{name} is in it twice.")
+        seen.add((line.sweep, line.nodes))
+        if line.failure is None and line.backend is None:
+            raise _Refused(SCHEMA, f"{name} has neither a backend nor a failure.")
 
 
 def _check_cases(cases: Sequence[CaseLine], plan: Plan, end: EndLine) -> None:

@@ -10,9 +10,11 @@ from envbuild.certify.judge.bands import FACTOR, FLOOR
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import CaseVerdict, Problem
 from envbuild.certify.report.describe import describe_reference
+from envbuild.certify.report.network import SweepRow, network_lines
 from envbuild.certify.run.watcher import brief, repeat_suffix
 from envbuild.core.errors import CertificationFailedError, FailedRun
 from envbuild.core.progress import Reporter
+from envbuild.core.text import printable
 
 # Of an error on the terminal; the report has everything.
 MOST_LINES = 60
@@ -47,6 +49,18 @@ def show(
         reporter.note(f"  known     {line}")
     for problem in problems:
         reporter.note(f"  FAILED    {brief(problem)}")
+
+
+def show_network(rows: Sequence[SweepRow], drain: Sequence[str], reporter: Reporter) -> None:
+    """Print the table of the network between nodes, and the commands that take bad nodes out of use.
+
+    They are for people: envbuild drains nothing.
+    """
+    for line in network_lines(rows):
+        reporter.note(f"  network   {line}")
+    for command in drain:
+        # Whole: people paste it.
+        reporter.note(f"  drain     {printable(command)}")
 
 
 def _first(problems: Sequence[Problem]) -> Problem:

@@ -25,6 +25,8 @@ class Report(CertifiedRun):
     problems: tuple[Problem, ...] = Field(default=(), description="of the run as a whole")
     pairs: tuple[Pair, ...] = Field(default=(), description="of axes, and the cases that use both")
     findings: tuple[Finding, ...] = ()
+    hosts: dict[int, str] = Field(default={}, description="names of the nodes, by number")
+    drain: tuple[str, ...] = Field(default=(), description="commands that take bad nodes out of use, for people")
     issued_at: str | None = None
     keyid: str | None = Field(default=None, description="of the key that signed the certificate")
     logs: dict[str, tuple[str, ...]] = Field(default={}, description="paths of a case's logs, by its ID")

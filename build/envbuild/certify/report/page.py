@@ -17,7 +17,9 @@ from envbuild.certify.report.charts import bytes_text
 from envbuild.certify.report.curves import bandwidth_chart
 from envbuild.certify.report.describe import count, machine_facts
 from envbuild.certify.report.model import Report, environment_of
+from envbuild.certify.report.network import network_rows
 from envbuild.certify.report.views import CaseView, groups_of
+from envbuild_smoke.plan.models import COLLECTIVES
 
 if TYPE_CHECKING:
     import jinja2
@@ -61,6 +63,8 @@ def page_html(report: Report) -> str:
         pair_lines=lines_of(report.pairs),
         bandwidth=bandwidth_chart(report.measured.bandwidth),
         speeds=report.measured.bandwidth.points if report.measured.bandwidth else (),
+        network=network_rows(report.measured.network, report.hosts),
+        collectives=COLLECTIVES,
         certificate_file=CERTIFICATE_FILE,
         junit_file=JUNIT_FILE,
         bytes_text=bytes_text,

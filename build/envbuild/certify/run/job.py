@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.catalog.catalog import Selection, digest_without_summary
+from envbuild.catalog.cluster import Floors
 from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import Matrix
@@ -15,7 +16,7 @@ from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.known_wrong import affected_cases, left_out
 from envbuild.certify.cases.selection import ALL, WantedCases, chosen_cases, driver_of, without_known_wrong
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
-from envbuild.certify.run.plan import Environment, Subject, certification_key, make_plan
+from envbuild.certify.run.plan import Environment, Network, Subject, certification_key, make_plan
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError, UsageError
 from envbuild.image.output import PlacedImage, image_name
@@ -41,7 +42,7 @@ class CertifyRequest:
         lock_name: of the lock, where it is not the stack's own.
         repeats: how often every case is trained.
         run_known_wrong: also run cases that the locked versions are known to train wrongly.
-        cluster: where they train; bandwidth has to reach its floor.
+        cluster: where they train, if their network has to be as that cluster's file says.
     """
 
     selection: Selection
@@ -57,26 +58,24 @@ class CertifyRequest:
     cluster: str | None = None
 
     @property
-    def floor(self) -> float | None:
-        """The least bandwidth, in GB/s; None: the matrix's own.
+    def network(self) -> Network:
+        """The nodes that it runs on, and what the cluster's file says of their network.
 
         Raises:
-            ConfigurationError: the cluster is not known, or has none for the target.
+            ConfigurationError: the cluster is not known, or is named for its floors alone and has none for the target.
         """
         if self.cluster is None:
-            return None
+            return Network(nodes=self.wanted.nodes)
         target, cluster = self.selection.target_name, self.selection.catalog.cluster(self.cluster)
-        floors = cluster.floors.get(target)
-        if floors is None or not floors.node:
-            # A cluster that runs jobs is named for that.
-            if cluster.launcher != "here":
-                return None
+        floors = cluster.floors.get(target, Floors())
+        if cluster.launcher == "here" and not floors.node:
             raise ConfigurationError(
                 f"cluster {self.cluster} has no bandwidth floor for target {target}",
                 why=f"envs/clusters/{self.cluster}.toml has no [floors.{target}.node].",
                 fix="Add it with the bus bandwidth of all_reduce and all_gather, or leave --on out.",
             )
-        return min(floors.node.values())
+        transport = cluster.transport.network if cluster.transport else None
+        return Network(nodes=self.wanted.nodes, floors=floors, transport=transport)
 
     @property
     def name(self) -> str:
@@ -258,4 +257,4 @@ def _plan(
         modules=[module for component in components.values() for module in component.modules],
         provided=sorted(lock.lock.base.provides),
     )
-    return make_plan(subject, environment, matrix, cases, request.repeats, request.floor, request.wanted.nodes)
+    return make_plan(subject, environment, matrix, cases, request.repeats, request.network)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from envbuild.catalog.catalog import definition_digest
+from envbuild.catalog.cluster import Collective, Floors
 from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.model_spec import ModelSpec
@@ -19,6 +20,8 @@ from envbuild.launch.launchers import SQSH, Placement
 PLAN_SCHEMA = "envbuild.plan/4"
 # How often a baseline trains again with its weights moved, which its bands are measured from.
 PERTURBED_RUNS = 4
+# Enough for NCCL to connect all channels.
+TRANSPORT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,22 +79,44 @@ class Environment:
     provided: Sequence[str] = ()
 
 
-def sweep_of(matrix: Matrix, capabilities: Capabilities, ranks: int, floor: float | None = None) -> Json:
-    """The all_reduce sweep of a matrix over so many GPUs, after the cases; None where it has none, and for one GPU.
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """How many nodes a run has, and what its cluster's file says of them.
 
-    Args:
-        floor: the cluster's; it may raise the matrix's, not lower it.
+    Attributes:
+        floors: of the target's GPUs.
+        transport: what NCCL's log has to name between nodes; None: any.
     """
-    wanted = matrix.bandwidth
-    if wanted is None or capabilities.device not in wanted.devices or ranks == 1:
-        return None
-    return {
-        "ranks": ranks,
-        "sizes_bytes": list(wanted.sizes_bytes),
-        "floor_gigabytes_per_second": max(
-            (each for each in (floor, wanted.floor_gigabytes_per_second) if each is not None), default=None
-        ),
-    }
+
+    nodes: int = 1
+    floors: Floors = field(default_factory=Floors)
+    transport: str | None = None
+
+
+def sweep_of(matrix: Matrix, capabilities: Capabilities, ranks: int, network: Network = Network()) -> Json:
+    """The sweeps of collectives after the cases, over so many ranks on each node; None where there are none.
+
+    A matrix without them has one size between nodes if the cluster's file names a network: it shows which one is used.
+    """
+    between = network.nodes > 1
+    sweep: dict[str, Json] = {"ranks": ranks}
+    wanted = matrix.bandwidth if matrix.bandwidth and capabilities.device in matrix.bandwidth.devices else None
+    if wanted is not None and (ranks > 1 or between):
+        return {
+            **sweep,
+            "sizes_bytes": list(wanted.sizes_bytes),
+            "floor_gigabytes_per_second": wanted.floor_gigabytes_per_second,
+            "node_floors": _floors_json(network.floors.node),
+            "network_floors": _floors_json(network.floors.network) if between else {},
+        }
+    if between and network.transport is not None:
+        # No floor is for so few bytes.
+        return {**sweep, "sizes_bytes": [TRANSPORT_BYTES], "floor_gigabytes_per_second": None}
+    return None
+
+
+def _floors_json(floors: Mapping[Collective, float]) -> dict[str, Json]:
+    return dict(floors.items())
 
 
 def make_plan(
@@ -100,8 +125,7 @@ def make_plan(
     matrix: Matrix,
     cases: tuple[Case, ...],
     repeats: int = 1,
-    floor: float | None = None,
-    nodes: int = 1,
+    network: Network = Network(),
 ) -> dict[str, Json]:
     """The plan as a JSON value, with a fresh nonce."""
     capabilities = environment.capabilities
@@ -116,9 +140,10 @@ def make_plan(
         "expected_versions": dict(environment.versions),
         "expected_modules": list(environment.modules),
         "provided_packages": list(environment.provided),
-        "nodes": nodes,
+        "nodes": network.nodes,
         "repeats": repeats,
-        "bandwidth": sweep_of(matrix, capabilities, max(case.world_size // case.nodes for case in cases), floor),
+        "bandwidth": sweep_of(matrix, capabilities, max(case.world_size // case.nodes for case in cases), network),
+        "transport": network.transport if network.nodes > 1 else None,
         "models": {name: _model_json(model) for name, model in matrix.models.items() if name in used},
         "cases": [_case_json(case, matrix, environment.driver) for case in cases],
     }

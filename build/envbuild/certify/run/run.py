@@ -42,6 +42,8 @@ COMPLETED, CASES_FAILED, BAD_PLAN, UNUSABLE, WRONG_GPUS, INTERRUPTED = 0, 1, 2, 
 # Time for starting the container and Python, on top of the cases' own limits.
 # Measured on H200: 10 to 16 s for torch, Transformer Engine and NCCL, 25 to 40 s with NeMo.
 START_SECONDS = 120
+# What a sweep takes before the runner ends it (envbuild_smoke.run.sweep).
+SWEEP_SECONDS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +222,9 @@ def _check_isolation(folder: Path, arguments: tuple[str, ...]) -> None:
 def _limit(plan: Plan) -> float:
     # As if the cases ran one after the other: the scheduler may run several at once.
     seconds = sum((case.time_limit_seconds + START_SECONDS) * len(plan.runs_of(case)) for case in plan.cases)
-    return float(START_SECONDS + seconds)
+    # At most as many rounds of sweeps as it takes to pair every node again, and to double up to all of them.
+    rounds = 4 + plan.nodes.bit_length() if plan.bandwidth else 0
+    return float(START_SECONDS + seconds + rounds * SWEEP_SECONDS)
 
 
 def _check_status(finished: Finished, watcher: Watcher, folder: Path, request: CertifyRequest) -> None:

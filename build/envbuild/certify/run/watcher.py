@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 
 from envbuild.core.progress import Reporter
 from envbuild.core.text import printable
@@ -46,7 +47,7 @@ class Watcher:
                 case "case-finished":
                     self._finished(event)
                 case "bandwidth":
-                    self._reporter.note("  bandwidth measured")
+                    self._measured(event.get("nodes", [0]))
                     return
                 case "cannot-run":
                     self.cannot_run = brief(event["reason"]), brief(event["message"])
@@ -57,6 +58,14 @@ class Watcher:
             return  # text for people, which the log has
         running = "; ".join(f"{case} {what}" for case, what in self._running.items())
         self._reporter.update(f"{self._ended} done; {running}" if running else f"{self._ended} done")
+
+    def _measured(self, nodes: Sequence[int]) -> None:
+        """One sweep on one node is reported; of several nodes there may be hundreds, and a table comes after them."""
+        if list(nodes) == [0]:
+            self._reporter.note("  bandwidth measured")
+        else:
+            names = f"node {nodes[0]}" if len(nodes) == 1 else f"{len(nodes)} nodes, {nodes[0]} to {nodes[-1]}"
+            self._reporter.update(f"bandwidth measured: {names}")
 
     def _finished(self, event: dict[str, object]) -> None:
         case, status, seconds = brief(event["case"]), brief(event["status"]), float(str(event["seconds"]))
