@@ -93,7 +93,10 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
     )
     devices = tuple(range(context.on_node * context.options.nodes))
     ready, unusable = _start(context)
-    state = node_state(context, ready, files, listed, unusable)
+    # It compares every module that was imported with the packages' files.
+    state = result_of(
+        lambda: node_state(context, ready, files, listed, unusable), lambda: context.pool.wait(POLL_SECONDS)
+    )
     line = run_line(context, devices, state)
     nodes = _other_nodes(context) if unusable is None else []
     different = [f"node {node.node} ({node.host})" for node in nodes if [*node_differences(node, state)]]

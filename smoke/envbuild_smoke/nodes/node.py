@@ -64,12 +64,13 @@ def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threa
             lambda: (ListedFiles(plan.expected_versions, plan.provided_packages), file_findings(plan)), agent.update
         )
         ready = context.wait_for_fork_server(agent.update)
+        state = result_of(lambda: node_state(context, ready, files, listed, None), agent.update)
     except ForkServerError as error:
         agent.update()
         raise LostHeadError(f"this node cannot start ranks: {error}") from error
     except WireError as error:
         raise LostHeadError(f"node 0: {error}") from error
-    agent.send({"event": "state", "state": asdict(node_state(context, ready, files, listed, None))})
+    agent.send({"event": "state", "state": asdict(state)})
     agent.serve()
 
 
