@@ -64,7 +64,7 @@ def joined(port: int, token: bytes, count: int) -> list[Wire]:
     def run(first: int) -> None:
         for node in range(first, count + 1, AT_ONCE):
             stated = replace(STATED, host=f"node-{node}")
-            wires[node] = join(("127.0.0.1", port), node, token, stated, limit_seconds=JOIN_LIMIT_SECONDS)
+            wires[node] = join(lambda: ("127.0.0.1", port), node, token, stated, limit_seconds=JOIN_LIMIT_SECONDS)
 
     threads = [threading.Thread(target=run, args=(first,)) for first in range(1, AT_ONCE + 1)]
     for thread in threads:

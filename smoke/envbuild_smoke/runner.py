@@ -20,6 +20,7 @@ from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.ranks.program import RankProgram
 from envbuild_smoke.results import CaseLine, EndLine, Gpu, NodeLine, ResumedLine
 from envbuild_smoke.run import resume
+from envbuild_smoke.run.background import result_of
 from envbuild_smoke.run.context import IMPORT_LIMIT_SECONDS, POLL_SECONDS, RunContext, RunInterruptedError
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.job_loop import JobLoop
@@ -85,9 +86,11 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
     if previous is not None and previous.ended and results.keys() >= set(wanted):
         return [results[run] for run in wanted]
     context.pool.start_server()
-    # While the fork server imports.
-    listed = ListedFiles(plan.expected_versions, plan.provided_packages)
-    files = file_findings(plan)
+    # While the fork server imports; other nodes are answered.
+    listed, files = result_of(
+        lambda: (ListedFiles(plan.expected_versions, plan.provided_packages), file_findings(plan)),
+        lambda: context.pool.wait(POLL_SECONDS),
+    )
     devices = tuple(range(context.on_node * context.options.nodes))
     ready, unusable = _start(context)
     state = node_state(context, ready, files, listed, unusable)

@@ -1,7 +1,8 @@
 """The command line in this process: 0.3 s less a call than a process of its own.
 
 What a process would have of its own is put in its place for the call and back after it: the current directory, the
-environment, the streams, functions' caches, and locks that are held until a process ends. Signals, streams that break
+environment, the folder of temporary files that follows from it, the streams, functions' caches, and locks that are held
+until a process ends. Signals, streams that break
 and kills need a real process: :meth:`conftest.Tool.start`, or ``in_process=False``.
 """
 
@@ -25,14 +26,17 @@ def run_here(arguments: list[str], cwd: Path, env: Mapping[str, str]) -> subproc
     assert threading.current_thread() is threading.main_thread(), "the current directory is the process's"
     before, there, streams = dict(os.environ), Path.cwd(), (sys.stdout, sys.stderr)
     with _stream() as out, _stream() as err:
+        temporary = tempfile.tempdir
         try:
             _clear_caches()
             os.chdir(cwd)
             _set_environment(env)
+            tempfile.tempdir = None
             sys.stdout, sys.stderr = out, err
             code = run(list(arguments))
         finally:
             sys.stdout, sys.stderr = streams
+            tempfile.tempdir = temporary
             _set_environment(before)
             os.chdir(there)
             locks.release_all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +82,19 @@ def make_lock(path: Path, main: str = MAIN, **changes: object) -> Lock:
     (path / lockfile.PROJECT_FILE).write_text("[project]\n")
     fields["pyproject_digest"] = sha256_bytes((path / lockfile.PROJECT_FILE).read_bytes())
     lock = lockfile.sealed(Lock(**(fields | changes)))
-    (path / lockfile.RECORD_FILE).write_text(lockfile.render(lock))
+    (path / lockfile.RECORD_FILE).write_text(_rendered(lock))
     return lock
+
+
+_RENDERED: dict[str, str] = {}
+
+
+def _rendered(lock: Lock) -> str:
+    """The file of a lock; most tests have the same one."""
+    key = lock.model_dump_json()
+    if key not in _RENDERED:
+        _RENDERED[key] = lockfile.render(lock)
+    return _RENDERED[key]
 
 
 def inputs_of(selection: Selection) -> Inputs:
@@ -101,10 +114,17 @@ def mcore_of(project: Path) -> Selection:
     return select(Catalog.open(project), "mcore", "cpu", "debian12", HostDistribution("debian", "12"))
 
 
+@cache
+def _shipped_inputs() -> Inputs:
+    """Of the shipped definitions, which no test changes: those of a project without any of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        return inputs_of(mcore_of(Path(folder)))
+
+
 def lock_mcore(project: Path, main: str = MAIN) -> LockDirectory:
     """Such a lock in a project, of its definitions as they are now."""
     path = project / "lockfiles" / "mcore" / "debian12"
-    make_lock(path, main, inputs=inputs_of(mcore_of(project)))
+    make_lock(path, main, inputs=inputs_of(mcore_of(project)) if (project / "envs").exists() else _shipped_inputs())
     return lockfile.read_lock(path)
 
 

@@ -30,8 +30,8 @@ def cluster_of(text: str) -> Cluster:
 
 def plan_of(target: str = "cpu", nodes: int = 2, form: str = "sqsh", **layout: int) -> Plan:
     """A plan of a baseline and a case over some nodes, for an image."""
-    document = plan_document(case_document("base"), case_document("case", "base", **(layout or {"data": 2})))
-    document["cases"][1]["nodes"] = nodes
+    document = plan_document(case_document("base"), case_document("case", "base", **(layout or {"data": nodes})))
+    document["nodes"] = document["cases"][1]["nodes"] = nodes
     document["subject"] = {"target": target, "form": form, "oci_digest": DIGEST, "sqsh_digest": DIGEST}
     if target != "cpu":
         document |= {"device": "cuda", "gpu": {"sm": ["90"]}}

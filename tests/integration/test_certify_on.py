@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shlex
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,76 +19,11 @@ from helpers.processes import wait_until
 from helpers.programs import path_without
 from helpers.slurm_cluster import Cluster, slurm_cluster, slurm_programs
 from helpers.slurm_project import NAME, record_of, stepping_runner, write_cluster
+from helpers.slurm_site import Site
 
 from envbuild.certify.run import job
 
 CERTIFY = ("certify", "--stack", STACK, "--target", "cpu", "--only", "gpt-fp32-tp2", "--in", "sqsh")
-
-# The command line with the test's runner.
-START = """\
-import sys
-from pathlib import Path
-from envbuild.certify.run import job
-from envbuild.cli.main import main
-from envbuild.core.digests import sha256_file
-runner = Path({runner!r})
-job.smoke_file = lambda store: (runner, sha256_file(runner))
-sys.argv = ["envbuild", *{words!r}]
-main()
-"""
-
-
-@dataclass(frozen=True)
-class Site:
-    """A virtual cluster, and the command line in a project that has its file."""
-
-    cluster: Cluster
-    tool: Tool
-    storage: Path
-
-    runner: Path
-
-    @property
-    def out(self) -> Path:
-        return self.tool.project / "out"
-
-    def words(self, *words: str) -> list[str]:
-        return [*CERTIFY, "--out-dir", "out", "--on", NAME, "--nodes", "2", *words]
-
-    def certify(self, *words: str, status: int | None = 0) -> subprocess.CompletedProcess[str]:
-        return self.tool.run(*self.words(*words), status=status)
-
-    def slurm(self, *words: str) -> str:
-        return self.cluster.run(*words, cwd=self.storage).stdout
-
-    def state(self, number: str) -> str:
-        return re.search(r"JobState=(\S+)", self.slurm("scontrol", "show", "job", number))[1]  # type: ignore[index]
-
-    @contextlib.contextmanager
-    def started(self, *words: str, line: Sequence[str] = (), results: bool = True) -> Iterator[subprocess.Popen[str]]:
-        """The command in a process of its own, once its job was submitted and has written its first line."""
-        code = START.format(runner=str(self.runner), words=line or self.words(*words))
-        environment = self.tool.environment()
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=self.tool.project,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            wait_until(lambda: self.run_folder if results else [*self.out.glob("certificates/*/*/run/job.json")], 60)
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-
-    @property
-    def run_folder(self) -> Path | None:
-        """The folder of the only run, once it has results."""
-        folders = [path.parents[1] for path in self.storage.glob("runs/*/results/results.jsonl")]
-        return folders[0] if folders else None
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +44,8 @@ def site(
     (tmp_path / "storage").mkdir()
     monkeypatch.setattr(job, "smoke_file", lambda _store: runner)
     environment = {**virtual.programs.environment, "SLURM_CONF": f"{virtual.folder}/slurm.conf"}
-    yield Site(virtual, Tool(project, mini.cache, {**mini.env, **environment}), tmp_path / "storage", runner[0])
+    tool = Tool(project, mini.cache, {**mini.env, **environment})
+    yield Site(virtual, tool, tmp_path / "storage", CERTIFY, runner[0])
     virtual.end_jobs()
 
 
@@ -202,7 +135,7 @@ def test_preempted_job_goes_on_by_itself(site: Site) -> None:
     with site.started() as process:
         number = record_of(site.out)["job"]
         urgent = site.slurm("sbatch", "--parsable", "-p", "urgent", "-N4", "--exclusive", "--wrap", "sleep 600").strip()
-        wait_until(lambda: site.state(number) == "PENDING", 60)
+        site.start_again(number)
         release(site)
         site.slurm("scancel", urgent)
         out, printed = process.communicate(timeout=200)
@@ -267,8 +200,7 @@ def test_job_that_is_out_of_time_is_queued_again_as_often_as_asked(site: Site) -
         wait_until(
             lambda: re.search(r"PENDING.*Restarts=1", site.slurm("scontrol", "show", "job", record["job"]), re.S)
         )
-        # Slurm waits two minutes before it starts such a job again.
-        site.slurm("scontrol", "update", f"job={record['job']}", "starttime=now")
+        site.start_again(record["job"])
         _, printed = process.communicate(timeout=100)
     assert process.returncode == 8
     assert "the time limit of job" in printed

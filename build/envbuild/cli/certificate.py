@@ -75,10 +75,12 @@ class VerifyOptions:
     file: Path = argument(type=ANY_PATH)
     trust: Path | None = trust_file()
     image: Path | None = option(
-        "--image", "It must cover this .sqsh, OCI layout (FOLDER[:TAG]) or folder of out/images.", type=ANY_PATH
+        "--image",
+        "Require that it covers this .sqsh, OCI layout (FOLDER[:TAG]) or folder of out/images.",
+        type=ANY_PATH,
     )
-    digest: str | None = option("--digest sha256:...", "It must cover this digest.", convert=parse_digest)
-    lock: Path | None = option("--lock", "It must cover this lock directory.", type=FOLDER)
+    digest: str | None = option("--digest sha256:...", "Require that it covers this digest.", convert=parse_digest)
+    lock: Path | None = option("--lock", "Require that it covers this lock directory.", type=FOLDER)
     at: datetime | None = option("--at MOMENT", "Verify as of this moment instead of now.", convert=parse_moment)
     max_age: timedelta | None = option(
         "--max-age AGE", "Refuse measurements older than this: 12h, 30d, 4w.", convert=parse_age
@@ -87,9 +89,9 @@ class VerifyOptions:
 
 @as_command("verify", VerifyOptions)
 def verify_command(session: Session, options: VerifyOptions) -> None:
-    """Verify that a trusted, valid key signed the certificate FILE, and that it covers what you name.
+    """Verify that a trusted, valid key signed the certificate FILE, and that it covers the image or lock named.
 
-    If it is refused, the exit code is 12 and the reason is printed.
+    A refused certificate is exit code 12. Without --image, --digest and --lock only the signer is verified.
     """
     at = options.at or session.context.clock()
     about = About(image=options.image, digest=options.digest, lock=options.lock)
@@ -131,6 +133,6 @@ def verify_command(session: Session, options: VerifyOptions) -> None:
 
 command = command_group(
     "certificate",
-    "Make signing keys; show a certificate; verify its signer and what it covers.",
+    "Make signing keys; show a certificate; verify who signed it and what it covers.",
     *(keygen_command, show_command, verify_command),
 )

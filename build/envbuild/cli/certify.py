@@ -52,11 +52,9 @@ CONFLICTS = {
 @dataclass(frozen=True, kw_only=True)
 class Options:
     locked: LockedOptions = include(LockedOptions)
-    matrix: str | None = option("--matrix NAME", "The set of cases; default: the stack's.")
-    only: tuple[str, ...] = option("--only ID", "Run this case (and its baseline); may be repeated.", multiple=True)
-    max_gpus: int | None = option(
-        "--max-gpus N", "Leave out cases that need more GPUs than this.", type=click.IntRange(1)
-    )
+    matrix: str | None = option("--matrix NAME", "The set of cases (`envbuild list matrices`); default: the stack's.")
+    only: tuple[str, ...] = option("--only ID", "Run only this case and its baseline; may be repeated.", multiple=True)
+    max_gpus: int | None = option("--max-gpus N", "Skip cases that need more than N GPUs.", type=click.IntRange(1))
     on: str | None = option(
         "--on NAME",
         "The cluster (envs/clusters/): with Slurm, submit a job there and follow it; bandwidth must reach its floors.",
@@ -74,13 +72,14 @@ class Options:
     print_cases: bool = flag("--print-cases", "Print the cases and run nothing.")
     place: str = option(
         "--in",
-        "Where cases train: in a form of the image or, to certify only the lock, in --venv or this shell's Python.",
+        "Where cases train: in the image (sqsh, oci, docker) or, to certify only the lock, in --venv or this shell's "
+        "Python (here).",
         type=click.Choice(WORDS),
         default="sqsh",
     )
     venv: Path = option("--venv", "The environment of --in venv.", type=FOLDER, default=DEFAULT_VENV)
     runtime: str | None = option(
-        "--runtime", "How the .sqsh is opened; default: the first that works.", type=click.Choice(list(RUNTIMES))
+        "--runtime", "How --in sqsh opens the file; default: the first that works.", type=click.Choice(list(RUNTIMES))
     )
     gpus: str | None = option("--gpus LIST", "Use only these GPUs, by nvidia-smi's index: 0,1.")
     isolation: str | None = option(
@@ -88,11 +87,13 @@ class Options:
         "Keep rank processes alive (default), or start new ones for every case.",
         type=click.Choice(["live", "process"]),
     )
-    repeat: int = option("--repeat", "Train every case N times.", type=click.IntRange(1, MOST_REPEATS), default=1)
-    fresh: bool = flag("--fresh", "Run even if a certificate exists.")
+    repeat: int = option("--repeat N", "Train every case N times.", type=click.IntRange(1, MOST_REPEATS), default=1)
+    fresh: bool = flag("--fresh", "Run again even if a certificate exists.")
     resume: bool = flag("--resume", "Resume an interrupted run.")
-    plan_out: Path | None = option("--plan-out DIR", "Write the plan for another machine.", type=FOLDER)
-    judge: str | None = option("--judge DIR|JOB", "Judge the results of this plan or, with --on, of this job.")
+    plan_out: Path | None = option(
+        "--plan-out DIR", "Run nothing; write a plan that another machine can run.", type=FOLDER
+    )
+    judge: str | None = option("--judge DIR|JOB", "Judge the results of the plan in DIR or, with --on, of a job.")
     keys: KeyOptions = include(KeyOptions)
     out_dir: Path = out_dir()
 
@@ -105,8 +106,8 @@ class Options:
 def command(session: Session, options: Options) -> None:
     """Train in every parallel layout; pass only if each reproduces the single-process baseline.
 
-    Loss and gradient norm of every step must agree with the baseline's within bands that the run itself measures.
-    Inside an image the network is off. A certificate is written if every case passes.
+    Every step's loss and gradient norm must agree with the baseline's, within tolerances that the run measures. Cases
+    that run in an image have no network. A certificate is written if every case passes.
     """
     context = click.get_current_context()
     _refuse_conflicts(context)

@@ -28,7 +28,7 @@ def parse_time(text: str) -> str:
 @dataclass(frozen=True, kw_only=True)
 class InitOptions:
     system: System = option("--for", "What runs the nightly.", required=True, type=click.Choice(get_args(System)))
-    stack: str = option("--stack NAME", "The components.", default=DEFAULT_STACK)
+    stack: str = option("--stack NAME", "The stack (`envbuild list stacks`).", default=DEFAULT_STACK)
     targets: tuple[str, ...] | None = option(
         "--targets LIST", "Targets, separated by commas; default: all of the stack.", convert=parse_list
     )
@@ -36,7 +36,12 @@ class InitOptions:
     sqsh_to: str = option("--sqsh-to PLACE", "Where .sqsh files go: s3://, gs:// or a directory.", default="")
     state: str = option("--state PLACE", "Share the ledger: s3://, gs://, oci:// or a folder.", default="")
     on: str | None = option("--on NAME", "For slurm: the cluster whose nodes certify targets with GPUs.")
-    at: str = option("--at HH:MM", "The time in UTC; for slurm, in its time zone.", default="02:00", convert=parse_time)
+    at: str = option(
+        "--at HH:MM",
+        "When to start, in UTC; for slurm, in the cluster's time zone.",
+        default="02:00",
+        convert=parse_time,
+    )
     into: Path = option("--into", "Where the files are written.", type=FOLDER, default=Path())
 
 
@@ -80,4 +85,4 @@ def init(session: Session, options: InitOptions) -> None:
     session.done({"written": [str(path.absolute()) for path in files]}, *[shown(path.absolute()) for path in files])
 
 
-command = command_group("ci", "Write files with which CI systems call `envbuild nightly`.", init)
+command = command_group("ci", "Write files for GitHub, systemd or Slurm that run `envbuild nightly`.", init)

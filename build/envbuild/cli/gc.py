@@ -40,7 +40,7 @@ class Options:
         "--sqsh-from PLACE", "Also clean this .sqsh store: s3://, gs:// or DIR.", multiple=True
     )
     nights: int = option(
-        "--nights", "Keep what the last N nights of a stack used.", type=click.IntRange(min=1), default=14
+        "--nights N", "Keep what the last N nightly runs of a stack used.", type=click.IntRange(min=1), default=14
     )
     dry_run: bool = flag("--dry-run", "Print what would be removed, and remove nothing.")
     state: str | None = state_place()
@@ -49,9 +49,11 @@ class Options:
 
 @as_command("gc", Options)
 def command(session: Session, options: Options) -> None:
-    """Remove images that no tag, lock or recent night needs, here and where they are published.
+    """Remove images that no tag, lock or recent nightly run needs.
 
-    Everything attached to a kept image is kept. Revoked publications stay, so that pulling one prints the reason.
+    They are removed from this machine's store, and from each --from and --sqsh-from.
+
+    What is attached to a kept image is kept. Revoked publications stay, so that pulling one prints the reason.
     """
     removed: list[Json] = []
     lines: list[str] = []

@@ -49,7 +49,7 @@ class Options:
     locked_base: bool = flag("--locked-base", "Fail if the base that the lock was verified on is not available.")
     allow: tuple[str, ...] = option(
         "--allow CODE",
-        "Accept this check's findings in the finished image; the record lists them.",
+        "Accept this check's findings in the finished image; may be repeated; the record lists them.",
         multiple=True,
         type=click.Choice(sorted(RULES)),
     )
@@ -58,7 +58,7 @@ class Options:
         f"Compression of the .sqsh, for nodes with old tools: {', '.join(NAMES)}.",
         default=str(DEFAULT),
     )
-    cluster: str | None = option("--cluster NAME", "Refuse a .sqsh that the nodes of this cluster cannot read.")
+    cluster: str | None = option("--cluster NAME", "Fail if this cluster's nodes cannot read the .sqsh's compression.")
     out_dir: Path = out_dir()
 
 
@@ -66,7 +66,7 @@ class Options:
 def command(session: Session, options: Options) -> None:
     """Build the image of a lock for a target: OCI layout, enroot .sqsh or docker image.
 
-    It needs no daemon and no registry. The same lock and base give the same digests. An existing image is reused.
+    Needs no daemon and no registry. The same lock and base give the same digests. An existing image is reused.
     """
     formats, cluster, name = options.formats, options.cluster, options.locked.name
     _refuse_unused(formats)

@@ -42,12 +42,12 @@ class ReleaseOptions:
 
 @as_command("release", ReleaseOptions)
 def release_command(session: Session, options: ReleaseOptions) -> None:  # noqa: ARG001 - whatever pyxis says
-    """Do nothing: the image stays in the store for the next step. pyxis calls this twice."""
+    """Do nothing; pyxis requires this command. The image stays in the store for the next step."""
     session.done({"released": True})
 
 
 command = command_group(
     "importer",
-    "Serve certified images to pyxis: set importer=FILE in plugstack.conf; FILE runs this command.",
+    "Serve certified images to pyxis: install containers/enroot/importer.sh and name it in plugstack.conf.",
     *(get_command, release_command),
 )

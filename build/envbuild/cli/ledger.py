@@ -59,7 +59,10 @@ def export_command(session: Session, options: ExportOptions) -> None:
 @dataclass(frozen=True, kw_only=True)
 class RebuildOptions:
     repositories: tuple[str, ...] = option(
-        "--from REGISTRY/REPO", "Published images; may be repeated.", multiple=True, required=True
+        "--from REGISTRY/REPO",
+        "The repository with the published images; may be repeated.",
+        multiple=True,
+        required=True,
     )
     state: str | None = state_place()
 
@@ -68,7 +71,7 @@ class RebuildOptions:
 def rebuild_command(session: Session, options: RebuildOptions) -> None:
     """Rebuild the ledger from published images; readable rows of the old ledger are kept.
 
-    The old file stays next to the new one under another name.
+    The old file is renamed and kept.
     """
     from envbuild.ledger.ledger import made_anew
     from envbuild.ledger.models import PublicationRow

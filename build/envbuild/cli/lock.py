@@ -62,30 +62,35 @@ class _Asked(SelectionOptions):
         callback=pin_texts,
     )
     as_of: str | None = option(
-        "--as-of WHEN", "Use nothing newer than a date, a commit of the main component, 'release' or 'now'."
+        "--as-of WHEN",
+        "Use nothing uploaded after WHEN: a date, a commit of the stack's anchor, 'release' or 'now'.",
     )
-    no_as_of: bool = flag("--no-as-of", "Use the newest packages: for an index without upload times.")
+    no_as_of: bool = flag("--no-as-of", "Do not limit packages by upload time; for an index that states none.")
     name: str | None = option("--name NAME", "Write to lockfiles/NAME/BASE; pins never overwrite the default lock.")
     out: Path | None = option("--out DIRECTORY", "Write the lock to this directory.", type=FOLDER)
     torch_build: str | None = option(
         "--torch-build BUILD",
-        "Use this build of torch instead of the base's; 'index': the package index's (CUDA, 10x the size).",
+        "The build of torch (cpu, cu130) instead of the base's; 'index': the package index's CUDA build.",
     )
     allow: tuple[str, ...] = option(
-        "--allow CODE[:ID]", "Accept the findings of this check, or one finding; the record lists them.", multiple=True
+        "--allow CODE[:ID]",
+        "Accept all findings of a check, or one (CODE:ID, as printed); the record lists them.",
+        multiple=True,
     )
-    upgrade: bool = flag("--upgrade", "Resolve again as of now, even if nothing changed.")
-    check: bool = flag("--check", "Write nothing; fail if a lock is out of date.")
-    online: bool = flag("--online", "With --check: ask the index whether it still has every release.")
-    diff: bool = flag("--diff", "Write nothing; resolve again and print what would change.")
+    upgrade: bool = flag("--upgrade", "Resolve again even if nothing changed, to the newest versions allowed.")
+    check: bool = flag("--check", "Fail if a lock is out of date; write nothing.")
+    online: bool = flag("--online", "With --check: also fail if the index no longer has a locked file.")
+    diff: bool = flag("--diff", "Resolve again and print what would change; write nothing.")
     # None where neither was given: the stack's file decides.
     verify: bool | None = option(
         "--verify/--no-verify",
-        "Install the lock temporarily and import its modules; refuse it if one fails. Default: verify, "
-        "unless the stack pins everything.",
+        "Install the lock in a temporary environment and import its modules; refuse the lock if one fails. Default: "
+        "verify, unless the stack pins everything.",
         default=None,
     )
-    exact: bool = flag("--exact", "Use exactly upstream's pins at the branch's tip, or fail.")
+    exact: bool = flag(
+        "--exact", "Use upstream's pins at the branch's tip as they are; if they fail, try no other versions."
+    )
     everything: bool = flag("--all", "Lock every stack on each of its bases.")
 
     def refuse_contradictions(self) -> None:
@@ -149,7 +154,7 @@ class _Asked(SelectionOptions):
 def command(session: Session, asked: _Asked) -> None:
     """Resolve a stack on a base into lockfiles/STACK/BASE/: every package pinned, with hashes.
 
-    An existing lock is reused unless one of its inputs changed or a branch it follows moved.
+    An existing lock is reused unless one of its inputs changed or a branch that it tracks moved.
     """
     context = click.get_current_context()
     asked.refuse_contradictions()

@@ -26,9 +26,9 @@ from envbuild.publish.draft import Publishing
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    stack: str = option("--stack NAME", "The components.", default=DEFAULT_STACK)
+    stack: str = option("--stack NAME", "The stack (`envbuild list stacks`).", default=DEFAULT_STACK)
     targets: tuple[str, ...] = option(
-        "--targets LIST", "Default: all targets of the stack.", convert=parse_list, default=""
+        "--targets LIST", "Targets, separated by commas; default: all of the stack.", convert=parse_list, default=""
     )
     base: str | None = option("--base NAME", "The base system; default: the stack's default for each target.")
     name: str | None = lock_name()
@@ -48,14 +48,14 @@ class Options:
         multiple=True,
     )
     nodes: int | None = option("--nodes N", "With --on: nodes of each job; default: 1.", type=click.IntRange(1))
-    retry: bool = flag("--retry", "Also repeat failed steps whose inputs did not change.")
+    retry: bool = flag("--retry", "Repeat failed steps even if their inputs did not change.")
     bisect: float = option(
         "--bisect MINUTES",
-        "Search this long for what broke a target; 0: do not search.",
+        "Bisect failed targets for at most this long in total; 0: do not bisect.",
         type=click.FloatRange(min=0),
         default=30,
     )
-    plan: bool = flag("--plan", "Print what would be done, and do nothing.")
+    plan: bool = flag("--plan", "Print the steps; run none.")
     state: str | None = state_place()
     keys: KeyOptions = include(KeyOptions)
     out_dir: Path = out_dir()
@@ -63,9 +63,9 @@ class Options:
 
 @as_command("nightly", Options)
 def command(session: Session, options: Options) -> None:
-    """Lock, build, certify and publish what is new, for each target separately; print the state of each at the end.
+    """Lock, build, certify and publish what is new for each target; then print each target's state.
 
-    Finished steps are not repeated, even after a kill. A failed step is tried twice. Only one night per stack
+    Finished steps are not repeated, even after a kill. A failed step is tried twice. Only one run per stack
     runs at a time. Exit code: that of the first failure; 8: a plan waits for hardware; 14: an image is older than the
     policy allows.
     """

@@ -37,16 +37,20 @@ class Options:
     locked: LockedOptions = include(LockedOptions)
     to: str = option("--to REGISTRY/REPO", "The repository that gets the image.", required=True)
     sqsh: SqshOptions = include(SqshOptions)
-    tag: str | None = option("--tag NAME", "The moving tag; default: LOCK[-BRANCH]-TARGET.")
+    tag: str | None = option("--tag NAME", "The moving tag; default: LOCK[-BRANCH][-BASE]-TARGET.")
     policy: str = policy_name()
-    certificate: Path | None = option("--certificate FILE", "Default: the image's newest in --out-dir.", type=ANY_PATH)
+    certificate: Path | None = option(
+        "--certificate FILE", "The certificate; default: the image's newest in --out-dir.", type=ANY_PATH
+    )
     trust: Path | None = trust_file()
     uncertified: bool = flag(
         "--uncertified", "Publish without a certificate, under tags that begin with `uncertified-`."
     )
-    docker_manifest: bool = flag("--docker-manifest", "Push docker's manifest even if the registry does not need it.")
+    docker_manifest: bool = flag(
+        "--docker-manifest", "Also push a Docker manifest where the registry does not need one."
+    )
     mount_from: tuple[str, ...] = option(
-        "--mount-from REPO", "Reuse layers of this repository of the same registry.", multiple=True
+        "--mount-from REPO", "Reuse the layers of REPO, a repository of the same registry.", multiple=True
     )
     revoke: str | None = option("--revoke DIGEST", "Revoke the publications of this digest.", convert=parse_digest)
     reason: str | None = option("--reason TEXT", "With --revoke: the reason.")
@@ -58,10 +62,10 @@ class Options:
 def command(session: Session, options: Options) -> None:
     """Publish a certified image to a registry, with its certificate, SBOMs and .sqsh attached.
 
-    An image whose certificate is not accepted is refused (exit code 9). The immutable tag names this lock and target;
-    the moving tag is updated last.
+    The policy must accept the certificate, else exit code 9. The immutable tag names this lock and target; the moving
+    tag is updated last.
 
-    With only --base and --to, the base itself is published: locks verified on it name its digest.
+    With only --base and --to, publish the base itself, so that others can build the same image on it.
     """
     context = click.get_current_context()
     if options.revoke is not None:

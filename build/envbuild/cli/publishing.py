@@ -13,7 +13,7 @@ class SqshOptions:
     """Whether and where the .sqsh is published."""
 
     sqsh_to: str | None = option(
-        "--sqsh-to PLACE", "Put the .sqsh into s3://B/P, gs://B/P or DIR instead of the registry."
+        "--sqsh-to PLACE", "Upload the .sqsh to s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or DIR instead of the registry."
     )
     no_sqsh: bool = flag("--no-sqsh", "Do not publish the .sqsh.")
 
@@ -28,4 +28,6 @@ class SqshOptions:
 
 
 def policy_name() -> Any:
-    return option("--policy NAME", "Which certificates are accepted (envs/policies/).", default="default")
+    return option(
+        "--policy NAME", "The policy: which certificates are accepted (`envbuild list policies`).", default="default"
+    )

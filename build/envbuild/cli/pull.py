@@ -24,7 +24,7 @@ from envbuild.publish.sources import parse_reference
 @dataclass(frozen=True, kw_only=True)
 class PullOptions:
     reference: str = argument()
-    target: str | None = option("--target NAME", "The image must be for this target.")
+    target: str | None = option("--target NAME", "Refuse an image for another target.")
     form: str = option("--format", "The .sqsh, or an OCI layout.", type=click.Choice(["sqsh", "oci"]), default="sqsh")
     output: Path | None = option(
         "--output PATH",
@@ -32,9 +32,7 @@ class PullOptions:
         type=ANY_PATH,
     )
     trust: Path | None = trust_file()
-    policy: str | None = option(
-        "--policy NAME", "Which certificates are accepted: a policy's name (default: default) or FILE.toml."
-    )
+    policy: str | None = option("--policy NAME", "The policy: a name (default: default) or FILE.toml.")
     max_age: str | None = option("--max-age AGE", "Refuse measurements older than this: 12h, 30d, 4w.")
     uncertified: bool = flag("--uncertified", "Also accept an image without a certificate.")
 

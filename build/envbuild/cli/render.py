@@ -31,9 +31,7 @@ class RenderOptions:
         "--to FORMAT", "sbatch or edf.", type=click.Choice(list(RENDERERS)), required=True
     )
     plan: Path = option("--plan DIR", "What `envbuild certify --plan-out` wrote.", type=FOLDER, required=True)
-    nodes: int | None = option(
-        "--nodes N", "How many nodes the job has; default: as many as the plan's largest case.", type=click.IntRange(1)
-    )
+    nodes: int | None = option("--nodes N", "Refuse a plan that is not for this many nodes.", type=click.IntRange(1))
     write: bool = flag("--write", "Write the file into the plan's folder, and print its path.")
 
 

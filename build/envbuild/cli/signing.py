@@ -21,13 +21,13 @@ class KeyOptions:
     """The signing key; :func:`signer_of` loads it."""
 
     key: str | None = option(
-        "--key FILE", "Sign with this private key; env:NAME reads it from a variable; off: do not sign."
+        "--key FILE", "Sign with this private key. env:NAME: the key is in a variable; off: do not sign."
     )
     key_password: str | None = option("--key-password REF", "Where the key's password is: env:NAME or file:PATH.")
 
 
 def trust_file() -> Any:
-    return option("--trust", "The file of trusted keys; default: the configured one.", type=FILE)
+    return option("--trust", "The file of trusted keys; default: the configuration's signing.trust.", type=FILE)
 
 
 def signer_of(session: Session, options: KeyOptions) -> Signer | None:

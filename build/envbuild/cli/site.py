@@ -22,9 +22,9 @@ class Options:
 
 @as_command("report", Options)
 def command(session: Session, options: Options) -> None:
-    """Write a static site: the certified image of each target, how to pull it, and the result of every night.
+    """Write a static site: the certified image of each target, how to pull it, and the result of every nightly run.
 
-    It needs no server and no JavaScript. An existing site is replaced.
+    The pages need no server and no JavaScript. An existing site is replaced.
     """
     context = session.context
     with opened_ledger(session, options.state) as ledger, context.reporter.step("write the site"):

@@ -14,7 +14,9 @@ from envbuild.core.errors import StaleImageError
 
 
 def max_age() -> Any:
-    return option("--max-age DAYS", "Age of a stale image; default: the policy's.", type=click.FloatRange(min=0))
+    return option(
+        "--max-age DAYS", "From this age an image is stale; default: the policy's limit.", type=click.FloatRange(min=0)
+    )
 
 
 def limit_of(session: Session, days: float | None) -> float:

@@ -21,15 +21,15 @@ from envbuild.wheels.plan import buildable
 class SyncOptions:
     locked: LockedOptions = include(LockedOptions)
     into: Path = option("--into", "The environment's folder.", required=True, type=FOLDER)
-    phases: tuple[str, ...] = phases("What to install; main comes first.")
-    no_build: bool = flag("--no-build", "Use only existing wheels; leave out packages that must be compiled.")
+    phases: tuple[str, ...] = phases("The phases to install; main is required.")
+    no_build: bool = flag("--no-build", "Leave out packages that must be compiled and have no wheel yet.")
 
 
 @as_command("sync", SyncOptions)
 def command(session: Session, options: SyncOptions) -> None:
     """Install a lock into a virtual environment on this machine, phase by phase, and import its modules.
 
-    An existing environment is replaced. Each phase has its own log and time.
+    An existing environment is replaced.
     """
     into, name = options.into, options.locked.name
     selection, lock = session.locked(options.locked, needs_target=False)

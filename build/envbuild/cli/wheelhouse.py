@@ -236,7 +236,7 @@ def push_command(session: Session, options: PushOptions) -> None:
 
 @as_command("pull", MoveOptions)
 def pull_command(session: Session, options: MoveOptions) -> None:
-    """Pull wheels from a remote store into the wheelhouse; each is checked first."""
+    """Pull wheels from a remote store into the wheelhouse; each is compared with its record."""
     options.check()
     remote = one_store(session, options.store)
     chosen = remote.keys(KIND)
@@ -290,7 +290,7 @@ class PruneOptions:
     dry_run: bool = flag("--dry-run", "Print what would be removed and its size; remove nothing.")
     unused_days: float = option(
         "--unused-days DAYS",
-        "Remove what was not used for this long; 0 for everything.",
+        "Remove what was not used for this long; 0: everything.",
         type=click.FloatRange(min=0),
         default=30,
     )

@@ -26,10 +26,10 @@ class WheelsOptions:
     locked: LockedOptions = include(LockedOptions)
     packages: tuple[str, ...] = option("--package NAME", "Build only this package; may be repeated.", multiple=True)
     jobs: int | None = option(
-        "--jobs", "Parallel compilers; default: as cores and memory allow.", type=click.IntRange(min=1)
+        "--jobs N", "Compilers at once; default: as cores and memory allow.", type=click.IntRange(min=1)
     )
     memory_gib: int | None = option(
-        "--memory", "GiB for all compilers together; default: the free memory.", type=click.IntRange(min=1)
+        "--memory GIB", "Memory for all compilers together; default: what is free.", type=click.IntRange(min=1)
     )
     toolkit: str = option(
         "--toolkit",
@@ -38,7 +38,9 @@ class WheelsOptions:
         default=ToolkitRequest.AUTO.value,
     )
     explain: bool = flag("--explain", "Print the parts of each build key; build nothing.")
-    against: str | None = option("--against KEY", "With --explain: the parts that differ from the wheel of this key.")
+    against: str | None = option(
+        "--against KEY", "With --explain: print only the parts that differ from the wheel of this key."
+    )
     stores: StoreOptions = include(StoreOptions)
 
 
@@ -46,7 +48,7 @@ class WheelsOptions:
 def command(session: Session, options: WheelsOptions) -> None:
     """Compile the wheels of a lock for a target's architectures, and store them in the wheelhouse.
 
-    Existing wheels are reused, including those of remote stores. The commands below list and change the wheelhouse.
+    Wheels that exist here or in a remote store are reused. The commands below list and change the wheelhouse.
     """
     if options.against is not None and not options.explain:
         raise click.UsageError("--against belongs to --explain")

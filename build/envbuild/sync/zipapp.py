@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import envbuild_smoke
@@ -16,8 +17,9 @@ FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 FILE_NAME = "smoke.pyz"
 
 
+@cache
 def smoke_bytes(source: Path | None = None) -> bytes:
-    """The zipapp of ``smoke/`` (or of another folder with a ``__main__.py`` and the package)."""
+    """The zipapp of ``smoke/`` (or of another folder with a ``__main__.py`` and the package), read once a process."""
     entry = (source or data_root() / "smoke") / "__main__.py"
     # An installed envbuild has the package next to its own.
     package = source / envbuild_smoke.__name__ if source else Path(envbuild_smoke.__file__).parent

@@ -22,7 +22,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild_smoke.nodes.canary import answer
+from envbuild_smoke.nodes import canary
 from envbuild_smoke.nodes.hub import SILENCE_SECONDS
 from envbuild_smoke.nodes.wire import Message, Wire, WireError
 from envbuild_smoke.plan.json_reader import read_object
@@ -117,12 +117,18 @@ class Agent:
         elif command == "stacks" and message["key"] in self._held:
             self._pool.request_stacks(self._held[message["key"]].process)
         elif command == "canary":
-            seen = answer(self._context.out, message["name"], message["content"])
-            self.send({"event": "canary", "seen": seen})
+            return self._answer_canary(since, message)
         elif command == "start-server":
             self._pool.start_server()
         elif command == "end":
             self._ended = True
+        return True
+
+    def _answer_canary(self, since: float, message: Message) -> bool:
+        seen = canary.answer(self._context.out, message["name"], message["content"])
+        if not seen and time.monotonic() < since + canary.LIMIT_SECONDS:
+            return False
+        self.send({"event": "canary", "seen": seen})
         return True
 
     def _acquire(self, message: Message) -> None:

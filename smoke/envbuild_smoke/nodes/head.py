@@ -94,7 +94,9 @@ def _check_folder(pools: NodePools, out: Path, stop: Callable[[], bool]) -> None
         if stop():
             raise RunInterruptedError
         pools.wait(POLL_SECONDS)
-    apart = sorted(node for node, name in names.items() if not pools.canaries.get(node) or not _gone(out, name))
+    if pools.lost:
+        raise NodesError("; ".join(pools.lost.values()))
+    apart = sorted(node for node, name in names.items() if not pools.canaries.get(node) or not _gone(pools, out, name))
     for name in names.values():
         (out / name).unlink(missing_ok=True)
     if apart:
@@ -104,10 +106,11 @@ def _check_folder(pools: NodePools, out: Path, stop: Callable[[], bool]) -> None
         )
 
 
-def _gone(out: Path, name: str) -> bool:
+def _gone(pools: NodePools, out: Path, name: str) -> bool:
     limit = time.monotonic() + canary.LIMIT_SECONDS
     while (out / name).exists():
         if time.monotonic() > limit:
             return False
-        time.sleep(POLL_SECONDS)
+        # The other nodes are answered meanwhile.
+        pools.wait(POLL_SECONDS)
     return True

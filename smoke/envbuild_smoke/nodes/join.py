@@ -7,6 +7,7 @@ may join at once.
 import select
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from envbuild_smoke.nodes.wire import VERSION, Greeting, Message, Wire, WireError, nonce
@@ -81,9 +82,12 @@ class HeadGreeting:
         self.wire.send({"nonce": self._greeting.head_nonce, "proof": self._greeting.proof(self._token, "head")})
 
 
-def join(address: tuple[str, int], node: int, token: bytes, joining: Joining, *, limit_seconds: float) -> Wire:
+def join(
+    address: Callable[[], tuple[str, int]], node: int, token: bytes, joining: Joining, *, limit_seconds: float
+) -> Wire:
     """Connect to the head, prove the token, have the head prove it, and return the connection once it took this agent.
 
+    `address` is called before each try, until the head is reached.
     The address in `joining` is taken from this end of the connection.
     Raises WireError when there is no such head within the limit, and RefusedError.
     """
@@ -113,16 +117,17 @@ def join(address: tuple[str, int], node: int, token: bytes, joining: Joining, *,
     return wire
 
 
-def _connect(address: tuple[str, int], limit_seconds: float) -> socket.socket:
+def _connect(address: Callable[[], tuple[str, int]], limit_seconds: float) -> socket.socket:
     """Return a connection to a head that may not listen yet. Raises WireError after the limit."""
     limit = time.monotonic() + limit_seconds
     while True:
+        host, port = address()
         try:
-            return socket.create_connection(address, timeout=max(RETRY_SECONDS, limit - time.monotonic()))
+            return socket.create_connection((host, port), timeout=max(RETRY_SECONDS, limit - time.monotonic()))
         except OSError as error:
             if time.monotonic() > limit:
                 raise WireError(
-                    f"{address[0]}:{address[1]} was not reached within {limit_seconds:g} s: {error.strerror or error}"
+                    f"{host}:{port} was not reached within {limit_seconds:g} s: {error.strerror or error}"
                 ) from error
         time.sleep(RETRY_SECONDS)
 

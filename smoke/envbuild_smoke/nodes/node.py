@@ -17,6 +17,7 @@ from envbuild_smoke.nodes.join import RETRY_SECONDS, Joining, RefusedError, join
 from envbuild_smoke.nodes.wire import WireError
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.run import resume
+from envbuild_smoke.run.background import result_of
 from envbuild_smoke.run.context import RunContext, RunInterruptedError
 from envbuild_smoke.run.forkserver import ForkServerError
 from envbuild_smoke.run.options import Options
@@ -39,7 +40,10 @@ def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threa
         plan_digest=plan.digest, nonce=plan.nonce, smoke_digest=smoke_digest(), slots=on_node, host=host_name()
     )
     try:
-        wire = join((host, port or _port(out, stop)), options.node_rank, options.token, stated, limit_seconds=60.0)
+        # A run that is resumed has the port of its first part there, until node 0 listens again.
+        wire = join(
+            lambda: (host, port or _port(out, stop)), options.node_rank, options.token, stated, limit_seconds=60.0
+        )
     except RefusedError as error:
         raise LostHeadError(f"node 0 refuses this node: {error}") from error
     except WireError as error:
@@ -50,10 +54,11 @@ def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threa
     context = RunContext(plan=plan, out=out, options=options, pool=pool, emit=emit, stop=stop, on_node=on_node)
     agent = Agent(wire, pool, context, on_node)
     pool.start_server()
-    listed = ListedFiles(plan.expected_versions, plan.provided_packages)
-    files = file_findings(plan)
     try:
-        # Node 0 is answered meanwhile: importing takes longer than it waits for a sign of life.
+        # Node 0 is answered meanwhile: reading an image's files and importing take longer than it waits for an answer.
+        listed, files = result_of(
+            lambda: (ListedFiles(plan.expected_versions, plan.provided_packages), file_findings(plan)), agent.update
+        )
         ready = context.wait_for_fork_server(agent.update)
     except ForkServerError as error:
         agent.update()

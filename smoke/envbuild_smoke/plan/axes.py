@@ -141,7 +141,7 @@ class Layout:
     @property
     def label(self) -> str:
         """The layout in the field's short words: `tp2-pp2`; `baseline` for one rank."""
-        used = [each for each in axes(Layout) if each.name in self.axes]
+        used = [each for each in axes(Layout) if getattr(self, each.name) != each.default]
         return "-".join(each.word_for(getattr(self, each.name)) for each in used) or "baseline"
 
     def __str__(self) -> str:

@@ -24,8 +24,8 @@ def redirected(redirection: str, arguments: list[str], folder: Path) -> subproce
 @pytest.mark.parametrize(
     ("arguments", "redirection", "why"),
     [
-        (["list", "stacks"], ">/dev/full", "No space left on device"),
-        (["list", "stacks", "--json"], ">&-", "It is closed"),
+        (["list", "targets"], ">/dev/full", "No space left on device"),
+        (["list", "targets", "--json"], ">&-", "It is closed"),
         (["--version"], ">/dev/full", "No space left on device"),
         (["lock", "--help"], "<&- >&-", "closed"),
     ],
@@ -55,7 +55,7 @@ def test_json_error_that_cannot_be_written_is_printed_once(tmp_path):
 
 
 def test_silence_needs_no_standard_output(tmp_path):
-    done = redirected(">&-", ["list", "stacks", "--quiet"], tmp_path)
+    done = redirected(">&-", ["list", "targets", "--quiet"], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from helpers.command_line import run_here
 from helpers.processes import NOBODY
 from helpers.publish_world import make_publish_world
 from helpers.pull_world import PullWorld, make_pull_world
@@ -153,33 +154,45 @@ def slurm(there, site):
     return command
 
 
-def test_importer_serves_pyxis(there, site, slurm):
+@pytest.fixture
+def importer(there, site, slurm):
+    """The importer's script, and what it runs in this process: with its words, and with the variables that it set."""
+    note = site / "note" / "envbuild"
+    note.parent.mkdir()
+    note.write_text('#!/bin/sh\nenv -0 > "$0.env"\nprintf "%s\\n" "$@" > "$0.words"\n')
+    note.chmod(0o755)
+
+    def command(*words, **more):
+        path = f"{note.parent}:{os.environ['PATH']}"
+        assert slurm(site / "importer.sh", *words, **{"PATH": path, **more}).returncode == 0
+        variables = note.with_suffix(".env").read_bytes().decode().strip("\0").split("\0")
+        env = dict(line.split("=", 1) for line in variables)
+        return run_here(note.with_suffix(".words").read_text().splitlines(), there.home, env)
+
+    return command
+
+
+def test_importer_serves_pyxis(there, site, slurm, importer):
     there.publish()
+    (there.home / "old").mkdir()
+    (there.home / "old/click.py").write_text("raise SystemExit('of another Python')\n")
+    # What the job sets does not count, and the importer has nothing of the job's Python.
+    own = {"ENVBUILD_TRUST": "/dev/null", "ENVBUILD_CACHE_DIR": "", "PYTHONPATH": str(there.home / "old")}
     uri = f"{there.store.address}:mcore-debian12-cpu"
-    # What the job sets does not count.
-    got = slurm(site / "importer.sh", "get", uri, ENVBUILD_TRUST="/dev/null", ENVBUILD_CACHE_DIR="")
+    got = slurm(site / "importer.sh", "get", uri, PYTHONHOME="/nowhere", **own)
     assert got.returncode == 0, got.stderr
     (line,) = got.stdout.splitlines()
     assert Path(line).is_absolute()
     assert Path(line).read_bytes() == there.image.read_bytes()
     for _ in range(2):
-        assert slurm(site / "importer.sh", "release").returncode == 0
+        assert importer("release").returncode == 0
     assert Path(line).is_file()
 
 
-def test_importer_has_nothing_of_the_jobs_python(there, site, slurm):
-    there.publish()
-    (there.home / "old").mkdir()
-    (there.home / "old/click.py").write_text("raise SystemExit('of another Python')\n")
-    own = {"PYTHONPATH": str(there.home / "old"), "PYTHONHOME": "/nowhere"}
-    got = slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu", **own)
-    assert got.returncode == 0, got.stderr
-
-
 @pytest.mark.parametrize("uri", ["docker://ubuntu:24.04", "{store}:uncertified"])
-def test_importer_refuses_what_is_not_certified(there, site, slurm, uri):
+def test_importer_refuses_what_is_not_certified(there, slurm, importer, uri):
     there.publish(certified=False, moving_tag="uncertified")
-    refused = slurm(site / "importer.sh", "get", uri.format(store=there.store.address))
+    refused = importer("get", uri.format(store=there.store.address))
     assert refused.returncode != 0
     assert refused.stdout == ""
     assert "error: " in refused.stderr
@@ -225,14 +238,14 @@ def test_policy_holds_where_an_image_is_pulled(there, pull_json, monkeypatch):
         assert pull_json(*words, "--policy", policy)["tag"]
 
 
-def test_hook_lets_start_what_the_importer_verified(there, site, slurm):
+def test_hook_lets_start_what_the_importer_verified(there, slurm, importer):
     there.publish()
     hook, root = ENROOT / "hook.sh", "/data/pyxis_7.0"
     refused = slurm(hook, ENROOT_ROOTFS=root)
     assert refused.returncode == 1
     assert "neither envbuild's importer nor Slurm's prolog has verified its image" in refused.stderr
-    assert slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu").returncode == 0
-    assert slurm(site / "importer.sh", "release").returncode == 0
+    assert importer("get", f"{there.store.address}:mcore-debian12-cpu").returncode == 0
+    assert importer("release").returncode == 0
     assert slurm(hook, ENROOT_ROOTFS=root).returncode == 0
     assert slurm(hook, ENROOT_ROOTFS="/data/pyxis_named").returncode == 0
     # Another step: of a path that pyxis starts without the importer, and of the container that has a name.
@@ -244,7 +257,7 @@ def test_hook_lets_start_what_the_importer_verified(there, site, slurm):
 
 
 @pytest.mark.parametrize("place", ["TMPDIR", "TEMP"])
-def test_hook_and_importer_agree_where_temporary_files_are(there, site, slurm, place):
+def test_hook_and_importer_agree_where_temporary_files_are(there, site, slurm, importer, place):
     # TMPDIR of the machine from which the job came is often none here; tempfile knows other variables, too.
     there.publish()
     (there.home / "other").mkdir()
@@ -253,27 +266,27 @@ def test_hook_and_importer_agree_where_temporary_files_are(there, site, slurm, p
     for script, source in ((hook, ENROOT / "hook.sh"), (site / "importer.sh", site / "importer.sh")):
         script.write_text(source.read_text().replace("TMPDIR=/tmp", f"TMPDIR={there.home}"))
         script.chmod(0o755)
-    assert slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu", **own).returncode == 0
+    assert importer("get", f"{there.store.address}:mcore-debian12-cpu", **own).returncode == 0
     assert slurm(hook, ENROOT_ROOTFS="/data/pyxis_7.0", **own).returncode == 0
 
 
-def test_hook_knows_a_batch_script(there, site, slurm):
+def test_hook_knows_a_batch_script(there, slurm, importer):
     there.publish()
     batch = {"step": "", "ENROOT_ROOTFS": "/data/pyxis_7.4294967291"}
-    assert slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu").returncode == 0
+    assert importer("get", f"{there.store.address}:mcore-debian12-cpu").returncode == 0
     # The step 0 that was verified is another one.
     assert slurm(ENROOT / "hook.sh", **batch).returncode == 1
-    assert slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu", step="").returncode == 0
+    assert importer("get", f"{there.store.address}:mcore-debian12-cpu", step="").returncode == 0
     assert slurm(ENROOT / "hook.sh", **batch).returncode == 0
 
 
-def test_hook_knows_the_steps_of_a_job_that_was_requeued(there, site, slurm):
+def test_hook_knows_the_steps_of_a_job_that_was_requeued(there, slurm, importer):
     there.publish()
     image, started = f"{there.store.address}:mcore-debian12-cpu", {"ENROOT_ROOTFS": "/data/pyxis_7.0"}
-    assert slurm(site / "importer.sh", "get", image).returncode == 0
+    assert importer("get", image).returncode == 0
     again = {"SLURM_RESTART_COUNT": "1"}
     assert slurm(ENROOT / "hook.sh", **started, **again).returncode == 1
-    assert slurm(site / "importer.sh", "get", image, **again).returncode == 0
+    assert importer("get", image, **again).returncode == 0
     assert slurm(ENROOT / "hook.sh", **started, **again).returncode == 0
 
 
@@ -355,11 +368,11 @@ def test_a_named_container_of_a_verified_image_starts_again(prologs, slurm):
     assert slurm(hook, step="1", ENROOT_ROOTFS=root).returncode == 0
 
 
-def test_steps_of_old_jobs_are_forgotten(there, site, slurm):
+def test_steps_of_old_jobs_are_forgotten(there, importer):
     there.publish()
     jobs = there.home / f"envbuild-{os.geteuid()}" / "jobs"
     for name in ("5", "6"):
         (jobs / name).mkdir(parents=True)
     os.utime(jobs / "5", (0, 0))
-    assert slurm(site / "importer.sh", "get", f"{there.store.address}:mcore-debian12-cpu").returncode == 0
+    assert importer("get", f"{there.store.address}:mcore-debian12-cpu").returncode == 0
     assert sorted(path.name for path in jobs.iterdir()) == ["6", "7"]

@@ -38,10 +38,10 @@ def test_the_script_is_the_only_thing_on_standard_output(project, capsys):
 
 def test_a_plan_elsewhere_is_to_be_copied_to_the_clusters_folder(project, capsys):
     plan_folder(project / "my-plan", plan_of("h200"))
-    assert render("my-plan", "--nodes", "4") == 0
+    assert render("my-plan", "--nodes", "2") == 0
     shown = capsys.readouterr()
     assert f"#SBATCH --output={project}/shared/my-plan/" in shown.out
-    assert "#SBATCH --nodes=4\n" in shown.out
+    assert "#SBATCH --nodes=2\n" in shown.out
     assert f"Copy my-plan to {project}/shared/my-plan" in shown.err
 
 
@@ -58,7 +58,8 @@ def test_it_is_written_next_to_the_plan_where_that_is_wanted(project, capsys, to
 @pytest.mark.parametrize(
     ("plan", "words", "what"),
     [
-        (plan_of("h200", nodes=4), ["--nodes", "2"], "the plan has cases over 4 nodes, and the job has 2"),
+        (plan_of("h200", nodes=4), ["--nodes", "2"], "the plan was written with --nodes 4, and not 2"),
+        (plan_of("h200", nodes=1), ["--nodes", "2"], "the plan was written with --nodes 1, and not 2"),
         (plan_of("b200"), [], "the plan is for target b200, and cluster mine has h100 and h200"),
         (plan_of("h200", nodes=1, data=16), [], "the plan needs 16 GPUs a node, and cluster mine has 8"),
         (plan_of("h200", form="oci"), [], "the plan is about form oci, and nodes of cluster mine get sqsh"),

@@ -1,11 +1,13 @@
 """Programs are run for real: small Python and shell children."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.processes import alive, forked, in_child, wait_until
@@ -403,11 +405,19 @@ def test_stream_has_limits_for_what_reads_other_peoples_files():
     assert b"".join(stream(hungry, what="read it")) == b"314572800\n"
 
 
-def test_stream_ends_what_prints_nothing_for_too_long():
+def test_stream_ends_what_prints_nothing_for_too_long(monkeypatch):
+    waits = []
+
+    def first_comes_whenever(read, write, other, seconds):
+        waits.append(seconds)
+        return select.select(read, write, other, 300 if len(waits) == 1 else 0.1)
+
+    monkeypatch.setattr(process, "select", SimpleNamespace(select=first_comes_whenever))
     pieces = stream(["/bin/sh", "-c", "echo $$; exec sleep 999"], what="read it", limits=StreamLimits(idle_seconds=2))
     pid = int(next(pieces))
     with pytest.raises(BuildError, match="sh does not come to an end"):
         next(pieces)
+    assert waits == [2, 2]
     assert not alive(pid)
 
 

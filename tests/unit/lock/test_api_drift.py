@@ -5,6 +5,7 @@ import zipfile
 from concurrent.futures import Future
 from dataclasses import asdict
 from datetime import datetime, timezone
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,8 @@ from envbuild.catalog.data import data_root
 from envbuild.catalog.stack import Component
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import NetworkError
-from envbuild.drift import Finding, Moment, read_finding
+from envbuild.drift import Finding, Moment, read_finding, worker
+from envbuild.drift.__main__ import compare
 from envbuild.drift.findings import FindingKind, Severity
 from envbuild.git.refs import Commit, CommitKind
 from envbuild.lock.checks import api_drift
@@ -36,6 +38,16 @@ def wheel(folder, name, files, version="1.0"):
         for file, text in files.items():
             archive.writestr(file, text)
     return {"path": path.name, "hash": sha256_file(path)}
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch):
+    """Sources are read in this process; that another one reads the same is in ``drift.test_worker``."""
+
+    def read(argv, *, what, options):
+        Path(argv[-1]).write_text(json.dumps(compare(json.loads(options.stdin))))
+
+    monkeypatch.setattr(worker, "run", read)
 
 
 @pytest.fixture

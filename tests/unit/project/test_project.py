@@ -16,6 +16,7 @@ from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.data import data_root
 from envbuild.cli.commands import COMMANDS
 from envbuild.cli.group import cli
+from envbuild.cli.main import run
 from envbuild.core import tomlread
 from envbuild.lock.lockfile import PHASE_FILES, read_lock
 
@@ -220,25 +221,21 @@ def test_tests_skip_nothing_and_expect_no_failure():
     assert names == []
 
 
-def test_committed_locks_are_what_their_inputs_give(tmp_path):
-    env = {**os.environ, "ENVBUILD_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-m", "envbuild", "lock", "--check"], cwd=ROOT, env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+def test_committed_locks_are_what_their_inputs_give(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    assert run(["lock", "--check"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "certificate", sorted((ROOT / "benchmarks" / "records").glob("*/*.intoto.jsonl")), ids=lambda path: path.stem
 )
-def test_committed_certificates_are_signed_and_of_the_image_that_their_record_names(certificate):
+def test_committed_certificates_are_signed_and_of_the_image_that_their_record_names(certificate, capsys):
     record = json.loads((certificate.parent / "record.json").read_text())
-    command = ["certificate", "verify", certificate, "--trust", certificate.parent / "trust.toml", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "envbuild", *command, "--digest", record["sqsh_digest"]], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)
+    trust = ["--trust", str(certificate.parent / "trust.toml")]
+    digest = ["--digest", record["sqsh_digest"]]
+    assert run(["certificate", "verify", str(certificate), *trust, *digest, "--json"]) == 0, capsys.readouterr().err
+    printed = json.loads(capsys.readouterr().out)
     assert printed["lock_digest"] == record["lock_digest"]
     assert record["machine"]["gpus"] == f"{len(printed['gpus'])}x {printed['gpus'][0]}"
 

@@ -46,11 +46,15 @@ class Done:
         return {line["case"]: line for line in self.lines if line["type"] == "case"}
 
     def pids(self, case: str) -> list[str]:
-        return [path.read_text() for path in sorted((self.out / "cases" / case).glob("rank*.pid"))]
+        return [path.read_text() for path in self._of_ranks(case, "pid")]
 
     def context(self, case: str) -> list[Document]:
         """What the ranks of a case were started with."""
-        return [json.loads(path.read_text()) for path in sorted((self.out / "cases" / case).glob("rank*.context"))]
+        return [json.loads(path.read_text()) for path in self._of_ranks(case, "context")]
+
+    def _of_ranks(self, case: str, kind: str) -> list[Path]:
+        files = (self.out / "cases" / case).glob(f"rank*.{kind}")
+        return sorted(files, key=lambda path: int(path.stem.removeprefix("rank")))
 
 
 @dataclass(frozen=True)
@@ -164,14 +168,14 @@ def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 @pytest.fixture(scope="session")
 def at_once(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """Cases on eight devices, several at a time: those that hang, those whose baseline failed, and comparisons."""
+    """Cases on twelve devices, several at a time: those that hang, those whose baseline failed, and comparisons."""
     limit = {"time_limit_seconds": SHORT_LIMIT}
     broken = [{**case_document("killed-baseline")}, {**case_document("ignores-baseline"), **limit}]
     cases = [
         BASELINE,
         case_document("nan-baseline"),
         *broken,
-        case_document("train-wide", "train-baseline", data=8),
+        case_document("train-wide", "train-baseline", data=12),
         *(two_ranks(f"{what}-dp2", **limit) for what in ("hangs", "managed", "signalled", "lingers", "stopped")),
         two_ranks("train-last"),
         two_ranks("train-of-killed", "killed-baseline", compare_weights=True),

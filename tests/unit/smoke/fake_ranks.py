@@ -5,6 +5,7 @@ what is tested is the real runner, forks and signals included.
 """
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -207,9 +208,21 @@ def killed(context: RankContext) -> None:
 
 def hangs(context: RankContext) -> None:
     """Rank 0 is done, rank 1 never will be, and a process that rank 1 started neither."""
+    if "HANGS" in os.environ:
+        return train(context)
     if context.rank == 1:
         start_child(context)
+        wait_for_nothing(context.out / "cases" / context.case.id / "hangs")
+    return None
+
+
+def writes(context: RankContext) -> None:
+    """Where the disk is full nothing can be written."""
+    if "FULL" in os.environ:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if context.case.nodes > 1:
         wait_for_nothing()
+    train(context)
 
 
 def managed(context: RankContext) -> None:
@@ -248,7 +261,10 @@ def wait_for(file: Path) -> None:
         time.sleep(0.02)
 
 
-def wait_for_nothing() -> None:
+def wait_for_nothing(waits: Path | None = None) -> None:
+    """Never ends; lets others know by a file that it began."""
+    if waits is not None:
+        waits.touch()
     time.sleep(3600)
 
 

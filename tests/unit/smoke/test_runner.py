@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -16,6 +17,7 @@ from envbuild_smoke.environment import gpus
 from envbuild_smoke.run.options import Options
 from envbuild_smoke.run.pool import Pool
 from envbuild_smoke.run.results import ResultsWriter
+from envbuild_smoke.run.task_run import TaskRun
 
 RunFake = Callable[..., Done]
 
@@ -134,8 +136,8 @@ def test_bandwidth_is_measured_after_the_cases_by_new_processes(at_once: Done) -
     assert (sweep["ranks"], sweep["backend"], sweep["failure"]) == (2, "gloo", None)
     assert [point["bytes"] for point in sweep["points"]] == [1024, 4096]
     # Devices on the CPU are numbers.
-    assert at_once.lines[0]["devices"] == list(range(8))
-    assert [rank["device_index"] for rank in at_once.context("train-wide")] == list(range(8))
+    assert at_once.lines[0]["devices"] == list(range(12))
+    assert [rank["device_index"] for rank in at_once.context("train-wide")] == list(range(12))
     others = {pid for name in at_once.cases for pid in at_once.pids(name)}
     assert len(at_once.pids("bandwidth")) == 2
     assert others.isdisjoint(at_once.pids("bandwidth"))
@@ -274,24 +276,28 @@ def test_failure_leaves_processes_of_other_cases_alone(run_fake: RunFake) -> Non
     assert {done.cases[name]["status"] for name in ("train-c", "train-d")} == {"completed"}
 
 
-def test_isolated_cases_get_new_interpreters(run_fake: RunFake, tmp_path: Path) -> None:
-    names = ("train-a", "meets-b", "killed-c", "lazily-d")
+def test_isolated_cases_get_new_interpreters_and_one_that_hangs_ends_with_its_stacks(
+    run_fake: RunFake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_running = TaskRun._check_running
+
+    def until_it_hangs(run: TaskRun, now: float) -> None:
+        """The time of the case is over once rank 1 alone is left and hangs, however long that takes."""
+        if (run.task.folder / "hangs").exists() and run.processes[0].done:
+            run.task = replace(run.task, limit_seconds=0)
+        check_running(run, now)
+
+    monkeypatch.setattr(TaskRun, "_check_running", until_it_hangs)
+    names = ("train-a", "meets-b", "killed-c", "lazily-d", "hangs-e", "train-f")
     options = Options(isolation="process")
     done = run_fake(BASELINE, *map(two_ranks, names), options=options, expected_versions={"no-such-package": "1"})
     assert done.lines[0]["isolation"] == "process"
-    assert [line["status"] for line in done.cases.values()] == ["completed"] * 3 + ["failed", "completed"]
-    assert [line["fresh_processes"] for line in done.cases.values()] == [1, 2, 2, 2, 2]
-    assert len({pid for name in done.cases for pid in done.pids(name)}) == 9
+    ends = [line["status"] for line in done.cases.values()]
+    assert ends == [*["completed"] * 3, "failed", "completed", "timed-out", "completed"]
+    assert [line["fresh_processes"] for line in done.cases.values()] == [1, *[2] * 6]
+    assert len({pid for name in done.cases for pid in done.pids(name)}) == 13
     # New interpreters report all that they imported.
     unlisted = {finding["package"] for finding in done.cases["lazily-d"]["observed"]["unlisted"]}
     assert {"fake_apex", "fake_ranks"} <= unlisted
-    assert_gone(tmp_path)
-
-
-@pytest.mark.slow
-def test_isolated_case_that_hangs_ends_with_its_stacks(run_fake: RunFake, tmp_path: Path) -> None:
-    cases = [two_ranks("hangs-a", time_limit_seconds=20), two_ranks("train-c")]
-    done = run_fake(BASELINE, *cases, options=Options(isolation="process"))
-    assert [line["status"] for line in done.cases.values()] == ["completed", "timed-out", "completed"]
-    assert "wait_for_nothing" in (tmp_path / done.cases["hangs-a"]["failure"]["log"]).read_text()
+    assert "wait_for_nothing" in (tmp_path / done.cases["hangs-e"]["failure"]["log"]).read_text()
     assert_gone(tmp_path)

@@ -186,6 +186,7 @@ def download(registry, tmp_path):
 @pytest.mark.parametrize("asking", [ask, download])
 def test_registry_that_trickles_is_given_up(server, tmp_path, monkeypatch, asking):
     trickling(server, monkeypatch)
+    monkeypatch.setattr(registry, "RETRIES", 1)
     server.answer = lambda *_: (200, {}, b"x" * 5000)
     with pytest.raises(NetworkError, match="cannot be reached") as slow:
         asking(opened(server, {"HOME": str(tmp_path)}), tmp_path)

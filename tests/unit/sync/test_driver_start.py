@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 from helpers.errors import error_of
@@ -17,8 +16,17 @@ from envbuild.sync.driver_start import DRIVER, MANAGEMENT, MARK, make_stub, star
 from envbuild.sync.zipapp import smoke_bytes
 
 
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory):
+    """Both libraries of the driver, compiled once."""
+    folder = tmp_path_factory.mktemp("stubs")
+    for name in (DRIVER, MANAGEMENT):
+        assert make_stub(here, folder, str(folder), folder / "log", name)
+    return str(folder)
+
+
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, stubs):
     """Starts a driver with this source; on CUDA, with the stubs."""
 
     def run_start(source: str, device: Device = Device.CUDA, torch: str = TORCH) -> str:
@@ -26,13 +34,11 @@ def start(tmp_path):
         (smoke / "envbuild_smoke/drivers/mcore/__init__.py").write_text(source)
         runner = tmp_path / "smoke.pyz"
         runner.write_bytes(smoke_bytes(smoke))
-        packages, stubs = tmp_path / "packages", str(tmp_path / "stubs")
+        packages = tmp_path / "packages"
         (packages / "torch").mkdir(parents=True)
         (packages / "torch/__init__.py").write_text(torch)
         variables = {"PYTHONPATH": str(packages)}
         if device is Device.CUDA:
-            for name in (DRIVER, MANAGEMENT):
-                assert make_stub(here, Path(stubs), stubs, tmp_path / "log", name)
             variables = variables_with_stub(variables, stubs)
 
         def run(argv, **more):

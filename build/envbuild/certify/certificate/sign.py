@@ -1,11 +1,12 @@
 """Signs statements with securesystemslib, and writes the file of a certificate.
 
-securesystemslib is imported where it is needed: it brings boto3 along, 0.6 s that most commands would wait for nothing.
+securesystemslib is imported where it is needed, by :func:`_import_signers`: most commands would wait for nothing.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,8 +20,24 @@ from envbuild.core.files import write_atomic
 UNSIGNED = "This certificate is not signed: it proves nothing about who measured it."
 
 
+def _import_signers() -> None:
+    """Import securesystemslib without boto3, which it brings along where it is installed: 0.1 s of each verification.
+
+    Keys of Amazon's are none that count here.
+    """
+    if "boto3" in sys.modules:
+        return
+    # To Python that is a module which cannot be imported; securesystemslib goes on without it.
+    sys.modules["boto3"] = None  # type: ignore[assignment]
+    try:
+        import securesystemslib.signer  # noqa: F401
+    finally:
+        del sys.modules["boto3"]
+
+
 class Signer:
     def __init__(self, key: Ed25519PrivateKey) -> None:
+        _import_signers()
         from securesystemslib.signer import CryptoSigner, SSlibKey
 
         self.public = key.public_key()
@@ -52,6 +69,7 @@ def verifies(content: SignedBytes, key: Ed25519PublicKey) -> bool:
     """Whether the signature is this key's, of just these bytes."""
     if content.signed is None:
         return False
+    _import_signers()
     from securesystemslib.dsse import Envelope
     from securesystemslib.exceptions import VerificationError
     from securesystemslib.signer import Signature, SSlibKey

@@ -126,8 +126,6 @@ class SlurmJob:
             # A job that was put back writes on.
             "--open-mode=append",
             "--requeue",
-            # A node that is lost ends its own cases.
-            "--no-kill",
             *([gpus] if gpus else []),
             # All of the memory is no part of --exclusive.
             *(["--exclusive", "--mem=0"] if slurm.exclusive else []),
@@ -226,24 +224,22 @@ class NamedCluster:
 
         Args:
             folder: of the run, on shared storage.
-            nodes: as many as its largest case when None.
+            nodes: how many somebody wants it to have; None: as the plan.
 
         Raises:
             ConfigurationError: the cluster cannot run it, or its file lacks something.
         """
-        most = max(case.nodes for case in plan.cases)
-        nodes = most if nodes is None else nodes
-        self._check(plan, most, nodes)
+        self._check(plan, plan.nodes if nodes is None else nodes)
         return SlurmJob(
             name=f"envbuild-{plan.nonce[:12]}",
             cluster=self.cluster,
-            nodes=nodes,
+            nodes=plan.nodes,
             folder=folder,
             image=self.image_of(plan),
             python=f"{VENV}/bin/python",
         )
 
-    def _check(self, plan: Plan, most: int, nodes: int) -> None:
+    def _check(self, plan: Plan, nodes: int) -> None:
         target, targets, slurm = plan.subject.get("target"), self.cluster.targets, slurm_of(self.cluster)
         if targets and target not in targets:
             raise ConfigurationError(
@@ -251,11 +247,12 @@ class NamedCluster:
                 why=f"envs/clusters/{self.name}.toml names its targets.",
                 fix="Name another cluster, or write a plan for one of these.",
             )
-        if most > nodes:
+        if nodes != plan.nodes:
             raise ConfigurationError(
-                f"the plan has cases over {most} nodes, and the job has {nodes}",
-                why="A case over more nodes than the job has cannot run.",
-                fix=f"Give --nodes {most}, or write a plan with --nodes {nodes}.",
+                f"the plan was written with --nodes {plan.nodes}, and not {nodes}",
+                why="Every node of a run trains its cases, and the judge compares them: the plan has their number.",
+                fix=f"Leave --nodes out, or write a plan with `envbuild certify --on {self.name} --nodes {nodes} "
+                "--plan-out DIR`.",
             )
         gpus = max(-(-case.world_size // case.nodes) for case in plan.cases)
         if plan.device == "cuda" and gpus > slurm.gpus_per_node:

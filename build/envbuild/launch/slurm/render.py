@@ -51,12 +51,9 @@ fi
 {again}
 exit "$status"
 """
-# A lost node and a task that ended early end no other one; a task's processes may use every CPU of its node. The
-# job's variables reach its steps also where a site wants sbatch --export=NONE.
-_SRUN = (
-    *("srun", "--mpi=none", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--no-kill"),
-    *("--cpu-bind=none", "--unbuffered"),
-)
+# A task that ended early ends no other one; a task's processes may use every CPU of its node. The job's variables reach
+# its steps also where a site wants sbatch --export=NONE.
+_SRUN = ("srun", "--mpi=none", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--unbuffered")
 
 
 def render_sbatch(job: SlurmJob) -> str:

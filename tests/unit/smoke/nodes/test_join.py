@@ -60,7 +60,7 @@ def joining(head: Head, node: int, token: bytes = TOKEN, **stated: Any) -> Itera
 
     def run() -> None:
         try:
-            ends.append(join(head.address, node, token, replace(STATED, **stated), limit_seconds=5))
+            ends.append(join(lambda: head.address, node, token, replace(STATED, **stated), limit_seconds=5))
         except (WireError, RefusedError) as error:
             ends.append(error)
 

@@ -6,8 +6,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Nodes:
 
     folder: Path
     environment: Mapping[str, str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def write(self, *cases: Document, count: int = 2, **changes: Any) -> None:
         (self.folder / "plan.json").write_text(json.dumps({**plan_document(*cases), "nodes": count, **changes}))
@@ -37,12 +38,27 @@ class Nodes:
         token.write_text("0123456789abcdef" * 4)
         token.chmod(0o600)
 
-    def start(self, rank: int, *words: str, nodes: int = 2, out: str = "out") -> subprocess.Popen[str]:
+    def start(
+        self,
+        rank: int,
+        *words: str,
+        nodes: int = 2,
+        out: str = "out",
+        environment: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
+    ) -> subprocess.Popen[str]:
         own = ["--nodes", str(nodes), "--node-rank", str(rank), "--head", "127.0.0.1:0", "--token-file", "token"]
-        command = [*FAKE_COMMAND, "run", "--plan", "plan.json", "--out", out, *own, *words]
-        return subprocess.Popen(
-            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command = [*before, *FAKE_COMMAND, "run", "--plan", "plan.json", "--out", out, *own, *words]
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env={**self.environment, **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
+        self.started.append(process)
+        return process
 
     def run(self, *cases: Document, count: int = 2) -> None:
         """Run cases on all nodes to their end."""
@@ -61,9 +77,13 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Nodes:
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
     path = os.pathsep.join([str(HERE), *(str(HERE.parents[2] / name) for name in ("smoke", "tests"))])
-    return Nodes(tmp_path, {**os.environ, "PYTHONPATH": path})
+    nodes = Nodes(tmp_path, {**os.environ, "PYTHONPATH": path})
+    yield nodes
+    for process in nodes.started:
+        process.kill()
+        process.communicate()
 
 
 def test_all_nodes_run_the_cases_of_one_and_two_those_of_two(nodes: Nodes) -> None:
@@ -98,20 +118,18 @@ def test_results_have_what_runs_on_each_node_and_its_clock(nodes: Nodes) -> None
 
 def test_a_lost_node_ends_its_cases_by_name_and_no_other(nodes: Nodes) -> None:
     # Two slots a node: the first takes all, and the others wait.
-    whole = {**case_document("hangs-n2", "train-baseline", data=4), "nodes": 2}
-    nodes.write(BASELINE, whole, two_ranks("train-one"), over("train-n2"))
+    whole = {**case_document("waits-n2", "train-baseline", data=4), "nodes": 2}
+    after = {**case_document("train-n2", "train-baseline", data=4), "nodes": 2}
+    nodes.write(BASELINE, whole, two_ranks("train-one"), after)
     head, other = nodes.start(0), nodes.start(1)
-    assert head.stdout is not None
-    for line in head.stdout:
-        if '"case-started"' in line and "hangs" in line:
-            break
+    wait_for_line(head, '"case-started", "case": "waits-n2"')
     other.send_signal(signal.SIGKILL)
     _, errors = head.communicate(timeout=120)
     other.communicate()
     assert head.returncode == 1, errors
     cases = nodes.cases
     assert cases["train-one", 1]["status"] == "completed"
-    for case in (cases["hangs-n2", 1], cases["train-n2", 1]):
+    for case in (cases["waits-n2", 1], cases["train-n2", 1]):
         assert "node 1 (" in case["failure"]["message"]
         assert "was lost: " in case["failure"]["message"]
 
@@ -166,3 +184,102 @@ def test_a_results_folder_that_is_not_shared(nodes: Nodes) -> None:
     other.communicate(timeout=60)
     assert head.returncode == 3
     assert "is not the same on node 1 as on node 0" in errors
+
+
+def start_hanging(nodes: Nodes, *cases: Document) -> list[subprocess.Popen[str]]:
+    """Both nodes, when a case runs that does not end."""
+    nodes.write(BASELINE, *cases, over("hangs-n2", time_limit_seconds=100))
+    head, other = nodes.start(0), nodes.start(1)
+    wait_for_line(head, '"case-started", "case": "hangs-n2"')
+    return [head, other]
+
+
+def wait_for_line(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stdout is not None
+    assert any(words in line for line in process.stdout), process.communicate()
+
+
+def test_a_second_agent_of_a_node_is_refused(nodes: Nodes) -> None:
+    running = start_hanging(nodes)
+    # Another folder: of its own the first one holds the lock.
+    (nodes.folder / "elsewhere").mkdir()
+    (nodes.folder / "elsewhere/head.port").write_text((nodes.folder / "out/head.port").read_text())
+    second = nodes.start(1, out="elsewhere")
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == LOST_HEAD
+    assert "node 0 refuses this node: node 1 has an agent already, on " in errors
+    running[0].terminate()
+    for process in running:
+        process.communicate(timeout=60)
+
+
+def test_several_runs_at_once_on_the_same_nodes(nodes: Nodes) -> None:
+    nodes.write(BASELINE, over("meets-n2"))
+    running = [nodes.start(rank, out=out) for out in ("one", "two") for rank in range(2)]
+    ends = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0] * 4, ends
+    assert (nodes.folder / "one/head.port").read_text() != (nodes.folder / "two/head.port").read_text()
+
+
+def test_nodes_that_differ_train_nothing_and_the_results_have_both(nodes: Nodes) -> None:
+    nodes.write(BASELINE, over("train-n2"))
+    package = nodes.folder / "more/odd-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    path = os.pathsep.join([nodes.environment["PYTHONPATH"], str(package.parent)])
+    running = [nodes.start(0), nodes.start(1, environment={"PYTHONPATH": path})]
+    (_, errors), _ = [process.communicate(timeout=120) for process in running]
+    assert running[0].returncode == 1
+    assert "node 1 (" in errors
+    assert "differs from node 0, and no case was started" in errors
+    run, node, end = nodes.lines
+    assert (end["type"], end["cases"]) == ("end", 0)
+    assert node["environment"]["versions"] == {**run["environment"]["versions"], "odd": "1.0"}
+    # It goes on once they are alike.
+    running = [nodes.start(rank, "--resume") for rank in range(2)]
+    ends = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0, 0], ends
+    assert [line["type"] for line in nodes.lines] == ["run", "node", "resumed", "node", "case", "case", "case", "end"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_run_whose_node_was_killed_is_resumed(nodes: Nodes, victim: int) -> None:
+    running = start_hanging(nodes, two_ranks("train-one"))
+    running[victim].kill()
+    if victim:
+        # As a launcher does when a node fails.
+        running[0].terminate()
+    for process in running:
+        process.communicate(timeout=60)
+    # Nothing hangs any more.
+    plan = (nodes.folder / "plan.json").read_text()
+    running = [nodes.start(rank, "--resume", environment={"HANGS": "no"}) for rank in range(2)]
+    ends = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0, 0], ends
+    assert {key: case["status"] for key, case in nodes.cases.items()} == {
+        **{(name, repeat): "completed" for name in ("train-baseline", "train-one") for repeat in (1, 2)},
+        ("hangs-n2", 1): "completed",
+    }
+    assert plan == (nodes.folder / "plan.json").read_text()
+
+
+def test_full_disk_of_one_node_ends_the_cases_there_by_name(nodes: Nodes) -> None:
+    nodes.write(BASELINE, over("writes-n2"), two_ranks("writes-one"), two_ranks("train-one"))
+    running = [nodes.start(0), nodes.start(1, environment={"FULL": "yes"})]
+    (_, errors), _ = [process.communicate(timeout=120) for process in running]
+    assert running[0].returncode == 1, errors
+    failed = {key: case["failure"] for key, case in nodes.cases.items() if case["failure"] is not None}
+    assert set(failed) == {("writes-n2", 1), ("writes-one", 2)}
+    assert failed["writes-n2", 1]["rank"] == 1
+    for failure in failed.values():
+        assert failure["message"] == "OSError: [Errno 28] No space left on device"
+
+
+def test_clocks_of_nodes_tell_which_rank_failed_first(nodes: Nodes) -> None:
+    """The monotonic clock of node 1 is a day ahead: there its rank raised first."""
+    nodes.write(BASELINE, over("raises-n2"))
+    running = [nodes.start(0), nodes.start(1, before=("unshare", "--user", "--time", "--monotonic", "86400", "--fork"))]
+    (_, errors), _ = [process.communicate(timeout=120) for process in running]
+    assert running[0].returncode == 1, errors
+    failure = nodes.cases["raises-n2", 1]["failure"]
+    assert (failure["rank"], failure["message"]) == (1, "ValueError: planted in rank 1")
