@@ -279,6 +279,19 @@ def test_another_network_fails_at_any_speed_and_its_cause_is_named(judged, expec
     assert words in text
 
 
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_variable_of_either_node_is_a_cause(tmp_path, node):
+    document = planned(2)
+    lines = lines_of(document)
+    state = next(line for line in lines if line["type"] == ("node" if node else "run"))
+    state["machine"] = {**state["machine"], "variables": {"NCCL_IB_DISABLE": "1"}}
+    sweeps = measured(typed(document), between(transports=["NET/Socket"]))
+    rest = [line for line in lines if line["type"] != "bandwidth"]
+    results = read(tmp_path / "r.jsonl", document, [*rest[:-1], *sweeps, rest[-1]])
+    (problem,) = network_problems(typed(document), results)
+    assert problem.text.endswith("expects NET/IB. NCCL_IB_DISABLE is set")
+
+
 def test_one_rank_that_fell_back_to_sockets_is_seen(judged):
     problems, drain = judged(with_node(3, transports=["NET/IB", "NET/Socket"]))
     assert "ranks communicated by NET/IB and NET/Socket; the cluster's file expects NET/IB" in problems[0][1]
