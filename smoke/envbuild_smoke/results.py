@@ -16,7 +16,7 @@ Schema = Literal["envbuild.results/2"]
 SCHEMA: Schema = "envbuild.results/2"
 Status = Literal["completed", "failed", "timed-out", "not-run"]
 FailureKind = Literal[
-    "exception", "exit", "signal", "timeout", "baseline-missing", "incomplete", "not-finite", "node-lost"
+    "exception", "exit", "signal", "timeout", "baseline-missing", "incomplete", "not-finite", "terminated", "node-lost"
 ]
 FindingCode = Literal[
     "package-missing",
@@ -66,9 +66,8 @@ class Finding:
 class Failure:
     """Why a case did not complete: its earliest failing rank, or None where no single rank is to blame.
 
-    A case that ended with kind node-lost, through no fault of its ranks, is trained again where the run is resumed.
-
-    `exit_status` is negative for a signal; `log` is relative to the output directory.
+    `exit_status` is negative for a signal; `log` is relative to the output directory. Kind terminated: a rank was told to
+    end (SIGTERM), as Slurm does to all processes of a job.
     """
 
     kind: FailureKind
@@ -76,6 +75,11 @@ class Failure:
     rank: int | None = None
     exit_status: int | None = None
     log: str | None = None
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether it is no fault of the case, which is trained again where the run is resumed."""
+        return self.kind in ("node-lost", "terminated")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ When one rank fails, its peers fail soon after because their connections break. 
 one of them is the cause.
 """
 
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -98,10 +99,14 @@ def earliest(
     if first.rank in raised:
         kind, message = raised[first.rank].kind, raised[first.rank].message
     elif status is not None and status < 0:
-        kind, message = "signal", f"killed by {signal_name(-status)}"
+        kind, message = _kind_of_death(-status), f"killed by {signal_name(-status)}"
     else:
         kind, message = "exit", f"exited with status {status} without an exception, before it was done"
     return Failure(rank=first.rank, exit_status=status, kind=kind, message=message, log=log_name(first.rank))
+
+
+def _kind_of_death(number: int) -> FailureKind:
+    return "terminated" if number == signal.SIGTERM else "signal"
 
 
 def _timeout(run: TaskRun, progress: str) -> Failure:

@@ -28,6 +28,6 @@ class ResultLog:
         if baseline is None or baseline.status == "completed":
             return None
         message = f"baseline {job.case.baseline} {baseline.status}: no weights to start from"
-        if baseline.failure is not None and baseline.failure.kind == "node-lost":
-            return Failure(kind="node-lost", message=f"{message}; {baseline.failure.message}")
+        if baseline.failure is not None and baseline.failure.is_from_outside:
+            return Failure(kind=baseline.failure.kind, message=f"{message}; {baseline.failure.message}")
         return Failure(kind="baseline-missing", message=message)

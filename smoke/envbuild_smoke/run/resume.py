@@ -105,11 +105,10 @@ def read_previous(out: Path, plan: Plan) -> PreviousRun:
         raise ResumeError(f"{path} is damaged: a line cannot be read ({error}); run again with another --out") from None
     return PreviousRun(
         run_line=run,
-        # Those that a lost node ended are trained again.
         cases={
             (result.case, result.repeat): result
             for result in results
-            if result.failure is None or result.failure.kind != "node-lost"
+            if result.failure is None or not result.failure.is_from_outside
         },
         measured=measured,
         ended=ended,

@@ -140,10 +140,17 @@ def test_failed_rank_is_named_with_its_node(tmp_path):
     assert verdict.nodes == (1,)
 
 
-def test_case_that_a_lost_node_ended_counts_unless_it_was_trained_again(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "message", "check"),
+    [
+        ("node-lost", "node 1 (h) was lost: it was silent for 20 s", "nodes"),
+        ("terminated", "killed by SIGTERM", "rank-signal"),
+    ],
+)
+def test_case_that_was_ended_from_outside_counts_unless_it_was_trained_again(tmp_path, kind, message, check):
     lines = lines_of(PLAN)
     own = line(lines, TP2, 2)
-    failure = {"kind": "node-lost", "message": "node 1 (h) was lost: it was silent for 20 s"}
+    failure = {"kind": kind, "message": message}
     lost = {**own, "status": "failed", "failure": {**failure, "rank": None, "exit_status": None, "log": None}}
     resumed = {"schema": lines[0]["schema"], "type": "resumed", "at": "2026-01-01T00:00:30Z", "cut_bytes": 0}
     resumed |= {"host": "node-0"}
@@ -155,7 +162,7 @@ def test_case_that_a_lost_node_ended_counts_unless_it_was_trained_again(tmp_path
     end = {**lines[-1], "completed": lines[-1]["completed"] - 1}
     results = read(tmp_path / "results.jsonl", PLAN, [*(lost if each is own else each for each in lines[:-1]), end])
     (failed,) = (verdict for verdict in judge(CASES, MATRIX, results, typed(PLAN)) if not verdict.passed)
-    assert str(failed.problems[0]) == "nodes: failed: node 1 (h) was lost: it was silent for 20 s"
+    assert str(failed.problems[0]) == f"{check}: failed: {message}"
 
 
 # ---- slow nodes

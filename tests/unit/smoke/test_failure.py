@@ -54,6 +54,7 @@ BROKEN = RaisedFailure(monotonic_seconds=1.0, kind="not-finite", message="Floati
             (0, "exception", -9, "cause"),
         ),
         ([end(0, -63, 1.0)], {}, (0, "signal", -63, "killed by signal 63")),
+        ([end(0, -15, 1.0)], {}, (0, "terminated", -15, "killed by SIGTERM")),
     ],
 )
 def test_rank_that_failed_first(

@@ -258,3 +258,19 @@ def test_two_runs_do_not_share_a_directory(smoke: Smoke, waiting: Path, monkeypa
     assert "in use by another run" in done.errors
     os.close(lock)
     os.close(resume.lock_folder(waiting / "out"))
+
+
+def test_case_whose_rank_was_told_to_end_is_trained_again(waiting: Path) -> None:
+    # Slurm sends SIGTERM to all processes of a job: a rank may be gone before the runner has noticed.
+    out = waiting / "out"
+    failure = {"kind": "terminated", "message": "killed by SIGTERM", "rank": 1, "exit_status": -15, "log": None}
+    told = {**read_results(out)[-1], "case": "waits-c", "status": "failed", "failure": failure}
+    with (out / "results.jsonl").open("a") as results:
+        results.write(json.dumps(told) + "\n")
+    (out / "go").touch()
+    with fake_ranks():
+        plan = read_plan(waiting / "plan.json")
+        options = Options(program=FAKE, resume=True)
+        stop = threading.Event()
+        done = runner.run_plan(plan, plan.cases, out, emit=lambda _: None, stop=stop, options=options)
+    assert [case.status for case in done] == ["completed"] * 4

@@ -33,6 +33,7 @@ JUDGE_VERSION = 14
 _FAILURES: Mapping[str, Check] = {
     "exception": "rank-exception",
     "exit": "rank-exit",
+    "terminated": "rank-signal",
     "node-lost": "nodes",
     "signal": "rank-signal",
     "timeout": "timeout",

@@ -129,12 +129,11 @@ def _read(path: Path, plan: Plan, smoke_digest: str | None) -> Results:
 
 
 def _standing_cases(lines: Sequence[Line]) -> Iterator[CaseLine]:
-    """The cases, without those that a lost node ended and that were trained again, where the run was resumed."""
+    """The cases, without those that were ended from outside and trained again, where the run was resumed."""
     resumed = max((index for index, line in enumerate(lines) if isinstance(line, ResumedLine)), default=0)
     for index, line in enumerate(lines):
         if isinstance(line, CaseLine):
-            lost = line.failure is not None and line.failure.kind == "node-lost"
-            if not lost or index > resumed:
+            if line.failure is None or not line.failure.is_from_outside or index > resumed:
                 yield line
 
 
