@@ -66,8 +66,8 @@ class Finding:
 class Failure:
     """Why a case did not complete: its earliest failing rank, or None where no single rank is to blame.
 
-    `exit_status` is negative for a signal; `log` is relative to the output directory. Kind terminated: a rank was told to
-    end (SIGTERM), as Slurm does to all processes of a job.
+    `exit_status` is negative for a signal; `log` is relative to the output directory. Kind terminated: a rank was told
+    to end (SIGTERM), as Slurm does to all processes of a job.
     """
 
     kind: FailureKind

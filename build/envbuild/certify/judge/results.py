@@ -133,7 +133,8 @@ def _standing_cases(lines: Sequence[Line]) -> Iterator[CaseLine]:
     resumed = max((index for index, line in enumerate(lines) if isinstance(line, ResumedLine)), default=0)
     for index, line in enumerate(lines):
         if isinstance(line, CaseLine):
-            if line.failure is None or not line.failure.is_from_outside or index > resumed:
+            ended_from_outside = line.failure is not None and line.failure.is_from_outside
+            if index > resumed or not ended_from_outside:
                 yield line
 
 
