@@ -268,7 +268,7 @@ def test_case_whose_rank_was_told_to_end_is_trained_again(waiting: Path) -> None
     with (out / "results.jsonl").open("a") as results:
         results.write(json.dumps(told) + "\n")
     (out / "go").touch()
-    with fake_ranks():
+    with fake_ranks(), without_packages():
         plan = read_plan(waiting / "plan.json")
         options = Options(program=FAKE, resume=True)
         stop = threading.Event()
