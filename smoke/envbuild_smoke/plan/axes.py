@@ -1,7 +1,8 @@
 """The axes of certification: the one table of what a case may differ in.
 
 A field of Layout, Training, Settings or CaseAxes is an axis: its name, its type with its bounds, its default, and what
-`axis` adds. Rows of a matrix, cases, words of IDs, the grid of pairs, the plan and docs/reference/certify.md come from it.
+`axis` adds. Rows of a matrix, cases, words of IDs, the grid of pairs, the plan and docs/reference/certify.md come from
+it.
 """
 
 from collections.abc import Mapping
