@@ -16,7 +16,7 @@ from envbuild.nightly.site.site import write_site
 pytestmark = pytest.mark.slow
 
 # Those of devices, and those at which the layouts for wider screens begin.
-WIDTHS = (320, 375, 641, 768, 961, 1024, 1121, 1280)
+WIDTHS = (320, 375, 641, 768, 961, 1024, 1153, 1280)
 
 
 @pytest.fixture(scope="module")
