@@ -54,8 +54,8 @@ FAKE_RUNNER = ROOT / "tests" / "helpers" / "fake_runner.py"
 # The real runner, with ranks that need no torch: they train nothing, and for long.
 LONG_RUNNER = """\
 import os, sys, threading
-from envbuild_smoke import cli
-from envbuild_smoke.run import context, runner
+from envbuild_smoke import cli, runner
+from envbuild_smoke.run import context
 
 def run_plan(plan, cases, out, *, stop, **_):
     print("training", flush=True)
