@@ -68,6 +68,9 @@ class JobState:
     @property
     def sentence(self) -> str:
         """What people are told."""
+        # Its nodes leave the list one by one.
+        if self.state == "COMPLETING":
+            return "ending"
         if self.state in RUNNING:
             return f"running on {self.nodes}"
         if not self.ended:
