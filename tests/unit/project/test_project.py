@@ -146,7 +146,7 @@ def test_commands_in_the_docs_have_the_options_that_the_docs_show():
 def test_the_docs_stay_short():
     words = {page: len(page.read_text().split()) for page in PAGES}
     assert words[ROOT / "README.md"] <= 900
-    assert sum(words.values()) <= 16_000
+    assert sum(words.values()) <= 18_000
 
 
 def configured_hosts() -> set[str]:
