@@ -5,6 +5,7 @@ from __future__ import annotations
 from faults.kinds import Case
 
 DATA = Case(row={"data": 2})
+OVER_NODES = Case(row={"data": 2, "nodes": 2})
 TENSOR = Case(row={"tensor": 2})
 PIPELINE = Case(row={"pipeline": 2})
 # With two micro batches a pipeline of two stages is never in the phase that the fault is in.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from faults.axes import AXES
 from faults.baselines import BASELINES
-from faults.cases import DATA, PIPELINE
+from faults.cases import DATA, OVER_NODES, PIPELINE
 from faults.kinds import Corruption, Fault, Switch
 from faults.library import LIBRARY
 from faults.processes import PROCESS
@@ -169,6 +169,34 @@ RUNS = (
         case=DATA,
         check="bad-node",
         text="node 3",
+        at="run",
+    ),
+    Fault(
+        id="another-package-on-one-node",
+        broken="one node has another version of a package than the others and the lock",
+        where="run",
+        case=DATA,
+        check="nodes",
+        text="node 1",
+        at="run",
+        quick=True,
+    ),
+    Fault(
+        id="other-samples-on-one-node",
+        broken="one node reads other samples than the others, in all of its cases",
+        where="process",
+        case=DATA,
+        check="node-numbers",
+        text="node 2",
+        at="run",
+    ),
+    Fault(
+        id="slow-node",
+        broken="one node takes twice as long as the others until it communicates",
+        where="process",
+        case=OVER_NODES,
+        check="node-slow",
+        text="node 1",
         at="run",
     ),
     Fault(

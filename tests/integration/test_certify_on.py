@@ -43,8 +43,7 @@ def site(
     runner = stepping_runner(tmp_path, tmp_path / "storage")
     (tmp_path / "storage").mkdir()
     monkeypatch.setattr(job, "smoke_file", lambda _store: runner)
-    environment = {**virtual.programs.environment, "SLURM_CONF": f"{virtual.folder}/slurm.conf"}
-    tool = Tool(project, mini.cache, {**mini.env, **environment})
+    tool = Tool(project, mini.cache, {**mini.env, **virtual.environment})
     yield Site(virtual, tool, tmp_path / "storage", CERTIFY, runner[0])
     virtual.end_jobs()
 
@@ -95,10 +94,15 @@ def test_job_that_ctrl_c_left_is_followed_by_the_command_that_it_prints(site: Si
 
 
 @pytest.mark.slow
-def test_same_command_follows_a_job_that_a_killed_one_left(site: Site) -> None:
+@pytest.mark.parametrize("killed", ["later", "before it could write the record"])
+def test_same_command_follows_a_job_that_a_killed_one_left(site: Site, killed: str) -> None:
     hold(site)
     with site.started() as process:
         process.kill()
+        process.wait()
+    if killed != "later":
+        (record,) = site.out.glob("certificates/*/*/run/job.json")
+        record.unlink()
     release(site)
     done = site.certify()
     assert "submitted" not in done.stderr
