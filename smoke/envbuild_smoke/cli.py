@@ -184,6 +184,8 @@ def _run(arguments: argparse.Namespace) -> int:
         results = run_plan(plan, cases, out, emit=_Progress(), stop=stop, options=options)
     except Exception as error:
         status = _explained(error, out)
+        if arguments.node_rank and arguments.head and status not in (LOST_HEAD, INTERRUPTED):
+            _tell_head(arguments, str(error), stop)
         if status is None:
             raise
         return status
@@ -197,6 +199,18 @@ def _run(arguments: argparse.Namespace) -> int:
     completed = sum(result.status == "completed" for result in results)
     _print(f"{completed} of {len(results)} cases completed; results in {out / FILE_NAME}")
     return OK if completed == len(results) else CASES_FAILED
+
+
+def _tell_head(arguments: argparse.Namespace, why: str, stop: threading.Event) -> None:
+    """Have node 0 end the run: it waits for this node."""
+    from envbuild_smoke.nodes.node import tell_head
+    from envbuild_smoke.nodes.wire import TokenError, read_token
+    from envbuild_smoke.run.options import Options
+
+    with suppress(TokenError):
+        token = read_token(arguments.token_file)
+        options = Options(node_rank=arguments.node_rank, head=arguments.head, token=token)
+        tell_head(options, arguments.out, why, stop)
 
 
 def _explained(error: Exception, out: Path) -> int | None:

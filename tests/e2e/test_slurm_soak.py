@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Tool, shared_folder
-from e2e.test_certify_on import CASES, STACK, imaged, verdicts  # noqa: F401 - a fixture
+from e2e.test_certify_on import STACK, imaged, verdicts  # noqa: F401 - a fixture
 from helpers.processes import wait_until
 from helpers.slurm_cluster import slurm_cluster, slurm_programs
 from helpers.slurm_project import record_of, write_cluster
@@ -32,13 +32,15 @@ from envbuild.launch.slurm.job import RUN_FOLDER, RUNNER
 pytestmark = pytest.mark.soak
 
 SEEDS = range(1, 21)
+# Over both nodes, and within each.
+CASES = ("gpt-fp32-dp2-n2", "gpt-fp32-tp2")
 RECORD = "ENVBUILD_SLURM_RECORD"
 # A node that does not answer for so long is down.
 DOWN_SECONDS = 30
 # Short outages go unnoticed; long ones lose the node, to Slurm and to node 0.
 OUTAGES = (8.0, 75.0)
 # Of one command, with its job's second start.
-LIMIT_SECONDS = 420.0
+LIMIT_SECONDS = 900.0
 # How often a run is resumed before it counts as stuck.
 MOST_RESUMES = 2
 

@@ -26,6 +26,7 @@ from envbuild.certify.judge.results import read_results
 from envbuild.certify.judge.slow_nodes import slow_node_problems
 from envbuild.certify.run.plan import Environment as Planned
 from envbuild.certify.run.plan import Network, Subject, make_plan
+from envbuild.certify.run.run import CASES_FAILED, COMPLETED
 from envbuild.core.digests import sha256_bytes
 from envbuild.launch.launchers import Placement
 from envbuild_smoke.plan.reader import parse_plan
@@ -66,7 +67,8 @@ class Cluster:
         began = time.monotonic()
         running = [self._start(rank, len(nodes), own) for rank, own in enumerate(nodes)]
         words = [node.communicate(timeout=600)[1] for node in running]
-        assert [node.returncode for node in running] == [0] * len(nodes), words
+        # Cases failed, or none was started as the nodes differ: the results tell.
+        assert {node.returncode for node in running} <= {COMPLETED, CASES_FAILED}, words
         seconds = time.monotonic() - began
         plan = parse_plan(content)
         results = read_results(self.scratch / "out" / "results.jsonl", plan)

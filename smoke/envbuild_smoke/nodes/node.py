@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from envbuild_smoke.environment.findings import file_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.nodes.agent import Agent, LostHeadError
 from envbuild_smoke.nodes.head import JOIN_SECONDS, PORT_FILE
-from envbuild_smoke.nodes.join import RETRY_SECONDS, Joining, RefusedError, join
+from envbuild_smoke.nodes.join import RETRY_SECONDS, Joining, RefusedError, decline, join
 from envbuild_smoke.nodes.wire import WireError
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.run import resume
@@ -72,6 +73,16 @@ def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threa
         raise LostHeadError(f"node 0: {error}") from error
     agent.send({"event": "state", "state": asdict(state)})
     agent.serve()
+
+
+def tell_head(options: Options, out: Path, why: str, stop: threading.Event) -> None:
+    """Tell node 0 that this node cannot take part; it would wait for it. Where that is impossible, node 0 does wait."""
+    host, port = options.head
+    with suppress(WireError, RunInterruptedError):
+        text = f"{why} (on {host_name()})"
+        decline(
+            lambda: (host, port or _port(out, stop)), options.node_rank, options.token, text, limit_seconds=JOIN_SECONDS
+        )
 
 
 def _port(out: Path, stop: threading.Event) -> int:

@@ -21,8 +21,8 @@ MANIFEST = "manifest.json"
 _IMAGE = rf"{NODE_PATH}|[A-Za-z0-9.:#_/-]+@sha256:[0-9a-f]{{64}}"
 # A line for each time that it was queued again for lack of time.
 REQUEUED = "requeued.txt"
-# The runner's exit status when its time is over (smoke/envbuild_smoke/cli.py).
-OUT_OF_TIME = 7
+# The runner's exit statuses when nothing can run there, and when its time is over (smoke/envbuild_smoke/cli.py).
+UNUSABLE, OUT_OF_TIME = 3, 7
 # Slurm ends a job at its limit; so long before that no case starts that would not end.
 MARGIN_SECONDS = 120
 

@@ -10,7 +10,7 @@ import shlex
 import tomlkit
 
 from envbuild.catalog.cluster import JOB_ID, Mount
-from envbuild.launch.slurm.job import EDF, MARGIN_SECONDS, OUT_OF_TIME, REQUEUED, TOKEN, SlurmJob
+from envbuild.launch.slurm.job import EDF, MARGIN_SECONDS, OUT_OF_TIME, REQUEUED, RUNNER, TOKEN, UNUSABLE, SlurmJob
 
 # Slurm sets both for each task: the job's number, and its node's place in the job.
 NODE_NUMBER = "SLURM_NODEID"
@@ -34,15 +34,22 @@ token={token}
 [ -s "$token" ] || (umask 077 && head -c 32 /dev/urandom | base64 -w 0 >"$token")
 ends_at=$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e) {margin} seconds ago" +%s 2>/dev/null || true)
 printf '{{"event": "job-started", "restarts": %s}}\\n' "${{SLURM_RESTART_COUNT:-0}}"
-{delivery}
-# Each node's number is its place in this job; `--mpi=none`, as the runner's ranks find each other by themselves.
-{step} &
-step=$!
 # A signal to this script interrupts `wait` alone.
-trap 'kill -TERM "$step" 2>/dev/null' TERM
-wait "$step"
-status=$?
-[ "$status" -le 128 ] || {{ wait "$step"; status=$?; }}
+trap 'kill -TERM "${{step:-}}" 2>/dev/null' TERM
+{delivery}
+# A node that lacks one of these would be waited for in vain. A network file system shows a new file late.
+if {check}
+then
+    # Each node's number is its place in this job; `--mpi=none`, as the runner's ranks find each other by themselves.
+    {step} &
+    step=$!
+    wait "$step"
+    status=$?
+    [ "$status" -le 128 ] || {{ wait "$step"; status=$?; }}
+else
+    status={unusable}
+    printf '{{"event": "exit", "node": 0, "status": %s}}\\n' "$status"
+fi
 {removal}
 # Preempted, its processes end politely, and Slurm would count the job as failed and not start it again.
 if scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then
@@ -70,6 +77,8 @@ def render_sbatch(job: SlurmJob) -> str:
         token=shlex.quote(f"{job.folder}/{TOKEN}"),
         margin=MARGIN_SECONDS,
         delivery=_delivery(job),
+        check=_check(job),
+        unusable=UNUSABLE,
         again=_again(job),
         step=_step(job),
         removal=_removal(job),
@@ -105,6 +114,16 @@ def _delivery(job: SlurmJob) -> str:
     return "\n".join(lines)
 
 
+def _check(job: SlurmJob) -> str:
+    """That every node has what it starts from, and the token that this job's first one wrote: all have one folder."""
+    files = [f"{job.folder}/{RUNNER}", f"{job.folder}/{TOKEN}", *([] if job.is_pulled else [job.image_on_node])]
+    script = (
+        'for file; do for _ in {1..70}; do [ -r "$file" ] && continue 2; sleep 1; done; '
+        'echo "$SLURMD_NODENAME does not have $file: it must lie on storage that all nodes share" >&2; exit 1; done'
+    )
+    return _continued([" ".join(_SRUN), f"bash -c {shlex.quote(script)} -", *map(_word, files)])
+
+
 def _removal(job: SlurmJob) -> str:
     if job.image_on_node == job.image:
         return ""
@@ -126,6 +145,10 @@ def _again(job: SlurmJob) -> str:
 def _step(job: SlurmJob) -> str:
     opened = {"pyxis": _container, "bwrap": _opened, "edf": _defined}[job.slurm.runtime](job)
     lines = [" ".join(_SRUN), *map(_word, opened), f'bash -c {shlex.quote(_inside(job))} - "$head" "$ends_at"']
+    return _continued(lines)
+
+
+def _continued(lines: list[str]) -> str:
     return " \\\n    ".join(lines)
 
 

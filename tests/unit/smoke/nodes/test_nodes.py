@@ -16,6 +16,7 @@ import pytest
 from helpers.smoke_plans import Document, case_document, plan_document, read_results
 from unit.smoke.conftest import BASELINE, FAKE_COMMAND, two_ranks
 
+from envbuild.core.digests import sha256_file
 from envbuild_smoke.cli import LOST_HEAD
 
 HERE = Path(__file__).resolve().parents[1]
@@ -184,6 +185,20 @@ def test_nodes_that_do_not_belong_together(nodes: Nodes, change: str, expected: 
     assert expected in errors
     head.terminate()
     head.communicate(timeout=60)
+
+
+def test_a_node_that_cannot_take_part_is_named_at_once(nodes: Nodes) -> None:
+    """It was started from another image; node 0 would wait a quarter of an hour for it."""
+    (nodes.folder / "image.sqsh").write_text("right")
+    (nodes.folder / "other.sqsh").write_text("wrong")
+    digest = sha256_file(nodes.folder / "image.sqsh")
+    nodes.write(BASELINE, over("train-n2"), subject={"form": "sqsh", "sqsh_digest": digest})
+    head, other = nodes.start(0, "--image", "image.sqsh"), nodes.start(1, "--image", "other.sqsh")
+    _, errors = head.communicate(timeout=120)
+    other.communicate(timeout=60)
+    assert (head.returncode, other.returncode) == (3, 2)
+    assert "this environment cannot run the plan: node 1: --image other.sqsh is sha256:" in errors
+    assert f"and the plan is for {digest}" in errors
 
 
 def test_a_results_folder_that_is_not_shared(nodes: Nodes) -> None:
