@@ -28,12 +28,13 @@ StoragePort={database}
 StorageUser={user}
 StorageLoc=accounting
 """
-# Of slurm.conf. Jobs are forgotten at once.
+# Of slurm.conf. Jobs are forgotten at once, and belong to an account.
 ACCOUNTING = """\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=localhost
 AccountingStoragePort={port}
 AccountingStoragePass={munge}
+AccountingStorageEnforce=associations
 MinJobAge=2
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -226,6 +227,13 @@ def test_what_slurm_will_not_run_is_refused(site: Site, slurm: dict[str, Any], c
     printed = site.certify(status=code).stderr
     assert re.search(expected, printed, re.DOTALL), printed
     assert not site.slurm("squeue", "--noheader", "--states=PENDING,RUNNING").strip()
+
+
+@pytest.mark.slow
+def test_more_nodes_than_there_are(site: Site) -> None:
+    printed = dataclasses.replace(site, nodes=9).certify(status=8).stderr
+    assert "would never start, and was cancelled" in printed
+    assert "It asks for more nodes than its partition has" in printed
 
 
 @pytest.mark.slow

@@ -138,10 +138,11 @@ class SlurmCommands:
     def _refusal(self, done: Finished) -> EnvbuildError:
         if self._run(["scontrol", "ping"], what="ask for Slurm's controller").status != 0:
             return self._failure(done, "submit the job")
-        if "partition" in done.output and (partitions := self.partitions()):
-            fix = f"The cluster has the partitions {', '.join(partitions)}: set one in the cluster's file."
-        elif "account" in done.output and (accounts := self.accounts()):
+        # "Invalid account or account/partition combination specified".
+        if "account" in done.output and (accounts := self.accounts()):
             fix = f"Your accounts there are {', '.join(accounts)}: set one in the cluster's file."
+        elif "partition" in done.output and (partitions := self.partitions()):
+            fix = f"The cluster has the partitions {', '.join(partitions)}: set one in the cluster's file."
         else:
             fix = "Correct the cluster's file, or ask who runs the cluster."
         return ConfigurationError("Slurm refuses the job", why=_answer(done), fix=fix)
