@@ -36,9 +36,9 @@ ends_at=$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e) {margin} seconds ago" +
 printf '{{"event": "job-started", "restarts": %s}}\\n' "${{SLURM_RESTART_COUNT:-0}}"
 # A signal to this script interrupts `wait` alone.
 trap 'kill -TERM "${{step:-}}" 2>/dev/null' TERM
-{delivery}
+{definition}
 # A node that lacks one of these would be waited for in vain. A network file system shows a new file late.
-if {check}
+if {copy}{check}
 then
     # Each node's number is its place in this job; `--mpi=none`, as the runner's ranks find each other by themselves.
     {step} &
@@ -76,7 +76,8 @@ def render_sbatch(job: SlurmJob) -> str:
         exports="\n".join(f"export {name}={_word(value)}" for name, value in job.environment.items()),
         token=shlex.quote(f"{job.folder}/{TOKEN}"),
         margin=MARGIN_SECONDS,
-        delivery=_delivery(job),
+        definition=_definition(job),
+        copy=_copy(job),
         check=_check(job),
         unusable=UNUSABLE,
         again=_again(job),
@@ -101,17 +102,22 @@ def render_edf(job: SlurmJob) -> str:
     return tomlkit.dumps(document)
 
 
-def _delivery(job: SlurmJob) -> str:
-    lines = []
-    if job.image_on_node != job.image:
-        lines = [
-            "# Onto each node's own disk: many nodes that read one file of shared storage wait for each other.",
-            f"sbcast --force {_word(job.image)} {_word(job.image_on_node)} || exit",
-        ]
-    if job.slurm.runtime == "edf":
-        # No line of TOML is the word EDF: strings have their line breaks written out.
-        lines += [f"cat >{shlex.quote(f'{job.folder}/{EDF}')} <<'EDF' || exit", f"{render_edf(job)}EDF"]
-    return "\n".join(lines)
+def _definition(job: SlurmJob) -> str:
+    if job.slurm.runtime != "edf":
+        return ""
+    # No line of TOML is the word EDF: strings have their line breaks written out.
+    return f"cat >{shlex.quote(f'{job.folder}/{EDF}')} <<'EDF' || exit\n{render_edf(job)}EDF"
+
+
+def _copy(job: SlurmJob) -> str:
+    """Of the image, onto each node's own disk: many nodes that read one file of shared storage wait for each other."""
+    folder = job.cluster.image.node_folder
+    if folder is None:
+        return ""
+    # sbcast names the node, and no cause.
+    failed = f"the image was not copied to {folder} of each node: it may be full, or not there"
+    copy = f"sbcast --force {_word(job.image)} {_word(job.image_on_node)}"
+    return f"{{ {copy} || {{ echo {shlex.quote(failed)} >&2; false; }}; }} &&\n    "
 
 
 def _check(job: SlurmJob) -> str:
