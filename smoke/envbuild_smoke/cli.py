@@ -165,6 +165,7 @@ def _address(text: str) -> tuple[str, int]:
 
 def _run(arguments: argparse.Namespace) -> int:
     # Imported here: the fork server must not load what only the runner needs.
+    from envbuild_smoke.nodes import token_watch
     from envbuild_smoke.plan.reader import read_plan
     from envbuild_smoke.run import parent_watchdog
     from envbuild_smoke.run.results import FILE_NAME
@@ -181,6 +182,8 @@ def _run(arguments: argparse.Namespace) -> int:
         # command with its fault corrected needs no --resume.
         cases = plan.selection(tuple(arguments.only))
         options = _options(arguments, plan, cases)
+        if options.token:
+            token_watch.start(arguments.token_file, stop)
         results = run_plan(plan, cases, out, emit=_Progress(), stop=stop, options=options)
     except Exception as error:
         status = _explained(error, out)
@@ -315,7 +318,8 @@ def _with_nodes(options: "Options", arguments: argparse.Namespace, plan: "Plan")
     if arguments.nodes != plan.nodes:
         raise _RefusedError(f"the plan is for {plan.nodes} nodes, and --nodes is {arguments.nodes}")
     if arguments.nodes == 1:
-        return options
+        token = b"" if arguments.token_file is None else read_token(arguments.token_file)
+        return replace(options, token=token)
     if arguments.head is None or arguments.token_file is None or not 0 <= arguments.node_rank < arguments.nodes:
         raise _RefusedError("--nodes needs --head, --token-file, and a --node-rank from 0 to one less than --nodes")
     token = read_token(arguments.token_file)

@@ -14,7 +14,7 @@ from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.environment.imported import Ready
 from envbuild_smoke.node_differences import node_differences
 from envbuild_smoke.nodes.head import open_nodes
-from envbuild_smoke.nodes.node import address_variables, lock_node, run_node
+from envbuild_smoke.nodes.node import address_variables, run_node
 from envbuild_smoke.nodes.node_pools import NodePools
 from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.ranks.program import RankProgram
@@ -31,6 +31,10 @@ from envbuild_smoke.run.result_log import ResultLog
 from envbuild_smoke.run.results import Emit, ResultsWriter, now
 from envbuild_smoke.run.run_header import node_state, run_line
 from envbuild_smoke.run.sweep import measure_bandwidth
+
+# Until processes of an earlier start on a node that was out of reach have ended, or a network file system gives their
+# locks up: the lease of NFS is 90 s (RFC 7530, section 9.5).
+TAKEOVER_SECONDS = 100.0
 
 
 class UnusableEnvironmentError(Exception):
@@ -54,9 +58,13 @@ def run_plan(
     out.mkdir(parents=True, exist_ok=True)
     drivers = tuple(sorted({DRIVERS[case.driver] for case in plan.cases}))
     program = options.program or RankProgram(preload=drivers)
-    # Before the results are read: another run could still write to them.
     rank = options.node_rank
-    lock = resume.lock_folder(out) if rank == 0 else lock_node(out, rank)
+    # Before the results are read: another run could still write to them. Of several nodes each has its own ranks.
+    lock = resume.lock_folder(
+        out,
+        f"{resume.LOCK}-node{rank}" if rank else resume.LOCK,
+        TAKEOVER_SECONDS if options.token else resume.LOCK_SECONDS,
+    )
     variables = {**options.variables, **(cache_variables(out) if plan.device == "cuda" else {})}
     pool: RankPool
     local = pool = Pool(program, plan, out, lock, variables, live=options.isolation == "live")

@@ -100,8 +100,8 @@ def test_variables_and_the_nodes_numbers_reach_the_step_as_they_are_written(clus
         assert not {"PYTHONPATH", "NCCL_NET"} & variables.keys()
         words = (tmp_path / f"words-{node}").read_text().split("\0")[:-1]
         # The head is where node 0 listens, and the time limit is known.
-        head, ends_at = words[-2:]
-        assert (head, int(ends_at) > 1_700_000_000) == ("127.0.0.1", True)
+        head, ends_at, token = words[-3:]
+        assert (head, int(ends_at) > 1_700_000_000, token) == ("127.0.0.1", True, f"token-{number}-0")
         assert (tmp_path / f"image-{node}").read_bytes() == b"an image\n"
     # The nodes' own copy is gone.
     assert not list(tmp_path.glob("envbuild-*.sqsh"))

@@ -17,7 +17,6 @@ from envbuild_smoke.nodes.head import JOIN_SECONDS, PORT_FILE
 from envbuild_smoke.nodes.join import RETRY_SECONDS, Joining, RefusedError, decline, join
 from envbuild_smoke.nodes.wire import WireError
 from envbuild_smoke.plan.models import Plan
-from envbuild_smoke.run import resume
 from envbuild_smoke.run.background import result_of
 from envbuild_smoke.run.context import RunContext, RunInterruptedError
 from envbuild_smoke.run.forkserver import ForkServerError
@@ -96,11 +95,6 @@ def _port(out: Path, stop: threading.Event) -> int:
                 raise WireError(f"{out / PORT_FILE} did not come within {JOIN_SECONDS:g} s") from error
         time.sleep(RETRY_SECONDS)
     raise RunInterruptedError
-
-
-def lock_node(out: Path, node: int) -> int:
-    """Lock this node's part of the output directory; as `resume.lock_folder`, for the ranks of one node."""
-    return resume.lock_folder(out, f"{resume.LOCK}-node{node}")
 
 
 def address_variables(plan: Plan, address: str) -> dict[str, str]:

@@ -13,7 +13,9 @@ from envbuild_smoke.plan.models import Plan
 # Where a job's files are in its container; the folder of the run on shared storage is the same on every node.
 RUN_FOLDER, IMAGE_FILE = "/envbuild/run", "/envbuild/image.sqsh"
 # Names in the folder of a run.
-PLAN, RUNNER, RESULTS, TOKEN, LOG = "plan.json", "smoke.pyz", "results", "token", "slurm-%j.log"
+PLAN, RUNNER, RESULTS, LOG = "plan.json", "smoke.pyz", "results", "slurm-%j.log"
+# Of the files in which each start of a run has its token.
+TOKENS = "token-"
 # Where a container engine opens the image by such a file.
 EDF = "environment.toml"
 # In place of a .sqsh, where the job has the image from a registry.
@@ -146,8 +148,6 @@ class SlurmJob:
             "--image",
             f"{RUN_FOLDER}/{MANIFEST}" if self.is_pulled else IMAGE_FILE,
             "--resume",
-            "--token-file",
-            f"{RUN_FOLDER}/{TOKEN}",
             "--nodes",
             str(self.nodes),
             *self.arguments,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from helpers.smoke_plans import Document, case_document, plan_document, read_res
 from unit.smoke.conftest import BASELINE, FAKE_COMMAND, two_ranks
 
 from envbuild.core.digests import sha256_file
-from envbuild_smoke.cli import LOST_HEAD
+from envbuild_smoke.cli import INTERRUPTED, LOST_HEAD
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -32,12 +33,16 @@ class Nodes:
 
     folder: Path
     environment: Mapping[str, str]
+    token: str = "token"
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def write(self, *cases: Document, count: int = 2, **changes: Any) -> None:
         (self.folder / "plan.json").write_text(json.dumps({**plan_document(*cases), "nodes": count, **changes}))
-        token = self.folder / "token"
-        token.write_text("0123456789abcdef" * 4)
+        self.write_token()
+
+    def write_token(self) -> None:
+        token = self.folder / self.token
+        token.write_text(secrets.token_hex(32))
         token.chmod(0o600)
 
     def start(
@@ -49,7 +54,7 @@ class Nodes:
         environment: Mapping[str, str] | None = None,
         before: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
-        own = ["--nodes", str(nodes), "--node-rank", str(rank), "--head", "127.0.0.1:0", "--token-file", "token"]
+        own = ["--nodes", str(nodes), "--node-rank", str(rank), "--head", "127.0.0.1:0", "--token-file", self.token]
         command = [*before, *FAKE_COMMAND, "run", "--plan", "plan.json", "--out", out, *own, *words]
         process = subprocess.Popen(
             command,
@@ -185,6 +190,19 @@ def test_nodes_that_do_not_belong_together(nodes: Nodes, change: str, expected: 
     assert expected in errors
     head.terminate()
     head.communicate(timeout=60)
+
+
+def test_a_run_that_was_started_again_elsewhere_ends_and_the_other_start_goes_on(nodes: Nodes) -> None:
+    """As where Slurm does not reach node 0: what runs there lives on."""
+    running = start_hanging(nodes)
+    (nodes.folder / nodes.token).unlink()
+    nodes.token = "another"
+    nodes.write_token()
+    again = [nodes.start(rank, "--resume", environment={"HANGS": "no"}) for rank in range(2)]
+    ends = [process.communicate(timeout=120) for process in (*running, *again)]
+    assert running[0].returncode == INTERRUPTED, ends
+    assert [process.returncode for process in again] == [0, 0], ends
+    assert nodes.cases["hangs-n2", 1]["status"] == "completed"
 
 
 def test_a_node_that_cannot_take_part_is_named_at_once(nodes: Nodes) -> None:
