@@ -144,38 +144,11 @@ def slurm_cluster(
         keeps_accounts: with slurmdbd and MariaDB, which are in this folder.
         more: lines of slurm.conf.
     """
-    (folder / "munge").mkdir(parents=True)
-    folder.chmod(0o755)
-    (folder / "munge/key").write_bytes(secrets.token_bytes(128))
-    (folder / "munge/key").chmod(0o600)
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
     places = {host.name: (host.address, host.words) for host in hosts}
     places = places or {f"n{number}": (LOOPBACK, ()) for number in range(1, nodes + 1)}
-    with contextlib.ExitStack() as bound:
-        free = [bound.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(len(places) + 1)]
-        controller, *ports = (each.getsockname()[1] for each in free)
-    each_node = zip(places.items(), ports, strict=True)
-    user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
-    configuration = folder / "slurm.conf"
-    configuration.write_text(
-        CONFIGURATION.format(
-            folder=folder,
-            address=GATEWAY if hosts else LOOPBACK,
-            controller=controller,
-            nodes="".join(NODE.format(name=name, address=place[0], port=port) for (name, place), port in each_node),
-            user=user,
-            prolog=PROLOG.format(prolog=prolog) if prolog else "",
-            more=more,
-            plugins=programs.plugins,
-        )
-    )
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+    addresses = {name: address for name, (address, _) in places.items()}
+    configuration = _configure(folder, programs, addresses, PROLOG.format(prolog=prolog) if prolog else "", more)
     cluster = Cluster(folder, programs)
-    version = cluster.run("scontrol", "--version", cwd=folder).stdout
-    numbers = [int(number) for number in re.findall(r"\d+", version)][:3]
-    plugin = shared(folder / "option.so", OPTION, f"-DSLURM_VERSION={int.from_bytes(bytes(numbers), 'big')}")
-    (folder / "plugstack.conf").write_text(f"required {plugin}\n")
     munge = {name: f"{folder}/munge/{name.split('-')[0]}" for name in ("key-file", "socket", "pid-file", "seed-file")}
     with contextlib.ExitStack() as running:
 
@@ -208,3 +181,37 @@ def slurm_cluster(
             yield cluster
         finally:
             cluster.end_jobs()
+
+
+def _configure(folder: Path, programs: SlurmPrograms, addresses: Mapping[str, str], prolog: str, more: str) -> Path:
+    """Write what Slurm and munge read, for nodes at these addresses; slurm.conf."""
+    (folder / "munge").mkdir(parents=True)
+    folder.chmod(0o755)
+    (folder / "munge/key").write_bytes(secrets.token_bytes(128))
+    (folder / "munge/key").chmod(0o600)
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    with contextlib.ExitStack() as bound:
+        free = [bound.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(len(addresses) + 1)]
+        controller, *ports = (each.getsockname()[1] for each in free)
+    each_node = zip(addresses.items(), ports, strict=True)
+    user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+    configuration = folder / "slurm.conf"
+    configuration.write_text(
+        CONFIGURATION.format(
+            folder=folder,
+            address=LOOPBACK if LOOPBACK in addresses.values() else GATEWAY,
+            controller=controller,
+            nodes="".join(NODE.format(name=name, address=each, port=port) for (name, each), port in each_node),
+            user=user,
+            prolog=prolog,
+            more=more,
+            plugins=programs.plugins,
+        )
+    )
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+    version = Cluster(folder, programs).run("scontrol", "--version", cwd=folder).stdout
+    numbers = [int(number) for number in re.findall(r"\d+", version)][:3]
+    plugin = shared(folder / "option.so", OPTION, f"-DSLURM_VERSION={int.from_bytes(bytes(numbers), 'big')}")
+    (folder / "plugstack.conf").write_text(f"required {plugin}\n")
+    return configuration
