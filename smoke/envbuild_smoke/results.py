@@ -394,7 +394,7 @@ class ResumedLine:
     at: Moment
     host: str
     cut_bytes: Count
-    gpu_states: tuple[GpuState, ...] = written(())
+    gpu_states: tuple[GpuState, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,7 +415,7 @@ class EndLine:
     completed: Count
     finished_at: Moment
     gpu_states: tuple[GpuState, ...]
-    nodes: tuple[NodeEnd, ...] = written(())
+    nodes: tuple[NodeEnd, ...] = ()
 
 
 Line = RunLine | NodeLine | CaseLine | BandwidthLine | ResumedLine | EndLine

@@ -12,8 +12,9 @@ from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.ranks.ipc import RankCommand
 from envbuild_smoke.results import NodeEnd, NodeLine, NodeState
+from envbuild_smoke.run.context import POLL_SECONDS
 from envbuild_smoke.run.forkserver import ForkServerError
-from envbuild_smoke.run.pool import Meeting, Pool, RankProcess
+from envbuild_smoke.run.pool import DEATH_LIMIT_SECONDS, Meeting, Pool, RankProcess
 
 T = TypeVar("T")
 
@@ -133,6 +134,8 @@ class NodePools:
             places = [self.place(device)[1] for device, _ in pairs]
             node_logs = [log for _, log in pairs]
             pool = self._local if node == 0 else self._remotes[node]
+            if node == 0:
+                self._wait_until_clear(places)
             try:
                 processes = pool.acquire(places, node_logs, fresh=fresh)
             except ForkServerError:
@@ -140,6 +143,12 @@ class NodePools:
                 raise
             by_device.update({device: process for (device, _), process in zip(pairs, processes, strict=True)})
         return [by_device[device] for device in devices]
+
+    def _wait_until_clear(self, devices: Sequence[int]) -> None:
+        """Wait until what was killed on this node is gone, as an agent does; other nodes are answered meanwhile."""
+        limit = time.monotonic() + DEATH_LIMIT_SECONDS
+        while not self._local.is_clear(devices) and time.monotonic() < limit:
+            self.wait(POLL_SECONDS)
 
     def bind(self, process: RankProcess) -> Meeting:
         """Return a place that this process can listen at."""

@@ -152,7 +152,13 @@ def test_errors_of_another_host_before_the_run_was_resumed_there_are_none(tmp_pa
 
 def test_failed_rank_is_named_with_its_node(tmp_path):
     lines = lines_of(PLAN)
-    failure = {"kind": "exception", "message": "OSError: No space left on device", "rank": 1, "exit_status": 1, "node": 1}
+    failure = {
+        "kind": "exception",
+        "message": "OSError: No space left on device",
+        "rank": 1,
+        "exit_status": 1,
+        "node": 1,
+    }
     line(lines, TP2, 2).update(status="failed", failure={**failure, "log": "cases/x/rank1.log"})
     lines[-1]["completed"] -= 1
     results = read(tmp_path / "results.jsonl", PLAN, lines)

@@ -27,7 +27,7 @@ from envbuild.launch.results_file import RESULTS_FILE, is_whole
 from envbuild.launch.slurm.commands import SlurmCommands
 from envbuild.launch.slurm.follow import Following
 from envbuild.launch.slurm.image_store import place_image
-from envbuild.launch.slurm.job import LOG, OUT_OF_TIME, PLAN, RESULTS, RUNNER, SlurmJob
+from envbuild.launch.slurm.job import LOG, OUT_OF_TIME, PLAN, RESULTS, RUNNER, NamedCluster, SlurmJob
 from envbuild.launch.slurm.record import JobRecord, read_record, write_record
 from envbuild.launch.slurm.render import render_sbatch
 from envbuild.launch.slurm.run_folder import RunFolder
@@ -125,7 +125,8 @@ class SlurmExecutor:
     def _submit(self, task: Task, before: JobRecord | None) -> JobRecord:
         nonce = str(jsonread.loads(task.plan.read_bytes())["nonce"])
         name = f"envbuild-{nonce[:12]}"
-        path = before.folder if before is not None else f"{self._shared_folder}/runs/{self.image.name}-{nonce[:12]}"
+        there = NamedCluster(name=self.where.name, cluster=self.where.cluster)
+        path = before.folder if before is not None else f"{there.folder}/runs/{self.image.name}-{nonce[:12]}"
         folder = RunFolder(path=path, login=self.where.cluster.login)
         delivery = self.where.cluster.image
         if delivery.by == "importer":
@@ -138,8 +139,7 @@ class SlurmExecutor:
             sqsh_digest = self.image.record.sqsh_digest
             if sqsh_digest is None:
                 raise InternalError("an image without a .sqsh is brought to a cluster")
-            images = delivery.folder or f"{self._shared_folder}/images"
-            image = place_image(self.image.sqsh(), sqsh_digest, images, self.where.cluster.login)
+            image = place_image(self.image.sqsh(), sqsh_digest, there.images, self.where.cluster.login)
         if not folder.exists():
             self._put(task, folder)
         job = SlurmJob(
@@ -224,19 +224,6 @@ class SlurmExecutor:
         if self.where.cluster.slurm is None:
             raise InternalError("a job for Slurm on a cluster without it")
         return self.where.cluster.slurm
-
-    @property
-    def _shared_folder(self) -> str:
-        folder = self.where.cluster.folder
-        if folder is None:
-            name = self.where.name
-            raise ConfigurationError(
-                f"cluster {name} has no folder on shared storage",
-                why=f"envs/clusters/{name}.toml has no `folder`, where images and runs go.",
-                fix=f'Write a file envs/clusters/{name}.toml of the project with extends = "{name}" and a folder '
-                "that all nodes see.",
-            )
-        return folder
 
 
 def open_executor(request: LaunchRequest) -> SlurmExecutor:

@@ -63,10 +63,10 @@ class Nodes:
         self.started.append(process)
         return process
 
-    def run(self, *cases: Document, count: int = 2) -> None:
+    def run(self, *cases: Document, count: int = 2, environment: Mapping[str, str] | None = None) -> None:
         """Run cases on all nodes to their end."""
         self.write(*cases, count=count)
-        running = [self.start(rank, nodes=count) for rank in range(count)]
+        running = [self.start(rank, nodes=count, environment=environment) for rank in range(count)]
         ends = [process.communicate(timeout=120) for process in running]
         assert [process.returncode for process in running] == [0] * count, ends
 
@@ -147,6 +147,10 @@ def test_every_node_reads_its_gpus_when_no_rank_is_left(nodes: Nodes) -> None:
     nodes.run(BASELINE, over("train-n2"), count=3)
     # No GPU, no state.
     assert nodes.lines[-1]["nodes"] == [{"node": node, "gpu_states": []} for node in (1, 2)]
+
+
+def test_no_node_is_silent_while_it_reads_what_runs_there(nodes: Nodes) -> None:
+    nodes.run(BASELINE, over("train-n2"), environment={"FAKE_STATE": "waits"})
 
 
 def test_a_lost_node_ends_its_cases_by_name_and_no_other(nodes: Nodes) -> None:
