@@ -20,6 +20,7 @@ from envbuild.certify.certificate.statement import (
     CertifiedRun,
     Measured,
     MeasuredBandwidth,
+    NodeRecord,
     SmokeRunner,
     make_certificate,
     subject_digests,
@@ -27,6 +28,7 @@ from envbuild.certify.certificate.statement import (
 from envbuild.certify.judge.judge import JUDGE_VERSION, judge, run_problems
 from envbuild.certify.judge.network import drain_commands
 from envbuild.certify.judge.nodes import number_problems
+from envbuild.certify.judge.results import Results
 from envbuild.certify.models import CaseVerdict, NotVouched, NotVouchedCase, Problem
 from envbuild.certify.report.console import failure, show, show_network
 from envbuild.certify.report.files import ReportFiles, end_of, standing_reports, write_reports
@@ -92,6 +94,7 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
             "environment": as_json(results.run.environment),
             "machine": as_json(results.run.machine),
             "image": as_json(results.run.image) if results.run.image else None,
+            "nodes": list(_node_records(results)),
             # A sweep that failed has no figures; the problem gives the reason.
             "bandwidth": first if first is not None and first.failure is None else None,
             "network": sweeps if len(sweeps) > 1 or first is None else (),
@@ -104,6 +107,13 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
         }
     )
     return Evidence(runtime=runtime, measured=measured, plan_digest=run.plan.digest, nonce=run.plan.nonce)
+
+
+def _node_records(results: Results) -> Iterator[NodeRecord]:
+    others = sorted(results.nodes, key=lambda line: line.node)
+    for node, state in ((0, results.run), *((line.node, line) for line in others)):
+        image = state.image.file_digest if state.image else None
+        yield NodeRecord(node=node, host=state.host, gpus=state.machine.gpus, image=image)
 
 
 def _measured_sweep(plan: Plan, line: BandwidthLine) -> MeasuredBandwidth:

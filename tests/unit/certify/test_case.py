@@ -60,6 +60,11 @@ def case(capabilities: Capabilities = CPU, /, **row: object) -> Case:
             ("tensor", "parallel_output", "resume_at", "continue_in"),
         ),
         (
+            {"data": 4, "nodes": 2, "resume_at": 2, "continue_in": {"data": 2}, "continue_nodes": 1},
+            "gpt-fp32-dp4-n2-resume2-in-dp2-on-n1",
+            ("data", "nodes", "resume_at", "continue_in", "continue_nodes"),
+        ),
+        (
             {"data": 2, "tensor": 2, "pipeline": 2, "virtual_pipeline": 2, "recompute": "selective"},
             "gpt-fp32-dp2-tp2-pp2-vp2-rc-selective",
             ("data", "tensor", "pipeline", "virtual_pipeline", "recompute"),

@@ -25,7 +25,7 @@ from envbuild.core.validation import Digest
 from envbuild.launch.executors import Form
 from envbuild.launch.launchers import Placement
 from envbuild_smoke.plan.models import COLLECTIVES
-from envbuild_smoke.results import Image, Machine, Point, Sweep
+from envbuild_smoke.results import Gpu, Image, Machine, Point, Sweep
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["urn:envbuild:certificate:4"] = "urn:envbuild:certificate:4"
@@ -77,6 +77,15 @@ class MeasuredBandwidth(TomlModel):
         }
 
 
+class NodeRecord(TomlModel):
+    """A node of a run, as it recorded itself before its cases."""
+
+    node: int
+    host: str = Field(description="its name, Slurm's where it was under Slurm")
+    gpus: tuple[Gpu, ...] = Field(description="each with its driver")
+    image: Digest | None = Field(description="of the image's file; null outside of an image")
+
+
 class SmokeRunner(TomlModel):
     """What ran the cases."""
 
@@ -91,6 +100,9 @@ class Measured(TomlModel):
     environment: dict[str, JsonValue]
     machine: Machine | None = None
     image: Image | None = None
+    nodes: tuple[NodeRecord, ...] = Field(
+        default=(), description="in their order; of a run that was resumed on other hosts, each of them"
+    )
     bandwidth: MeasuredBandwidth | None = Field(default=None, description="on node 0")
     network: tuple[MeasuredBandwidth, ...] = Field(
         default=(), description="of several nodes, each sweep: on every node, across pairs, over ever more nodes"

@@ -28,7 +28,7 @@ from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.results import CaseLine, Observed, Step, Weights
 
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 14
+JUDGE_VERSION = 15
 # The check that a failed rank fails, by the kind of failure that the runner reports.
 _FAILURES: Mapping[str, Check] = {
     "exception": "rank-exception",
@@ -148,13 +148,12 @@ class _Judge:
         return self._bands[key]
 
     def _incomplete(self, case: Case, result: CaseLine) -> list[Problem]:
-        planned = self._plan.case(case.id)
-        problems = incomplete(result, planned.training.steps)
-        rank = result.failure.rank if result.failure is not None else None
-        if rank is None or self._plan.nodes == 1 or not 0 <= rank < planned.world_size:
+        problems = incomplete(result, self._plan.case(case.id).training.steps)
+        node = result.failure.node if result.failure is not None else None
+        if node is None or self._plan.nodes == 1:
             return problems
-        node = self._results.name_of(result.nodes[rank * planned.nodes // planned.world_size])
-        return [Problem(check=problem.check, text=f"{problem.text} on {node}") for problem in problems]
+        name = self._results.name_of(node)
+        return [Problem(check=problem.check, text=f"{problem.text} on {name}") for problem in problems]
 
     def _repeated(self, case: Case, result: CaseLine) -> list[Problem]:
         """On the CPU the same processes compute the same digits; a difference is not the plan's."""

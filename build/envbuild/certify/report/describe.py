@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from envbuild.catalog.fields import TomlModel
 from envbuild.certify.certificate.statement import Certificate, Measured, Predicate
 from envbuild.certify.models import CaseVerdict, NotVouched, Numbers, ReferenceNumbers, ReferenceVerdict, Spread
 from envbuild.core.text import printable
+from envbuild_smoke.results import Gpu
 
 COLUMNS = ("case", "repeat", "loss", "grad norm", "weights", "gradients")
 
@@ -29,6 +31,7 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
         ("matrix", f"{matrix}, {whole}: {count(predicate.cases)}"),
         ("defined as", predicate.matrix_digest),
         *machine_facts(measured),
+        *((f"node {row.node}", _describe_node(row)) for row in node_rows(measured)),
         ("envbuild", f"{predicate.envbuild}, judge {predicate.judge}"),
         ("smoke", f"{measured.smoke.version}, {measured.smoke.digest}"),
         ("plan", f"{predicate.plan_digest}, nonce {predicate.nonce}"),
@@ -54,9 +57,38 @@ def count(cases: Sequence[CaseVerdict]) -> str:
     return f"{len(cases)} case{'s' if len(cases) != 1 else ''}"
 
 
+@dataclass(frozen=True)
+class NodeRow:
+    """A node of a run as people read it."""
+
+    node: int
+    host: str
+    gpus: str
+    driver: str
+    image: str | None
+
+
+def node_rows(measured: Measured) -> list[NodeRow]:
+    """A row for each node of a run over several; the machine's facts have all of one."""
+    nodes = measured.nodes if len(measured.nodes) > 1 else ()
+    return [NodeRow(node.node, node.host, _kinds(node.gpus), _drivers(node.gpus), node.image) for node in nodes]
+
+
+def _describe_node(row: NodeRow) -> str:
+    return ", ".join(filter(None, (row.host, row.gpus, row.driver and f"driver {row.driver}", row.image)))
+
+
+def _drivers(gpus: Iterable[Gpu]) -> str:
+    return ", ".join(sorted({gpu.driver for gpu in gpus}))
+
+
 def describe_gpus(measured: Measured) -> str:
     """How many of which kind."""
-    names = [gpu.name for gpu in measured.machine.gpus] if measured.machine else []
+    return _kinds(measured.machine.gpus if measured.machine else ())
+
+
+def _kinds(gpus: Iterable[Gpu]) -> str:
+    names = [gpu.name for gpu in gpus]
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no GPU"
 
 
@@ -65,8 +97,7 @@ def machine_facts(measured: Measured) -> list[tuple[str, str]]:
     facts = []
     if machine := measured.machine:
         facts.append(("machine", f"{machine.cpu_model or 'CPU'}, {machine.cpu_count} CPUs; {describe_gpus(measured)}"))
-        drivers = sorted({gpu.driver for gpu in machine.gpus})
-        versions = (("driver", ", ".join(drivers)), ("CUDA", machine.cuda), ("NCCL", machine.nccl))
+        versions = (("driver", _drivers(machine.gpus)), ("CUDA", machine.cuda), ("NCCL", machine.nccl))
         if software := ", ".join(f"{name} {version}" for name, version in versions if version):
             facts.append(("software", software))
     if measured.bandwidth and measured.bandwidth.points:

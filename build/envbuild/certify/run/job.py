@@ -144,7 +144,7 @@ class CertifyJob:
     @property
     def ranks(self) -> int:
         """How many ranks its largest case has."""
-        return max(case.world_size for case in self.cases)
+        return max(case.slots for case in self.cases)
 
 
 def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None = None) -> CertifyJob:

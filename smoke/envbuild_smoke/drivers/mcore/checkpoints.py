@@ -20,6 +20,8 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShard
 
 from envbuild_smoke.drivers.parts import State
 
+# The name of the random states of a rank in a checkpoint.
+_RANDOM = "random"
 # megatron-core does not declare psutil, and without it the save of a checkpoint hangs: a helper process
 # raises, and the one that waits for it never hears of it.
 if not getattr(filesystem_async, "HAVE_PSUTIL", True):
@@ -41,14 +43,25 @@ def save_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path
     _save(_training_state(chunks, optimizer, loading=False), directory)
 
 
-def load_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path) -> None:
-    """Load what `save_training` saved, into a model and an optimizer of the same layout."""
+def load_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path, *, same_layout: bool) -> None:
+    """Load what ranks in this layout or another have saved with `save_training`.
+
+    Of another layout random states are left out, as Megatron-LM does: ranks keep those that they have begun with.
+    """
     _allocate_state(optimizer)
-    loaded = dist_checkpointing.load(_training_state(chunks, optimizer, loading=True), str(directory))
+    state = _training_state(chunks, optimizer, loading=True)
+    if not same_layout:
+        del state[_RANDOM]
+    loaded = dist_checkpointing.load(state, str(directory))
     _put_weights(chunks, loaded)
     with _steps_set_aside(_torch_optimizers(optimizer)):
         optimizer.load_state_dict(loaded["optimizer"])
-    torch_state, cuda_state, python_state, tracked = loaded["random"]
+    if same_layout:
+        _put_random(loaded[_RANDOM])
+
+
+def _put_random(states: Any) -> None:
+    torch_state, cuda_state, python_state, tracked = states
     torch.set_rng_state(torch_state)
     if cuda_state is not None:
         torch.cuda.set_rng_state(cuda_state)
@@ -138,7 +151,7 @@ def _training_state(chunks: list[torch.nn.Module], optimizer: Any, *, loading: b
     return {
         **weights,
         "optimizer": optimizer.sharded_state_dict(weights, is_loading=loading, metadata=_metadata()),
-        "random": ShardedObject("random", states, (world_size,), (rank,), replica_id=0),
+        _RANDOM: ShardedObject(_RANDOM, states, (world_size,), (rank,), replica_id=0),
     }
 
 

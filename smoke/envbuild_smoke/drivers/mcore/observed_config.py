@@ -75,7 +75,7 @@ def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: Sa
         ),
         parameters=_parameters(chunks),
         trainable_parameters=_parameters(chunks, trainable=True),
-        samples_digest=samples.digest(None if case.training.finetune != "none" else case.training.micro_batch_size),
+        samples_digest=samples.digest(case.training),
         libraries=mapped(),
         # Since the case began: what torch's allocator has given out. On the CPU it has no such number.
         peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None,
