@@ -364,8 +364,8 @@ for index in range(30):
     (out / "cases" / case.id).mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        context = RankContext(case=case, part=case.parts[0], model=plan.models[case.model], device="cpu", out=out, rank=0,
-                              host="127.0.0.1", port=port, world_size=1, listener=listener.detach(),
+        context = RankContext(case=case, part=case.parts[0], model=plan.models[case.model], device="cpu", out=out,
+                              rank=0, host="127.0.0.1", port=port, world_size=1, listener=listener.detach(),
                               save_final_weights=True, send=lambda message: None)
     drivers.module("mcore").train(context)
     kilobytes = int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0])
