@@ -94,7 +94,7 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
             "environment": as_json(results.run.environment),
             "machine": as_json(results.run.machine),
             "image": as_json(results.run.image) if results.run.image else None,
-            "nodes": list(_node_records(results)),
+            "nodes": list(node_records(results)),
             # A sweep that failed has no figures; the problem gives the reason.
             "bandwidth": first if first is not None and first.failure is None else None,
             "network": sweeps if len(sweeps) > 1 or first is None else (),
@@ -109,7 +109,8 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
     return Evidence(runtime=runtime, measured=measured, plan_digest=run.plan.digest, nonce=run.plan.nonce)
 
 
-def _node_records(results: Results) -> Iterator[NodeRecord]:
+def node_records(results: Results) -> Iterator[NodeRecord]:
+    """Each node as it recorded itself, node 0 first."""
     others = sorted(results.nodes, key=lambda line: line.node)
     for node, state in ((0, results.run), *((line.node, line) for line in others)):
         image = state.image.file_digest if state.image else None
