@@ -203,7 +203,7 @@ class Observed:
     """What a driver read from the objects that it had built; `libraries` are the files that ranks had mapped, by name.
 
     `unlisted` is what ranks imported, and no package of the lock lists. `hugging_face` is of an imported model alone,
-    and memory of GPUs.
+    and memory of GPUs. Gradients are in the type that they are summed in, main weights are those that are updated.
     """
 
     layer_spec: str
@@ -226,6 +226,8 @@ class Observed:
     unlisted: tuple[Finding, ...] = ()
     hugging_face: HuggingFace | None = None
     peak_memory_bytes: Count | None = None
+    gradients_dtype: str | None = None
+    main_weights_dtype: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
