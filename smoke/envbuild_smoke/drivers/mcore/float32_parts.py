@@ -149,9 +149,7 @@ class Float32Parts:
             yield _part("main weights", name, main, exact[name], float32[name])
 
 
-def _both(
-    part: str, name: str, call: _Call, output: str, given: str, compute: _Computed
-) -> Iterator[Float32Part]:
+def _both(part: str, name: str, call: _Call, output: str, given: str, compute: _Computed) -> Iterator[Float32Part]:
     """Compare what a module gave, and the gradient of what it was given."""
     tensors = call.tensors
     own = (tensors[output], tensors[f"{given} gradient"])
