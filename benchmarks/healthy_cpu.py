@@ -1,4 +1,4 @@
-"""Healthy runs of certify-full on the CPU, with SSE4.1 by setting and as the CPU gives, in turn: no alarm may be raised.
+"""Healthy runs of certify-full on the CPU, with SSE4.1 by setting and as the CPU gives, in turn: no alarm is raised.
 
 Exits 1 after an alarm. The record is written anew after each run. Without --venv, the lock is installed first.
 """

@@ -280,7 +280,8 @@ class Gpu:
 class Machine:
     """Where it ran; `cuda` is what torch was built for, `nccl` what it has loaded.
 
-    `variables` are those that change what CUDA, NCCL, gloo, Transformer Engine, the loader of libraries or Python do.
+    `variables` are those that change what CUDA, NCCL, gloo, oneDNN, torch, Transformer Engine, the loader of
+    libraries or Python do.
     """
 
     cpu_model: str | None

@@ -23,11 +23,10 @@ class Rounding(TorchFunctionMode):  # type: ignore[misc]
         self._dtype = dtype
         self.inside = False
 
-    def __enter__(self) -> "Rounding":
+    def __enter__(self) -> Any:
         """Round from now on."""
         _entered.append(self)
-        super().__enter__()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
         """Round no longer."""
@@ -78,7 +77,7 @@ def _in_float32(formula: F, finish: "Callable[[Rounding, Any], Any]") -> F:
             rounding.inside = False
         return finish(rounding, value)
 
-    return cast(F, computed)
+    return cast("F", computed)
 
 
 class _Round(torch.autograd.Function):  # type: ignore[misc]

@@ -192,7 +192,7 @@ def _tensors(kind: str, tensors: Sequence[TensorDifference], allowed: Sequence[f
 
 def _float32(parts: Sequence[Float32Part]) -> list[Problem]:
     """What is not computed in float32 where a library does so whatever the type of the rest; the first of each kind."""
-    problems = {}
+    problems: dict[str, Problem] = {}
     for part in parts:
         floor = FLOOR if part.bits == FLOAT32_BITS else _FEW * 2.0**-part.bits
         allowed, measured = max(FACTOR * (part.spread or 0.0), floor), part.relative_difference
