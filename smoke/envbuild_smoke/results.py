@@ -37,6 +37,8 @@ FindingCode = Literal[
 # On a node, across two, or over as many as are up to now.
 Sweep = Literal["node", "pair", "ramp"]
 PROJECTIONS = 4
+# Significant ones.
+FLOAT32_BITS = 24
 Count = Annotated[int, at_least(0)]
 Positive = Annotated[int, at_least(1)]
 Amount = Annotated[float, NOT_NEGATIVE]
@@ -145,6 +147,21 @@ class TensorDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Float32Part:
+    """What a library computes in float32 where all else has fewer bits, next to float64 from the same inputs.
+
+    `spread` is what float32 does to it. `bits` are the significant bits of the type that its result is in, to which
+    that of float64 is rounded.
+    """
+
+    part: Literal["accumulation", "softmax", "loss", "main weights"]
+    name: str
+    relative_difference: float | None
+    spread: float | None
+    bits: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReferenceStep:
     """A step of the reference."""
 
@@ -157,7 +174,8 @@ class ReferenceComparison:
     """How a baseline compares with the reference; tensors are in the order of computation.
 
     Nothing is compared where `reason` says why, or `samples` how the samples are not the planned ones. `perturbed` are
-    its steps with each weight moved by one unit in the last place, None where it was not trained so.
+    its steps with each weight moved by one unit in the last place, None where it was not trained so; `float32_parts`
+    are of cases in other types.
     """
 
     reason: str | None = written(None)
@@ -168,6 +186,7 @@ class ReferenceComparison:
     weights: tuple[TensorDifference, ...] = written(())
     seconds: Amount = written(0.0)
     perturbed: tuple[tuple[ReferenceStep, ...], ...] | None = None
+    float32_parts: tuple[Float32Part, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +204,7 @@ class Observed:
     """What a driver read from the objects that it had built; `libraries` are the files that ranks had mapped, by name.
 
     `unlisted` is what ranks imported, and no package of the lock lists. `hugging_face` is of an imported model alone,
-    and memory of GPUs.
+    and memory of GPUs. Gradients are in the type that they are summed in, main weights are those that are updated.
     """
 
     layer_spec: str
@@ -208,6 +227,8 @@ class Observed:
     unlisted: tuple[Finding, ...] = ()
     hugging_face: HuggingFace | None = None
     peak_memory_bytes: Count | None = None
+    gradients_dtype: str | None = None
+    main_weights_dtype: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +281,8 @@ class Gpu:
 class Machine:
     """Where it ran; `cuda` is what torch was built for, `nccl` what it has loaded.
 
-    `variables` are those that change what CUDA, NCCL, gloo, Transformer Engine, the loader of libraries or Python do.
+    `variables` are those that change what CUDA, NCCL, gloo, oneDNN, torch, Transformer Engine, the loader of
+    libraries or Python do.
     """
 
     cpu_model: str | None

@@ -20,6 +20,8 @@ PARAMETERS = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
 # fp32.
 CHOSEN = ("flash", "fused")
 CHOSEN_OF_FP32 = (*CHOSEN, "unfused")
+# Whatever the precision; recipes have settings for it.
+_KEPT = {"gradients_dtype": "float32", "main_weights_dtype": "float32"}
 LEAST_BUCKETS = 2
 # Of Hugging Face's logits in bf16, relative to those in float64: two units in the last place are 1.6e-2.
 LARGEST_SPREAD = 0.05
@@ -48,6 +50,7 @@ def observed_problems(case: Case, model: Model, observed: Observed | None, basel
         "hidden_dropout": 0,
         "attention_dropout": 0,
         "params_dtype": PARAMETERS[case.precision],
+        **(_KEPT if case.driver == "mcore" else {}),
     }
     built: dict[str, object] = {name: getattr(observed, name) for name in wanted}
     built["params_dtype"] = _main_type(observed.params_dtype, case.precision)
