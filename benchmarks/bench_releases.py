@@ -69,7 +69,7 @@ def main() -> None:
         wanted += [(name, ids, "known") for name, ids in by_matrix(known).items()]
         for matrix, ids, part in wanted:
             done = record[part].setdefault(release, {})
-            if ids and set(ids) <= done.keys() or not ids and done:
+            if (ids and set(ids) <= done.keys()) or (not ids and done):
                 continue
             done.update(train(python, matrix, ids, given.work / f"run-{release}-{matrix}"))
             record["out_of_range"] = out_of_range(record["known"], known)

@@ -145,6 +145,12 @@ class Predicate(CertifiedRun):
     issued_at: Moment
     seal: Digest = Field(description="digest of everything else in the statement: it is not edited by hand")
 
+    @property
+    def excused(self) -> frozenset[str]:
+        """The cases of the matrix that did not pass, and are known to train wrongly."""
+        outcomes = (case for entry in self.not_vouched for case in entry.cases)
+        return frozenset(case.id for case in outcomes if case.result != "passed")
+
     @model_validator(mode="after")
     def _every_case_passed(self) -> Predicate:
         if not self.cases:

@@ -9,6 +9,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +27,18 @@ if not getattr(filesystem_async, "HAVE_PSUTIL", True):
     raise ImportError("psutil is missing: megatron-core needs it to save checkpoints, without declaring it")
 
 
-class _SaveHere(TorchDistSaveShardedStrategy):
-    """Writes in this process, as megatron-core does by itself from 0.15 on: 0.14 forks one that writes."""
-
-    def save(self, sharded_state_dict: State, checkpoint_dir: Any) -> None:
-        request = self.async_save(sharded_state_dict, checkpoint_dir)
-        if request.preload_fn is not None:
-            # As execute_sync of 0.15: the second argument is what is written, brought to the CPU.
-            rank, _, *others = request.async_fn_args
-            request = request._replace(async_fn_args=(rank, request.preload_fn(), *others))
-        request.execute_sync()
-
-
+# megatron-core 0.14 forks a process that writes; later releases write in this one.
 _SAVES_HERE = "execute_sync" in TorchDistSaveShardedStrategy.save.__code__.co_names
-_SaveStrategy = TorchDistSaveShardedStrategy if _SAVES_HERE else _SaveHere
+
+
+def _save_here(strategy: Any, state: State, directory: Path) -> None:
+    """Save without another process, as a strategy of megatron-core 0.15 does."""
+    request = strategy.async_save(state, directory)
+    if request.preload_fn is not None:
+        # As execute_sync of 0.15: the second argument is what is written, brought to the CPU.
+        rank, _, *others = request.async_fn_args
+        request = request._replace(async_fn_args=(rank, request.preload_fn(), *others))
+    request.execute_sync()
 
 
 def save_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
@@ -170,7 +169,10 @@ def _save(state: State, directory: Path) -> None:
     # The results of writing travel through a queue in a process of its own, unless there is a queue already.
     # Starting that process takes longer than everything else together, and nothing is written in the background here.
     filesystem_async._results_queue = queue.Queue()
-    dist_checkpointing.save(state, str(partial_directory), _SaveStrategy("torch_dist", 1, thread_count=1))
+    strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+    if not _SAVES_HERE:
+        strategy.save = partial(_save_here, strategy)
+    dist_checkpointing.save(state, str(partial_directory), strategy)
     torch.distributed.barrier()
     if torch.distributed.get_rank() == 0:
         os.replace(partial_directory, directory)
