@@ -180,6 +180,17 @@ class HuggingFace:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """The library's configuration objects after training: fields by `model.`, `ddp.`, `optimizer.` and `scheduler.`.
+
+    `values` are those unlike their default; `defaults` are of all fields, and of baselines alone.
+    """
+
+    values: Mapping[str, str]
+    defaults: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observed:
     """What a driver read from the objects that it had built; `libraries` are the files that ranks had mapped, by name.
 
@@ -207,6 +218,7 @@ class Observed:
     unlisted: tuple[Finding, ...] = ()
     hugging_face: HuggingFace | None = None
     peak_memory_bytes: Count | None = None
+    configuration: Configuration | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
