@@ -24,6 +24,8 @@ from envbuild.certify.certificate.statement import (
     make_certificate,
     subject_digests,
 )
+from envbuild.certify.fields.account import account_of, without_configuration
+from envbuild.certify.fields.knowledge import recipes, tried_fields
 from envbuild.certify.judge.judge import JUDGE_VERSION, judge, run_problems
 from envbuild.certify.judge.network import drain_commands
 from envbuild.certify.judge.nodes import number_problems
@@ -38,13 +40,16 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CertificationFailedError, ConfigurationError, disk_full
 from envbuild.core.files import space_is_low
 from envbuild.image.output import OCI_DIR
-from envbuild.lock.known_wrong import packages_of
+from envbuild.lock.known_wrong import packages_of, versions_of
 from envbuild.oci.files import FolderFiles, blob_path
 from envbuild.oci.write import docker_manifest
 from envbuild_smoke.network.limits import floors_of
 from envbuild_smoke.plan.json_reader import as_json
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.results import BandwidthLine
+
+# Whose configuration is accounted for.
+LIBRARY = "megatron-core"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +197,8 @@ def _outcome(case_id: str, verdicts: Sequence[CaseVerdict]) -> NotVouchedCase:
 
 def _certified_run(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict]) -> CertifiedRun:
     """What certificates and reports share."""
-    subject = job.subject
+    subject, version = job.subject, versions_of(job.request.lock).get(LIBRARY)
+    account = account_of(vouched(verdicts), version, recipes(), tried_fields()) if version else None
     return CertifiedRun(
         stack=subject.stack,
         base=subject.base,
@@ -209,8 +215,9 @@ def _certified_run(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseV
         envbuild=__version__,
         judge=JUDGE_VERSION,
         measured=evidence.measured,
-        cases=tuple(verdicts),
+        cases=tuple(map(without_configuration, verdicts)),
         not_vouched=tuple(_not_vouched(job, verdicts)),
+        fields=account,
     )
 
 
@@ -253,7 +260,9 @@ def issue_certificate(
             f"note: {job.certificate} was signed by key {keyid}; the new one is not signed (no --key)"
         )
     # Cases that failed as known are in not_vouched alone.
-    run = _certified_run(job, evidence, verdicts).model_copy(update={"cases": tuple(vouched(verdicts))})
+    run = _certified_run(job, evidence, verdicts).model_copy(
+        update={"cases": tuple(map(without_configuration, vouched(verdicts)))}
+    )
     predicate = {
         **run.model_dump(mode="json", by_alias=True),
         "key": job.key,

@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
 from envbuild.catalog.fields import MOMENT_FORMAT, Moment, TomlModel, moment_of
+from envbuild.certify.fields.account import FieldAccount
 from envbuild.certify.models import CaseVerdict, NotVouched
 from envbuild.core.digests import Json, digest_of
 from envbuild.core.validation import Digest
@@ -126,6 +127,9 @@ class CertifiedRun(TomlModel):
     cases: tuple[CaseVerdict, ...]
     not_vouched: tuple[NotVouched, ...] = Field(
         default=(), description="what the locked versions are known to train wrongly"
+    )
+    fields: FieldAccount | None = Field(
+        default=None, description="the library's configuration; none where the driver reports none"
     )
 
     @property

@@ -10,14 +10,19 @@ import torch
 
 from envbuild_smoke.results import Configuration
 
-# What a model is told next to its configuration (GPTModel, MambaModel), by the attribute that keeps it.
+# What a model is told next to its configuration (GPTModel, MambaModel), by Megatron-Bridge's name: the argument, and the
+# attribute that keeps it.
 _OF_MODEL = {
-    "vocab_size": "vocab_size",
-    "position_embedding_type": "position_embedding_type",
-    "rotary_percent": "rotary_percent",
-    "rotary_base": "rotary_base",
-    "rope_scaling": "rotary_scaling",
-    "share_embeddings_and_output_weights": "share_embeddings_and_output_weights",
+    "vocab_size": ("vocab_size", "vocab_size"),
+    "seq_length": ("max_sequence_length", "max_sequence_length"),
+    "position_embedding_type": ("position_embedding_type", "position_embedding_type"),
+    "rotary_percent": ("rotary_percent", "rotary_percent"),
+    "rotary_base": ("rotary_base", "rotary_base"),
+    "rope_scaling": ("rope_scaling", "rotary_scaling"),
+    "share_embeddings_and_output_weights": (
+        "share_embeddings_and_output_weights",
+        "share_embeddings_and_output_weights",
+    ),
 }
 # OptimizerParamScheduler's names, and those that Megatron-LM and Megatron-Bridge have for them. Steps are in samples.
 _OF_SCHEDULE = {
@@ -30,6 +35,7 @@ _OF_SCHEDULE = {
     "wd_incr_style": "weight_decay_incr_style",
     "wsd_decay_steps": "lr_wsd_decay_iters",
     "lr_wsd_decay_style": "lr_wsd_decay_style",
+    "override_opt_param_scheduler": "override_opt_param_scheduler",
 }
 _PLAIN = (bool, int, float, str, list, tuple, dict, set, type(None))
 _LONGEST = 80
@@ -70,10 +76,10 @@ def _arguments(module: Any) -> Iterator[tuple[str, Any, Any]]:
     # Float16Module has the model inside.
     model = module.module if hasattr(module, "module") else module
     arguments = inspect.signature(type(model).__init__).parameters
-    for name, attribute in _OF_MODEL.items():
+    for name, (argument, attribute) in _OF_MODEL.items():
         # What is a field of the configuration too is taken from there.
-        if name in arguments and hasattr(model, attribute) and not hasattr(model.config, name):
-            yield f"model.{name}", getattr(model, attribute), arguments[name].default
+        if argument in arguments and hasattr(model, attribute) and not hasattr(model.config, name):
+            yield f"model.{name}", getattr(model, attribute), arguments[argument].default
 
 
 def _scheduled(schedule: Any) -> Iterator[tuple[str, Any, Any]]:
