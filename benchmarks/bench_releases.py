@@ -141,7 +141,7 @@ def train(python: Path, matrix_name: str, only: Sequence[str] | None, work: Path
     (work / "plan.json").write_bytes(content)
     (work / "smoke.pyz").write_bytes(smoke_bytes())
     words = [python, "-I", work / "smoke.pyz", "run", "--plan", work / "plan.json", "--out", work / "out"]
-    subprocess.run(["nice", *words], check=False, capture_output=True)
+    subprocess.run(words, check=False, capture_output=True)
     plan = parse_plan(content)
     verdicts = judge(cases, matrix, read_results(work / "out" / "results.jsonl", plan), plan)
     shutil.rmtree(work / "out" / "checkpoints", ignore_errors=True)

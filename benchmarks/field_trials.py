@@ -24,7 +24,7 @@ from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.plan.reader import parse_plan
 from envbuild_smoke.rank_context import RankContext
 
-SECONDS = 40
+SECONDS = 200
 # In the names of fields that only a model with experts has a use for; they are tried in such a model too.
 OF_EXPERTS = ("moe", "expert", "router")
 

@@ -124,14 +124,19 @@ def _measured_sweep(plan: Plan, line: BandwidthLine) -> MeasuredBandwidth:
     )
 
 
-def judge_run(job: CertifyJob, run: FinishedRun, evidence: Evidence, context: Context) -> tuple[CaseVerdict, ...]:
+def judge_run(
+    job: CertifyJob, run: FinishedRun, evidence: Evidence, context: Context, seen: Sequence[Problem] = ()
+) -> tuple[CaseVerdict, ...]:
     """The verdicts on all cases of a job, in its order, each passed or known to be wrong.
+
+    Args:
+        seen: problems of the run that are not in its results.
 
     Raises:
         CertificationFailedError: a case failed, or the run as a whole does not count; the reports show why.
     """
     results = run.results
-    problems = (*run_problems(run.plan, results), *number_problems(job.matrix, run.plan, results))
+    problems = (*seen, *run_problems(run.plan, results), *number_problems(job.matrix, run.plan, results))
     verdicts = tuple(
         verdict.model_copy(update={"known_wrong": job.known_wrong.get(verdict.id, ())})
         for verdict in judge(job.cases, job.matrix, results, run.plan)

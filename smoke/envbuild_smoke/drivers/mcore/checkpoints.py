@@ -18,6 +18,7 @@ from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from envbuild_smoke.drivers.parts import State
 
@@ -27,6 +28,12 @@ if not getattr(filesystem_async, "HAVE_PSUTIL", True):
     raise ImportError("psutil is missing: megatron-core needs it to save checkpoints, without declaring it")
 
 
+# Tensors in the shape of the parameters, which any layout can load; megatron-core 0.14 has them in another format.
+_OPTIMIZER_FORMAT = (
+    "fully_reshardable"
+    if hasattr(DistributedOptimizer, "checkpoint_fully_reshardable_formats")
+    else "fully_sharded_model_space"
+)
 # megatron-core 0.14 forks a process that writes; later releases write in this one.
 _SAVES_HERE = "execute_sync" in TorchDistSaveShardedStrategy.save.__code__.co_names
 
@@ -118,8 +125,7 @@ def _metadata() -> State:
         "non_homogeneous_layers": True,
         "singleton_local_shards": True,
         "chained_optim_avoid_prefix": True,
-        # Tensors in the shape of the parameters: what any layout can load.
-        "distrib_optim_sharding_type": "fully_reshardable",
+        "distrib_optim_sharding_type": _OPTIMIZER_FORMAT,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
 

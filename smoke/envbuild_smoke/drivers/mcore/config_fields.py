@@ -10,8 +10,8 @@ import torch
 
 from envbuild_smoke.results import Configuration
 
-# What a model is told next to its configuration (GPTModel, MambaModel), by Megatron-Bridge's name: the argument, and the
-# attribute that keeps it.
+# What a model is told next to its configuration (GPTModel, MambaModel), by Megatron-Bridge's name: the argument, and
+# the attribute that keeps it.
 _OF_MODEL = {
     "vocab_size": ("vocab_size", "vocab_size"),
     "seq_length": ("max_sequence_length", "max_sequence_length"),
