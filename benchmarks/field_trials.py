@@ -1,4 +1,4 @@
-"""Trains baselines again with one field of the library's configuration changed; bench_fields.py runs this.
+"""Trains baselines again with one field of the library's configuration changed; try_fields.py runs this.
 
     PYTHONPATH=smoke python benchmarks/field_trials.py WORK
 

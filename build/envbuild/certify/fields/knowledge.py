@@ -1,7 +1,7 @@
 """What recipes set, what converters take from a model's config, and what trials of single fields showed.
 
 `envs/knowledge/recipes.toml` is written by `benchmarks/recipe_knowledge.py`, `envs/knowledge/fields.toml` by
-`benchmarks/bench_fields.py`.
+`benchmarks/try_fields.py`.
 """
 
 from __future__ import annotations

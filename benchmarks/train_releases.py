@@ -1,6 +1,6 @@
 """Each release of megatron-core trained on the CPU: a matrix healthy, and what is known to be wrong, by release.
 
-    python benchmarks/bench_releases.py --python STACK/bin/python --work DIR --record FILE [--releases 0.14.0,0.19.2]
+    python benchmarks/train_releases.py --python STACK/bin/python --work DIR --record FILE [--releases 0.14.0,0.19.2]
 
 STACK is an environment with torch for CPUs, numpy and psutil; each release gets a copy of it. A record that is there is
 continued: what it has is not trained again. `out_of_range` of the record lists cases of entries in envs/conflicts/

@@ -1,6 +1,6 @@
 """What changing a single field of megatron-core's configuration does to small trainings on the CPU.
 
-    python benchmarks/bench_fields.py --python ENVIRONMENT/bin/python --work DIR --release 0.16.1 --record FILE
+    python benchmarks/try_fields.py --python ENVIRONMENT/bin/python --work DIR --release 0.16.1 --record FILE
 
 Each field is changed in training alone, and not in the reference: the judge's own checks of a baseline say whether it
 is caught. Writes the trials of the release into FILE, and the sums into envs/knowledge/fields.toml. WORK is continued
@@ -172,8 +172,8 @@ def _a_field_a_line(record: Mapping[str, Mapping[str, Mapping[str, str]]]) -> st
 
 def write_knowledge(record: Mapping[str, Mapping[str, Mapping[str, str]]]) -> None:
     """Write the trials' sums; what stands before them in the file is written by hand."""
-    head = FILE.read_text().partition("# Written by benchmarks/bench_fields.py from here on.\n")
-    lines = [head[0] + "# Written by benchmarks/bench_fields.py from here on."]
+    head = FILE.read_text().partition("# Written by benchmarks/try_fields.py from here on.\n")
+    lines = [head[0] + "# Written by benchmarks/try_fields.py from here on."]
     for release, fields in record.items():
         caught = {name: check for name, by_case in fields.items() if (check := check_of(by_case))}
         same = [name for name, by_case in fields.items() if set(by_case.values()) == {SAME}]
