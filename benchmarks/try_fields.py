@@ -26,6 +26,7 @@ from envbuild.certify.cases.expansion import expand
 from envbuild.certify.fields.knowledge import recipes, tried_fields
 from envbuild.certify.judge.config_checks import observed_problems
 from envbuild.certify.judge.reference import compare_reference
+from envbuild.certify.models import CHECKS
 from envbuild.certify.run.plan import Environment, Subject, make_plan
 from envbuild.core.files import write_atomic
 from envbuild.launch.launchers import Placement
@@ -124,7 +125,10 @@ def judge_trials(plan: Plan, path: Path) -> dict[str, dict[str, str]]:
             healthy[name] = reports
             assert not problem_of(plan, name, reports), problem_of(plan, name, reports)
             continue
-        if error := reports.get("error"):
+        error = reports.get("error", "")
+        if error.startswith("ended with status"):
+            result = f"not known: {error}"
+        elif error:
             result = f"rank-exception: {error.splitlines()[0][:120]}"
         elif problem := problem_of(plan, name, reports):
             result = problem[:160]
@@ -185,6 +189,7 @@ def write_knowledge(record: Mapping[str, Mapping[str, Mapping[str, str]]]) -> No
 def check_of(by_case: Mapping[str, str]) -> str:
     """The check that caught a field in any case: rather one that compares numbers than that the training raised."""
     checks = [result.split(": ")[1] for result in by_case.values() if result.count(": ") > 1]
+    checks = [check for check in checks if check in CHECKS]
     return next((check for check in checks if check != "rank-exception"), (*checks, "")[0])
 
 

@@ -39,7 +39,8 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
     text = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
     baselines = [case for case in predicate.cases if case.baseline is None]
     text += [f"not vouched for: {describe_not_vouched(entry)}" for entry in predicate.not_vouched]
-    text += ["", *describe_fields(predicate.fields)]
+    if predicate.fields is not None:
+        text += ["", *describe_fields(predicate.fields)]
     text += ["", *(f"{case.id} and the reference: {describe_reference(case.reference)}" for case in baselines)]
     text += ["", *(f"{case.id} with its weights moved: {describe_spread(case.spread)}" for case in baselines)]
     return [printable(line) for line in text]
