@@ -200,6 +200,17 @@ class HuggingFace:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """The library's configuration objects after training: fields by `model.`, `ddp.`, `optimizer.` and `scheduler.`.
+
+    `values` are those unlike their default; `defaults` are of all fields, and of baselines alone.
+    """
+
+    values: Mapping[str, str]
+    defaults: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observed:
     """What a driver read from the objects that it had built; `libraries` are the files that ranks had mapped, by name.
 
@@ -229,6 +240,7 @@ class Observed:
     peak_memory_bytes: Count | None = None
     gradients_dtype: str | None = None
     main_weights_dtype: str | None = None
+    configuration: Configuration | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

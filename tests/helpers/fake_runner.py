@@ -64,7 +64,20 @@ def observed_of(case, model):
         "trainable_parameters": 123456, "samples_digest": "sha256:samples",
         "params_dtype": {"fp32": "torch.float32"}.get(case["precision"], "torch.bfloat16"), "libraries": {},
         "gradients_dtype": "float32", "main_weights_dtype": "float32",
+        "configuration": configuration_of(case, model),
     }  # fmt: skip
+
+
+def configuration_of(case, model):
+    """A few fields of the library's configuration, as a driver reports them."""
+    values = {"model.num_layers": str(model["num_layers"]), "model.hidden_dropout": "0.0"}
+    if case["layout"]["tensor"] > 1:
+        values["model.tensor_model_parallel_size"] = str(case["layout"]["tensor"])
+    defaults = {
+        "model.num_layers": "0", "model.hidden_dropout": "0.1", "model.tensor_model_parallel_size": "1",
+        "model.qk_layernorm": "False", "model.timers": "None", "optimizer.lr": "None",
+    }  # fmt: skip
+    return {"values": values, "defaults": defaults if case["baseline"] is None else {}}
 
 
 def reference_of(steps):

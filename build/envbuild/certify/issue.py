@@ -25,6 +25,8 @@ from envbuild.certify.certificate.statement import (
     make_certificate,
     subject_digests,
 )
+from envbuild.certify.fields.account import account_of, without_configuration
+from envbuild.certify.fields.knowledge import recipes, tried_fields
 from envbuild.certify.judge.judge import JUDGE_VERSION, judge, run_problems
 from envbuild.certify.judge.network import drain_commands
 from envbuild.certify.judge.nodes import number_problems
@@ -40,13 +42,16 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CertificationFailedError, ConfigurationError, disk_full
 from envbuild.core.files import space_is_low
 from envbuild.image.output import OCI_DIR
-from envbuild.lock.known_wrong import packages_of
+from envbuild.lock.known_wrong import packages_of, versions_of
 from envbuild.oci.files import FolderFiles, blob_path
 from envbuild.oci.write import docker_manifest
 from envbuild_smoke.network.limits import floors_of
 from envbuild_smoke.plan.json_reader import as_json
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.results import BandwidthLine
+
+# Whose configuration is accounted for.
+LIBRARY = "megatron-core"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +135,19 @@ def _measured_sweep(plan: Plan, line: BandwidthLine) -> MeasuredBandwidth:
     )
 
 
-def judge_run(job: CertifyJob, run: FinishedRun, evidence: Evidence, context: Context) -> tuple[CaseVerdict, ...]:
+def judge_run(
+    job: CertifyJob, run: FinishedRun, evidence: Evidence, context: Context, seen: Sequence[Problem] = ()
+) -> tuple[CaseVerdict, ...]:
     """The verdicts on all cases of a job, in its order, each passed or known to be wrong.
+
+    Args:
+        seen: problems of the run that are not in its results.
 
     Raises:
         CertificationFailedError: a case failed, or the run as a whole does not count; the reports show why.
     """
     results = run.results
-    problems = (*run_problems(run.plan, results), *number_problems(job.matrix, run.plan, results))
+    problems = (*seen, *run_problems(run.plan, results), *number_problems(job.matrix, run.plan, results))
     verdicts = tuple(
         verdict.model_copy(update={"known_wrong": job.known_wrong.get(verdict.id, ())})
         for verdict in judge(job.cases, job.matrix, results, run.plan)
@@ -203,7 +213,8 @@ def _outcome(case_id: str, verdicts: Sequence[CaseVerdict]) -> NotVouchedCase:
 
 def _certified_run(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict]) -> CertifiedRun:
     """What certificates and reports share."""
-    subject = job.subject
+    subject, version = job.subject, versions_of(job.request.lock).get(LIBRARY)
+    account = account_of(vouched(verdicts), version, recipes(), tried_fields()) if version else None
     return CertifiedRun(
         stack=subject.stack,
         base=subject.base,
@@ -220,8 +231,9 @@ def _certified_run(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseV
         envbuild=__version__,
         judge=JUDGE_VERSION,
         measured=evidence.measured,
-        cases=tuple(verdicts),
+        cases=tuple(map(without_configuration, verdicts)),
         not_vouched=tuple(_not_vouched(job, verdicts)),
+        fields=account,
     )
 
 
@@ -264,7 +276,9 @@ def issue_certificate(
             f"note: {job.certificate} was signed by key {keyid}; the new one is not signed (no --key)"
         )
     # Cases that failed as known are in not_vouched alone.
-    run = _certified_run(job, evidence, verdicts).model_copy(update={"cases": tuple(vouched(verdicts))})
+    run = _certified_run(job, evidence, verdicts).model_copy(
+        update={"cases": tuple(map(without_configuration, vouched(verdicts)))}
+    )
     predicate = {
         **run.model_dump(mode="json", by_alias=True),
         "key": job.key,

@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
 from envbuild.catalog.fields import MOMENT_FORMAT, Moment, TomlModel, moment_of
+from envbuild.certify.fields.account import FieldAccount
 from envbuild.certify.models import CaseVerdict, NotVouched
 from envbuild.core.digests import Json, digest_of
 from envbuild.core.validation import Digest
@@ -139,6 +140,9 @@ class CertifiedRun(TomlModel):
     not_vouched: tuple[NotVouched, ...] = Field(
         default=(), description="what the locked versions are known to train wrongly"
     )
+    fields: FieldAccount | None = Field(
+        default=None, description="the library's configuration; none where the driver reports none"
+    )
 
     @property
     def place(self) -> Placement:
@@ -156,6 +160,12 @@ class Predicate(CertifiedRun):
     tolerance: dict[str, JsonValue]
     issued_at: Moment
     seal: Digest = Field(description="digest of everything else in the statement: it is not edited by hand")
+
+    @property
+    def excused(self) -> frozenset[str]:
+        """The cases of the matrix that did not pass, and are known to train wrongly."""
+        outcomes = (case for entry in self.not_vouched for case in entry.cases)
+        return frozenset(case.id for case in outcomes if case.result != "passed")
 
     @model_validator(mode="after")
     def _every_case_passed(self) -> Predicate:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from envbuild.catalog.fields import TomlModel
 from envbuild.certify.certificate.statement import Certificate, Measured, Predicate
+from envbuild.certify.fields.account import FieldAccount
 from envbuild.certify.models import CaseVerdict, NotVouched, Numbers, ReferenceNumbers, ReferenceVerdict, Spread
 from envbuild.core.text import printable
 from envbuild_smoke.results import Gpu
@@ -41,6 +42,8 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
     text = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
     baselines = [case for case in predicate.cases if case.baseline is None]
     text += [f"not vouched for: {describe_not_vouched(entry)}" for entry in predicate.not_vouched]
+    if predicate.fields is not None:
+        text += ["", *describe_fields(predicate.fields)]
     text += ["", *(f"{case.id} and the reference: {describe_reference(case.reference)}" for case in baselines)]
     text += ["", *(f"{case.id} with its weights moved: {describe_spread(case.spread)}" for case in baselines)]
     return [printable(line) for line in text]
@@ -146,6 +149,19 @@ def describe_not_vouched(entry: NotVouched) -> str:
     cases = "; ".join(f"{case.id} {case.result}" for case in entry.cases)
     own = " (the project's own entry)" if entry.is_shipped is False else ""
     return f"{entry.what}: {entry.why} ({entry.versions}). {entry.fix}" + (f" Cases: {cases}" if cases else "") + own
+
+
+def describe_fields(account: FieldAccount | None) -> list[str]:
+    """How the library's configuration is accounted for: how many fields of each kind, and the names of the blind."""
+    if account is None:
+        return []
+    kinds = ", ".join(f"{len(getattr(account, name))} {name.replace('_', ' ')}" for name in FieldAccount.model_fields)
+    lines = [f"{account.count} fields of the library's configuration: {kinds}"]
+    sections: dict[str, list[str]] = {}
+    for field in account.blind:
+        section, _, name = field.partition(".")
+        sections.setdefault(section, []).append(name)
+    return lines + [f"blind in {section}: {', '.join(names)}" for section, names in sections.items()]
 
 
 def projects_own(entries: Iterable[NotVouched]) -> list[str]:

@@ -24,6 +24,7 @@ with warnings.catch_warnings():
         from envbuild_smoke.drivers.mcore import checkpoints
         from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
         from envbuild_smoke.drivers.mcore.compare_weights import check_saved_weights, compare_weights
+        from envbuild_smoke.drivers.mcore.config_fields import configuration
         from envbuild_smoke.drivers.mcore.data import SamplesRead, forward_step, global_loss, own_batches
         from envbuild_smoke.drivers.mcore.first_collective import FirstCollective
         from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
@@ -245,6 +246,9 @@ class _Run:
 
     def _report_built(self) -> None:
         observed = observe(self._case, self._wrapped, self._optimizer, self._samples)
+        all_fields = self._case.baseline is None
+        configured = configuration(self._wrapped, self._optimizer, self._schedule, all_fields=all_fields)
+        observed = replace(observed, configuration=configured)
         if is_reporting_rank():
             self._context.report(observed=observed)
         if self._reference is not None:

@@ -9,6 +9,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from envbuild_smoke.drivers.parts import State
 
@@ -26,6 +28,26 @@ _RANDOM = "random"
 # raises, and the one that waits for it never hears of it.
 if not getattr(filesystem_async, "HAVE_PSUTIL", True):
     raise ImportError("psutil is missing: megatron-core needs it to save checkpoints, without declaring it")
+
+
+# Tensors in the shape of the parameters, which any layout can load; megatron-core 0.14 has them in another format.
+_OPTIMIZER_FORMAT = (
+    "fully_reshardable"
+    if hasattr(DistributedOptimizer, "checkpoint_fully_reshardable_formats")
+    else "fully_sharded_model_space"
+)
+# megatron-core 0.14 forks a process that writes; later releases write in this one.
+_SAVES_HERE = "execute_sync" in TorchDistSaveShardedStrategy.save.__code__.co_names
+
+
+def _save_here(strategy: Any, state: State, directory: Path) -> None:
+    """Save without another process, as a strategy of megatron-core 0.15 does."""
+    request = strategy.async_save(state, directory)
+    if request.preload_fn is not None:
+        # As execute_sync of 0.15: the second argument is what is written, brought to the CPU.
+        rank, _, *others = request.async_fn_args
+        request = request._replace(async_fn_args=(rank, request.preload_fn(), *others))
+    request.execute_sync()
 
 
 def save_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
@@ -116,8 +138,7 @@ def _metadata() -> State:
         "non_homogeneous_layers": True,
         "singleton_local_shards": True,
         "chained_optim_avoid_prefix": True,
-        # Tensors in the shape of the parameters: what any layout can load.
-        "distrib_optim_sharding_type": "fully_reshardable",
+        "distrib_optim_sharding_type": _OPTIMIZER_FORMAT,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
 
@@ -167,9 +188,10 @@ def _save(state: State, directory: Path) -> None:
     # The results of writing travel through a queue in a process of its own, unless there is a queue already.
     # Starting that process takes longer than everything else together, and nothing is written in the background here.
     filesystem_async._results_queue = queue.Queue()
-    dist_checkpointing.save(
-        state, str(partial_directory), TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
-    )
+    strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+    if not _SAVES_HERE:
+        strategy.save = partial(_save_here, strategy)
+    dist_checkpointing.save(state, str(partial_directory), strategy)
     torch.distributed.barrier()
     if torch.distributed.get_rank() == 0:
         os.replace(partial_directory, directory)
