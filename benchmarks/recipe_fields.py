@@ -90,7 +90,9 @@ class Recorded(metaclass=_Stub):
     __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __floordiv__ = __truediv__ = __or__ = __ror__ = _same
     __lt__ = __gt__ = __le__ = __ge__ = __contains__ = lambda _self, _other: False
     __int__ = __index__ = __hash__ = lambda _self: 1
-    __float__ = lambda _self: 1.0
+
+    def __float__(self) -> float:
+        return 1.0
 
 
 def _value(name: str) -> Recorded:
