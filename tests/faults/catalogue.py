@@ -8,6 +8,7 @@ from faults.cases import DATA, PIPELINE
 from faults.kinds import Corruption, Fault, Switch
 from faults.library import LIBRARY
 from faults.processes import PROCESS
+from faults.schedules import SCHEDULES
 
 
 # What an installed environment has that its lock has not shows in every case.
@@ -188,7 +189,7 @@ RUNS = (
     ),
 )
 
-FAULTS = (*LIBRARY, *AXES, *BASELINES, *PROCESS, *WHEELS, *RUNS)
+FAULTS = (*LIBRARY, *AXES, *BASELINES, *SCHEDULES, *PROCESS, *WHEELS, *RUNS)
 
 
 def fault_named(name: str) -> Fault:

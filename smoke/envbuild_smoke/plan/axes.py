@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from envbuild_smoke.plan.json_reader import POSITIVE, up_to, within
+from envbuild_smoke.plan.json_reader import NOT_NEGATIVE, POSITIVE, up_to, within
 
 Driver = Literal["mcore", "nemo", "bridge"]
 Precision = Literal["fp32", "bf16", "fp8"]
@@ -26,6 +26,10 @@ Recompute = Literal["none", "selective", "full"]
 Dispatcher = Literal["allgather", "alltoall"]
 # The scales of fp8: from earlier micro batches, or of the values themselves, a tensor or a block.
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
+# What becomes of the learning rate after its warm-up, and in the last steps of WSD (warm-up, stable, decay).
+DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
+WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
+WeightDecayStyle = Literal["constant", "linear", "cosine"]
 # The upper bounds are far above any use. They refuse what can be written and no training can take.
 Size = Annotated[int, up_to(1024)]
 Samples = Annotated[int, up_to(65536)]
@@ -33,6 +37,10 @@ MicroSamples = Annotated[int, up_to(1024)]
 Step = Annotated[int, up_to(100_000)]
 BucketSize = Annotated[int, up_to(2**40)]
 Positive = Annotated[float, POSITIVE]
+NotNegative = Annotated[float, NOT_NEGATIVE]
+Steps = Annotated[int, within("a whole number from 0 to 100000", ge=0, le=100_000)]
+# Above a half: Adam's first moment would forget in a step.
+Beta = Annotated[float, within("a number from 0.5 to 0.9999", ge=0.5, le=0.9999)]
 WeightDecay = Annotated[float, within("a number from 0 to 10", ge=0, le=10)]
 Seed = Annotated[int, within("a whole number from 0 to 4294967295", ge=0, le=2**32 - 1)]
 
@@ -173,6 +181,73 @@ class Training:
         drivers=MCORE,
         least=0.0001,
     )
+    start_weight_decay: WeightDecay | None = axis(
+        None,
+        text="weight decay of the first step, which grows to `weight_decay`; the default is that",
+        word="swd{:g}",
+        own_baseline=True,
+        drivers=MCORE,
+        needs={"weight_decay": 0.1, "weight_decay_incr_style": "cosine"},
+        least=0.01,
+    )
+    weight_decay_incr_style: WeightDecayStyle = axis(
+        "constant",
+        text="how weight decay grows from `start_weight_decay`",
+        word={"constant": "wds-constant", "linear": "wds-linear", "cosine": "wds-cosine"},
+        own_baseline=True,
+        drivers=MCORE,
+    )
+    adam_beta1: Beta = axis(0.9, text="of Adam's first moment", word="b1-{:g}", own_baseline=True, drivers=MCORE)
+    adam_beta2: Beta = axis(
+        0.999, text="of Adam's second moment", word="b2-{:g}", own_baseline=True, drivers=MCORE, least=0.95
+    )
+    # Some gradients are zero but for rounding: adding a constant to all keys changes no attention. Adam divides a
+    # gradient by its own size, so with the usual 1e-8 such a bias walks off at random, on each layout elsewhere.
+    adam_eps: Positive = axis(1e-5, text="Adam's epsilon", word="eps{:g}", own_baseline=True, drivers=MCORE)
+    lr_decay_style: DecayStyle = axis(
+        "constant",
+        text="how the learning rate changes after its warm-up",
+        word={
+            "constant": "lr-constant",
+            "linear": "lr-linear",
+            "cosine": "lr-cosine",
+            "inverse-square-root": "lr-isr",
+            "WSD": "lr-wsd",
+        },
+        own_baseline=True,
+        drivers=MCORE,
+        least="cosine",
+    )
+    lr_warmup_iters: Steps = axis(
+        0,
+        text="steps in which the learning rate grows from `lr_warmup_init`",
+        word="wu{}",
+        own_baseline=True,
+        drivers=MCORE,
+    )
+    lr_warmup_init: NotNegative = axis(
+        0.0, text="learning rate of the first step of a warm-up", word="wui{:g}", own_baseline=True, drivers=MCORE
+    )
+    lr_decay_iters: Step | None = axis(
+        None,
+        text="step after which the learning rate is `min_lr`; the default is the last one",
+        word="lrd{}",
+        own_baseline=True,
+        drivers=MCORE,
+    )
+    min_lr: NotNegative = axis(
+        0.0, text="learning rate that a decay ends with", word="mlr{:g}", own_baseline=True, drivers=MCORE
+    )
+    lr_wsd_decay_iters: Step | None = axis(
+        None, text="steps of the decay of WSD, the last ones", word="wsd{}", own_baseline=True, drivers=MCORE
+    )
+    lr_wsd_decay_style: WsdDecayStyle = axis(
+        "exponential",
+        text="how WSD decays",
+        word={"exponential": "wsd-exp", "linear": "wsd-linear", "cosine": "wsd-cosine", "minus_sqrt": "wsd-sqrt"},
+        own_baseline=True,
+        drivers=MCORE,
+    )
     loss_mask: LossMask = axis(
         "none",
         text="the loss leaves out a prefix of each sample, each of a different length",
@@ -201,6 +276,11 @@ class Training:
         drivers=("bridge",),
     )
     seed: Seed
+
+    @property
+    def decay_steps(self) -> int:
+        """Number of steps after which the learning rate has decayed."""
+        return self.lr_decay_iters or self.steps
 
     @property
     def packs_pairs(self) -> bool:

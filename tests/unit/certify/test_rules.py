@@ -171,6 +171,20 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
             {"micro_batch_size": 4, "loss_mask": "uneven"},
             "loss_mask = uneven with another micro_batch_size needs calculate_per_token_loss",
         ),
+        # -- schedules
+        ("gpt", CPU, {"lr_warmup_iters": 5}, "lr_warmup_iters 5 must be less than lr_decay_iters 5"),
+        ("gpt", CPU, {"min_lr": 0.1}, "min_lr 0.1 must be at most learning_rate 0.001"),
+        ("gpt", CPU, {"lr_warmup_init": 0.1}, "lr_warmup_init 0.1 must be at most learning_rate 0.001"),
+        ("gpt", CPU, {"decoupled_lr": 1e-4, "min_lr": 2e-4}, "min_lr 0.0002 must be at most decoupled_lr 0.0001"),
+        ("gpt", CPU, {"lr_decay_style": "WSD"}, "WSD needs lr_wsd_decay_iters"),
+        ("gpt", CPU, {"start_weight_decay": 0.0}, "start_weight_decay and a weight_decay_incr_style other than"),
+        ("gpt", CPU, {"weight_decay_incr_style": "cosine"}, "start_weight_decay and a weight_decay_incr_style"),
+        (
+            "gpt",
+            CPU,
+            {"weight_decay_incr_style": "linear", "start_weight_decay": 0.2},
+            "start_weight_decay 0.2 must be at most weight_decay 0",
+        ),
         # -- experts
         ("gpt", CPU, {"data": 2, "expert": 2}, "expert = 2 needs a model with experts (moe)"),
         ("moe", CPU, {"data": 2, "expert": 4}, "data x context = 2 must be a multiple of expert = 4"),

@@ -31,7 +31,7 @@ with warnings.catch_warnings():
         from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
         from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
         from envbuild_smoke.drivers.mcore.observed_config import observe
-        from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, constant_schedule
+        from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, schedule
         from envbuild_smoke.drivers.mcore.perturbation import (
             largest_difference,
             mantissa_bits,
@@ -126,7 +126,7 @@ class _Run:
 
     def _build_optimizer(self) -> None:
         self._wrapped, self._optimizer = build_optimizer(self._config, self._case, self._chunks)
-        self._schedule = constant_schedule(self._case, self._optimizer)
+        self._schedule = schedule(self._case, self._optimizer)
         self._gathers_on_use = self._case.settings.overlap_param_gather
         # As Megatron-LM's train(): the first step takes the weights as they were loaded. Gathered from the ranks'
         # shards they would hide a rank that loaded others.
@@ -232,7 +232,7 @@ class _Run:
         """Save the training, tear model and optimizer down, build them anew, maybe in another layout, and load it."""
         directory = self._context.resume_checkpoint
         self._gather_on_use(False)
-        checkpoints.save_training(self._chunks, self._optimizer, directory)
+        checkpoints.save_training(self._chunks, self._optimizer, self._schedule, directory)
         self.forget()
         gc.collect()
         if self._case.continue_in is not None:
@@ -241,7 +241,7 @@ class _Run:
             set_up_parallelism(self._case, self._device)
         self._build()
         self._build_optimizer()
-        checkpoints.load_training(self._chunks, self._optimizer, directory)
+        checkpoints.load_training(self._chunks, self._optimizer, self._schedule, directory)
 
     def finish(self) -> None:
         """Report what was built, and save the weights if they are compared."""

@@ -25,6 +25,9 @@ from envbuild_smoke.drivers.parts import State
 if not getattr(filesystem_async, "HAVE_PSUTIL", True):
     raise ImportError("psutil is missing: megatron-core needs it to save checkpoints, without declaring it")
 
+# Megatron-LM's name in its checkpoints.
+_SCHEDULE = "opt_param_scheduler"
+
 
 def save_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
     """Save the weights of all chunks of all ranks."""
@@ -36,18 +39,19 @@ def load_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
     _put_weights(chunks, dist_checkpointing.load(weights_state(chunks), str(directory)))
 
 
-def save_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path) -> None:
-    """Save weights, optimizer and random states."""
-    _save(_training_state(chunks, optimizer, loading=False), directory)
+def save_training(chunks: list[torch.nn.Module], optimizer: Any, schedule: Any, directory: Path) -> None:
+    """Save weights, optimizer, its schedule and random states."""
+    _save({**_training_state(chunks, optimizer, loading=False), _SCHEDULE: schedule.state_dict()}, directory)
 
 
-def load_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path) -> None:
+def load_training(chunks: list[torch.nn.Module], optimizer: Any, schedule: Any, directory: Path) -> None:
     """Load what `save_training` saved, into a model and an optimizer of the same layout."""
     _allocate_state(optimizer)
     loaded = dist_checkpointing.load(_training_state(chunks, optimizer, loading=True), str(directory))
     _put_weights(chunks, loaded)
     with _steps_set_aside(_torch_optimizers(optimizer)):
         optimizer.load_state_dict(loaded["optimizer"])
+    schedule.load_state_dict(loaded[_SCHEDULE])
     torch_state, cuda_state, python_state, tracked = loaded["random"]
     torch.set_rng_state(torch_state)
     if cuda_state is not None:

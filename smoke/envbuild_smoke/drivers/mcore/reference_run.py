@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from envbuild_smoke.drivers.mcore.model import is_gated
-from envbuild_smoke.drivers.mcore.optimizer import ADAM_EPSILON
 from envbuild_smoke.drivers.mcore.perturbation import mantissa_bits
 from envbuild_smoke.drivers.samples import (
     document_numbers,
@@ -28,6 +27,7 @@ from envbuild_smoke.reference.config import (
     NotComparedError,
     OptimizerConfig,
     Positions,
+    ScheduleConfig,
 )
 from envbuild_smoke.reference.model import MicroBatch
 from envbuild_smoke.reference.names import reference_name
@@ -174,8 +174,22 @@ def optimizer_config(case: Case) -> OptimizerConfig:
     return OptimizerConfig(
         learning_rate=training.learning_rate,
         embedding_learning_rate=training.decoupled_lr,
-        epsilon=ADAM_EPSILON,
+        beta1=training.adam_beta1,
+        beta2=training.adam_beta2,
+        epsilon=training.adam_eps,
         weight_decay=training.weight_decay,
         clip_norm=training.clip_grad_norm,
         per_token_loss=training.calculate_per_token_loss,
+        schedule=ScheduleConfig(
+            steps=training.steps,
+            style=training.lr_decay_style,
+            warmup=training.lr_warmup_iters,
+            first=training.lr_warmup_init,
+            decay=training.decay_steps,
+            least=training.min_lr,
+            wsd_decay=training.lr_wsd_decay_iters or 1,
+            wsd_style=training.lr_wsd_decay_style,
+            first_weight_decay=training.start_weight_decay,
+            weight_decay_style=training.weight_decay_incr_style,
+        ),
     )
