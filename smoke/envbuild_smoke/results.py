@@ -200,6 +200,8 @@ class Observed:
     hidden_dropout: float
     attention_dropout: float
     params_dtype: str
+    gradients_dtype: str
+    loss_scale: float
     parameters: Count
     trainable_parameters: Count
     samples_digest: str

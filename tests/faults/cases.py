@@ -40,5 +40,15 @@ SCHEDULE = {
 }
 SCHEDULED = Case(row={"data": 2, **SCHEDULE})
 SCHEDULED_AGAIN = Case(row={"data": 2, "resume_at": 2, **SCHEDULE})
+AVERAGED = Case(row={"data": 2, "average_in_collective": True})
+AVERAGED_EXPERTS = Case(
+    kind="experts", row={"data": 4, "expert": 2, "global_batch_size": 8, "average_in_collective": True}
+)
+REDUCED_IN_FP32 = Case(row={"data": 2, "precision": "bf16"})
+SCALED = Case(row={"data": 2, "precision": "fp16"})
+SCALED_AGAIN = Case(row={"data": 2, "precision": "fp16", "resume_at": 2})
+FUSED_ACTIVATION = Case(kind="norms", row={"bias_activation_fusion": True})
+FUSED_LOSS = Case(row={"tensor": 2, "precision": "bf16", "cross_entropy_fusion": "native"})
+RECOMPUTED_MLP = Case(row={"recompute": "mlp"})
 RESUMED = Case(row={"data": 2, "resume_at": 2})
 WEIGHTS = Case(row={"pipeline": 2, "compare_weights": True})

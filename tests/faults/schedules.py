@@ -32,9 +32,9 @@ SCHEDULES = (
         "Adam's moments are not corrected for having begun at zero",
         edit(
             OPTIMIZERS,
-            "            optimizer = Adam(**kwargs)\n",
+            "            optimizer = adam_cls(**kwargs)\n",
             (
-                "            optimizer = Adam(**kwargs)\n"
+                "            optimizer = adam_cls(**kwargs)\n"
                 "            def uncorrected(optimizer, *_):\n"
                 "                for state in optimizer.state.values():\n"
                 "                    state['step'].fill_(10000.0)\n"

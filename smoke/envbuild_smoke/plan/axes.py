@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from envbuild_smoke.plan.json_reader import NOT_NEGATIVE, POSITIVE, up_to, within
 
 Driver = Literal["mcore", "nemo", "bridge"]
-Precision = Literal["fp32", "bf16", "fp8"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 # All tokens count in the loss, or not a prefix of each sample, each of another length. With equal masks each rank has
 # as many tokens as the others, and dividing by one's own is right: Megatron-LM's pull request 7513 is about a loss that
 # only uneven masks show to be wrong.
@@ -22,7 +22,11 @@ LossMask = Literal["none", "uneven"]
 Finetune = Literal["none", "sft", "lora"]
 # megatron-core's own, or one of Transformer Engine's.
 AttentionBackend = Literal["local", "auto", "flash", "fused", "unfused"]
-Recompute = Literal["none", "selective", "full"]
+# Whole layers, or one of megatron-core's modules alone; "selective" is the core of attention, its default.
+Recompute = Literal["none", "selective", "full", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
+RECOMPUTED_ALONE = ("selective", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj")
+# The library's own function compiled, or Transformer Engine's kernel.
+CrossEntropyFusion = Literal["none", "native", "te"]
 Dispatcher = Literal["allgather", "alltoall"]
 # The scales of fp8: from earlier micro batches, or of the values themselves, a tensor or a block.
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
@@ -332,6 +336,58 @@ class Settings:
         needs={"data": 2, "overlap_grad_reduce": True},
         least=1000,
     )
+    average_in_collective: bool = axis(
+        False,
+        text="gradients are averaged as they are reduced, and not scaled before",
+        word="aic",
+        drivers=MCORE,
+        needs={"data": 2},
+    )
+    grad_reduce_in_fp32: bool = axis(
+        True,
+        text="gradients are kept and reduced in float32, and not in the type of the weights",
+        word={False: "grad-16bit"},
+        own_baseline=True,
+        drivers=MCORE,
+        needs={"precision": "bf16"},
+    )
+    use_precision_aware_optimizer: bool = axis(
+        False,
+        text="Transformer Engine's Adam, with main weights and moments of its own",
+        word="pao",
+        drivers=MCORE,
+        needs={"precision": "bf16", "data": 2, "distributed_optimizer": True},
+    )
+    loss_scale: Positive | None = axis(
+        None,
+        text="constant scale of the loss in fp16; without it, it begins with 4096 and doubles every two steps",
+        word="ls{:g}",
+        drivers=MCORE,
+        needs={"precision": "fp16"},
+        least=1024.0,
+    )
+    bias_activation_fusion: bool = axis(
+        False, text="the gate, its bias and SiLU in one function", word="fuse-act", drivers=MCORE
+    )
+    bias_dropout_fusion: bool = axis(
+        False, text="bias, dropout and residual in one function", word="fuse-add", drivers=MCORE
+    )
+    masked_softmax_fusion: bool = axis(
+        False, text="scale, mask and softmax in one kernel, in 16 bits", word="fuse-softmax", drivers=MCORE
+    )
+    apply_rope_fusion: bool = axis(
+        False, text="Transformer Engine's kernel of rotary positions", word="fuse-rope", drivers=MCORE
+    )
+    cross_entropy_fusion: CrossEntropyFusion = axis(
+        "none",
+        text="megatron-core's fused cross entropy, or Transformer Engine's",
+        word={"native": "ce-native", "te": "ce-te"},
+        drivers=MCORE,
+        kinds={"cross_entropy_native": "native", "cross_entropy_te": "te"},
+    )
+    gradient_accumulation_fusion: bool = axis(
+        False, text="Apex's kernel adds to the gradient of a weight as it is computed", word="fuse-wgrad", drivers=MCORE
+    )
     # With its default, megatron-core 0.16.1 trains PP 2 x virtual 2 to other losses than the baseline; with True, and
     # batch_p2p_comm off, to the same digits (CPU, gloo).
     overlap_p2p_comm: bool = axis(
@@ -345,7 +401,7 @@ class Settings:
         "none",
         text="activations computed again in the backward pass",
         word="rc-{}",
-        kinds={"recompute_selective": "selective", "recompute_full": "full"},
+        kinds={"recompute_selective": "selective", "recompute_full": "full", "recompute_modules": "mlp"},
     )
     attention_backend: AttentionBackend = axis(
         "auto",
@@ -393,7 +449,9 @@ class CaseAxes:
     """The axes of a case itself."""
 
     precision: Precision = axis(
-        "fp32", text="number format: `fp32`, `bf16` or `fp8`", kinds={"bf16": "bf16", "fp8": "fp8"}
+        "fp32",
+        text="number format: `fp32`, `bf16`, `fp16` or `fp8`",
+        kinds={"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"},
     )
     nodes: Size = axis(1, text="nodes, with as many ranks on each", word="n{}", needs={"data": 2})
     resume_at: Step | None = axis(

@@ -26,3 +26,23 @@ def schedule_needs(row: ResolvedRow) -> Iterator[str]:
         yield "start_weight_decay and a weight_decay_incr_style other than constant need each other"
     if first is not None and first > training.weight_decay:
         yield f"start_weight_decay {first:g} must be at most weight_decay {training.weight_decay:g}"
+
+
+def fusion_needs(row: ResolvedRow) -> Iterator[str]:
+    """That what is fused is there, and computes what is not fused."""
+    settings, model = row.case.settings, row.model
+    gated = model.kind == "gpt" and model.normalization == "RMSNorm"
+    if settings.bias_activation_fusion and not gated:
+        # Of GELU the fused one is the approximation by tanh, which is another function.
+        yield "bias_activation_fusion needs normalization RMSNorm and a model of kind gpt (a gated MLP)"
+    if settings.apply_rope_fusion and not gated:
+        yield "apply_rope_fusion needs normalization RMSNorm and a model of kind gpt (rotary positions)"
+    module = settings.recompute
+    if module in ("moe", "moe_act", "shared_experts") and model.moe is None:
+        yield f"recompute = {module} needs a model with experts (moe)"
+    if module == "moe_act" and not settings.moe_grouped_gemm:
+        yield "recompute = moe_act needs moe_grouped_gemm"
+    if module == "mlp" and model.moe is not None:
+        yield "recompute = mlp needs a model without experts"
+    if module in ("mla_up_proj", "shared_experts"):
+        yield f"recompute = {module} needs a model that has it"

@@ -11,11 +11,9 @@ from envbuild.certify.judge.bands import FACTOR, FLOOR
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import Problem
 from envbuild_smoke.plan.models import Case, Model, Plan
+from envbuild_smoke.plan.precision import gradients_dtype, last_loss_scale, weights_dtype
 from envbuild_smoke.results import Finding, HuggingFace, Observed
 
-# What parameters are kept in, by the precision of a case.
-# Under fp8 parameters stay in bf16: Transformer Engine casts them for each product.
-PARAMETERS = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
 # Any of them is what "auto" asks for. Transformer Engine falls back to unfused without a word, and has nothing else for
 # fp32.
 CHOSEN = ("flash", "fused")
@@ -47,7 +45,9 @@ def observed_problems(case: Case, model: Model, observed: Observed | None, basel
         # Each layout would drop other units: their random streams differ by rank.
         "hidden_dropout": 0,
         "attention_dropout": 0,
-        "params_dtype": PARAMETERS[case.precision],
+        "params_dtype": weights_dtype(case),
+        "gradients_dtype": gradients_dtype(case),
+        "loss_scale": last_loss_scale(case),
     }
     built: dict[str, object] = {name: getattr(observed, name) for name in wanted}
     built["params_dtype"] = _main_type(observed.params_dtype, case.precision)

@@ -64,7 +64,7 @@ def band_of(precision: Precision, model: Model, router_gemm: str = "none") -> Re
     in_torch = model.layer_spec == "local" and model.mamba is None and router_gemm != _ENGINE
     if precision == "fp32" and in_torch:
         return _FP32
-    band = {"fp32": _TF32, "bf16": _BF16, "fp8": _FP8}[precision]
+    band = {"fp32": _TF32, "bf16": _BF16, "fp16": _BF16, "fp8": _FP8}[precision]
     if model.moe is None:
         return band
     return band.model_copy(update={name: max(getattr(band, name), value) for name, value in _EXPERTS.items()})
@@ -97,7 +97,7 @@ def compare_reference(case: Case, model: Model, result: CaseLine) -> tuple[Refer
         return ReferenceVerdict(not_compared=comparison.samples), [Problem(check="samples", text=text)]
     if comparison.reason is not None:
         return ReferenceVerdict(not_compared=comparison.reason), _not_compared(case, model, comparison.reason)
-    if case.precision == "bf16" and case.perturbed_runs and not _is_measured(comparison):
+    if case.precision in ("bf16", "fp16") and case.perturbed_runs and not _is_measured(comparison):
         text = "what rounding does to the reference was to be measured, and the runner did not report that whole"
         return None, [Problem(check="reference", text=text)]
     router_gemm = "none" if result.observed is None else result.observed.router_gemm

@@ -217,10 +217,11 @@ class _Run:
             forward_only=False,
         )
         # The optimizer clips them in place.
+        loss_scale = float(self._optimizer.get_loss_scale())
         if self._reference is not None:
-            self._reference.gradients()
+            self._reference.gradients(loss_scale)
         if step == 1:
-            self.gradients = summarize_gradients(self._wrapped)
+            self.gradients = summarize_gradients(self._wrapped, loss_scale)
         updated, grad_norm, _ = self._optimizer.step()
         self._first_collective.end()
         if not updated:

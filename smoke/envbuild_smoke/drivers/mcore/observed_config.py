@@ -73,6 +73,16 @@ def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: Sa
         params_dtype=",".join(
             sorted({str(p.dtype).removeprefix("torch.") for chunk in chunks for p in chunk.parameters()})
         ),
+        gradients_dtype=",".join(
+            sorted(
+                {
+                    str(buffer.grad_data.dtype).removeprefix("torch.")
+                    for chunk in wrapped
+                    for buffer in chunk.buffers + chunk.expert_parallel_buffers
+                }
+            )
+        ),
+        loss_scale=max(float(one.get_loss_scale()) for one in inner),
         parameters=_parameters(chunks),
         trainable_parameters=_parameters(chunks, trainable=True),
         samples_digest=samples.digest(None if case.training.finetune != "none" else case.training.micro_batch_size),

@@ -18,6 +18,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import TransformerConfig
 
 from envbuild_smoke.plan.models import Case
+from envbuild_smoke.plan.precision import INITIAL_LOSS_SCALE, LOSS_SCALE_WINDOW
 
 
 def build_optimizer(
@@ -30,9 +31,9 @@ def build_optimizer(
         wrapped = [
             DistributedDataParallel(
                 config=config,
-                # Gradients are summed in float32 whatever the precision, as Megatron's own scripts do.
                 ddp_config=DistributedDataParallelConfig(
-                    grad_reduce_in_fp32=True,
+                    grad_reduce_in_fp32=settings.grad_reduce_in_fp32,
+                    average_in_collective=settings.average_in_collective,
                     overlap_grad_reduce=settings.overlap_grad_reduce,
                     overlap_param_gather=settings.overlap_param_gather,
                     bucket_size=settings.bucket_size,
@@ -59,6 +60,11 @@ def build_optimizer(
             adam_eps=training.adam_eps,
             clip_grad=training.clip_grad_norm,
             bf16=config.bf16,
+            fp16=config.fp16,
+            loss_scale=settings.loss_scale,
+            initial_loss_scale=INITIAL_LOSS_SCALE,
+            loss_scale_window=LOSS_SCALE_WINDOW,
+            use_precision_aware_optimizer=settings.use_precision_aware_optimizer,
             params_dtype=config.params_dtype,
             use_distributed_optimizer=sharded,
             overlap_param_gather=settings.overlap_param_gather,

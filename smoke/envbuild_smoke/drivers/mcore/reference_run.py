@@ -57,14 +57,16 @@ class ReferenceRun:
             if _ACTIVATIONS.fullmatch(name) and type(module).__name__ != "IdentityOp"
         ]
 
-    def gradients(self) -> None:
-        """Keep the gradients of the first step; later ones are not compared."""
+    def gradients(self, loss_scale: float) -> None:
+        """Keep the gradients of the first step, of a loss that has this scale; later ones are not compared."""
         if self._trained.gradients:
             return
         for hook in self._hooks:
             hook.remove()
         named = ((name, parameter.main_grad) for name, parameter in self._chunk.named_parameters())
-        self._trained.gradients.update((reference_name(name), gradient.detach().clone()) for name, gradient in named)
+        self._trained.gradients.update(
+            (reference_name(name), gradient.detach().double() / loss_scale) for name, gradient in named
+        )
 
     def result(self, read: Sequence[Sequence[bytes]]) -> ReferenceComparison:
         """Train the reference and return the comparison.
@@ -84,9 +86,9 @@ class ReferenceRun:
         return replace(compared, seconds=round(time.monotonic() - began, 3))
 
     def _reference(self) -> "tuple[Trained, Spread | None]":
-        """Train the reference; of bf16 also what its rounding may do to it."""
+        """Train the reference; in 16 bits also what its rounding may do to it."""
         what = model_config(self._model), optimizer_config(self._case), self._initial, self._micro_batches()
-        if self._case.precision != "bf16" or not self._case.perturbed_runs:
+        if self._case.precision not in ("bf16", "fp16") or not self._case.perturbed_runs:
             return train(*what), None
         return measure(*what, runs=self._case.perturbed_runs, bits=mantissa_bits(self._case, self._model))
 
