@@ -21,8 +21,10 @@ from faults.library import CORE, DATA_PARALLEL, OPTIMIZER, library_fault
 _EXPERTS = "                expert_gradient_scaling_factor = self.expt_dp_group.size() / self.dp_cp_group.size()\n"
 # What the library itself asserts of these factors.
 _ASSERTED = (
-    "                            gradient_scaling_factor / data_parallel_group.size()\n"
-    "                            == target_gradient_scaling_factor\n",
+    (
+        "                            gradient_scaling_factor / data_parallel_group.size()\n"
+        "                            == target_gradient_scaling_factor\n"
+    ),
     "                            gradient_scaling_factor > 0\n",
 )
 

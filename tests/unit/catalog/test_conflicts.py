@@ -82,9 +82,9 @@ ALL = sorted(set(SHIPPED) - {*CURED, *WITH_ENGINE, *OF_BRIDGE})
 LATER = sorted(set(ALL) - {"overlap-of-instances"})
 NOT_YET = ["learning-rates-after-loading", "sequence-loss-per-token"]
 NEWEST = [
-    "fused-cross-entropy-in-bf16",
     "gathered-logits",
     "interleaved-batched-p2p",
+    "loss-gradient-in-bf16",
     "masked-loss-in-contexts",
     "optimizer-state-in-buckets",
 ]
@@ -94,7 +94,7 @@ NEWEST = [
     ("version", "names"),
     [
         ("0.13.1", []),
-        ("0.14.0", ["fused-cross-entropy-in-bf16", "mamba-epsilon", "overlap-of-instances", "router-losses-per-token"]),
+        ("0.14.0", ["loss-gradient-in-bf16", "mamba-epsilon", "overlap-of-instances", "router-losses-per-token"]),
         ("0.15.3", sorted({*ALL, *CURED} - set(NOT_YET))),
         ("0.16.1", ALL),
         ("0.17.0rc0", LATER),

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from envbuild.catalog.fields import Device
 from envbuild.certify.cases.case import ResolvedRow
-from envbuild.certify.cases.training_rules import schedule_needs
+from envbuild.certify.cases.training_rules import fusion_needs, schedule_needs
 
 # Qwen2.5-7B cut to hidden size 128 has 28 heads of 4, for which no attention backend exists; 224 and 3584 work.
 HEAD_SIZE_MULTIPLE = 8
@@ -34,16 +34,8 @@ LARGEST_LISTED = 64
 def broken_rules(row: ResolvedRow) -> list[str]:
     """The rules of layouts and settings that a row breaks, each with the values that it allows."""
     sizes = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes)
-    needs = (
-        _layout_needs,
-        _overlap_needs,
-        _training_needs,
-        schedule_needs,
-        _finetune_needs,
-        _setting_needs,
-        _local_needs,
-    )
-    broken = [rule for source in (*sizes, *needs) for rule in source(row)]
+    needs = (_layout_needs, _overlap_needs, _training_needs, _finetune_needs, _setting_needs, _local_needs)
+    broken = [rule for source in (*sizes, *needs, schedule_needs, fusion_needs) for rule in source(row)]
     return broken + [f"continue_in: {rule}" for rule in _continued(row)]
 
 
