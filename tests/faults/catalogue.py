@@ -5,6 +5,7 @@ from __future__ import annotations
 from faults.axes import AXES
 from faults.baselines import BASELINES
 from faults.cases import DATA, PIPELINE
+from faults.families import FAMILIES
 from faults.kinds import Corruption, Fault, Switch
 from faults.library import LIBRARY
 from faults.processes import PROCESS
@@ -188,7 +189,7 @@ RUNS = (
     ),
 )
 
-FAULTS = (*LIBRARY, *AXES, *BASELINES, *PROCESS, *WHEELS, *RUNS)
+FAULTS = (*LIBRARY, *AXES, *BASELINES, *FAMILIES, *PROCESS, *WHEELS, *RUNS)
 
 
 def fault_named(name: str) -> Fault:

@@ -12,6 +12,7 @@ from pydantic import Field, StringConstraints, model_validator
 from envbuild.catalog.fields import Name, PackageName, Specifier, TomlModel
 from envbuild.catalog.matrix import Matrix
 from envbuild.catalog.model_spec import Experts, ModelSpec
+from envbuild_smoke.plan.architecture import ARCHITECTURE
 from envbuild_smoke.plan.axes import TABLE, CaseAxes, Layout, Training, axes
 
 # A value, or that a number is there and larger or smaller: ">1", "<1e-5".
@@ -20,7 +21,11 @@ Condition = bool | int | Annotated[str, StringConstraints(pattern=_PATTERN)]
 # Left out: tables, of which moe's fields count by themselves. The layout that a case continues in is tried as one of
 # its own (certify/cases/known_wrong.py).
 _OF_CASES = {*(axis.name for axis in TABLE), *(field.name for field in fields(Training))} - {"continue_in"}
-_OF_MODELS = {*ModelSpec.model_fields, *Experts.model_fields} - {"moe", "mamba"}
+_OF_MODELS = {
+    *(set(ModelSpec.model_fields) - {"moe", "mamba", "architecture"}),
+    *Experts.model_fields,
+    *(axis.name for axis in ARCHITECTURE),
+}
 FIELDS = tuple(sorted(_OF_CASES | _OF_MODELS))
 
 
@@ -106,7 +111,7 @@ def known_wrong(conflicts: Mapping[str, Conflict], versions: Mapping[str, str | 
 def values_of(values: Mapping[str, object], training: Training, model: ModelSpec) -> dict[str, object]:
     """All values of a case that an entry can name; ``values`` are those of its layout and settings."""
     experts = dict(model.moe) if model.moe is not None else {}
-    return {**dict(model), **experts, **vars(training), **values}
+    return {**dict(model), **vars(model.architecture), **experts, **vars(training), **values}
 
 
 def baselines(matrix: Matrix) -> Iterator[dict[str, object]]:

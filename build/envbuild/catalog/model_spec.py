@@ -7,6 +7,8 @@ from typing import Annotated, get_args
 from pydantic import Field, StringConstraints
 
 from envbuild.catalog.fields import TomlModel
+from envbuild.catalog.tables import TableOf
+from envbuild_smoke.plan.architecture import PLAIN, Architecture
 from envbuild_smoke.plan.models import BridgeRecipe, Dataset, Kind, LayerSpec, LoadBalancing, Normalization, Recipe
 
 # With a vocabulary of 1 every loss is 0, whatever is computed; this many leave something to compare.
@@ -52,6 +54,7 @@ class ModelSpec(TomlModel):
     qkv_bias: bool = Field(
         default=False, description="a bias on queries, keys and values where other layers have none, as in Qwen2"
     )
+    architecture: Annotated[Architecture, TableOf()] = PLAIN
     layer_spec: LayerSpec = "local"
     recipe: Recipe | None = Field(
         default=None,
@@ -68,6 +71,11 @@ class ModelSpec(TomlModel):
     def query_groups(self) -> int:
         """How many groups of heads share keys and values."""
         return self.num_query_groups or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """The size of a head, rounded down where hidden_size does not divide by the heads."""
+        return self.architecture.kv_channels or self.hidden_size // self.num_attention_heads
 
     @property
     def is_of_bridge(self) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal
 
+from envbuild_smoke.plan.architecture import PLAIN, Architecture
 from envbuild_smoke.plan.axes import CaseAxes, Driver, Layout, Positive, Settings, Training
 from envbuild_smoke.plan.json_reader import NOT_EMPTY, NOT_NEGATIVE, PlanError, at_least, matching, up_to
 
@@ -94,6 +95,7 @@ class Model:
     mamba: Mamba | None
     norm_epsilon: Positive = 1e-5
     qkv_bias: bool = False
+    architecture: Architecture = PLAIN
     recipe: Recipe | None = None
     dataset: Dataset = "mock"
 

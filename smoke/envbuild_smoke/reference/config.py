@@ -42,7 +42,7 @@ class ModelConfig:
 
     `gated` is an MLP with SiLU and a gate; otherwise it has GELU. `bias` is on all linear layers but those of experts
     and Mamba, `qkv_bias` on the projection to queries, keys and values. With `tied` the output has the weights of the
-    token embedding.
+    token embedding. `qk_norm` is a norm over each head's queries and keys, of the kind of all others.
     """
 
     layers: str
@@ -53,6 +53,7 @@ class ModelConfig:
     norm_epsilon: float = 1e-5
     positions: Positions
     rotary_base: float = 10000.0
+    qk_norm: bool = False
     gated: bool
     bias: bool
     qkv_bias: bool

@@ -72,7 +72,8 @@ class ReferenceModel:
             values = formulas.rms_norm(values, weight, config.norm_epsilon)
         else:
             values = formulas.layer_norm(values, weight, self._weight(f"{name}.bias"), config.norm_epsilon)
-        self._note(name, values)
+        # Heads side by side, as modules have them.
+        self._note(name, values.flatten(2))
         return values
 
     def _linear(self, name: str, values: Tensor, bias: bool) -> Tensor:
@@ -88,6 +89,10 @@ class ReferenceModel:
         share = config.heads // config.query_groups
         parts = qkv.unflatten(-1, (config.query_groups, share + 2, -1))
         queries, keys, content = parts[:, :, :, :share].flatten(2, 3), parts[:, :, :, share], parts[:, :, :, share + 1]
+        if config.qk_norm:
+            # Over each head by itself, before the rotation: Qwen3 (arXiv 2505.09388), section 2, after Dehghani et al.
+            # 2023 (arXiv 2302.05442), section 2.1.
+            queries, keys = self._norm(f"{name}.q_layernorm", queries), self._norm(f"{name}.k_layernorm", keys)
         if config.positions == "rotary":
             queries, keys = (formulas.rotate(part, self._positions, config.rotary_base) for part in (queries, keys))
         context = formulas.attention(queries, keys, content, self._same)

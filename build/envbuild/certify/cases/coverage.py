@@ -12,16 +12,20 @@ from envbuild.catalog.matrix import Matrix, MatrixRow
 from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, Case, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
+from envbuild_smoke.plan.architecture import ARCHITECTURE, Architecture
 from envbuild_smoke.plan.axes import TABLE, Layout, Training
 
 # The least that a row needs to use an axis.
 _ROWS: Mapping[str, Mapping[str, object]] = {name: least for axis in TABLE for name, least in axis.grid.items()}
 # What a model has; a matrix without such a model has no case for it.
+# The parts of a model that are axes, each with the least that uses it.
+PARTS = {name: least for axis in ARCHITECTURE for name, least in axis.grid.items()}
 _ROUTER_LOSSES = {"aux_loss", "seq_aux_loss", "z_loss"}
 _MODELS = (
     "norm_epsilon",
     "num_query_groups",
     "qkv_bias",
+    *PARTS,
     "moe",
     *sorted(_ROUTER_LOSSES),
     "mamba",
@@ -69,6 +73,8 @@ def _features(model: ModelSpec) -> Iterator[str]:
         yield "num_query_groups"
     if model.qkv_bias:
         yield "qkv_bias"
+    for axis in ARCHITECTURE:
+        yield from axis.grid_names(getattr(model.architecture, axis.name))
     if model.moe is not None:
         yield "moe"
         yield model.moe.router_load_balancing_type
@@ -83,11 +89,14 @@ def _features(model: ModelSpec) -> Iterator[str]:
 def coverage(matrix: Matrix, cases: Sequence[Case], capabilities: Capabilities) -> tuple[Pair, ...]:
     """Each pair of axes: the cases that use both, the rule that forbids it, or neither.
 
-    A baseline covers nothing: it is compared with nothing.
+    Two parts of a model are no pair: which of them are together is the model's. A baseline covers nothing: it is
+    compared with nothing.
     """
     used = {case.id: axes_of(case, matrix.models[case.model]) for case in cases if not case.is_baseline}
     pairs = []
     for pair in itertools.combinations(AXES, 2):
+        if PARTS.keys() >= set(pair):
+            continue
         covering = tuple(name for name, axes in used.items() if axes.issuperset(pair))
         pairs.append(Pair(axes=pair, cases=covering, why="" if covering else _forbidden(pair, capabilities)))
     return tuple(pairs)
@@ -130,6 +139,7 @@ def _model(pair: tuple[str, str]) -> ModelSpec:
         vocabulary_size=512,
         # Layers of megatron-core's own take sequence parallel with RMSNorm alone (rules.py).
         normalization="RMSNorm",
+        architecture=Architecture(**{name: value for axis in axes for name, value in PARTS.get(axis, {}).items()}),  # type: ignore[arg-type]
         layer_spec="transformer-engine" if engine else "local",
         moe=Experts(num_experts=4, router_topk=2, **losses) if has_experts else None,  # type: ignore[arg-type]
         mamba=mamba if "mamba" in axes else None,

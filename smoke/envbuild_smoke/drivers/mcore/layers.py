@@ -23,12 +23,16 @@ def gpt_layer_spec(
     """Return the layers of a GPT."""
     experts, grouped = None if model.moe is None else model.moe.num_experts, config.moe_grouped_gemm
     if model.layer_spec == "transformer-engine":
-        return get_gpt_layer_with_transformer_engine_spec(num_experts=experts, moe_grouped_gemm=grouped)
+        return get_gpt_layer_with_transformer_engine_spec(
+            num_experts=experts, moe_grouped_gemm=grouped, qk_layernorm=config.qk_layernorm
+        )
     spec = get_gpt_layer_local_spec(num_experts=experts, moe_grouped_gemm=grouped, normalization=model.normalization)
     norm = _norm(model)
     spec.submodules = replace(spec.submodules, input_layernorm=norm, pre_mlp_layernorm=norm)
+    attention = spec.submodules.self_attention
+    if config.qk_layernorm:
+        attention.submodules = replace(attention.submodules, q_layernorm=norm, k_layernorm=norm)
     if config.context_parallel_size > 1:
-        attention = spec.submodules.self_attention
         attention.submodules = replace(attention.submodules, core_attention=ContextParallelAttention)
     # Left to itself, the norm after the last layer is Transformer Engine's or Apex's where they are installed.
     return TransformerBlockSubmodules(

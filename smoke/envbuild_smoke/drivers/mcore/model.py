@@ -59,6 +59,8 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
+        kv_channels=model.architecture.kv_channels,
+        qk_layernorm=model.architecture.qk_layernorm,
         **_mlp_options(model),
         **_expert_options(case, model, device),
         **_mamba_options(model),
@@ -172,6 +174,7 @@ def _gpt_chunk(config: TransformerConfig, model: Model, stage: "int | None", end
         # Tied embeddings make first and last stage exchange gradients, one more thing to get right.
         share_embeddings_and_output_weights=True,
         position_embedding_type="rope" if is_gated(model) else "learned_absolute",
+        rotary_base=model.architecture.rotary_base,
         vp_stage=stage,
         **ends,
     )

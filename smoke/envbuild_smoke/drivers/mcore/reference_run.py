@@ -36,7 +36,8 @@ from envbuild_smoke.reference.training import Trained, train
 from envbuild_smoke.results import ReferenceComparison
 
 # The modules whose outputs are compared, where a model has them.
-_PARTS = r"\.(input_layernorm|self_attention\.(linear_qkv|core_attention)|pre_mlp_layernorm|mlp\.router|norm)"
+_OF_ATTENTION = r"self_attention\.(linear_qkv|[qk]_layernorm|core_attention)"
+_PARTS = rf"\.(input_layernorm|{_OF_ATTENTION}|pre_mlp_layernorm|mlp\.router|norm)"
 _ACTIVATIONS = re.compile(rf"embedding|decoder\.final_layernorm|decoder\.layers\.\d+({_PARTS})?")
 
 
@@ -160,6 +161,8 @@ def model_config(model: Model) -> ModelConfig:
         normalization=model.normalization,
         norm_epsilon=model.norm_epsilon,
         positions=positions,
+        qk_norm=model.architecture.qk_layernorm,
+        rotary_base=model.architecture.rotary_base,
         gated=gated,
         bias=bias,
         qkv_bias=bias or model.qkv_bias,
