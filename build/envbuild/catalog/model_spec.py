@@ -8,22 +8,12 @@ from pydantic import Field, StringConstraints
 
 from envbuild.catalog.fields import TomlModel
 from envbuild.catalog.tables import TableOf
-from envbuild_smoke.plan.architecture import PLAIN, Architecture
-from envbuild_smoke.plan.models import BridgeRecipe, Dataset, Kind, LayerSpec, LoadBalancing, Normalization, Recipe
+from envbuild_smoke.plan.architecture import PLAIN, Architecture, Latent, Moe
+from envbuild_smoke.plan.models import BridgeRecipe, Dataset, Kind, LayerSpec, Normalization, Recipe
 
 # With a vocabulary of 1 every loss is 0, whatever is computed; this many leave something to compare.
 LEAST_VOCABULARY = 32
 Heads = Annotated[int, Field(gt=0, le=1024)]
-
-
-class Experts(TomlModel):
-    """A mixture of experts in the place of each layer's MLP."""
-
-    num_experts: Annotated[int, Field(ge=2, le=1024)]
-    router_topk: Annotated[int, Field(ge=2, le=1024, description="experts that take each token")]
-    router_load_balancing_type: LoadBalancing = "none"
-    aux_loss_coeff: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="of the auxiliary loss")
-    z_loss_coeff: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="of the router's z loss")
 
 
 class MambaLayers(TomlModel):
@@ -64,7 +54,8 @@ class ModelSpec(TomlModel):
         default="mock",
         description="text: the runner's own, a token a byte, through Megatron-Core's datasets; with a recipe alone",
     )
-    moe: Experts | None = None
+    moe: Annotated[Moe, TableOf()] | None = None
+    mla: Annotated[Latent, TableOf()] | None = Field(default=None, description="attention of a model with RMSNorm")
     mamba: MambaLayers | None = Field(default=None, description="of kind mamba-hybrid, and only there")
 
     @property

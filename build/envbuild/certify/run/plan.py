@@ -165,7 +165,8 @@ def _model_json(model: ModelSpec) -> Json:
         **({"qkv_bias": True} if model.qkv_bias else {}),
         **({"architecture": dict(vars(model.architecture))} if model.architecture != PLAIN else {}),
         **({"recipe": model.recipe, "dataset": model.dataset} if model.recipe else {}),
-        "moe": model.moe.model_dump(mode="json") if model.moe else None,
+        "moe": dict(vars(model.moe)) if model.moe else None,
+        **({"mla": dict(vars(model.mla))} if model.mla else {}),
         "mamba": model.mamba.model_dump(mode="json") if model.mamba else None,
     }
 
