@@ -5,6 +5,7 @@ from __future__ import annotations
 from faults.axes import AXES
 from faults.baselines import BASELINES
 from faults.cases import DATA, OVER_NODES, PIPELINE
+from faults.families import FAMILIES
 from faults.gradients import GRADIENTS
 from faults.kinds import Corruption, Fault, Switch
 from faults.library import LIBRARY
@@ -219,7 +220,10 @@ RUNS = (
     ),
 )
 
-FAULTS = (*LIBRARY, *AXES, *BASELINES, *MIXED_PRECISION, *SCHEDULES, *GRADIENTS, *PROCESS, *WHEELS, *RUNS)
+FAULTS = (
+    *(*LIBRARY, *AXES, *BASELINES, *MIXED_PRECISION, *SCHEDULES, *GRADIENTS, *FAMILIES),
+    *(*PROCESS, *WHEELS, *RUNS),
+)
 
 
 def fault_named(name: str) -> Fault:

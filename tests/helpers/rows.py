@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import MatrixRow
-from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
+from envbuild.catalog.model_spec import MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, ResolvedRow
+from envbuild_smoke.plan.architecture import Moe
 from envbuild_smoke.plan.axes import AttentionBackend, LossMask, Precision, Recompute, Training
 from envbuild_smoke.plan.models import LayerSpec, Normalization
 
@@ -87,7 +88,7 @@ def rows(draw: st.DrawFn) -> ResolvedRow:
         part = draw(st.sampled_from(sorted(parts)))
         field = draw(st.sampled_from(sorted(ANY[part])))
         parts[part][field] = draw(ANY[part][field])
-    moe = Experts(**parts["moe"]) if "moe" in parts else None
+    moe = Moe(**parts["moe"]) if "moe" in parts else None
     mamba = MambaLayers(**parts["mamba"]) if "mamba" in parts else None
     model = ModelSpec(**parts["model"], moe=moe, mamba=mamba)
     values = values_of(**parts["spec"])

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal
 
-from envbuild_smoke.plan.axes import CaseParts, Driver, NotNegative, Positive, Settings
+from envbuild_smoke.plan.architecture import PLAIN, Activation, Architecture, Latent, Moe
+from envbuild_smoke.plan.axes import CaseParts, Driver, Positive, Settings
 from envbuild_smoke.plan.json_reader import NOT_EMPTY, PlanError, at_least, matching, up_to
 
 Device = Literal["cpu", "cuda"]
@@ -20,10 +21,6 @@ Transport = Literal["NET/IB", "NET/gIB", "NET/FasTrak", "NET/GPUDirectTCPX", "NE
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 Normalization = Literal["LayerNorm", "RMSNorm"]
 LayerSpec = Literal["local", "transformer-engine"]
-# What the router's auxiliary loss balances over: a micro batch or each sample. megatron-core's global_aux_loss is not
-# among them: the loss of a micro batch counts those before it on all data-parallel ranks, and is another one with other
-# ranks.
-LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss"]
 Size = Annotated[int, at_least(1)]
 # A case id becomes the name of a directory; with 120, suffixes stay below a file name's 255 bytes.
 CaseId = Annotated[
@@ -41,21 +38,6 @@ ModuleName = Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the dott
 HybridPattern = Annotated[
     str, matching(r"[M*-]{1,1024}", "a letter for each layer: M (Mamba), * (attention) or - (MLP)")
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moe:
-    """A mixture of experts in the place of each layer's MLP; `router_topk` experts take each token.
-
-    The losses of the router are added to the gradients, and not to the loss that is reported. Their names are
-    megatron-core's without `moe_`.
-    """
-
-    num_experts: Size
-    router_topk: Size
-    router_load_balancing_type: LoadBalancing = "none"
-    aux_loss_coeff: NotNegative = 0.0
-    z_loss_coeff: NotNegative = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +73,28 @@ class Model:
     layer_spec: LayerSpec
     moe: Moe | None
     mamba: Mamba | None
+    mla: Latent | None = None
     norm_epsilon: Positive = 1e-5
     qkv_bias: bool = False
+    architecture: Architecture = PLAIN
     recipe: Recipe | None = None
     dataset: Dataset = "mock"
+
+    @property
+    def is_llama(self) -> bool:
+        """Whether it is built as Llama is where its architecture says nothing else."""
+        return self.kind == "gpt" and self.normalization == "RMSNorm"
+
+    @property
+    def activation(self) -> Activation:
+        """What is between the two linear layers of an MLP."""
+        return self.architecture.activation_func or ("swiglu" if self.is_llama else "gelu")
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether linear layers have biases; experts have them where this is said."""
+        said = self.architecture.add_bias_linear
+        return not self.is_llama and self.moe is None if said is None else said
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,6 +69,7 @@ def train(
         if note is not None:
             note(len(trained.steps), gradients)
         norm = adam.step(gradients)
+        model.end_step()
         trained.steps.append((loss, norm))
     trained.weights.update((name, own[name].detach()) for name in model.read)
     return trained
@@ -89,15 +90,20 @@ def _joined(
 ) -> Iterator[tuple[MicroBatch, Tensor]]:
     """Yield micro batches joined into larger ones, which takes less time.
 
-    One by one where there are auxiliary losses: those are of a micro batch.
+    One by one where something is of a micro batch.
     """
     samples, length = batches[0].tokens.shape
-    most = 1 if _has_auxiliary(config) else max(1, SCORES // (samples * length * length * config.heads))
+    most = 1 if _is_of_micro_batches(config) else max(1, SCORES // (samples * length * length * config.heads))
     for first in range(0, len(batches), most):
         part = batches[first : first + most]
         joined = {name: [getattr(batch, name) for batch in part] for name in ("tokens", "labels", "segments")}
         tensors = {name: None if values[0] is None else torch.cat(values) for name, values in joined.items()}
         yield MicroBatch(**tensors), torch.cat(list(shares[first : first + most]))
+
+
+def _is_of_micro_batches(config: ModelConfig) -> bool:
+    experts = config.experts
+    return bool(config.predicted) or (experts is not None and experts.is_of_micro_batches)
 
 
 def _has_auxiliary(config: ModelConfig) -> bool:

@@ -9,9 +9,10 @@ import pytest
 from helpers.rows import CAPABILITIES, EXPERTS, MAMBA, TRAINING, rows, values_of
 from hypothesis import HealthCheck, given, settings
 
-from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
+from envbuild.catalog.model_spec import MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
+from envbuild_smoke.plan.architecture import Moe
 
 CPU, A100, H200, B200 = CAPABILITIES
 MODEL = {
@@ -24,7 +25,7 @@ MODEL = {
     "normalization": "RMSNorm",
 }
 # Fields of the models that are tables of their own.
-TABLES = {"moe": (Experts, EXPERTS), "mamba": (MambaLayers, MAMBA)}
+TABLES = {"moe": (vars(Moe(**EXPERTS)), EXPERTS), "mamba": (MambaLayers.model_fields, MAMBA)}
 KINDS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "te": {"layer_spec": "transformer-engine"},
@@ -36,10 +37,10 @@ KINDS: dict[str, dict[str, Any]] = {
 def row(kind: str, capabilities: Capabilities = CPU, **changes: Any) -> ResolvedRow:
     """A row that breaks no rule, with changes: axes, of ModelSpec, or of a table of it."""
     model = MODEL | KINDS[kind]
-    for name, (table, usual) in TABLES.items():
+    for name, (names, usual) in TABLES.items():
         if name in model:
-            own = {field: changes.pop(field) for field in list(changes) if field in table.model_fields}
-            model[name] = table.model_validate(usual | own)
+            own = {field: changes.pop(field) for field in list(changes) if field in names}
+            model[name] = usual | own
     model |= {field: changes.pop(field) for field in list(changes) if field in ModelSpec.model_fields}
     return ResolvedRow(
         values=values_of(**changes),

@@ -64,7 +64,8 @@ def missing_capabilities(row: ResolvedRow) -> list[str]:
 def _sizes(row: ResolvedRow) -> Iterator[str]:
     layout, model = row.case.layout, row.model
     heads, groups, hidden = model.num_attention_heads, model.query_groups, model.hidden_size
-    yield from _multiple("hidden_size", hidden, "num_attention_heads", heads)
+    if model.architecture.kv_channels is None:
+        yield from _multiple("hidden_size", hidden, "num_attention_heads", heads)
     yield from _multiple("num_attention_heads", heads, "num_query_groups", groups)
     yield from _multiple("processes", layout.world_size, "nodes =", row.case.nodes)
     stages = layout.pipeline * layout.virtual_pipeline
@@ -81,9 +82,10 @@ def _sizes(row: ResolvedRow) -> Iterator[str]:
         yield from _multiple("sequence_length", sequence, "2 x context =", 2 * layout.context)
     if layout.sequence and sequence % layout.context == 0:
         yield from _multiple("sequence_length / context", sequence // layout.context, "tensor =", layout.tensor)
-    if hidden % heads == 0 and (hidden // heads) % HEAD_SIZE_MULTIPLE:
+    if (hidden % heads == 0 or model.architecture.kv_channels) and model.head_size % HEAD_SIZE_MULTIPLE:
+        name = "kv_channels" if model.architecture.kv_channels else "hidden_size / num_attention_heads"
         yield (
-            f"hidden_size / num_attention_heads is {hidden // heads} and must be a multiple of {HEAD_SIZE_MULTIPLE} "
+            f"{name} is {model.head_size} and must be a multiple of {HEAD_SIZE_MULTIPLE} "
             "(no attention backend takes others)"
         )
     if row.case.training.packed:

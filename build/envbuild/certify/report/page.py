@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envbuild.certify.cases.coverage import AXES, lines_of
+from envbuild.certify.cases.coverage import AXES, PARTS, lines_of
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.certify.models import Problem
 from envbuild.certify.report.charts import bytes_text
@@ -59,6 +59,7 @@ def page_html(report: Report) -> str:
         environment=list(_environment(report)),
         packages=sorted((name, str(version)) for name, version in environment_of(report, "versions").items()),
         axes=AXES,
+        columns=[axis for axis in AXES if axis not in PARTS],
         grid={key: pair for pair in report.pairs for key in (pair.axes, pair.axes[::-1])},
         pair_lines=lines_of(report.pairs),
         field_lines=describe_fields(report.fields),

@@ -16,6 +16,7 @@ from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.judge.judge import JUDGE_VERSION
 from envbuild.core.digests import Json, digest_of
 from envbuild.launch.launchers import SQSH, Placement
+from envbuild_smoke.plan.architecture import PLAIN
 
 PLAN_SCHEMA = "envbuild.plan/4"
 # How often a baseline trains again with its weights moved, which its bands are measured from.
@@ -162,8 +163,10 @@ def _model_json(model: ModelSpec) -> Json:
         "norm_epsilon": model.norm_epsilon,
         "layer_spec": model.layer_spec,
         **({"qkv_bias": True} if model.qkv_bias else {}),
+        **({"architecture": dict(vars(model.architecture))} if model.architecture != PLAIN else {}),
         **({"recipe": model.recipe, "dataset": model.dataset} if model.recipe else {}),
-        "moe": model.moe.model_dump(mode="json") if model.moe else None,
+        "moe": dict(vars(model.moe)) if model.moe else None,
+        **({"mla": dict(vars(model.mla))} if model.mla else {}),
         "mamba": model.mamba.model_dump(mode="json") if model.mamba else None,
     }
 

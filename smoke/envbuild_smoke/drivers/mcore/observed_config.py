@@ -10,14 +10,14 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import Router
 
-from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention
+from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention, LatentAttention
 from envbuild_smoke.drivers.mcore.data import SamplesRead
 from envbuild_smoke.drivers.mcore.processes import attention_backends
 from envbuild_smoke.environment.libraries import mapped, merged
 from envbuild_smoke.plan.models import Case
 from envbuild_smoke.results import Observed
 
-_LOCAL_ATTENTION = (DotProductAttention, ContextParallelAttention)
+_LOCAL_ATTENTION = (DotProductAttention, LatentAttention, ContextParallelAttention)
 
 
 def observe(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> Observed:

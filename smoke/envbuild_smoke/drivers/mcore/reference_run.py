@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from envbuild_smoke.drivers.mcore.float32_parts import Float32Parts
-from envbuild_smoke.drivers.mcore.model import is_gated
+from envbuild_smoke.drivers.mcore.reference_config import model_config
 from envbuild_smoke.drivers.samples import (
     document_numbers,
     global_batch,
@@ -21,15 +21,7 @@ from envbuild_smoke.drivers.samples import (
 from envbuild_smoke.plan.models import Case, Model
 from envbuild_smoke.plan.precision import weights_dtype
 from envbuild_smoke.reference.compare import compare
-from envbuild_smoke.reference.config import (
-    ExpertsConfig,
-    MambaConfig,
-    ModelConfig,
-    NotComparedError,
-    OptimizerConfig,
-    Positions,
-    ScheduleConfig,
-)
+from envbuild_smoke.reference.config import NotComparedError, OptimizerConfig, ScheduleConfig
 from envbuild_smoke.reference.model import MicroBatch
 from envbuild_smoke.reference.names import reference_name
 from envbuild_smoke.reference.spread import Spread, measure
@@ -37,7 +29,8 @@ from envbuild_smoke.reference.training import Trained, train
 from envbuild_smoke.results import ReferenceComparison
 
 # The modules whose outputs are compared, where a model has them.
-_PARTS = r"\.(input_layernorm|self_attention\.(linear_qkv|core_attention)|pre_mlp_layernorm|mlp\.router|norm)"
+_OF_ATTENTION = r"self_attention\.(linear_qkv|[qk]_layernorm|core_attention)"
+_PARTS = rf"\.(input_layernorm|{_OF_ATTENTION}|pre_mlp_layernorm|mlp\.router|norm)"
 _ACTIVATIONS = re.compile(rf"embedding|decoder\.final_layernorm|decoder\.layers\.\d+({_PARTS})?")
 
 
@@ -143,41 +136,6 @@ class ReferenceRun:
                 )
                 for block, mask, numbers in zip(*shares, strict=True)
             ]
-
-
-def model_config(model: Model) -> ModelConfig:
-    """Return what the plan's model is, for the reference; from the plan alone, not from what the library built."""
-    gated, mamba, moe = is_gated(model), model.mamba, model.moe
-    positions: Positions = "none" if mamba is not None else "rotary" if gated else "learned"
-    bias = not gated and moe is None
-    experts = None
-    if moe is not None:
-        kind, coefficient = moe.router_load_balancing_type, moe.aux_loss_coeff
-        experts = ExpertsConfig(
-            count=moe.num_experts,
-            top_k=moe.router_topk,
-            softmax_first=moe.router_topk == 1,
-            auxiliary=coefficient if kind == "aux_loss" else 0.0,
-            sequence_auxiliary=coefficient if kind == "seq_aux_loss" else 0.0,
-            z=moe.z_loss_coeff,
-        )
-    layers = None
-    if mamba is not None:
-        layers = MambaConfig(state_size=mamba.state_dim, head_size=mamba.head_dim, groups=mamba.num_groups)
-    return ModelConfig(
-        layers="T" * model.num_layers if mamba is None else mamba.hybrid_override_pattern,
-        hidden_size=model.hidden_size,
-        heads=model.num_attention_heads,
-        query_groups=model.num_query_groups,
-        normalization=model.normalization,
-        norm_epsilon=model.norm_epsilon,
-        positions=positions,
-        gated=gated,
-        bias=bias,
-        qkv_bias=bias or model.qkv_bias,
-        experts=experts,
-        mamba=layers,
-    )
 
 
 def optimizer_config(case: Case) -> OptimizerConfig:
