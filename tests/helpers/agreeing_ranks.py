@@ -7,8 +7,7 @@ import json
 import socket
 import time
 
-import fake_runner
-
+from envbuild_smoke import fake_runner
 from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.rank_context import RankContext
 from envbuild_smoke.results import CaseLine

@@ -74,7 +74,7 @@ from envbuild_smoke.ranks.program import RankProgram
 real = runner.run_plan
 
 def run_plan(*arguments, options, **more):
-    return real(*arguments, options=replace(options, program=RankProgram(tasks="agreeing_ranks")), **more)
+    return real(*arguments, options=replace(options, program=RankProgram(tasks="envbuild_smoke.agreeing_ranks")), **more)
 
 if __name__ == "__main__":
     runner.run_plan = run_plan
@@ -126,7 +126,7 @@ def ranked_runner(folder: Path) -> tuple[Path, str]:
         for module in (smoke / "envbuild_smoke").rglob("*.py"):
             archive.write(module, str(module.relative_to(smoke)))
         for module in (FAKE_RUNNER, AGREEING_RANKS):
-            archive.write(module, module.name)
+            archive.write(module, f"envbuild_smoke/{module.name}")
         archive.writestr("__main__.py", RANKED)
     return file, sha256_file(file)
 
