@@ -71,10 +71,10 @@ from dataclasses import replace
 from envbuild_smoke import cli, runner
 from envbuild_smoke.ranks.program import RankProgram
 
-real = runner.run_plan
+real, program = runner.run_plan, RankProgram(tasks="envbuild_smoke.agreeing_ranks")
 
 def run_plan(*arguments, options, **more):
-    return real(*arguments, options=replace(options, program=RankProgram(tasks="envbuild_smoke.agreeing_ranks")), **more)
+    return real(*arguments, options=replace(options, program=program), **more)
 
 if __name__ == "__main__":
     runner.run_plan = run_plan
