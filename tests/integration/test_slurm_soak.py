@@ -187,7 +187,7 @@ def soak(mini: Tool, mini_image: dict[str, Any], tmp_path_factory: pytest.TempPa
 
 
 def kill_runner(soak: Soak, _choice: random.Random, rank: int = 0) -> str:
-    wait_until(lambda: soak.runner(rank), 60)
+    wait_until(lambda: soak.runner(rank))
     host, pid = soak.runner(rank)  # type: ignore[misc]
     os.kill(pid, signal.SIGKILL)
     return f"node {rank} of the run, on {host.name}"
@@ -261,7 +261,7 @@ def test_verdicts_are_the_same_after_a_kill(soak: Soak, seed: int) -> None:
     trial = Trial(seed, kill, round(choice.uniform(0.0, 0.7 * soak.seconds), 1))
     began, before = time.monotonic(), soak.job()
     with soak.site.started("--json", results=False) as process:
-        wait_until(lambda: soak.job() not in ("", before), 60)
+        wait_until(lambda: soak.job() not in ("", before))
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(trial.moment_seconds)
         if process.poll() is None:
