@@ -274,7 +274,7 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
     if plan.gpu is not None:
         # The sweep may need more GPUs than any case.
         ranks = plan.bandwidth.ranks if plan.bandwidth else 1
-        count = max(ranks, *(case.world_size // case.nodes for case in cases))
+        count = max(ranks, *(case.slots_on_node for case in cases))
         chosen = gpus.select(plan.gpu, count, arguments.gpus)
     options = Options(
         gpus=chosen,

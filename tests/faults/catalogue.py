@@ -5,9 +5,12 @@ from __future__ import annotations
 from faults.axes import AXES
 from faults.baselines import BASELINES
 from faults.cases import DATA, OVER_NODES, PIPELINE
+from faults.gradients import GRADIENTS
 from faults.kinds import Corruption, Fault, Switch
 from faults.library import LIBRARY
+from faults.mixed_precision import MIXED_PRECISION
 from faults.processes import PROCESS
+from faults.schedules import SCHEDULES
 
 
 # What an installed environment has that its lock has not shows in every case.
@@ -77,7 +80,7 @@ WHEELS = (
     ),
     wheel_fault(
         "two-nccls",
-        "a machine's own NCCL is found before the one of the environment",
+        "a machine's own NCCL is loaded in the place of the environment's",
         Corruption(name="second_nccl"),
         "library-twice",
     ),
@@ -216,7 +219,7 @@ RUNS = (
     ),
 )
 
-FAULTS = (*LIBRARY, *AXES, *BASELINES, *PROCESS, *WHEELS, *RUNS)
+FAULTS = (*LIBRARY, *AXES, *BASELINES, *MIXED_PRECISION, *SCHEDULES, *GRADIENTS, *PROCESS, *WHEELS, *RUNS)
 
 
 def fault_named(name: str) -> Fault:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal
 
-from envbuild_smoke.plan.axes import CaseAxes, Driver, Layout, Positive, Settings, Training
-from envbuild_smoke.plan.json_reader import NOT_EMPTY, NOT_NEGATIVE, PlanError, at_least, matching, up_to
+from envbuild_smoke.plan.axes import CaseParts, Driver, NotNegative, Positive, Settings
+from envbuild_smoke.plan.json_reader import NOT_EMPTY, PlanError, at_least, matching, up_to
 
 Device = Literal["cpu", "cuda"]
 Kind = Literal["gpt", "mamba-hybrid"]
@@ -25,7 +25,6 @@ LayerSpec = Literal["local", "transformer-engine"]
 # ranks.
 LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss"]
 Size = Annotated[int, at_least(1)]
-NotNegative = Annotated[float, NOT_NEGATIVE]
 # A case id becomes the name of a directory; with 120, suffixes stay below a file name's 255 bytes.
 CaseId = Annotated[
     str,
@@ -99,10 +98,11 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case(CaseAxes):
+class Case(CaseParts):
     """One training run.
 
     Attributes:
+        world_size: of its first part.
         baseline: None for a baseline, else the case whose initial weights are loaded.
         compare_weights: the final weights are compared with the baseline's final weights.
         compare_reference: the case, of one rank, is compared with the reference (`envbuild_smoke.reference`).
@@ -114,9 +114,7 @@ class Case(CaseAxes):
     baseline: str | None
     driver: Driver
     model: str
-    layout: Layout
     world_size: Size
-    training: Training
     settings: Settings
     compare_weights: bool
     compare_reference: bool
@@ -201,11 +199,11 @@ class Plan:
         All nodes run the same cases, and a case over fewer nodes than there are has other nodes in every repeat. A
         repeat begins on the node after that of the one before; one over all nodes is not repeated for each.
         """
-        return range(1, self.nodes * self.repeats + 1, self.nodes if case.nodes == self.nodes else 1)
+        return range(1, self.nodes * self.repeats + 1, self.nodes if case.most_nodes == self.nodes else 1)
 
     def nodes_of(self, case: Case, repeat: int) -> tuple[int, ...]:
-        """Return the nodes of a repeat of a case, in the order of its ranks."""
-        return tuple((repeat - 1 + index) % self.nodes for index in range(case.nodes))
+        """Return the nodes of a repeat of a case, in the order of its ranks; a part over fewer has the first ones."""
+        return tuple((repeat - 1 + index) % self.nodes for index in range(case.most_nodes))
 
     def selection(self, only: tuple[str, ...]) -> tuple[Case, ...]:
         """Return the cases named in `only` and the baselines they need; all of them when it is empty."""

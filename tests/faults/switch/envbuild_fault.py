@@ -103,7 +103,7 @@ def _rougher_products():
 @replaces("envbuild_smoke.drivers.mcore", "train")
 def _know_what_is_trained(original):
     def train(context):
-        now.update(case=context.case, step=0)
+        now.update(case=context.case, step=context.part.after)
         try:
             with _rougher_products():
                 return original(context)

@@ -27,7 +27,7 @@ from envbuild.launch.results_file import RESULTS_FILE, is_whole
 from envbuild.launch.slurm.commands import SlurmCommands
 from envbuild.launch.slurm.follow import Following
 from envbuild.launch.slurm.image_store import place_image
-from envbuild.launch.slurm.job import LOG, OUT_OF_TIME, PLAN, RESULTS, RUNNER, SlurmJob
+from envbuild.launch.slurm.job import LOG, OUT_OF_TIME, PLAN, RESULTS, RUNNER, NamedCluster, SlurmJob
 from envbuild.launch.slurm.record import JobRecord, read_record, write_record
 from envbuild.launch.slurm.render import render_sbatch
 from envbuild.launch.slurm.run_folder import RunFolder
@@ -137,8 +137,7 @@ class SlurmExecutor:
             sqsh_digest = self.image.record.sqsh_digest
             if sqsh_digest is None:
                 raise InternalError("an image without a .sqsh is brought to a cluster")
-            images = delivery.folder or f"{self._shared_folder}/images"
-            image = place_image(self.image.sqsh(), sqsh_digest, images, self.where.cluster.login)
+            image = place_image(self.image.sqsh(), sqsh_digest, self._there.images, self.where.cluster.login)
         if not folder.exists():
             self._put(task, folder)
         job = SlurmJob(
@@ -173,8 +172,12 @@ class SlurmExecutor:
         write_record(record, self.folder)
         return record
 
+    @property
+    def _there(self) -> NamedCluster:
+        return NamedCluster(name=self.where.name, cluster=self.where.cluster)
+
     def _path_of(self, nonce: str) -> str:
-        return f"{self._shared_folder}/runs/{self.image.name}-{nonce[:12]}"
+        return f"{self._there.folder}/runs/{self.image.name}-{nonce[:12]}"
 
     def _put(self, task: Task, folder: RunFolder) -> None:
         with tempfile.TemporaryDirectory(prefix="envbuild-run-") as staging:
@@ -239,19 +242,6 @@ class SlurmExecutor:
         if self.where.cluster.slurm is None:
             raise InternalError("a job for Slurm on a cluster without it")
         return self.where.cluster.slurm
-
-    @property
-    def _shared_folder(self) -> str:
-        folder = self.where.cluster.folder
-        if folder is None:
-            name = self.where.name
-            raise ConfigurationError(
-                f"cluster {name} has no folder on shared storage",
-                why=f"envs/clusters/{name}.toml has no `folder`, where images and runs go.",
-                fix=f'Write a file envs/clusters/{name}.toml of the project with extends = "{name}" and a folder '
-                "that all nodes see.",
-            )
-        return folder
 
 
 def _nonce_of(plan: Path) -> str:

@@ -254,7 +254,7 @@ class NamedCluster:
                 fix=f"Leave --nodes out, or write a plan with `envbuild certify --on {self.name} --nodes {nodes} "
                 "--plan-out DIR`.",
             )
-        gpus = max(-(-case.world_size // case.nodes) for case in plan.cases)
+        gpus = max(case.slots_on_node for case in plan.cases)
         if plan.device == "cuda" and gpus > slurm.gpus_per_node:
             raise ConfigurationError(
                 f"the plan needs {gpus} GPUs a node, and cluster {self.name} has {slurm.gpus_per_node}",

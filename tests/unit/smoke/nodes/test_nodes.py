@@ -18,6 +18,8 @@ from unit.smoke.conftest import BASELINE, FAKE_COMMAND, two_ranks
 
 from envbuild.core.digests import sha256_file
 from envbuild_smoke.cli import INTERRUPTED, LOST_HEAD
+from envbuild_smoke.plan.axes import Layout
+from envbuild_smoke.plan.json_reader import as_json
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -66,10 +68,10 @@ class Nodes:
         self.started.append(process)
         return process
 
-    def run(self, *cases: Document, count: int = 2) -> None:
+    def run(self, *cases: Document, count: int = 2, environment: Mapping[str, str] | None = None) -> None:
         """Run cases on all nodes to their end."""
         self.write(*cases, count=count)
-        running = [self.start(rank, nodes=count) for rank in range(count)]
+        running = [self.start(rank, nodes=count, environment=environment) for rank in range(count)]
         ends = [process.communicate(timeout=120) for process in running]
         assert [process.returncode for process in running] == [0] * count, ends
 
@@ -104,6 +106,18 @@ def test_all_nodes_run_the_cases_of_one_and_two_those_of_two(nodes: Nodes) -> No
     assert not list((nodes.folder / "out").glob(".canary*"))
 
 
+def test_resumed_case_goes_on_on_fewer_nodes_and_on_more(nodes: Nodes) -> None:
+    two = as_json(Layout(data=2))
+    fewer = {**case_document("train-fewer", "train-baseline", data=4), "nodes": 2, "continue_in": two}
+    more = two_ranks("train-more", continue_nodes=2)
+    nodes.run(BASELINE, {**fewer, "resume_at": 2, "continue_nodes": 1}, {**more, "resume_at": 2})
+    for name, parts in (("train-fewer", [(4, 2), (2, 2)]), ("train-more", [(2, 2), (2, 1)])):
+        case = nodes.cases[name, 1]
+        assert (case["status"], case["nodes"], len(case["steps"])) == ("completed", [0, 1], 5)
+        said = [line for line in (nodes.folder / "out" / case["logs"][1]).read_text().splitlines() if "hello" in line]
+        assert said == [f"hello from rank 1 of {size}, {here} here" for size, here in parts]
+
+
 def test_port_that_an_earlier_run_left_is_not_the_last_word(nodes: Nodes) -> None:
     nodes.write(BASELINE, over("train-n2"))
     with socket.create_server(("127.0.0.1", 0)) as gone:
@@ -132,6 +146,16 @@ def test_results_have_what_runs_on_each_node_and_its_clock(nodes: Nodes) -> None
     # Of one machine.
     assert abs(other["clock_ahead_seconds"]) <= other["clock_error_seconds"] < 1
     assert other["free_bytes"] > 0
+
+
+def test_every_node_reads_its_gpus_when_no_rank_is_left(nodes: Nodes) -> None:
+    nodes.run(BASELINE, over("train-n2"), count=3)
+    # No GPU, no state.
+    assert nodes.lines[-1]["nodes"] == [{"node": node, "gpu_states": []} for node in (1, 2)]
+
+
+def test_no_node_is_silent_while_it_reads_what_runs_there(nodes: Nodes) -> None:
+    nodes.run(BASELINE, over("train-n2"), environment={"FAKE_STATE": "waits"})
 
 
 def test_a_lost_node_ends_its_cases_by_name_and_no_other(nodes: Nodes) -> None:
