@@ -198,7 +198,8 @@ class Nodes:
 
     def certify(self, name: str, *nodes: Environment | str, **network: object) -> Outcome:
         """Certify over these nodes, without a problem unless one has a fault."""
-        matrix = self.harness.matrix("faults-nodes", [self.fault])
+        # A slow node is no node that hangs.
+        matrix = self.harness.matrix("faults-nodes", [self.fault], time_limit_seconds=600)
         cluster = Cluster(self.harness.switched, self.harness.project, self.scratch / name)
         return cluster.certify(matrix, Network(nodes=len(nodes), **network), nodes)
 

@@ -88,7 +88,7 @@ class Site:
             text=True,
         )
         try:
-            wait_until(lambda: self.run_folder if results else [*self.out.glob("certificates/*/*/run/job.json")], 60)
+            wait_until(lambda: self.run_folder if results else [*self.out.glob("certificates/*/*/run/job.json")])
             yield process
         finally:
             process.kill()
