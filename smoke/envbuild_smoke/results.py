@@ -139,7 +139,7 @@ class Perturbed:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDifference:
-    """||own - reference|| / ||reference|| of a tensor; `spread` is what rounding may make of it, of bf16 alone."""
+    """||own - reference|| / ||reference|| of a tensor; `spread` is what rounding may make of it, in bf16 and fp8."""
 
     name: str
     relative_difference: float | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from faults.cases import MIXED
+from faults.cases import MIXED, MIXED_SHARDED
 from faults.kinds import Fault, Plant, edit
 from faults.library import CORE, DATA_PARALLEL, OPTIMIZER
 
@@ -59,5 +59,21 @@ MIXED_PRECISION = (
             ),
         ),
         "main weights in float32",
+    ),
+    mixed_fault(
+        "sharded-main-weights-in-bf16",
+        "the distributed optimizer's own weights are rounded to bf16 after each step",
+        edit(
+            f"{CORE}/optimizer/distrib_optimizer.py",
+            "                        shard_model_param.data.copy_(shard_main_param)\n",
+            (
+                "                        shard_model_param.data.copy_(shard_main_param)\n"
+                "                        shard_main_param.data.copy_(shard_model_param)\n"
+            ),
+        ),
+        "main_weights_dtype",
+        case=MIXED_SHARDED,
+        check="observed",
+        at="case",
     ),
 )

@@ -16,6 +16,7 @@ TESTS = Path(__file__).resolve().parents[1]
     "name",
     [
         "reference_checks",
+        "rounding_checks",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("bands_checks", "checkpoint_checks", "text_checks")),
     ],
 )

@@ -9,6 +9,7 @@ from torch import Tensor
 from envbuild_smoke.reference import formulas
 from envbuild_smoke.reference.config import ExpertsConfig, LatentConfig, MambaConfig, ModelConfig, NotComparedError
 from envbuild_smoke.reference.positions import concentration, rotate
+from envbuild_smoke.reference.rounding import product
 from envbuild_smoke.reference.routing import moved_bias, route
 
 
@@ -124,7 +125,7 @@ class ReferenceModel:
         return values
 
     def _linear(self, name: str, values: Tensor, bias: bool) -> Tensor:
-        values = values @ self._weight(f"{name}.weight").T
+        values = product(values, self._weight(f"{name}.weight"))
         return values + self._weight(f"{name}.bias") if bias else values
 
     def _attention(self, layer: str, values: Tensor, same: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class Rounding(TorchFunctionMode):  # type: ignore[misc]
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self._dtype = dtype
+        self.dtype = dtype
         self.inside = False
 
     def __enter__(self) -> Any:
@@ -48,10 +48,19 @@ class Rounding(TorchFunctionMode):  # type: ignore[misc]
         """
         if type(value) is tuple:
             return tuple(map(self.rounded, value))
-        return _Round.apply(value, self._dtype) if isinstance(value, Tensor) and value.requires_grad else value
+        return _Round.apply(value, self.dtype) if isinstance(value, Tensor) and value.requires_grad else value
+
+    def product(self, values: Tensor, weight: Tensor) -> Tensor:
+        """Return what a linear layer gives, values x weight, transposed."""
+        return values @ weight.T
 
 
 _entered: list[Rounding] = []
+
+
+def product(values: Tensor, weight: Tensor) -> Tensor:
+    """Return what a linear layer without a bias gives; `weight` has shape [outputs, inputs]."""
+    return _entered[-1].product(values, weight) if _entered else values @ weight.T
 
 
 def one_operation(formula: F) -> F:

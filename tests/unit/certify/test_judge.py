@@ -289,6 +289,9 @@ MODEL = replace(typed(plan_of()).models["gpt"], layer_spec="transformer-engine",
         ("normalization", "RMSNorm"),
         ("distributed_optimizer", True),
         ("params_dtype", "torch.bfloat16"),
+        ("gradients_dtype", "bfloat16"),
+        ("main_weights_dtype", "bfloat16"),
+        ("main_weights_dtype", None),
     ],
 )
 @pytest.mark.parametrize("case", [TP2, BASELINE])

@@ -129,6 +129,8 @@ class _Run:
         # As Megatron-LM's train(): the first step takes the weights as they were loaded. Gathered from the ranks'
         # shards they would hide a rank that loaded others.
         self._gather_on_use(False, gather_now=False)
+        if self._case.settings.fp8_recipe == "delayed":
+            self._set_scales()
 
     @property
     def compute_seconds(self) -> tuple[float, ...]:
@@ -190,7 +192,22 @@ class _Run:
         # Every rank knows the norm: none has to wait for the one that would report it.
         return step_with(step, loss, grad_norm, time.monotonic() - began)
 
-    def _forward_backward(self, step: int) -> tuple[float, float]:
+    def _set_scales(self) -> None:
+        """Compute the first step once, for nothing but delayed scales of fp8, which are those of earlier values.
+
+        They begin as 1. With it weights have few digits left in the first step, and the gradients of each rank's first
+        micro batch are zero, so that no two layouts agree.
+        """
+        samples, self._samples = self._samples, SamplesRead()
+        if self._reference is not None:
+            self._reference.watching = False
+        self._compute(1)
+        if self._reference is not None:
+            self._reference.watching = True
+        self._samples = samples
+
+    def _compute(self, step: int) -> Any:
+        """Compute losses and gradients of a step; return what the loss function reported of each micro batch."""
         model, training = self._context.model, self._case.training
         microbatches = training.microbatches(self._case.layout)
         # As Megatron-LM's train_step: gradients are summed in the buffers of DistributedDataParallel, and stay there.
@@ -207,7 +224,7 @@ class _Run:
             for index in range(len(self._wrapped))
         ]
         self._first_collective.begin()
-        outputs = get_forward_backward_func()(
+        return get_forward_backward_func()(
             forward_step_func=partial(forward_step, self._case),
             # The interleaved schedule asserts that it gets lists (megatron-core 0.16.1,
             # pipeline_parallel/schedules.py).
@@ -219,6 +236,10 @@ class _Run:
             micro_batch_size=1 if training.packed else training.micro_batch_size,
             forward_only=False,
         )
+
+    def _forward_backward(self, step: int) -> tuple[float, float]:
+        training = self._case.training
+        outputs = self._compute(step)
         # The optimizer clips them in place.
         loss_scale = float(self._optimizer.get_loss_scale())
         if self._reference is not None:
@@ -230,6 +251,7 @@ class _Run:
         if not updated:
             raise FloatingPointError(f"step {step}: the optimizer skipped the update, a gradient is not finite")
         self._schedule.step(training.global_batch_size)
+        microbatches = training.microbatches(self._case.layout)
         return global_loss(outputs, microbatches, per_token=training.calculate_per_token_loss), float(grad_norm)
 
     def finish(self) -> None:

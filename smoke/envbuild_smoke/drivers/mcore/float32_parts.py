@@ -48,7 +48,10 @@ class Float32Parts:
     gradients are summed in float32 at all.
     """
 
-    def __init__(self, chunk: torch.nn.Module, optimizer: OptimizerConfig, *, sums: bool) -> None:
+    def __init__(
+        self, chunk: torch.nn.Module, optimizer: OptimizerConfig, watching: Callable[[], bool], *, sums: bool
+    ) -> None:
+        self._watching = watching
         self._watches_sums = sums
         self._parameters = {reference_name(name): weight for name, weight in chunk.named_parameters()}
         self._sums: dict[str, Tensor] = {}
@@ -77,15 +80,16 @@ class Float32Parts:
 
     def _adding(self, name: str) -> Any:
         def add(gradient: Tensor) -> None:
+            if not self._watching():
+                return
             whole = gradient.detach().double()
             self._sums[name] = self._sums[name] + whole if name in self._sums else whole
 
         return add
 
-    @staticmethod
-    def _once(call: _Call, names: tuple[str, ...]) -> Any:
+    def _once(self, call: _Call, names: tuple[str, ...]) -> Any:
         def keep(_module: torch.nn.Module, inputs: tuple[Any, ...]) -> "tuple[Any, ...] | None":
-            if call.tensors:
+            if call.tensors or not self._watching():
                 return None
             for name, value in zip(names, inputs, strict=False):
                 call.keep(name, value)
@@ -94,17 +98,16 @@ class Float32Parts:
 
         return keep
 
-    @staticmethod
-    def _output_of(call: _Call, name: str) -> Any:
+    def _output_of(self, call: _Call, name: str) -> Any:
         def keep(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
             # Of several predictions of a micro batch the last one is the next token's.
-            if "losses" not in call.tensors and (name == "logits" or name not in call.tensors):
+            if self._watching() and "losses" not in call.tensors and (name == "logits" or name not in call.tensors):
                 call.keep(name, output[0] if isinstance(output, tuple) else output)
 
         return keep
 
     def _labels(self, _module: torch.nn.Module, _inputs: Any, options: dict[str, Any], output: Any) -> None:
-        if "losses" not in self._loss.tensors:
+        if self._watching() and "losses" not in self._loss.tensors:
             self._loss.tensors["labels"] = options["labels"].clone()
             self._loss.keep("losses", output)
 

@@ -13,7 +13,7 @@ from megatron.core.transformer.moe import moe_utils
 from envbuild_smoke.drivers.mcore.architecture import add_yarn, config_class, config_options, expert_parts, gpt_options
 from envbuild_smoke.drivers.mcore.layers import gpt_layer_spec, mamba_stack_spec, prediction_spec
 from envbuild_smoke.drivers.parts import Options, parallel_sizes
-from envbuild_smoke.plan.axes import RECOMPUTED_ALONE
+from envbuild_smoke.plan.axes import RECOMPUTED_ALONE, Fp8Recipe
 from envbuild_smoke.plan.models import Case, Model
 
 # megatron-core 0.16.1 asks whether this is None, and binds it only where Transformer Engine is installed.
@@ -140,10 +140,17 @@ def fp8_options(case: Case, device: torch.device) -> Options:
     """
     if case.precision != "fp8":
         return {}
+    recipe = fp8_recipe(case, device)
+    return {"fp8": "e4m3" if recipe == "blockwise" else "hybrid", "fp8_recipe": recipe, "fp8_param": False}
+
+
+def fp8_recipe(case: Case, device: torch.device) -> Fp8Recipe:
+    """Return the plan's, or what the GPU can do."""
+    if case.settings.fp8_recipe is not None:
+        return case.settings.fp8_recipe
     cuda = tuple(int(part) for part in (torch.version.cuda or "0.0").split(".")[:2])
     blocks = torch.cuda.get_device_capability(device) >= (9, 0) and cuda >= (12, 9)
-    recipe = case.settings.fp8_recipe or ("blockwise" if blocks else "tensorwise")
-    return {"fp8": "e4m3" if recipe == "blockwise" else "hybrid", "fp8_recipe": recipe, "fp8_param": False}
+    return "blockwise" if blocks else "tensorwise"
 
 
 def build_chunks(config: TransformerConfig, case: Case, model: Model, device: torch.device) -> list[torch.nn.Module]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from envbuild_smoke.drivers.mcore.float32_parts import Float32Parts
+from envbuild_smoke.drivers.mcore.model import fp8_recipe
 from envbuild_smoke.drivers.mcore.reference_config import model_config
 from envbuild_smoke.drivers.samples import (
     document_numbers,
@@ -22,8 +23,10 @@ from envbuild_smoke.plan.models import Case, Model
 from envbuild_smoke.plan.precision import weights_dtype
 from envbuild_smoke.reference.compare import compare
 from envbuild_smoke.reference.config import NotComparedError, OptimizerConfig, ScheduleConfig
+from envbuild_smoke.reference.fp8 import Fp8
 from envbuild_smoke.reference.model import MicroBatch
 from envbuild_smoke.reference.names import reference_name
+from envbuild_smoke.reference.rounding import Rounding
 from envbuild_smoke.reference.spread import Spread, measure
 from envbuild_smoke.reference.training import Trained, train
 from envbuild_smoke.results import ReferenceComparison
@@ -42,12 +45,16 @@ class ReferenceRun:
 
     def __init__(self, case: Case, model: Model, chunk: torch.nn.Module) -> None:
         self._case, self._model, self._chunk = case, model, chunk
+        # False while something is computed that is no part of the training.
+        self.watching = True
         self._initial = self._parameters()
         self._trained = Trained()
         self._float32 = (
             None
             if case.precision == "fp32"
-            else Float32Parts(chunk, optimizer_config(case), sums=case.settings.grad_reduce_in_fp32)
+            else Float32Parts(
+                chunk, optimizer_config(case), lambda: self.watching, sums=case.settings.grad_reduce_in_fp32
+            )
         )
         self._hooks = [
             module.register_forward_hook(self._noting(name))
@@ -89,11 +96,16 @@ class ReferenceRun:
         return replace(compared, seconds=round(time.monotonic() - began, 3))
 
     def _reference(self) -> "tuple[Trained, Spread | None]":
-        """Train the reference; in 16 bits also what its rounding may do to it."""
+        """Train the reference; of fewer bits than fp32's also what their rounding may do to it."""
         what = model_config(self._model), optimizer_config(self._case), self._initial, self._micro_batches()
-        if self._case.precision not in ("bf16", "fp16") or not self._case.perturbed_runs:
+        if self._case.precision == "fp32" or not self._case.perturbed_runs:
             return train(*what), None
-        return measure(*what, runs=self._case.perturbed_runs, dtype=getattr(torch, weights_dtype(self._case)))
+        return measure(*what, runs=self._case.perturbed_runs, rounding=self._rounding())
+
+    def _rounding(self) -> Rounding:
+        if self._case.precision == "fp8":
+            return Fp8(fp8_recipe(self._case, next(self._chunk.parameters()).device))
+        return Rounding(getattr(torch, weights_dtype(self._case)))
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         return {reference_name(name): value.detach().clone() for name, value in self._chunk.named_parameters()}
@@ -101,7 +113,7 @@ class ReferenceRun:
     def _noting(self, name: str) -> Any:
         def note(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
             value = output[0] if isinstance(output, tuple) else output
-            if name not in self._trained.activations:
+            if self.watching and name not in self._trained.activations:
                 # Megatron has the sequence first, but for packed samples, which are one sequence; the router has all
                 # tokens in one dimension.
                 training, length = self._case.training, self._model.sequence_length
