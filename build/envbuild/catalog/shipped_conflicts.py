@@ -18,18 +18,18 @@ def excuse_digest(entry: Conflict) -> str:
 # tests/unit/catalog/test_shipped_conflicts.py prints what is missing.
 SHIPPED = frozenset(
     {
-        "sha256:dde0727769750928f6c4c37bf76634f437ca05cfd833cd8cd3907b5169dcf704",  # gathered-logits
-        "sha256:54628483a060ae6f7bbcd59d8852892941c12aea1fb0a847fd249364f439dce1",  # interleaved-batched-p2p
-        "sha256:0e70afac273871bf3fcf82eb7f8009c464f020e716e66a40beea0d60a708cac6",  # learning-rates-after-loading
+        "sha256:b30313249515db4064f0c1264ca385d7fce940f36186ced4346b1ec8f8dc2698",  # gathered-logits
+        "sha256:91da9a5b054d3f4e429251fa360685f9f8e46f93b96ecd23ed260e38f7cad70a",  # interleaved-batched-p2p
+        "sha256:da040eddfc99773a73380e10ea1788de90e531a0a24a1fe1acf320444056778f",  # learning-rates-after-loading
         "sha256:788d85703d61a915a445c8d7abafc64d32fac2f99a662507c02025f1b1234237",  # lora-gathered-norm
-        "sha256:e506806c79f61d51a27ca4ad842fc9a5f5a45c6674b57a682a1d71ef1fc3382a",  # mamba-epsilon
-        "sha256:243d9c138bd0b3bc82d0f114f7191c1dc59b2219835ed21edc715fdce1a70fc3",  # masked-loss-in-contexts
-        "sha256:7e2566be90b07a4b71bc3bf1769df38094492566a94d2bf8535ee37e46eeab53",  # norm-of-grouped-experts
-        "sha256:ffa1558e8ae2a8384e5bd88d68f5a7c9b0db6debc36906869149ec25cfb5fa1f",  # optimizer-state-in-buckets
+        "sha256:6421ab986984dac19965220a4bf1eaebf4a20a6d3be8fd82b259dfcb21c1ccf0",  # mamba-epsilon
+        "sha256:d58f913148326199cc270eb1edfaaa299e8f2930cf4a76ca6f2744ec0128d123",  # masked-loss-in-contexts
+        "sha256:853f17f2971d9f0a3612cdae8aca1a8925a37d3c34a5e365b841ae0845aa804e",  # norm-of-grouped-experts
+        "sha256:66980bcb4f7f602b4c0b1cbbc88a06fb06663952f46f14aefad62f39d1df5713",  # optimizer-state-in-buckets
         "sha256:58dc7f15effafdea20cbecf77c8b4e9d9215c7e56f0c9ef96bbaf4ebcaa18014",  # overlap-of-instances
-        "sha256:33f5e9162c3b546a51d36d2a0c8f6498dbed9ef9334787797ccdeb412f7de535",  # router-losses-in-contexts
-        "sha256:beaa12c46727d72309a8c01e3ced9ed9960fa29b4d85fd8343487b51650e86cb",  # router-losses-per-token
-        "sha256:a0d9899e1c682cd6419da5d1267f57c0f283f9a185e9dcddd56ba96b665dc312",  # sequence-loss-per-token
-        "sha256:243c8748bcddd508f3180656e43ec266bef9cde8cafba78faf83ab46e9679706",  # whole-experts
+        "sha256:8f18372fecffe7e93757c584ac4d5744058e8af94e7aebd2bc44b14b27d6abc9",  # router-losses-in-contexts
+        "sha256:8fb787f51ed213916f9c247e53919acc2971ef7b3fcb3ec535a49b93b8c2a299",  # router-losses-per-token
+        "sha256:307d827e4c6a539b81e4a5ad67e2ac5078e548fc55711282b785af4512373657",  # sequence-loss-per-token
+        "sha256:bcd80ebfd272d13a2e9362cb0c38755cce1f326c06fdf38f425211235aa2b0b7",  # whole-experts
     }
 )

@@ -23,7 +23,7 @@ STATES: tuple[State, ...] = (
 _MEANINGS: Mapping[State, str] = {
     "not covered": "no case has this value, or no case would notice another one",
     "unknown": "its value comes from the model's config: name that file (--hf-config), or the converter computes it",
-    "not the library's": "Megatron-Bridge's own, or no field of the locked megatron-core",
+    "not the library's": "Megatron-Bridge's own, or no field of the locked megatron-core's configuration",
     "size": "cases have other numbers",
     "covered": "cases have this value and another one, and a wrong value fails a case",
     "fixed": "all cases have this value",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from megatron.core.transformer import MLATransformerConfig
 
 from envbuild_smoke.results import Configuration
 
@@ -52,6 +53,8 @@ def configuration(wrapped: list[torch.nn.Module], optimizer: Any, schedule: Any,
     values: dict[str, str] = {}
     defaults: dict[str, str] = {}
     for name, value, default in (
+        # Of models without latent attention no value differs from these.
+        *((f"model.{name}", default, default) for name, default in _defaults(MLATransformerConfig)),
         *_fields("model", wrapped[0].module.config),
         *_arguments(wrapped[0].module),
         *_fields("ddp", wrapped[0].ddp_config),
@@ -65,11 +68,14 @@ def configuration(wrapped: list[torch.nn.Module], optimizer: Any, schedule: Any,
 
 
 def _fields(section: str, config: Any) -> Iterator[tuple[str, Any, Any]]:
+    for name, default in _defaults(config):
+        yield f"{section}.{name}", getattr(config, name), default
+
+
+def _defaults(config: Any) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(config):
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        yield f"{section}.{field.name}", getattr(config, field.name), default
+        made = field.default_factory is not dataclasses.MISSING
+        yield field.name, field.default_factory() if made else field.default
 
 
 def _arguments(module: Any) -> Iterator[tuple[str, Any, Any]]:
