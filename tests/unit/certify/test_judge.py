@@ -289,6 +289,8 @@ MODEL = replace(typed(plan_of()).models["gpt"], layer_spec="transformer-engine",
         ("normalization", "RMSNorm"),
         ("distributed_optimizer", True),
         ("params_dtype", "torch.bfloat16"),
+        ("gradients_dtype", "bfloat16"),
+        ("loss_scale", 2.0),
     ],
 )
 @pytest.mark.parametrize("case", [TP2, BASELINE])

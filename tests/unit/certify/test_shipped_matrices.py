@@ -26,6 +26,7 @@ AXES = {
     "data", "tensor", "sequence", "pipeline", "context", "expert", "micro_batch_size", "attention_backend", "nodes",
     "distributed_optimizer", "recompute", "resume_at", "virtual_pipeline", "overlap_grad_reduce",
     "overlap_param_gather", "bucket_size", "expert_tensor", "continue_in", "average_in_collective",
+    "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout",
 }  # fmt: skip
 
 
