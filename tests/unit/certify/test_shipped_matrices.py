@@ -78,8 +78,9 @@ def axes_compared(cases: dict[str, Case]) -> set[str]:
 def test_full_compares_the_final_weights_for_at_least_one_case_of_each_axis():
     assert axes_compared(cases_of("certify-full", CPU)) == AXES - {"attention_backend"}
     assert axes_compared(cases_of("certify-full", H200)) == AXES | {
-        "moe_grouped_gemm",
-        "num_distributed_optimizer_instances",
+        *("moe_grouped_gemm", "num_distributed_optimizer_instances", "use_precision_aware_optimizer"),
+        *("apply_rope_fusion", "bias_activation_fusion", "bias_dropout_fusion", "cross_entropy_fusion"),
+        "masked_softmax_fusion",
     }
 
 
