@@ -219,6 +219,8 @@ def test_what_was_built_is_observed(parity: Run) -> None:
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "params_dtype": "float32",
+        "gradients_dtype": "float32",
+        "loss_scale": 1.0,
         "optimizer": "torch.optim.adamw.AdamW",
     }
     for case in CASES:

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from envbuild_smoke.plan.json_reader import NOT_NEGATIVE, POSITIVE, up_to, within
+from envbuild_smoke.plan.json_reader import NOT_NEGATIVE, POSITIVE, matching, up_to, within
 
 Driver = Literal["mcore", "nemo", "bridge"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -41,6 +41,7 @@ MicroSamples = Annotated[int, up_to(1024)]
 Step = Annotated[int, up_to(100_000)]
 BucketSize = Annotated[int, up_to(2**40)]
 Positive = Annotated[float, POSITIVE]
+Stages = Annotated[str, matching(r"Et*(\|t*)*\|t*L", "E, layers t, stages between | and L, as Et|tt|t|L")]
 NotNegative = Annotated[float, NOT_NEGATIVE]
 Steps = Annotated[int, within("a whole number from 0 to 100000", ge=0, le=100_000)]
 # Above a half: Adam's first moment would forget in a step.
@@ -81,7 +82,8 @@ class Axis:
     def word_for(self, value: object) -> str:
         """Return its word in an ID; "" where there is none for this value."""
         if isinstance(self.word, str):
-            return "" if value is None or value is False else self.word.format(value)
+            # An ID is a file's name.
+            return "" if value is None or value is False else self.word.format(value).replace("|", ".")
         return self.word.get(value, "")
 
     @property
@@ -139,6 +141,30 @@ class Layout:
         drivers=MCORE,
         needs={"tensor": 2, "sequence": True},
         least=1,
+    )
+
+    num_layers_in_first_pipeline_stage: Size | None = axis(
+        None, text="layers of the first stage; the default is as many as of others", word="first{}", drivers=MCORE
+    )
+    num_layers_in_last_pipeline_stage: Size | None = axis(
+        None,
+        text="layers of the last stage; the default is as many as of others",
+        word="last{}",
+        drivers=MCORE,
+        needs={"pipeline": 4},
+        least=1,
+    )
+    account_for_embedding_in_pipeline_split: bool = axis(
+        False, text="the embedding counts as a layer of the first stage", word="emb", drivers=MCORE
+    )
+    account_for_loss_in_pipeline_split: bool = axis(
+        False, text="the loss counts as a layer of the last stage", word="loss", drivers=MCORE
+    )
+    pipeline_model_parallel_layout: Stages | None = axis(
+        None,
+        text="what each stage has, as megatron-core writes it: `Et|tt|t|L` for embedding, layers and loss",
+        word="by-{}",
+        drivers=MCORE,
     )
 
     @property

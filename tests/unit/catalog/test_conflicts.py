@@ -61,7 +61,7 @@ def test_setting_for_people():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"cases": [{"tensors": 2}]}, "tensors is not a field of cases or models; allowed: activation_func, "),
+        ({"cases": [{"tensors": 2}]}, "tensors is not a field of cases or models; allowed: "),
         ({"cases": [{}]}, "a table without a field"),
         ({"cases": [{"tensor": "<=2"}]}, "pattern"),
         ({"cases": [{"tensor": 2}], "shown_by": None}, "cases need shown_by"),

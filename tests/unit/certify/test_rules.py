@@ -186,6 +186,37 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
             {"weight_decay_incr_style": "linear", "start_weight_decay": 0.2},
             "start_weight_decay 0.2 must be at most weight_decay 0",
         ),
+        # -- stages
+        ("gpt", CPU, {"num_layers_in_first_pipeline_stage": 1}, "num_layers_in_first_pipeline_stage needs pipeline"),
+        ("gpt", CPU, {"pipeline": 2, "account_for_loss_in_pipeline_split": True}, "8 and 1 that count as layers must"),
+        (
+            "gpt",
+            CPU,
+            {"pipeline": 4, "num_layers_in_last_pipeline_stage": 3},
+            "num_layers 8 without num_layers_in_last_pipeline_stage does not divide by the 3 other stages",
+        ),
+        (
+            "gpt",
+            CPU,
+            {"pipeline": 4, "virtual_pipeline": 2, "num_layers_in_first_pipeline_stage": 1},
+            "num_layers_in_first_pipeline_stage must be a multiple of virtual_pipeline = 2",
+        ),
+        (
+            "gpt",
+            CPU,
+            {"pipeline": 2, "pipeline_model_parallel_layout": "Et|t|L"},
+            "pipeline_model_parallel_layout has 3 stages of 2 layers in all",
+        ),
+        (
+            "gpt",
+            CPU,
+            {
+                "pipeline": 2,
+                "pipeline_model_parallel_layout": "Ett|tL",
+                "account_for_embedding_in_pipeline_split": True,
+            },
+            "a layout has one kind",
+        ),
         # -- gradients and fusions
         ("gpt", CPU, {"average_in_collective": True}, "average_in_collective needs data x context > 1"),
         (

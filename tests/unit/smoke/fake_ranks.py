@@ -85,7 +85,8 @@ OBSERVED = Observed(
     **dict.fromkeys(("attention", "router_gemm", "normalization", "optimizer", "params_dtype", "samples_digest"), "x"),
     **dict.fromkeys(("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"), False),
     **dict.fromkeys(("gradient_buckets", "parameters", "trainable_parameters"), 1),
-    **dict.fromkeys(("hidden_dropout", "attention_dropout"), 0.0),
+    **dict.fromkeys(("hidden_dropout", "attention_dropout", "loss_scale"), 0.0),
+    gradients_dtype="x",
     libraries={},
 )
 

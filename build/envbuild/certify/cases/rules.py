@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from envbuild.catalog.fields import Device
 from envbuild.certify.cases.case import ResolvedRow
+from envbuild.certify.cases.stage_rules import stage_sizes
 from envbuild.certify.cases.training_rules import fusion_needs, schedule_needs
 
 # Qwen2.5-7B cut to hidden size 128 has 28 heads of 4, for which no attention backend exists; 224 and 3584 work.
@@ -68,8 +69,7 @@ def _sizes(row: ResolvedRow) -> Iterator[str]:
         yield from _multiple("hidden_size", hidden, "num_attention_heads", heads)
     yield from _multiple("num_attention_heads", heads, "num_query_groups", groups)
     yield from _multiple("processes", layout.world_size, "nodes =", row.case.nodes)
-    stages = layout.pipeline * layout.virtual_pipeline
-    yield from _multiple("num_layers", model.num_layers, "pipeline x virtual_pipeline =", stages)
+    yield from stage_sizes(row)
     split = [("num_attention_heads", heads), ("vocabulary_size", model.vocabulary_size)]
     if model.num_query_groups is not None:
         split.append(("num_query_groups", groups))
