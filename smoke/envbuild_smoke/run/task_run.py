@@ -187,6 +187,7 @@ class TaskRun:
             command = RankCommand(
                 task=task.kind,
                 case=task.case.id,
+                repeat=task.repeat,
                 rank=rank,
                 world_size=task.world_size,
                 host=meeting.host,

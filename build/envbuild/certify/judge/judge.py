@@ -28,7 +28,7 @@ from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.results import CaseLine, Observed, Step, Weights
 
 # Raised when the judge would come to another verdict about the same results.
-JUDGE_VERSION = 14
+JUDGE_VERSION = 15
 # The check that a failed rank fails, by the kind of failure that the runner reports.
 _FAILURES: Mapping[str, Check] = {
     "exception": "rank-exception",
@@ -101,13 +101,13 @@ class _Judge:
         if problems := self._incomplete(case, result):
             return _judged(verdict, problems)
         if case.is_baseline:
-            planned = self._plan.case(case.id)
+            planned = self._plan.run_of(self._plan.case(case.id), repeat)
             reference, problems = compare_reference(planned, self._plan.models[case.model], result)
             problems += [*self._configuration(case, result, None), *self._repeated(case, result)]
             spread = spread_of(result, planned.perturbed_runs)
             if spread is not None:
                 spread = spread.model_copy(update={"caught": self._gradient_bands(result).caught})
-            else:
+            elif planned.perturbed_runs:
                 text = "it was to be trained again with its weights moved, and the runner did not report that whole"
                 problems.append(Problem(check="baseline", text=text))
             verdict = verdict.model_copy(update={"reference": reference, "spread": spread})
@@ -116,14 +116,16 @@ class _Judge:
         if baseline is None or self._incomplete(case, baseline):
             text = f"its baseline {case.baseline_id} did not complete, so there is nothing to compare with"
             return _judged(verdict, [Problem(check="baseline", text=text)])
-        spread = spread_of(baseline, self._plan.case(case.baseline_id).perturbed_runs)
-        if spread is None:
+        planned = self._plan.case(case.baseline_id)
+        measured_by = self._results.measuring(planned, repeat, self._plan)
+        spread = None if measured_by is None else spread_of(measured_by, planned.perturbed_runs)
+        if measured_by is None or spread is None:
             text = f"of its baseline {case.baseline_id} it was not measured what moved weights do to it: no bands"
             return _judged(verdict, [Problem(check="baseline", text=text)])
         bands = Bands(spread, self._matrix.tolerance[case.precision])
         comparison = _Comparison(case, bands, result.steps, baseline.steps)
         comparison.compare_weights(result.weights)
-        worst, gradients = compare_gradients(result, baseline, self._gradient_bands(baseline))
+        worst, gradients = compare_gradients(result, baseline, self._gradient_bands(measured_by))
         # What was computed comes first: it is what people look for.
         problems = [
             *comparison.problems,

@@ -1,0 +1,62 @@
+"""Which node of a run trains which case: each node what shows that it computes as the others, and one node the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from envbuild.certify.cases.case import Case
+
+# A baseline that is measured takes as long as so many processes of another case: it trains five times, and next to
+# the reference (certify-quick on CPUs).
+_MEASURED = 3
+
+
+def home_nodes(cases: Sequence[Case], nodes: int) -> dict[str, int | None]:
+    """The home node of each case, by ID; None where every node runs it.
+
+    Cases of a baseline that one node alone runs are at home there, too: they load its weights.
+    """
+    homes: dict[str, int | None] = {case.id: None for case in cases}
+    if nodes == 1:
+        return homes
+    everywhere = set(_everywhere(cases, nodes))
+    load = [0] * nodes
+    # It measures the bands of what all nodes run.
+    load[0] = _MEASURED * sum(case.is_baseline and case.id in everywhere for case in cases)
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        if case.id not in everywhere:
+            groups.setdefault(case.id if case.baseline_id in everywhere else case.baseline_id, []).append(case)
+    weights = {name: sum(_weight(case) for case in group) for name, group in groups.items()}
+    for name in sorted(groups, key=lambda name: weights[name], reverse=True):
+        node = load.index(min(load)) if weights[name] else 0
+        load[node] += weights[name]
+        homes.update(dict.fromkeys((case.id for case in groups[name]), node))
+    return homes
+
+
+def _everywhere(cases: Sequence[Case], nodes: int) -> Iterator[str]:
+    """The cases that every node runs.
+
+    Of each model and precision they are the first baseline and, of its cases within a node, the one of most processes:
+    other cases use the same kernels. Cases over some of the nodes have every node once with each neighbour.
+    """
+    first: dict[tuple[str, str], Case] = {}
+    for case in cases:
+        if case.is_baseline:
+            first.setdefault((case.model, case.precision), case)
+    for baseline in first.values():
+        yield baseline.id
+        own = [case for case in cases if case.compared_with == baseline.id and case.nodes == 1]
+        if own:
+            yield max(own, key=lambda case: case.world_size).id
+    for case in cases:
+        if 1 < case.nodes < nodes:
+            yield from (case.id, case.baseline_id)
+
+
+def _weight(case: Case) -> int:
+    """How long a case keeps its node busy, compared with others; of one over all nodes 0."""
+    if case.nodes > 1:
+        return 0
+    return _MEASURED if case.is_baseline else case.world_size
