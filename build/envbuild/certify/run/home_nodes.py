@@ -6,10 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from envbuild.certify.cases.case import Case
 
-# A baseline that is measured takes as long as so many processes of another case: it trains five times, and next to
-# the reference (certify-quick on CPUs).
-_MEASURED = 3
-
 
 def home_nodes(cases: Sequence[Case], nodes: int) -> dict[str, int | None]:
     """The home node of each case, by ID; None where every node runs it.
@@ -20,14 +16,16 @@ def home_nodes(cases: Sequence[Case], nodes: int) -> dict[str, int | None]:
     if nodes == 1:
         return homes
     everywhere = set(_everywhere(cases, nodes))
-    load = [0] * nodes
-    # It measures the bands of what all nodes run.
-    load[0] = _MEASURED * sum(case.is_baseline and case.id in everywhere for case in cases)
+    # Node 0 has to measure the bands of what all nodes run: on 4 H100 a baseline that does takes as long as a process
+    # of another case, and trains five times.
+    measured = sum(case.is_baseline and case.id in everywhere for case in cases)
+    load = [measured, *[0] * (nodes - 1)]
     groups: dict[str, list[Case]] = {}
     for case in cases:
         if case.id not in everywhere:
             groups.setdefault(case.id if case.baseline_id in everywhere else case.baseline_id, []).append(case)
-    weights = {name: sum(_weight(case) for case in group) for name, group in groups.items()}
+    # One over all nodes keeps none busier than another.
+    weights = {name: sum(case.world_size for case in group if case.nodes == 1) for name, group in groups.items()}
     for name in sorted(groups, key=lambda name: weights[name], reverse=True):
         node = load.index(min(load)) if weights[name] else 0
         load[node] += weights[name]
@@ -53,10 +51,3 @@ def _everywhere(cases: Sequence[Case], nodes: int) -> Iterator[str]:
     for case in cases:
         if 1 < case.nodes < nodes:
             yield from (case.id, case.baseline_id)
-
-
-def _weight(case: Case) -> int:
-    """How long a case keeps its node busy, compared with others; of one over all nodes 0."""
-    if case.nodes > 1:
-        return 0
-    return _MEASURED if case.is_baseline else case.world_size
