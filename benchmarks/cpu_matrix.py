@@ -37,7 +37,7 @@ def write_plan(path: Path, matrix_name: str, *, nodes: int = 1, processes: int |
     cases = tuple(
         case
         for case in expand(matrix, matrix_name, capabilities)
-        if case.nodes <= nodes and (processes is None or case.world_size <= processes * case.nodes)
+        if case.most_nodes <= nodes and (processes is None or case.slots_on_node <= processes)
     )
     # Without an image: the runner refuses the plan of one that it is not started in.
     place = Placement.parse("venv")

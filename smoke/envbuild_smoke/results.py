@@ -37,6 +37,8 @@ FindingCode = Literal[
 # On a node, across two, or over as many as are up to now.
 Sweep = Literal["node", "pair", "ramp"]
 PROJECTIONS = 4
+# Significant ones.
+FLOAT32_BITS = 24
 Count = Annotated[int, at_least(0)]
 Positive = Annotated[int, at_least(1)]
 Amount = Annotated[float, NOT_NEGATIVE]
@@ -64,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a case did not complete: its earliest failing rank, or None where no single rank is to blame.
+    """Why a case did not complete: its earliest failing rank on its node, or None where no single one is to blame.
 
     `exit_status` is negative for a signal; `log` is relative to the output directory. Kind terminated: a rank was told
     to end (SIGTERM), as Slurm does to all processes of a job.
@@ -75,6 +77,7 @@ class Failure:
     rank: int | None = None
     exit_status: int | None = None
     log: str | None = None
+    node: Count | None = None
 
     @property
     def is_from_outside(self) -> bool:
@@ -144,6 +147,21 @@ class TensorDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Float32Part:
+    """What a library computes in float32 where all else has fewer bits, next to float64 from the same inputs.
+
+    `spread` is what float32 does to it. `bits` are the significant bits of the type that its result is in, to which
+    that of float64 is rounded.
+    """
+
+    part: Literal["accumulation", "softmax", "loss", "main weights"]
+    name: str
+    relative_difference: float | None
+    spread: float | None
+    bits: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReferenceStep:
     """A step of the reference."""
 
@@ -156,7 +174,8 @@ class ReferenceComparison:
     """How a baseline compares with the reference; tensors are in the order of computation.
 
     Nothing is compared where `reason` says why, or `samples` how the samples are not the planned ones. `perturbed` are
-    its steps with each weight moved by one unit in the last place, None where it was not trained so.
+    its steps with each weight moved by one unit in the last place, None where it was not trained so; `float32_parts`
+    are of cases in other types.
     """
 
     reason: str | None = written(None)
@@ -167,6 +186,7 @@ class ReferenceComparison:
     weights: tuple[TensorDifference, ...] = written(())
     seconds: Amount = written(0.0)
     perturbed: tuple[tuple[ReferenceStep, ...], ...] | None = None
+    float32_parts: tuple[Float32Part, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,11 +200,22 @@ class HuggingFace:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """The library's configuration objects after training: fields by `model.`, `ddp.`, `optimizer.` and `scheduler.`.
+
+    `values` are those unlike their default; `defaults` are of all fields, and of baselines alone.
+    """
+
+    values: Mapping[str, str]
+    defaults: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observed:
     """What a driver read from the objects that it had built; `libraries` are the files that ranks had mapped, by name.
 
     `unlisted` is what ranks imported, and no package of the lock lists. `hugging_face` is of an imported model alone,
-    and memory of GPUs.
+    and memory of GPUs. Gradients are in the type that they are summed in, main weights are those that are updated.
     """
 
     layer_spec: str
@@ -207,17 +238,20 @@ class Observed:
     unlisted: tuple[Finding, ...] = ()
     hugging_face: HuggingFace | None = None
     peak_memory_bytes: Count | None = None
+    gradients_dtype: str | None = None
+    main_weights_dtype: str | None = None
+    configuration: Configuration | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseLine:
     """What happened to one case, the `repeat`th time; on `devices` of `nodes`, `started_seconds` after the run began.
 
-    Devices are in the order of the ranks, and so are nodes, each of as many ranks as the others. `startup_seconds`
-    passed until its first step began, None if none did. `fresh_processes` counts the rank processes that did not live
-    before. `compute_seconds` are, by rank and step, those from the begin of a step to its first collective; none where
-    the driver does not measure them. `restarted` is why it was begun a second time, through no fault of its ranks; all
-    else is about the second time then.
+    Devices are in the order of the ranks, and so are nodes, each with as many devices as the others; a part of a case
+    has the first of them. `startup_seconds` passed until its first step began, None if none did. `fresh_processes`
+    counts the rank processes that did not live before. `compute_seconds` are, by rank and step of the first part, those
+    from the begin of a step to its first collective; none where the driver does not measure them. `restarted` is why it
+    was begun a second time, through no fault of its ranks; all else is about the second time then.
     """
 
     schema: Schema = written(SCHEMA)
@@ -259,7 +293,8 @@ class Gpu:
 class Machine:
     """Where it ran; `cuda` is what torch was built for, `nccl` what it has loaded.
 
-    `variables` are those that change what CUDA, NCCL, gloo, Transformer Engine, the loader of libraries or Python do.
+    `variables` are those that change what CUDA, NCCL, gloo, oneDNN, torch, Transformer Engine, the loader of
+    libraries or Python do.
     """
 
     cpu_model: str | None
@@ -393,11 +428,20 @@ class ResumedLine:
     at: Moment
     host: str
     cut_bytes: Count
+    gpu_states: tuple[GpuState, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeEnd:
+    """The GPUs of another node than 0 after the cases."""
+
+    node: Positive
+    gpu_states: tuple[GpuState, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndLine:
-    """The end of a run, with how many cases there are and how many completed."""
+    """The end of a run, with how many cases there are and how many completed; `nodes` are those that were not lost."""
 
     schema: Schema = written(SCHEMA)
     type: Literal["end"] = written("end")
@@ -405,6 +449,7 @@ class EndLine:
     completed: Count
     finished_at: Moment
     gpu_states: tuple[GpuState, ...]
+    nodes: tuple[NodeEnd, ...] = ()
 
 
 Line = RunLine | NodeLine | CaseLine | BandwidthLine | ResumedLine | EndLine

@@ -5,6 +5,7 @@ from __future__ import annotations
 from faults.kinds import Case
 
 DATA = Case(row={"data": 2})
+OVER_NODES = Case(row={"data": 2, "nodes": 2})
 TENSOR = Case(row={"tensor": 2})
 PIPELINE = Case(row={"pipeline": 2})
 # With two micro batches a pipeline of two stages is never in the phase that the fault is in.
@@ -28,3 +29,5 @@ ROUTER_LOSSES = Case(kind="router-losses", row={"tensor": 2, "sequence": True})
 CONTINUED = Case(row={"tensor": 2, "resume_at": 2, "continue_in": {"pipeline": 2}})
 RESUMED = Case(row={"data": 2, "resume_at": 2})
 WEIGHTS = Case(row={"pipeline": 2, "compare_weights": True})
+MIXED = Case(row={"data": 2, "precision": "bf16"})
+MIXED_SHARDED = Case(row={"data": 2, "precision": "bf16", "distributed_optimizer": True})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from faults.axes import AXES
 from faults.baselines import BASELINES
-from faults.cases import DATA, PIPELINE
+from faults.cases import DATA, OVER_NODES, PIPELINE
 from faults.kinds import Corruption, Fault, Switch
 from faults.library import LIBRARY
+from faults.mixed_precision import MIXED_PRECISION
 from faults.processes import PROCESS
 
 
@@ -77,7 +78,7 @@ WHEELS = (
     ),
     wheel_fault(
         "two-nccls",
-        "a machine's own NCCL is found before the one of the environment",
+        "a machine's own NCCL is loaded in the place of the environment's",
         Corruption(name="second_nccl"),
         "library-twice",
     ),
@@ -172,6 +173,34 @@ RUNS = (
         at="run",
     ),
     Fault(
+        id="another-package-on-one-node",
+        broken="one node has another version of a package than the others and the lock",
+        where="run",
+        case=DATA,
+        check="nodes",
+        text="node 1",
+        at="run",
+        quick=True,
+    ),
+    Fault(
+        id="other-samples-on-one-node",
+        broken="one node reads other samples than the others, in all of its cases",
+        where="process",
+        case=DATA,
+        check="node-numbers",
+        text="node 2",
+        at="run",
+    ),
+    Fault(
+        id="slow-node",
+        broken="one node takes twice as long as the others until it communicates",
+        where="process",
+        case=OVER_NODES,
+        check="node-slow",
+        text="node 1",
+        at="run",
+    ),
+    Fault(
         id="results-of-a-part",
         broken="the results are whole and of the plan, and one of its cases was never run",
         where="run",
@@ -188,7 +217,7 @@ RUNS = (
     ),
 )
 
-FAULTS = (*LIBRARY, *AXES, *BASELINES, *PROCESS, *WHEELS, *RUNS)
+FAULTS = (*LIBRARY, *AXES, *BASELINES, *MIXED_PRECISION, *PROCESS, *WHEELS, *RUNS)
 
 
 def fault_named(name: str) -> Fault:

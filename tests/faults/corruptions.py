@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 
 from faults.environments import Environment, new_file
@@ -103,8 +102,9 @@ def stub_optimizer(environment: Environment) -> Variables:
 
 
 def second_nccl(environment: Environment) -> Variables:
-    """A machine's own NCCL is found before that of the environment's wheel."""
-    some_library = next(Path(sysconfig.get_config_var("DESTSHARED")).glob("*.so"))
+    """A machine's own NCCL is loaded in the place of that of the environment's wheel."""
+    maps = Path("/proc/self/maps").read_text()
+    some_library = next(line.split()[-1] for line in maps.splitlines() if line.endswith("/libm.so.6"))
     metadata = environment.site_packages / "nvidia_nccl_cu13-2.29.7.dist-info"
     own = environment.site_packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     machines = environment.folder.with_name(f"{environment.folder.name}-lib") / "libnccl.so.2"
@@ -115,7 +115,7 @@ def second_nccl(environment: Environment) -> Variables:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-nccl-cu13\nVersion: 2.29.7\n")
     files = [own, metadata / "METADATA", metadata / "RECORD"]
     (metadata / "RECORD").write_text("".join(f"{file.relative_to(environment.site_packages)},,\n" for file in files))
-    return {"LD_LIBRARY_PATH": str(machines.parent)}
+    return {"LD_PRELOAD": str(machines)}
 
 
 def other_version(environment: Environment) -> Variables:

@@ -47,6 +47,7 @@ ANY: dict[str, dict[str, st.SearchStrategy]] = {
         "expert_tensor": st.sampled_from([None, 1, 2]),
         "parallel_output": st.booleans(),
         "continue_in": st.sampled_from([None, {"data": 2}, {"tensor": 2}, {"pipeline": 2}]),
+        "continue_nodes": st.sampled_from([None, 1, 2]),
         "recompute": st.sampled_from(get_args(Recompute)),
         "resume_at": st.sampled_from([1, 4, 5, 9]),
         "packed": st.booleans(),

@@ -64,7 +64,9 @@ end(int(last.read_text()) if last.exists() else 0)
 """
 
 
-def write_cluster(project: Path, folder: Path, *, name: str = NAME, **slurm: Any) -> None:
+def write_cluster(
+    project: Path, folder: Path, *, name: str = NAME, image: dict[str, str] | None = None, **slurm: Any
+) -> None:
     """Define a cluster of the virtual nodes; ``folder`` is its shared storage, ``slurm`` changes its [slurm]."""
     file = project / "envs/clusters" / f"{name}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +84,7 @@ def write_cluster(project: Path, folder: Path, *, name: str = NAME, **slurm: Any
         "folder": str(folder),
         "slurm": table | slurm,
         "mounts": {"data": {"source": str(folder)}},
+        **({"image": image} if image else {}),
     }
     file.write_text(tomlkit.dumps(document))
 

@@ -18,8 +18,9 @@ from envbuild_smoke.plan.axes import TABLE, CaseAxes, Layout, Training, axes
 _PATTERN = r"^([<>]\d+(\.\d+)?(e-?\d+)?|[A-Za-z][A-Za-z0-9_-]*)$"
 Condition = bool | int | Annotated[str, StringConstraints(pattern=_PATTERN)]
 # Left out: tables, of which moe's fields count by themselves. The layout that a case continues in is tried as one of
-# its own (certify/cases/known_wrong.py).
-_OF_CASES = {*(axis.name for axis in TABLE), *(field.name for field in fields(Training))} - {"continue_in"}
+# its own (certify/cases/known_wrong.py), whatever its nodes.
+_CONTINUED = {"continue_in", "continue_nodes"}
+_OF_CASES = {*(axis.name for axis in TABLE), *(field.name for field in fields(Training))} - _CONTINUED
 _OF_MODELS = {*ModelSpec.model_fields, *Experts.model_fields} - {"moe", "mamba"}
 FIELDS = tuple(sorted(_OF_CASES | _OF_MODELS))
 

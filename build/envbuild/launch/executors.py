@@ -23,6 +23,8 @@ IMAGE_DIR = "/envbuild/image"
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 # Settings of the communication libraries that decide what is measured.
 COMMUNICATION = ("NCCL_", "TORCH_NCCL_", "NVTE_", "CUDA_")
+# The instruction sets of oneDNN and torch.
+INSTRUCTIONS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 # They name interfaces and folders of this machine; inside an image there is loopback alone.
 LEFT_OUT = ("NCCL_SOCKET_IFNAME", "CUDA_HOME", "CUDA_PATH")
 
@@ -134,6 +136,7 @@ class Executor(Protocol):
         """
 
 
-def communication_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of this machine that reach an image on GPUs: settings of the communication libraries."""
-    return {name: value for name, value in environ.items() if name.startswith(COMMUNICATION) and name not in LEFT_OUT}
+def settings_of(environ: Mapping[str, str], *, on_gpus: bool) -> dict[str, str]:
+    """The variables of this machine that reach an image: how the libraries in it communicate, or compute on the CPU."""
+    prefixes = COMMUNICATION if on_gpus else INSTRUCTIONS
+    return {name: value for name, value in environ.items() if name.startswith(prefixes) and name not in LEFT_OUT}

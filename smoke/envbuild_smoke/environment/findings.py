@@ -36,8 +36,7 @@ def all_findings(
     result += listed.findings(ready.imported)
     # The folders of packages: the standard library and zip files hold none of these libraries.
     folders = [folder for folder in sys.path if Path(folder).is_dir() and folder.endswith("-packages")]
-    known = libraries.reachable(folders)
-    for name, paths in libraries.twice(known, ready.libraries).items():
+    for name, paths in libraries.twice(libraries.packaged(folders), ready.libraries).items():
         result.append(Finding("library-twice", name, None, ", ".join(paths)))
     result += startup_findings(ready.started)
     if image is not None:

@@ -1,8 +1,7 @@
-"""Shared libraries of which one process must have one copy: where they lie, and which are mapped."""
+"""Shared libraries of which one process must have one copy: which are mapped, and which the packages have."""
 
 import os
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,22 +30,13 @@ def mapped() -> dict[str, tuple[str, ...]]:
     return {name: tuple(sorted(paths)) for name, paths in sorted(libraries.items())}
 
 
-def reachable(folders: Iterable[str]) -> dict[str, list[str]]:
-    """Return the libraries under the folders of packages, on LD_LIBRARY_PATH and in ldconfig's cache, by name.
-
-    Files that are one and the same under several names count once.
-    """
-    files = [file for folder in folders for file in _below(folder)]
-    # Not below these folders: the loader does not descend.
-    for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
-        if Path(folder).is_dir():
-            files += [entry.path for entry in os.scandir(folder)]
-    files += _loader_cache()
+def packaged(folders: Iterable[str]) -> dict[str, list[str]]:
+    """Return the libraries under the folders of packages, by name."""
     named: dict[str, list[str]] = {}
-    for file in files:
+    for file in (file for folder in folders for file in _below(folder)):
         if name := soname(file):
             named.setdefault(name, []).append(file)
-    return {name: sorted(distinct(paths)) for name, paths in sorted(named.items())}
+    return named
 
 
 def merged(sources: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, tuple[str, ...]]:
@@ -58,10 +48,18 @@ def merged(sources: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, tuple[st
     return {name: tuple(sorted(paths)) for name, paths in sorted(together.items())}
 
 
-def twice(*sources: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return the libraries of which the sources together know more than one file."""
-    together = {name: distinct(paths) for name, paths in merged(sources).items()}
-    return {name: sorted(paths) for name, paths in together.items() if len(paths) > 1}
+def twice(own: Mapping[str, Sequence[str]], loaded: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the libraries of which a process has mapped several files, or another one than the packages' `own`.
+
+    A machine may have others, which nothing loads.
+    """
+    result = {}
+    for name, paths in loaded.items():
+        packages, mapped_files = distinct(own.get(name, ())), distinct(paths)
+        together = distinct([*packages, *mapped_files])
+        if len(mapped_files) > 1 or len(together) > max(1, len(packages)):
+            result[name] = sorted(together)
+    return result
 
 
 def distinct(paths: Iterable[str]) -> list[str]:
@@ -82,15 +80,3 @@ def _below(folder: str) -> list[str]:
         folders[:] = [name for name in folders if name not in skipped]
         paths += [f"{root}/{file}" for file in files if ".so" in file]
     return paths
-
-
-def _loader_cache() -> list[str]:
-    # /sbin is not on the PATH of every user.
-    for program in ("ldconfig", "/sbin/ldconfig"):
-        try:
-            answer = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=30, check=False)
-        except (OSError, subprocess.SubprocessError):
-            continue
-        lines = answer.stdout.splitlines()
-        return [line.partition("=> ")[2].strip() for line in lines if "=> " in line]
-    return []

@@ -11,7 +11,10 @@ from envbuild_smoke.results import Gpu, Image, Machine
 
 FINGERPRINT = Path("/etc/envbuild/fingerprint.json")
 # Variables that change what is loaded, how ranks are connected, or which kernels run. No others: they may be secrets.
-_PREFIXES = ("NCCL_", "CUDA_", "CUBLAS_", "GLOO_", "TORCH_NCCL_", "NVTE_", "UCX_", "LD_", "PYTHON")
+_PREFIXES = (
+    *("NCCL_", "CUDA_", "CUBLAS_", "GLOO_", "TORCH_NCCL_", "NVTE_", "UCX_", "LD_", "PYTHON"),
+    *("ONEDNN_", "ATEN_CPU_"),
+)
 _CHUNK_BYTES = 1 << 20
 
 

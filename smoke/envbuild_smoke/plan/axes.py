@@ -317,15 +317,75 @@ class CaseAxes:
     )
     nodes: Size = axis(1, text="nodes, with as many ranks on each", word="n{}", needs={"data": 2})
     resume_at: Step | None = axis(
-        None, text="after this step everything is saved, torn down, built again and loaded", word="resume{}", least=1
+        None, text="after this step everything is saved, and loaded by ranks that start anew", word="resume{}", least=1
     )
     continue_in: Layout | None = axis(
         None,
-        text="the layout built after `resume_at`, with as many processes; the default is the same layout",
+        text="the layout after `resume_at`, of any number of processes; the default is the same layout",
         word="in-{}",
         needs={"resume_at": 1},
-        least={},
+        least={"data": 2},
     )
+    continue_nodes: Size | None = axis(
+        None,
+        text="nodes after `resume_at`, more or fewer; the default is as many",
+        word="on-n{}",
+        needs={"data": 2, "resume_at": 1},
+        least=2,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The steps of a case, after one and until another, that one group of ranks trains; the first step is 1."""
+
+    layout: Layout
+    nodes: int
+    after: int
+    until: int
+
+    @property
+    def ranks_on_node(self) -> int:
+        """Number of ranks on each of its nodes."""
+        return self.layout.world_size // self.nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseParts(CaseAxes):
+    """A case and its parts: two where it is resumed, with a checkpoint between them, else one.
+
+    Each part has ranks of its own: those of the second may be more or fewer, on more or fewer nodes.
+    """
+
+    layout: Layout
+    training: Training
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """In the order in which they are trained."""
+        last = self.training.steps
+        if self.resume_at is None:
+            return (Part(layout=self.layout, nodes=self.nodes, after=0, until=last),)
+        layout, nodes = self.continue_in or self.layout, self.continue_nodes or self.nodes
+        return (
+            Part(layout=self.layout, nodes=self.nodes, after=0, until=self.resume_at),
+            Part(layout=layout, nodes=nodes, after=self.resume_at, until=last),
+        )
+
+    @property
+    def most_nodes(self) -> int:
+        """Number of nodes that it needs."""
+        return max(part.nodes for part in self.parts)
+
+    @property
+    def slots_on_node(self) -> int:
+        """Number of devices that it needs on each of them."""
+        return max(part.ranks_on_node for part in self.parts)
+
+    @property
+    def slots(self) -> int:
+        """Number of devices that it needs: GPUs, or processes on the CPU."""
+        return self.most_nodes * self.slots_on_node
 
 
 TABLE = (*axes(Layout), *axes(CaseAxes), *axes(Training), *axes(Settings))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
-from envbuild_smoke.plan.axes import CaseAxes, Driver, Layout, Positive, Settings, Training
+from envbuild_smoke.plan.axes import CaseParts, Driver, Positive, Settings
 from envbuild_smoke.plan.json_reader import NOT_EMPTY, NOT_NEGATIVE, PlanError, at_least, matching, up_to
 
 Device = Literal["cpu", "cuda"]
@@ -99,10 +99,11 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case(CaseAxes):
+class Case(CaseParts):
     """One training run.
 
     Attributes:
+        world_size: of its first part.
         baseline: None for a baseline, else the case whose initial weights are loaded.
         compare_weights: the final weights are compared with the baseline's final weights.
         compare_reference: the case, of one rank, is compared with the reference (`envbuild_smoke.reference`).
@@ -115,9 +116,7 @@ class Case(CaseAxes):
     baseline: str | None
     driver: Driver
     model: str
-    layout: Layout
     world_size: Size
-    training: Training
     settings: Settings
     compare_weights: bool
     compare_reference: bool
@@ -207,8 +206,8 @@ class Plan:
         return range(1 + case.home_node, self.nodes * self.repeats + 1, self.nodes)
 
     def nodes_of(self, case: Case, repeat: int) -> tuple[int, ...]:
-        """Return the nodes of a repeat of a case, in the order of its ranks."""
-        return tuple((repeat - 1 + index) % self.nodes for index in range(case.nodes))
+        """Return the nodes of a repeat of a case, in the order of its ranks; a part over fewer has the first ones."""
+        return tuple((repeat - 1 + index) % self.nodes for index in range(case.most_nodes))
 
     def measuring_repeat(self, case: Case, repeat: int) -> int:
         """Return which repeat of a baseline measures the bands of a repeat, and is compared with the reference.

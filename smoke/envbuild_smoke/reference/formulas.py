@@ -6,14 +6,17 @@ import torch
 from torch import Tensor
 
 from envbuild_smoke.reference.config import ExpertsConfig, MambaConfig
+from envbuild_smoke.reference.rounding import kept_in_float32, one_operation
 
 
+@one_operation
 def layer_norm(values: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     """Ba et al. 2016, "Layer Normalization" (arXiv 1607.06450), equations 3 and 4; epsilon as in torch.nn.LayerNorm."""
     centred = values - values.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight + bias
 
 
+@one_operation
 def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Zhang & Sennrich 2019, "Root Mean Square Layer Normalization" (arXiv 1910.07467), equation 4."""
     return values / (values.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight
@@ -36,6 +39,7 @@ def positions_of(length: int, segments: "Tensor | None", device: torch.device) -
     return may_attend(length, segments, device).sum(-1) - 1
 
 
+@one_operation
 def rotate(values: Tensor, positions: Tensor, base: float) -> Tensor:
     """Rotary positions of `values`, shape [batch, sequence, heads, head size].
 
@@ -68,6 +72,7 @@ def silu(values: Tensor) -> Tensor:
     return values * torch.sigmoid(values)
 
 
+@one_operation
 def activate(values: Tensor, gated: bool) -> Tensor:
     """GELU, Hendrycks & Gimpel 2016 (arXiv 1606.08415), section 2; gated, SwiGLU: Shazeer 2020 (arXiv 2002.05202).
 
@@ -79,6 +84,7 @@ def activate(values: Tensor, gated: bool) -> Tensor:
     return silu(gate) * linear
 
 
+@kept_in_float32
 def route(logits: Tensor, experts: ExpertsConfig) -> tuple[Tensor, Tensor]:
     """Return how much each expert counts for each token, 0 where it was not chosen, and the auxiliary losses' sum.
 
@@ -100,6 +106,7 @@ def route(logits: Tensor, experts: ExpertsConfig) -> tuple[Tensor, Tensor]:
     return weights, experts.count * balance + experts.z * z
 
 
+@one_operation
 def causal_convolution(values: Tensor, weight: Tensor, bias: Tensor, same: Tensor) -> Tensor:
     """Each channel of `values` by itself, over the token and those before it; `weight` has shape [channels, 1, width].
 
@@ -115,6 +122,7 @@ def causal_convolution(values: Tensor, weight: Tensor, bias: Tensor, same: Tenso
     return total
 
 
+@one_operation
 def state_space(inputs: Tensor, steps: Tensor, decay: Tensor, pair: tuple[Tensor, Tensor], same: Tensor) -> Tensor:
     """The selective state space model in its quadratic form, of `inputs` [batch, sequence, heads, head size].
 
@@ -130,6 +138,7 @@ def state_space(inputs: Tensor, steps: Tensor, decay: Tensor, pair: tuple[Tensor
     return torch.einsum("bhij,bjh,bjhp->bihp", weights, steps, inputs)
 
 
+@one_operation
 def gated_group_norm(values: Tensor, gate: Tensor, weight: Tensor, mamba: MambaConfig) -> Tensor:
     """The norm of a Mamba-2 block: gated first, then RMSNorm by group; Dao & Gu 2024, section 7.1 and figure 6."""
     gated = values * silu(gate)
@@ -138,6 +147,7 @@ def gated_group_norm(values: Tensor, gate: Tensor, weight: Tensor, mamba: MambaC
     return rms_norm(grouped, ones, mamba.norm_epsilon).flatten(-2) * weight
 
 
+@kept_in_float32
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the negative log-likelihood of each label, [batch, sequence].
 

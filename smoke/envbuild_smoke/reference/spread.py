@@ -1,4 +1,4 @@
-"""What rounding may do to the reference: it trains again, in float64, from weights that are moved as rounding would.
+"""What rounding may do to the reference: it trains again, in float64, rounded, and from weights that are moved.
 
 Nothing of it is the library's, so that no bug there can make wide what has to find it.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from envbuild_smoke.reference.config import ModelConfig, OptimizerConfig
 from envbuild_smoke.reference.model import MicroBatch
+from envbuild_smoke.reference.rounding import Rounding
 from envbuild_smoke.reference.training import Adam, Trained, train
 
 # How many of its standard deviations a gradient is moved by, where Adam is asked what comes of it. Moved weights do
@@ -54,10 +55,13 @@ def measure(
     weights: Mapping[str, Tensor],
     steps: Iterable[Sequence[MicroBatch]],
     runs: int,
-    bits: int,
+    dtype: torch.dtype,
 ) -> tuple[Trained, Spread]:
-    """Train the reference, then again `runs` times with each weight moved by one unit in the last of `bits` places."""
-    batches = list(steps)
+    """Train the reference, then again with all values rounded to `dtype`, and with each weight moved by its last place.
+
+    It is trained so `runs` times: where rounding decides between experts, one training may show nothing of it.
+    """
+    batches, bits = list(steps), round(-math.log2(torch.finfo(dtype).eps))
     gradients: list[Mapping[str, Tensor]] = []
     reference = train(config, optimizer, weights, batches, lambda _, own: gradients.append(own))
     squares = [{name: torch.zeros_like(value) for name, value in step.items()} for step in gradients]
@@ -67,15 +71,18 @@ def measure(
             squares[step][name] += (value - gradients[step][name]).square() / runs
 
     moved = [train(config, optimizer, _moved(weights, bits, seed), batches, add) for seed in range(runs)]
+    rounded = train(config, optimizer, weights, batches, rounding=Rounding(dtype))
     largest = {
         kind: {
-            name: max(difference(getattr(run, kind)[name], value) or 0.0 for run in moved)
+            name: max(difference(getattr(run, kind)[name], value) or 0.0 for run in (*moved, rounded))
             for name, value in getattr(reference, kind).items()
         }
         for kind in ("activations", "gradients")
     }
     final = _weights_spread(optimizer, weights, reference, gradients, squares)
-    return reference, Spread(steps=[run.steps for run in moved], weights=final, **largest)
+    for name, value in reference.weights.items():
+        final[name] = max(final[name], difference(rounded.weights[name], value) or 0.0)
+    return reference, Spread(steps=[run.steps for run in (*moved, rounded)], weights=final, **largest)
 
 
 def _moved(weights: Mapping[str, Tensor], bits: int, seed: int) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Training: gradients over micro batches, clipping, Adam."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +12,7 @@ from envbuild_smoke.reference.model import MicroBatch, ReferenceModel
 
 # The most attention scores of a layer at a time: 512 MiB.
 SCORES = 2**26
+EXACT = nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +34,12 @@ def train(
     weights: Mapping[str, Tensor],
     steps: Iterable[Sequence[MicroBatch]],
     note: "Callable[[int, Mapping[str, Tensor]], None] | None" = None,
+    rounding: "AbstractContextManager[object]" = EXACT,
 ) -> Trained:
     """Train from `weights`, which stay as they are, on the micro batches of each step.
 
-    `note` gets the number of each step, from 0 on, and its gradients before clipping.
+    `note` gets the number of each step, from 0 on, and its gradients before clipping. `rounding` is entered for each
+    forward pass.
     Raises NotComparedError for weights that the model lacks or has too many of.
     """
     # One tensor may be there under two names: each gets a leaf of its own.
@@ -47,7 +51,9 @@ def train(
         _check_auxiliary(config, optimizer, batches)
         loss, size = 0.0, len(batches[0].tokens)
         for batch, shares in _joined(config, batches, _shares(batches, optimizer)):
-            tokens, auxiliary = model.losses(batch, None if trained.gradients else _noting(trained.activations, size))
+            with rounding:
+                note_each = None if trained.gradients else _noting(trained.activations, size)
+                tokens, auxiliary = model.losses(batch, note_each)
             mean = (tokens * shares).sum()
             # Autograd sums over the micro batches. The auxiliary losses are means over a micro batch whatever the loss
             # is a mean over, and no part of the loss that is reported.
@@ -127,7 +133,7 @@ class Adam:
 
     def __init__(self, config: OptimizerConfig, weights: Mapping[str, Tensor]) -> None:
         self._config = config
-        self._weights = weights
+        self.weights = weights
         self._moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
         self._count = 0
 
@@ -139,7 +145,7 @@ class Adam:
             norm = float(torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt())
         # Pascanu et al. 2012 (arXiv 1211.5063), algorithm 1; 1e-6 as in torch.nn.utils.clip_grad_norm_.
         scale = min(1.0, config.clip_norm / (norm + 1e-6))
-        for name, weight in self._weights.items():
+        for name, weight in self.weights.items():
             gradient, (first, second) = gradients[name] * scale, self._moments[name]
             first.mul_(config.beta1).add_(gradient, alpha=1 - config.beta1)
             second.mul_(config.beta2).add_(gradient.square(), alpha=1 - config.beta2)
@@ -155,4 +161,4 @@ class Adam:
         at_ends = name in ("embedding.word_embeddings.weight", "output_layer.weight")
         own = config.embedding_learning_rate if at_ends else None
         rate = config.learning_rate if own is None else own
-        return rate, (0.0 if self._weights[name].dim() == 1 else config.weight_decay)
+        return rate, (0.0 if self.weights[name].dim() == 1 else config.weight_decay)

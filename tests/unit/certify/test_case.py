@@ -10,7 +10,7 @@ from helpers.rows import CAPABILITIES
 
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import Matrix, MatrixRow
-from envbuild.certify.cases.case import Capabilities, Case, same_arithmetic
+from envbuild.certify.cases.case import Capabilities, Case, same_arithmetic, same_gradients
 from envbuild.certify.cases.expansion import expand, expansion
 from envbuild.core.errors import ConfigurationError
 from envbuild_smoke.plan.axes import Layout
@@ -58,6 +58,11 @@ def case(capabilities: Capabilities = CPU, /, **row: object) -> Case:
             {"tensor": 2, "parallel_output": False, "resume_at": 2, "continue_in": {"data": 2}},
             "gpt-fp32-tp2-gathered-resume2-in-dp2",
             ("tensor", "parallel_output", "resume_at", "continue_in"),
+        ),
+        (
+            {"data": 4, "nodes": 2, "resume_at": 2, "continue_in": {"data": 2}, "continue_nodes": 1},
+            "gpt-fp32-dp4-n2-resume2-in-dp2-on-n1",
+            ("data", "nodes", "resume_at", "continue_in", "continue_nodes"),
         ),
         (
             {"data": 2, "tensor": 2, "pipeline": 2, "virtual_pipeline": 2, "recompute": "selective"},
@@ -147,7 +152,26 @@ def test_same_arithmetic(row, same):
 
 def test_same_arithmetic_by_precision():
     assert same_arithmetic(case(H200, precision="bf16", data=2, global_batch_size=4))
+    # Sums of a few numbers in bf16 are exact.
+    assert same_arithmetic(case(H200, precision="bf16", data=4))
+    assert not same_arithmetic(case(H200, precision="bf16", data=4), "bridge")
+    assert not same_arithmetic(case(H200, precision="bf16", data=2, distributed_optimizer=True))
     assert not same_arithmetic(case(H200, precision="fp8", data=2, global_batch_size=4))
+
+
+@pytest.mark.parametrize(
+    ("row", "same"),
+    [
+        ({"data": 4}, True),
+        ({"data": 2, "distributed_optimizer": True, "resume_at": 2, "continue_in": {"tensor": 2}}, True),
+        ({"tensor": 2}, False),
+        ({"data": 2, "recompute": "full"}, False),
+    ],
+)
+def test_same_gradients(row, same):
+    assert same_gradients(case(H200, precision="bf16", **row)) is same
+    assert not same_gradients(case(H200, precision="bf16", **row), "nemo")
+    assert not same_gradients(case(**row))
 
 
 def test_row_for_another_device_is_left_out():

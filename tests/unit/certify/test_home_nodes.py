@@ -30,7 +30,7 @@ RUNS = [
 
 
 def cases_of(name: str, machine: str, nodes: int) -> tuple[Case, ...]:
-    return tuple(case for case in expand(CATALOG.matrix(name), name, MACHINES[machine]) if case.nodes <= nodes)
+    return tuple(case for case in expand(CATALOG.matrix(name), name, MACHINES[machine]) if case.most_nodes <= nodes)
 
 
 def test_one_node_runs_all():
@@ -42,14 +42,14 @@ def test_every_node_runs_of_each_model_and_precision_a_baseline_and_the_case_of_
     cases = cases_of(name, machine, nodes)
     homes = home_nodes(cases, nodes)
     arithmetics = {(case.model, case.precision) for case in cases}
-    everywhere = [case for case in cases if homes[case.id] is None and case.nodes == 1]
+    everywhere = [case for case in cases if homes[case.id] is None and case.most_nodes == 1]
     assert {(case.model, case.precision) for case in everywhere if case.is_baseline} == arithmetics
     for model, precision in arithmetics:
         own = [case for case in everywhere if (case.model, case.precision) == (model, precision)]
         (first, *_) = [case for case in own if case.is_baseline]
-        alone = [case for case in cases if case.compared_with == first.id and case.nodes == 1]
-        most = max((case.world_size for case in alone), default=0)
-        assert [case.world_size for case in own if case.compared_with == first.id] == [most][: len(alone)]
+        alone = [case for case in cases if case.compared_with == first.id and case.most_nodes == 1]
+        most = max((case.slots for case in alone), default=0)
+        assert [case.slots for case in own if case.compared_with == first.id] == [most][: len(alone)]
 
 
 @pytest.mark.parametrize(("name", "machine", "nodes"), RUNS)
@@ -63,11 +63,11 @@ def test_all_else_runs_once_and_where_its_baseline_runs(name, machine, nodes):
     assert {case.id: case.home_node for case in plan.cases} == homes
     once = [case for case in plan.cases if homes[case.id] is not None]
     assert all(len(plan.runs_of(case)) == 1 for case in once)
-    assert {plan.nodes_of(case, 1 + case.home_node) for case in once if case.nodes == nodes} <= {
+    assert {plan.nodes_of(case, 1 + case.home_node) for case in once if case.most_nodes == nodes} <= {
         tuple((first + step) % nodes for step in range(nodes)) for first in range(nodes)
     }
     # Cases over some nodes have each node with each of its neighbours.
-    some = [case for case in plan.cases if 1 < case.nodes < nodes]
+    some = [case for case in plan.cases if 1 < case.most_nodes < nodes]
     assert all(len(plan.runs_of(case)) == nodes for case in some)
 
 
@@ -75,6 +75,6 @@ def test_all_else_runs_once_and_where_its_baseline_runs(name, machine, nodes):
 def test_work_is_split_evenly(machine):
     cases = cases_of("certify-full", machine, 2)
     homes = home_nodes(cases, 2)
-    alone = [case for case in cases if case.nodes == 1]
-    work = [sum(case.world_size for case in alone if homes[case.id] == node) for node in (0, 1)]
+    alone = [case for case in cases if case.most_nodes == 1]
+    work = [sum(case.slots for case in alone if homes[case.id] == node) for node in (0, 1)]
     assert max(work) < 1.2 * min(work)

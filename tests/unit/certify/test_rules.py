@@ -192,18 +192,18 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
             "router_load_balancing_type = aux_loss needs the matrix's micro_batch_size",
         ),
         # -- continued in another layout
-        ("gpt", CPU, {"tensor": 2, "continue_in": {"pipeline": 2}}, "continue_in: it needs resume_at"),
+        ("gpt", CPU, {"tensor": 2, "continue_in": {"pipeline": 2}}, "continue_in needs resume_at"),
         (
             "gpt",
             CPU,
-            {"tensor": 2, "resume_at": 2, "continue_in": {"pipeline": 4}},
-            "continue_in: it has 4 processes and must have as many as the layout that is saved, 2",
+            {"data": 2, "resume_at": 2, "continue_nodes": 4},
+            "after resume_at: processes 2 must be a multiple of nodes = 4",
         ),
         (
             "gpt",
             CPU,
             {"tensor": 3, "num_layers": 4, "resume_at": 2, "continue_in": {"pipeline": 3}},
-            "continue_in: num_layers 4 must be a multiple of pipeline x virtual_pipeline = 3",
+            "after resume_at: num_layers 4 must be a multiple of pipeline x virtual_pipeline = 3",
         ),
         # -- Mamba layers
         ("mamba", H200, {"num_layers": 4}, "has 8 letters and must have one for each of num_layers 4"),

@@ -113,6 +113,7 @@ def test_run_on_the_gpus_that_the_plan_asks_for(on_gpus):
     assert on_gpus() == []
     assert on_gpus(names=["NVIDIA L40S"] * 4, link="PHB") == []
     assert on_gpus(link="PHB", planned={"floor_gigabytes_per_second": 20.0}) == []
+    assert on_gpus(names=["NVIDIA L40S"] * 4, link="PHB", transports=["SHM/direct/direct"]) == []
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,11 @@ def test_run_on_the_gpus_that_the_plan_asks_for(on_gpus):
         ({"case": {"devices": [0]}}, "hardware", f"{TP2} of 2 ranks was trained on 1 GPUs, of 4 that were recorded"),
         ({"case": {"devices": [1, 1]}}, "hardware", f"{TP2} of 2 ranks was trained on 1 GPUs"),
         ({"backend": "gloo", "transports": None}, "transport", "GPUs communicated by gloo, not by nccl"),
+        (
+            {"transports": ["SHM/direct/direct"]},
+            "transport",
+            "ranks of one node communicate by SHM/direct/direct; they have NVLink",
+        ),
         ({"link": "PHB"}, "transport", "GPU0 and GPU1 (NVIDIA H200) are joined by PHB and not by NVLink"),
         ({"names": ["NVIDIA H100 80GB HBM3"] * 2, "link": "SYS"}, "transport", "are joined by SYS and not by NVLink"),
     ],

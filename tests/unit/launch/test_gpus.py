@@ -4,7 +4,7 @@ import pytest
 from helpers.errors import error_of
 
 from envbuild.core.errors import CertificationCannotRunError
-from envbuild.launch.executors import communication_variables
+from envbuild.launch.executors import settings_of
 from envbuild.launch.gpus import INSIDE, Gpu, driver_libraries, find_driver, parse_gpus
 
 LISTED = """\
@@ -92,6 +92,8 @@ def test_settings_of_the_communication_libraries_reach_an_image_and_interfaces_d
     given = {
         "NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "1", "TORCH_NCCL_BLOCKING_WAIT": "1", "HF_TOKEN": "secret",
         "NCCL_SOCKET_IFNAME": "eth0", "CUDA_HOME": "/usr/local/cuda", "PATH": "/bin",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
     }  # fmt: skip
-    named = sorted(communication_variables(given))
+    named = sorted(settings_of(given, on_gpus=True))
     assert named == ["CUDA_VISIBLE_DEVICES", "NCCL_P2P_DISABLE", "TORCH_NCCL_BLOCKING_WAIT"]
+    assert settings_of(given, on_gpus=False) == {"ONEDNN_MAX_CPU_ISA": "SSE41"}

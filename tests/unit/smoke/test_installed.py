@@ -179,20 +179,26 @@ def test_module_that_was_imported_from_elsewhere(packages: Path, tmp_path: Path)
     assert (finding.code, finding.package, finding.found) == ("shadowed", "torch", str(other))
 
 
-def test_library_reachable_twice(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
-    other = tmp_path / "other"
-    for path in (first, other / "libnccl.so.2.27.3", other / "libfoo.so.1"):
+def test_library_that_is_loaded_twice(packages: Path, tmp_path: Path) -> None:
+    own, other = packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2", tmp_path / "other" / "libnccl.so.2.27.3"
+    for path in (own, other):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"nccl")
-    # Links to one file are one library.
-    (other / "libnccl.so.2").symlink_to("libnccl.so.2.27.3")
-    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    assert libraries.twice(libraries.reachable([str(packages)])) == {}
-    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{other}")
-    (name, paths), *rest = libraries.twice(libraries.reachable([str(packages)])).items()
-    assert (name, rest) == ("libnccl.so.2", [])
-    assert [Path(path).resolve() for path in paths] == [first, other / "libnccl.so.2.27.3"]
+    # A link to a file is that file.
+    link = tmp_path / "libnccl.so.2"
+    link.symlink_to(own)
+    known = libraries.packaged([str(packages)])
+    assert known["libnccl.so.2"] == [str(own)]
+
+    def twice(*loaded: Path) -> list[str]:
+        return libraries.twice(known, {"libnccl.so.2": tuple(map(str, loaded))}).get("libnccl.so.2", [])
+
+    # The other one lies on the machine, and nothing has loaded it.
+    assert libraries.twice(known, {}) == {}
+    assert twice(own) == twice(link) == []
+    assert twice(own, other) == twice(other) == sorted([str(own), str(other)])
+    # A base may bring what no package has.
+    assert libraries.twice({}, {"libnccl.so.2": (str(other),)}) == {}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from envbuild.catalog.matrix import Matrix, MatrixRow
 from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, Case, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
-from envbuild_smoke.plan.axes import TABLE, Layout, Training
+from envbuild_smoke.plan.axes import TABLE, Training
 
 # The least that a row needs to use an axis.
 _ROWS: Mapping[str, Mapping[str, object]] = {name: least for axis in TABLE for name, least in axis.grid.items()}
@@ -144,23 +144,13 @@ def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[Mapping[str
             before = values.get(name)
             # Where both axes want a size, the larger one serves both.
             values[name] = max(before, value) if isinstance(before, int) and isinstance(value, int) else value
-    # Optimizers are sharded over data-parallel ranks, Transformer Engine splits contexts in 16 bits alone, and experts
-    # take tensor parallel with sequence parallel alone.
-    data = {values.get("data", 1), 2} if "continue_in" in pair else {values.get("data", 1)}
+    # Transformer Engine splits contexts in 16 bits alone, and experts take tensor parallel with sequence parallel.
     engine = model.layer_spec == "transformer-engine"
     precisions = {values.get("precision", "fp32"), *(("bf16",) if engine and values.get("precision") != "fp8" else ())}
     sequences = {values.get("sequence", False), *((True,) if values.get("tensor", 1) != 1 else ())}
-    for choice in itertools.product(data, precisions, sequences):
-        own = dict(zip(("data", "precision", "sequence"), choice, strict=True))
-        row = MatrixRow.model_validate({**values, **own})
-        spec = next(row.specs())
-        if row.continue_in is None:
-            yield spec
-            continue
-        processes = row.data * row.tensor * row.pipeline * row.context
-        # Another layout of as many processes, as rules.py wants it.
-        yield {**spec, "continue_in": Layout(data=processes)}
-        yield {**spec, "continue_in": Layout(pipeline=processes)}
+    for precision, sequence in itertools.product(precisions, sequences):
+        row = MatrixRow.model_validate({**values, "precision": precision, "sequence": sequence})
+        yield from row.specs()
 
 
 def lines_of(pairs: Sequence[Pair]) -> list[str]:

@@ -35,25 +35,24 @@ def broken_rules(row: ResolvedRow) -> list[str]:
     sizes = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes)
     needs = (_layout_needs, _overlap_needs, _training_needs, _finetune_needs, _setting_needs, _local_needs)
     broken = [rule for source in (*sizes, *needs) for rule in source(row)]
-    return broken + [f"continue_in: {rule}" for rule in _continued(row)]
+    return broken + _continued(row)
 
 
 def _continued(row: ResolvedRow) -> list[str]:
-    """The rules that the layout breaks in which a case continues."""
-    case, layout = row.case, row.case.continue_in
-    if layout is None:
-        return []
-    broken = [] if case.resume_at is not None else ["it needs resume_at"]
-    before, after = case.world_size, layout.world_size
-    if before != after:
-        broken.append(f"it has {after} processes and must have as many as the layout that is saved, {before}")
-    # Without continue_in its own rules end there: broken_rules() comes back to this function.
-    changes: dict[str, object] = {**vars(layout), "continue_in": None}
+    """The rules that a case breaks with the layout and the nodes with which it continues."""
+    case = row.case
+    named = [name for name in ("continue_in", "continue_nodes") if getattr(case, name) is not None]
+    if case.resume_at is None or not named:
+        return [f"{name} needs resume_at" for name in named]
+    after = case.parts[-1]
+    layout = after.layout
+    # Without these its own rules end there: broken_rules() comes back to this function.
+    changes: dict[str, object] = {**vars(layout), "nodes": after.nodes, **dict.fromkeys(named)}
     if layout.data * layout.context == 1:
         # One rank has the whole state of an optimizer that was sharded, and its only bucket.
         changes |= dict.fromkeys(("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"), False)
         changes |= {"bucket_size": None, "num_distributed_optimizer_instances": 1}
-    return broken + broken_rules(replace(row, values={**row.values, **changes}))
+    return [f"after resume_at: {rule}" for rule in broken_rules(replace(row, values={**row.values, **changes}))]
 
 
 def missing_capabilities(row: ResolvedRow) -> list[str]:
@@ -66,7 +65,7 @@ def _sizes(row: ResolvedRow) -> Iterator[str]:
     heads, groups, hidden = model.num_attention_heads, model.query_groups, model.hidden_size
     yield from _multiple("hidden_size", hidden, "num_attention_heads", heads)
     yield from _multiple("num_attention_heads", heads, "num_query_groups", groups)
-    yield from _multiple("processes", row.case.world_size, "nodes =", row.case.nodes)
+    yield from _multiple("processes", layout.world_size, "nodes =", row.case.nodes)
     stages = layout.pipeline * layout.virtual_pipeline
     yield from _multiple("num_layers", model.num_layers, "pipeline x virtual_pipeline =", stages)
     split = [("num_attention_heads", heads), ("vocabulary_size", model.vocabulary_size)]

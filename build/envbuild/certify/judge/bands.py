@@ -128,6 +128,12 @@ class GradientBands:
             return cls({}, {})
         return cls(*(_gradient_bands(baseline, measure) for measure in (_norm_difference, _distance)))
 
+    @classmethod
+    def of_sums(cls, baseline: CaseLine) -> GradientBands:
+        """Those of cases that add up the baseline's own gradients in another order."""
+        floors = {gradient.name: FLOOR for gradient in baseline.gradients or ()}
+        return cls(floors, floors)
+
     @property
     def caught(self) -> float | None:
         """The error that is caught in the norm of the gradient of half of the tensors: the median of the bands."""

@@ -13,7 +13,7 @@ from typing import cast
 from pydantic import JsonValue
 
 from envbuild.catalog.matrix import Matrix
-from envbuild.certify.cases.case import Case, same_arithmetic
+from envbuild.certify.cases.case import Case, same_arithmetic, same_gradients
 from envbuild.certify.judge.bands import Bands, GradientBands, compare_gradients, spread_of
 from envbuild.certify.judge.config_checks import environment_problems, hardware_problems, observed_problems
 from envbuild.certify.judge.network import network_problems
@@ -123,9 +123,12 @@ class _Judge:
             text = f"of its baseline {case.baseline_id} it was not measured what moved weights do to it: no bands"
             return _judged(verdict, [Problem(check="baseline", text=text)])
         bands = Bands(spread, self._matrix.tolerance[case.precision])
-        comparison = _Comparison(case, bands, result.steps, baseline.steps)
+        driver = self._plan.case(case.id).driver
+        comparison = _Comparison(case, bands, result.steps, baseline.steps, same_digits=same_arithmetic(case, driver))
         comparison.compare_weights(result.weights)
-        worst, gradients = compare_gradients(result, baseline, self._gradient_bands(measured_by))
+        sums = same_gradients(case, driver)
+        of_gradients = GradientBands.of_sums(baseline) if sums else self._gradient_bands(measured_by)
+        worst, gradients = compare_gradients(result, baseline, of_gradients)
         # What was computed comes first: it is what people look for.
         problems = [
             *comparison.problems,
@@ -150,13 +153,12 @@ class _Judge:
         return self._bands[key]
 
     def _incomplete(self, case: Case, result: CaseLine) -> list[Problem]:
-        planned = self._plan.case(case.id)
-        problems = incomplete(result, planned.training.steps)
-        rank = result.failure.rank if result.failure is not None else None
-        if rank is None or self._plan.nodes == 1 or not 0 <= rank < planned.world_size:
+        problems = incomplete(result, self._plan.case(case.id).training.steps)
+        node = result.failure.node if result.failure is not None else None
+        if node is None or self._plan.nodes == 1:
             return problems
-        node = self._results.name_of(result.nodes[rank * planned.nodes // planned.world_size])
-        return [Problem(check=problem.check, text=f"{problem.text} on {node}") for problem in problems]
+        name = self._results.name_of(node)
+        return [Problem(check=problem.check, text=f"{problem.text} on {name}") for problem in problems]
 
     def _repeated(self, case: Case, result: CaseLine) -> list[Problem]:
         """On the CPU the same processes compute the same digits; a difference is not the plan's."""
@@ -248,13 +250,15 @@ def _first_of(name: str, off: Sequence[tuple[int, float, str]], steps: int) -> s
 class _Comparison:
     """A case and its baseline, both complete: how far they are from each other, and where that is too far."""
 
-    def __init__(self, case: Case, bands: Bands, steps: Sequence[Step], baseline: Sequence[Step]) -> None:
+    def __init__(
+        self, case: Case, bands: Bands, steps: Sequence[Step], baseline: Sequence[Step], *, same_digits: bool
+    ) -> None:
         self.problems: list[Problem] = []
-        self._case, self._bands = case, bands
+        self._case, self._bands, self._same_digits = case, bands, same_digits
         self._largest = {"loss": 0.0, "grad_norm": 0.0}
         self._weights: float | None = None
         self._compare_steps(steps, baseline)
-        if same_arithmetic(case):
+        if same_digits:
             self._compare_bits(steps, baseline)
 
     def largest(self) -> Numbers:
@@ -311,6 +315,6 @@ class _Comparison:
             text = f"final weights: {worst} is off by {difference:.2e} relative, allowed {allowed:.2g}"
             text += self._bands.limited("weights")
             self.problems.append(Problem(check="parity-weights", text=text))
-        if difference and same_arithmetic(self._case):
+        if difference and self._same_digits:
             text = f"the final weights differ from the baseline's by {difference:.2e}, and must not"
             self.problems.append(Problem(check="data-parallel-bits", text=text))

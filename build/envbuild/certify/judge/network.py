@@ -17,7 +17,7 @@ from envbuild_smoke.network.rounds import Group, bad_nodes, next_round
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.results import BandwidthLine, Machine
 
-SOCKET = "NET/Socket"
+SOCKET, SHARED_MEMORY = "NET/Socket", "SHM"
 # GPUs that are on a board with NVLink between them: nvidia-smi calls those with PCIe alone "... PCIe" or "... NVL".
 _WITH_NVLINK = re.compile(r"SXM|HBM3$|NVIDIA G?[BH][23]00$")
 # What Slurm takes as the name of a node, and a shell as a word.
@@ -128,10 +128,14 @@ def _of_sweep(plan: Plan, line: BandwidthLine, results: Results) -> Iterator[tup
         yield from (("transport", text) for text in _in_a_node(plan, line, results))
 
 
+def _machines(results: Results, nodes: Sequence[int]) -> list[Machine]:
+    own = [results.run.machine] if 0 in nodes else []
+    return own + [line.machine for line in results.nodes if line.node in nodes]
+
+
 def _variables(results: Results, nodes: Sequence[int]) -> list[str]:
     """What was set on some nodes, as NAME=VALUE."""
-    machines = [results.run.machine] if 0 in nodes else []
-    machines += [line.machine for line in results.nodes if line.node in nodes]
+    machines = _machines(results, nodes)
     return [f"{name}={value}" for machine in machines for name, value in machine.variables.items()]
 
 
@@ -165,7 +169,7 @@ def _merged(texts: Iterable[tuple[str, Check, str]]) -> list[Problem]:
 
 
 def _in_a_node(plan: Plan, line: BandwidthLine, results: Results) -> Iterator[str]:
-    """Sockets between ranks of one node: NVLink, PCIe or shared memory would be there, so something turned them off."""
+    """A slower way between ranks of one node than there is: something turned the faster ones off."""
     if line.ranks < 2:
         return
     if line.backend != NCCL:
@@ -175,32 +179,51 @@ def _in_a_node(plan: Plan, line: BandwidthLine, results: Results) -> Iterator[st
     if not line.transports:
         yield "NCCL's log names no transport, so the one that was used is unknown"
         return
-    # Measured with 4 H200 and 1 GiB: 349 GB/s over P2P, and 2 to 3 GB/s over sockets once NCCL_P2P_DISABLE and
-    # NCCL_SHM_DISABLE were set.
-    sockets = [name for name in line.transports if name.startswith(SOCKET)]
-    if not sockets or line.sweep != "node":
+    if line.sweep != "node":
+        return
+    # Measured: with 4 H200 349 GB/s over P2P, and 2 to 3 over sockets; with 2 H100 225 over P2P, and 27 over SHM.
+    slow = [name for name in line.transports if name.startswith(SOCKET)]
+    faster = "NVLink, PCIe or shared memory"
+    if not slow and all(_joined_by_nvlink(machine) for machine in _machines(results, line.nodes)):
+        slow, faster = [name for name in line.transports if name.startswith(SHARED_MEMORY)], "NVLink"
+    if not slow:
         return
     variables = results.run.machine.variables
     off = [f"{name}={value}" for name, value in variables.items() if name.endswith("_DISABLE") and value != "0"]
     why = f" ({', '.join(off)})" if off else ""
-    text = f"ranks of one node communicate by {', '.join(sockets)}{why}; they have NVLink, PCIe or shared memory"
+    text = f"ranks of one node communicate by {', '.join(slow)}{why}; they have {faster}"
     if "IB" in (variables.get("NCCL_NET", ""), *variables.get("NCCL_NET_PLUGIN", "").split(",")):
         text += ", and the variables ask for InfiniBand"
     yield text
 
 
+def _names(machine: Machine) -> dict[str, str]:
+    return {f"GPU{gpu.index}": gpu.name for gpu in machine.gpus}
+
+
+def _joined_by_nvlink(machine: Machine) -> bool:
+    """Whether each GPU is known to be joined to each other one so."""
+    return machine.topology is not None and not any(_not_nvlink(machine, _names(machine)))
+
+
 def _without_nvlink(machine: Machine) -> list[Problem]:
     """GPUs on a board with NVLink that are joined by PCIe: the links are down, or a virtual machine hides them."""
-    names = {f"GPU{gpu.index}": gpu.name for gpu in machine.gpus}
+    names = _names(machine)
     if len(names) < 2 or not all(_WITH_NVLINK.search(name) for name in names.values()):
         return []
+    for name, other, link in _not_nvlink(machine, names):
+        text = f"{name} and {other} ({names[name]}) are joined by {link} and not by NVLink; see nvidia-smi "
+        why = "nvlink --status. Where that is meant, name a cluster with a floor (--on)"
+        return [Problem(check="transport", text=text + why)]
+    return []
+
+
+def _not_nvlink(machine: Machine, names: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Pairs of these GPUs that are joined by something else, as nvidia-smi's topology has it; and by what."""
     # A head that names the columns; in each row its name first.
     rows = [row for line in (machine.topology or "").splitlines() if (row := line.split())]
     head = next((row for row in rows if row[:1] == ["GPU0"]), [])
     for name, *cells in rows[1:]:
         for other, link in zip(head, cells, strict=False):
             if name in names and other in names and name != other and not link.startswith("NV"):
-                text = f"{name} and {other} ({names[name]}) are joined by {link} and not by NVLink; see nvidia-smi "
-                why = "nvlink --status. Where that is meant, name a cluster with a floor (--on)"
-                return [Problem(check="transport", text=text + why)]
-    return []
+                yield name, other, link

@@ -40,9 +40,9 @@ def node_problems(plan: Plan, results: Results) -> Iterator[Problem]:
 
 def number_problems(matrix: Matrix, plan: Plan, results: Results) -> Iterator[Problem]:
     """Where cases that all nodes ran have other numbers on one of them than on the others, beyond their bands."""
-    compared = [case for case in plan.cases if case.nodes == 1 and case.home_node is None] if plan.nodes > 1 else []
+    by_all = [case for case in plan.cases if case.most_nodes == 1 and case.home_node is None]
     off: dict[int, list[str]] = {}
-    for case in compared:
+    for case in by_all if plan.nodes > 1 else ():
         for first in range(1, plan.nodes * plan.repeats + 1, plan.nodes):
             lines = {node: results.case(case.id, first + node) for node in range(plan.nodes)}
             whole = {node: line for node, line in lines.items() if line is not None and line.status == "completed"}

@@ -17,12 +17,14 @@ bf16 with experts  5.4e-5   2.1e-3     1.2e-1       1.2e-1     8.1e-2
 fp8                3.2e-4   1.2e-2     1.1e-1       1.7e-1     9.5e-2
 =================  =======  =========  ===========  =========  =======
 
-In bf16 each tensor has a band of its own, within these limits: the reference trains again with its weights moved by
-one unit in the last place of bf16, and so much rounding may do. Of final weights it is how far Adam goes where
-gradients are so far off: rounding decides the sign of a few elements, and with one of them a bias of 64 was off by
-7.8e-2 on a CPU without AVX-512, healthy.
+In bf16 each tensor has a band of its own, and no other limit: the reference trains again with its values rounded to
+bf16, and with its weights moved by one unit in the last place, and so much rounding may do. Of final weights it is how
+far Adam goes where gradients are so far off: rounding decides the sign of a few elements, and with one of them a bias
+of 64 was off by 7.8e-2 on a CPU without AVX-512, healthy. What the library keeps in float32 is compared by itself
+(`Float32Part`): in all that follows from it, the rounding of the rest hides it.
 
-A band is at least twice what was observed, in fp32 five times or more: other processors sum in other orders. Where
+In fp32 and fp8 a band is at least twice what was observed, in fp32 five times or more: other processors sum in other
+orders. Where
 scores of a router are closer than bf16 can tell, a token goes to another expert than in float64, which changes all that
 the two experts have of it. With Transformer Engine, and in the kernels of Mamba, fp32 matrices are multiplied in TF32;
 megatron-core 0.15 and 0.16 take its product for every router, where it is before 2.11.
@@ -39,18 +41,21 @@ from envbuild.certify.judge.numbers import off_by, relative_difference
 from envbuild.certify.models import Problem, ReferenceNumbers, ReferenceVerdict
 from envbuild_smoke.plan.axes import Precision
 from envbuild_smoke.plan.models import Case, Model
-from envbuild_smoke.results import CaseLine, ReferenceComparison, TensorDifference
+from envbuild_smoke.results import FLOAT32_BITS, CaseLine, Float32Part, ReferenceComparison, TensorDifference
 
 _FP32 = ReferenceNumbers(loss=1e-6, grad_norm=1e-4, activations=1e-5, gradients=1e-5, weights=2e-5)
 _TF32 = ReferenceNumbers(loss=2e-5, grad_norm=1e-3, activations=4e-3, gradients=6e-3, weights=4e-3)
+# Where the runner measured nothing.
 _BF16 = ReferenceNumbers(loss=2e-4, grad_norm=6e-2, activations=2e-2, gradients=6e-2, weights=6e-2)
-# Of final weights in bf16, where moved weights ask for so much.
-_MEASURED_WEIGHTS = 2e-1
 # A tensor that is stored in bf16 is off by so much.
 _UNIT = 2.0**-8
+# Of what is computed in float32 and then rounded: a sixteenth of a unit, for few elements are rounded otherwise.
+_FEW = 1 / 16
 _FP8 = ReferenceNumbers(loss=2e-3, grad_norm=1e-1, activations=2.5e-1, gradients=4e-1, weights=2e-1)
 # With routers, in less than fp32.
 _EXPERTS = {"activations": 3e-1, "gradients": 3e-1, "weights": 2e-1}
+# What every model keeps in float32; the softmax of attention is often inside of a kernel.
+_ALWAYS = {"accumulation", "loss", "main weights"}
 _ENGINE = "transformer-engine"
 _KINDS = {
     "activations": "activation of the first micro batch",
@@ -112,6 +117,7 @@ def compare_reference(case: Case, model: Model, result: CaseLine) -> tuple[Refer
         *_tensors("gradients", comparison.gradients, allowed["gradients"]),
         *later,
         *_tensors("weights", comparison.weights, allowed["weights"]),
+        *_float32(comparison.float32_parts or ()),
     ]
     if len(comparison.steps) != len(result.steps) or not (comparison.gradients and comparison.weights):
         problems.append(Problem(check="reference", text="the comparison with the reference is incomplete"))
@@ -138,15 +144,16 @@ def _value(tensor: TensorDifference) -> float:
 
 
 def _is_measured(comparison: ReferenceComparison) -> bool:
-    """Whether each tensor has what rounding does to it, and each training again all of its steps."""
+    """Whether each tensor has what rounding does to it, each training again all of its steps, and float32 its parts."""
     tensors = (*comparison.activations, *comparison.gradients, *comparison.weights)
     whole = comparison.perturbed and all(len(run) == len(comparison.steps) for run in comparison.perturbed)
-    return bool(whole) and all(tensor.spread is not None for tensor in tensors)
+    parts = {part.part for part in comparison.float32_parts or ()}
+    return bool(whole) and all(tensor.spread is not None for tensor in tensors) and parts >= _ALWAYS
 
 
 def _measured_steps(comparison: ReferenceComparison, band: ReferenceNumbers) -> ReferenceNumbers:
-    """The bands of loss and gradient norm: what moved weights do to any of their steps; at most those of the table."""
-    narrower = {
+    """The bands of loss and gradient norm: what rounding does to any of their steps, where that was measured."""
+    spreads = {
         name: max(
             relative_difference(getattr(step, name), getattr(moved, name))
             for run in comparison.perturbed
@@ -155,21 +162,19 @@ def _measured_steps(comparison: ReferenceComparison, band: ReferenceNumbers) -> 
         for name in ("loss", "grad_norm")
         if comparison.perturbed and comparison.steps
     }
-    measured = {name: min(max(FACTOR * spread, FLOOR), getattr(band, name)) for name, spread in narrower.items()}
-    return band.model_copy(update=measured)
+    return band.model_copy(update={name: max(FACTOR * spread, FLOOR) for name, spread in spreads.items()})
 
 
 def _allowed(kind: str, tensors: Sequence[TensorDifference], band: ReferenceNumbers) -> list[float]:
-    """How far each tensor of a kind may be off: in bf16 what the runner measured for it, within a limit."""
-    limit = getattr(band, kind)
+    """How far each tensor of a kind may be off: what the runner measured for it, or the same for all."""
     spreads = [tensor.spread for tensor in tensors if tensor.spread is not None]
     if len(spreads) < len(tensors) or not spreads:
-        return [limit] * len(tensors)
+        return [getattr(band, kind)] * len(tensors)
     if kind == "weights":
-        return [min(spread + _UNIT, max(limit, _MEASURED_WEIGHTS)) for spread in spreads]
+        return [spread + _UNIT for spread in spreads]
     # As in the bands of layouts: few trainings may leave one tensor where it was.
     usual = statistics.median(spreads)
-    return [min(max(FACTOR * max(spread, usual), _UNIT), limit) for spread in spreads]
+    return [max(FACTOR * max(spread, usual), _UNIT) for spread in spreads]
 
 
 def _tensors(kind: str, tensors: Sequence[TensorDifference], allowed: Sequence[float]) -> list[Problem]:
@@ -183,6 +188,19 @@ def _tensors(kind: str, tensors: Sequence[TensorDifference], allowed: Sequence[f
         f"{band:.2g}; it is the first of {len(off)} that do, of {len(tensors)}"
     )
     return [Problem(check="reference", text=text)]
+
+
+def _float32(parts: Sequence[Float32Part]) -> list[Problem]:
+    """What is not computed in float32 where a library does so whatever the type of the rest; the first of each kind."""
+    problems: dict[str, Problem] = {}
+    for part in parts:
+        floor = FLOOR if part.bits == FLOAT32_BITS else _FEW * 2.0**-part.bits
+        allowed, measured = max(FACTOR * (part.spread or 0.0), floor), part.relative_difference
+        if measured is None or not measured <= allowed:
+            off = math.inf if measured is None else measured
+            text = f"{part.part} in float32: {part.name} is off by {off:.2e} relative, allowed {allowed:.2g}"
+            problems.setdefault(part.part, Problem(check="reference", text=text))
+    return list(problems.values())
 
 
 def _steps(

@@ -26,6 +26,7 @@ from envbuild_smoke.results import (
     CaseLine,
     EndLine,
     Finding,
+    GpuState,
     Image,
     Line,
     NodeLine,
@@ -48,12 +49,14 @@ class Results:
         cases: by ID and repeat.
         nodes: what ran on other nodes than 0; of a run that was resumed several times for each.
         findings: differences from the lock, found before the cases and in the ranks of any of them; each once.
+        gpu_states: of node 0, before the cases that ran last: it may have been resumed on another host.
     """
 
     run: RunLine
     end: EndLine
     cases: Mapping[tuple[str, int], CaseLine]
     findings: tuple[Finding, ...]
+    gpu_states: tuple[GpuState, ...] = ()
     nodes: tuple[NodeLine, ...] = ()
     measured: MeasuredHosts = field(default_factory=MeasuredHosts)
 
@@ -127,6 +130,7 @@ def _read(path: Path, plan: Plan, smoke_digest: str | None) -> Results:
         end=end,
         cases={(case.case, case.repeat): case for case in cases},
         findings=tuple(dict.fromkeys([*run.environment_findings, *unlisted])),
+        gpu_states=[line.gpu_states for line in lines if isinstance(line, RunLine | ResumedLine)][-1],
         nodes=tuple(_nodes(lines, plan)),
         measured=measured,
     )

@@ -10,7 +10,7 @@ from envbuild.certify.run.job import CertifyJob, CertifyRequest
 from envbuild.core.errors import CertificationCannotRunError, MachineError, UsageError
 from envbuild.core.progress import Reporter
 from envbuild.launch import launchers
-from envbuild.launch.executors import Executor, LaunchRequest, OnCluster, communication_variables
+from envbuild.launch.executors import Executor, LaunchRequest, OnCluster, settings_of
 
 # Of a run's folder.
 RESULTS_DIR = "results"
@@ -71,7 +71,7 @@ def open_executor(job: CertifyJob, machine: MachineOptions, reporter: Reporter) 
         form=place.form,
         image=job.request.image,
         on_gpus=job.on_gpus,
-        extra=communication_variables(os.environ) if job.on_gpus else {},
+        extra=settings_of(os.environ, on_gpus=job.on_gpus),
         results=job.folder / "run" / RESULTS_DIR,
         runtime=machine.runtime,
         venv=machine.venv,

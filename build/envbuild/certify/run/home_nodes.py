@@ -25,7 +25,7 @@ def home_nodes(cases: Sequence[Case], nodes: int) -> dict[str, int | None]:
         if case.id not in everywhere:
             groups.setdefault(case.id if case.baseline_id in everywhere else case.baseline_id, []).append(case)
     # One over all nodes keeps none busier than another.
-    weights = {name: sum(case.world_size for case in group if case.nodes == 1) for name, group in groups.items()}
+    weights = {name: sum(case.slots for case in group if case.most_nodes == 1) for name, group in groups.items()}
     for name in sorted(groups, key=lambda name: weights[name], reverse=True):
         node = load.index(min(load)) if weights[name] else 0
         load[node] += weights[name]
@@ -45,9 +45,9 @@ def _everywhere(cases: Sequence[Case], nodes: int) -> Iterator[str]:
             first.setdefault((case.model, case.precision), case)
     for baseline in first.values():
         yield baseline.id
-        own = [case for case in cases if case.compared_with == baseline.id and case.nodes == 1]
+        own = [case for case in cases if case.compared_with == baseline.id and case.most_nodes == 1]
         if own:
-            yield max(own, key=lambda case: case.world_size).id
+            yield max(own, key=lambda case: case.slots).id
     for case in cases:
-        if 1 < case.nodes < nodes:
+        if 1 < case.most_nodes < nodes:
             yield from (case.id, case.baseline_id)

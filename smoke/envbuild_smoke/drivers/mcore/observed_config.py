@@ -70,12 +70,12 @@ def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: Sa
             [part for module in attentions for part in module.modules()],
             ("attention_dropout",),
         ),
-        params_dtype=",".join(
-            sorted({str(p.dtype).removeprefix("torch.") for chunk in chunks for p in chunk.parameters()})
-        ),
+        params_dtype=_types(p for chunk in chunks for p in chunk.parameters()),
+        gradients_dtype=_types(p.main_grad for chunk in chunks for p in chunk.parameters() if hasattr(p, "main_grad")),
+        main_weights_dtype=_narrowest(p for each in inner for group in each.param_groups for p in group["params"]),
         parameters=_parameters(chunks),
         trainable_parameters=_parameters(chunks, trainable=True),
-        samples_digest=samples.digest(None if case.training.finetune != "none" else case.training.micro_batch_size),
+        samples_digest=samples.digest(case.training),
         libraries=mapped(),
         # Since the case began: what torch's allocator has given out. On the CPU it has no such number.
         peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None,
@@ -89,6 +89,17 @@ def named_modules(chunks: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Mod
     """
     every = [pair for chunk in chunks for pair in chunk.named_modules()]
     return [(name, module) for name, module in every if "adapter" not in name.split(".")]
+
+
+def _types(tensors: Iterable[torch.Tensor]) -> str:
+    return ",".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})) or "none"
+
+
+def _narrowest(weights: Iterable[torch.Tensor]) -> str:
+    """Return bfloat16 where it holds all of these numbers, whatever type they are in, else that type."""
+    every = [weight.detach() for weight in weights if weight.numel()]
+    wide = [weight for weight in every if not torch.equal(weight.bfloat16().to(weight.dtype), weight)]
+    return _types(wide) if wide else "bfloat16" if every else "none"
 
 
 def _classes(things: Iterable[object]) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from envbuild_smoke.drivers.mcore.float32_parts import Float32Parts
 from envbuild_smoke.drivers.mcore.model import is_gated
 from envbuild_smoke.drivers.mcore.optimizer import ADAM_EPSILON
-from envbuild_smoke.drivers.mcore.perturbation import mantissa_bits
 from envbuild_smoke.drivers.samples import (
     document_numbers,
     global_batch,
@@ -50,6 +50,7 @@ class ReferenceRun:
         self._case, self._model, self._chunk = case, model, chunk
         self._initial = self._parameters()
         self._trained = Trained()
+        self._float32 = None if case.precision == "fp32" else Float32Parts(chunk, optimizer_config(case))
         self._hooks = [
             module.register_forward_hook(self._noting(name))
             for name, module in ((reference_name(own), module) for own, module in chunk.named_modules())
@@ -58,7 +59,9 @@ class ReferenceRun:
         ]
 
     def gradients(self) -> None:
-        """Keep the gradients of the first step; later ones are not compared."""
+        """Keep the gradients of the first step; later ones are those of the weights' updates alone."""
+        if self._float32 is not None:
+            self._float32.gradients()
         if self._trained.gradients:
             return
         for hook in self._hooks:
@@ -81,6 +84,8 @@ class ReferenceRun:
             compared = compare(self._trained, *self._reference())
         except NotComparedError as error:
             compared = ReferenceComparison(reason=str(error))
+        if self._float32 is not None:
+            compared = replace(compared, float32_parts=self._float32.result())
         return replace(compared, seconds=round(time.monotonic() - began, 3))
 
     def _reference(self) -> "tuple[Trained, Spread | None]":
@@ -88,7 +93,7 @@ class ReferenceRun:
         what = model_config(self._model), optimizer_config(self._case), self._initial, self._micro_batches()
         if self._case.precision != "bf16" or not self._case.perturbed_runs:
             return train(*what), None
-        return measure(*what, runs=self._case.perturbed_runs, bits=mantissa_bits(self._case, self._model))
+        return measure(*what, runs=self._case.perturbed_runs, dtype=torch.bfloat16)
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         return {reference_name(name): value.detach().clone() for name, value in self._chunk.named_parameters()}
