@@ -240,6 +240,7 @@ class Observed:
     peak_memory_bytes: Count | None = None
     gradients_dtype: str | None = None
     main_weights_dtype: str | None = None
+    loss_scale: float | None = None
     configuration: Configuration | None = None
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from faults.axes import AXES
 from faults.baselines import BASELINES
 from faults.cases import DATA, OVER_NODES, PIPELINE
+from faults.gradients import GRADIENTS
 from faults.kinds import Corruption, Fault, Switch
 from faults.library import LIBRARY
 from faults.mixed_precision import MIXED_PRECISION
 from faults.processes import PROCESS
+from faults.schedules import SCHEDULES
 
 
 # What an installed environment has that its lock has not shows in every case.
@@ -217,7 +219,7 @@ RUNS = (
     ),
 )
 
-FAULTS = (*LIBRARY, *AXES, *BASELINES, *MIXED_PRECISION, *PROCESS, *WHEELS, *RUNS)
+FAULTS = (*LIBRARY, *AXES, *BASELINES, *MIXED_PRECISION, *SCHEDULES, *GRADIENTS, *PROCESS, *WHEELS, *RUNS)
 
 
 def fault_named(name: str) -> Fault:

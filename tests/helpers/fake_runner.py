@@ -63,7 +63,7 @@ def observed_of(case, model):
         "hidden_dropout": 0.0, "attention_dropout": 0.0, "parameters": 123456,
         "trainable_parameters": 123456, "samples_digest": "sha256:samples",
         "params_dtype": {"fp32": "torch.float32"}.get(case["precision"], "torch.bfloat16"), "libraries": {},
-        "gradients_dtype": "float32", "main_weights_dtype": "float32",
+        "gradients_dtype": "float32", "main_weights_dtype": "float32", "loss_scale": 1.0,
         "configuration": configuration_of(case, model),
     }  # fmt: skip
 

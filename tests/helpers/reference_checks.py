@@ -15,8 +15,10 @@ from envbuild_smoke.reference.config import (
     ModelConfig,
     NotComparedError,
     OptimizerConfig,
+    ScheduleConfig,
 )
 from envbuild_smoke.reference.model import MicroBatch, ReferenceModel
+from envbuild_smoke.reference.schedule import learning_rate, weight_decay
 from envbuild_smoke.reference.training import train
 
 torch.manual_seed(1)
@@ -154,7 +156,13 @@ def optimizer_is_torchs():
     model = config("T", tied=False)
     weights = weights_of(model, **{"output_layer.weight": (VOCABULARY, HIDDEN)})
     optimizer = OptimizerConfig(
-        learning_rate=1e-2, embedding_learning_rate=3e-2, epsilon=1e-5, weight_decay=0.1, clip_norm=0.5
+        learning_rate=1e-2,
+        embedding_learning_rate=3e-2,
+        beta1=0.8,
+        beta2=0.95,
+        epsilon=1e-5,
+        weight_decay=0.1,
+        clip_norm=0.5,
     )
     steps = [[batch(), batch()] for _ in range(3)]
     trained = train(model, optimizer, weights, steps)
@@ -167,7 +175,7 @@ def optimizer_is_torchs():
         }
         for name, weight in own.items()
     ]
-    adam = torch.optim.AdamW(groups, eps=1e-5)
+    adam = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-5)
     for step, (loss, norm) in zip(steps, trained.steps, strict=True):
         adam.zero_grad()
         mean = sum(ReferenceModel(model, own).losses(part)[0].mean() for part in step) / 2
@@ -179,6 +187,32 @@ def optimizer_is_torchs():
         adam.step()
     for name, weight in own.items():
         close(trained.weights[name], weight.detach())
+
+
+def schedules_are_torchs():
+    """Warm-up from 0.1 for 3 steps, then each decay to 0.2 at step 9."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    for style, made in (
+        ("cosine", lambda own: torch.optim.lr_scheduler.CosineAnnealingLR(own, 6, eta_min=0.2)),
+        ("linear", lambda own: torch.optim.lr_scheduler.LinearLR(own, 1.0, 0.2, 6)),
+        ("constant", lambda own: torch.optim.lr_scheduler.ConstantLR(own, 1.0)),
+    ):
+        own = torch.optim.SGD([weight], lr=1.0)
+        warmup = torch.optim.lr_scheduler.LinearLR(own, 0.1, 1.0, 3)
+        both = torch.optim.lr_scheduler.SequentialLR(own, [warmup, made(own)], milestones=[3])
+        schedule = ScheduleConfig(steps=9, style=style, warmup=3, first=0.1, decay=9, least=0.2)
+        for step in range(10):
+            assert math.isclose(learning_rate(schedule, 1.0, step), own.param_groups[0]["lr"], rel_tol=1e-9), style
+            own.step()
+            both.step()
+        assert learning_rate(schedule, 1.0, 12) == (1.0 if style == "constant" else 0.2)
+    stable = ScheduleConfig(steps=9, style="WSD", warmup=3, decay=9, wsd_decay=4, wsd_style="minus_sqrt")
+    assert [learning_rate(stable, 1.0, step) for step in (3, 5, 6, 9)] == [1.0, 1.0, 0.5, 0.0]
+    root = ScheduleConfig(steps=9, style="inverse-square-root", warmup=3, decay=99)
+    assert learning_rate(root, 1.0, 12) == 0.5
+    grows = ScheduleConfig(steps=4, first_weight_decay=0.1, weight_decay_style="cosine")
+    decays = [weight_decay(grows, 0.3, step) for step in range(5)]
+    close(torch.tensor(decays), 0.2 - 0.1 * torch.tensor([1.0, 0.5**0.5, 0.0, -(0.5**0.5), -1.0]))
 
 
 def auxiliary_losses_are_of_a_micro_batch():
@@ -260,6 +294,7 @@ CHECKS = (
     packed_sequences_are_separate_ones,
     packed_samples_are_split_by_document,
     optimizer_is_torchs,
+    schedules_are_torchs,
     auxiliary_losses_are_of_a_micro_batch,
     masks_weigh_tokens,
     tensors_that_do_not_fit_are_not_compared,

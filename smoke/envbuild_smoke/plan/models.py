@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
-from envbuild_smoke.plan.axes import CaseParts, Driver, Positive, Settings
-from envbuild_smoke.plan.json_reader import NOT_EMPTY, NOT_NEGATIVE, PlanError, at_least, matching, up_to
+from envbuild_smoke.plan.axes import CaseParts, Driver, NotNegative, Positive, Settings
+from envbuild_smoke.plan.json_reader import NOT_EMPTY, PlanError, at_least, matching, up_to
 
 Device = Literal["cpu", "cuda"]
 Kind = Literal["gpt", "mamba-hybrid"]
@@ -25,7 +25,6 @@ LayerSpec = Literal["local", "transformer-engine"]
 # ranks.
 LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss"]
 Size = Annotated[int, at_least(1)]
-NotNegative = Annotated[float, NOT_NEGATIVE]
 # A case id becomes the name of a directory; with 120, suffixes stay below a file name's 255 bytes.
 CaseId = Annotated[
     str,

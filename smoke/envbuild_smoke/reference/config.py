@@ -62,9 +62,30 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How learning rate and weight decay change over `steps`; the default is not at all.
+
+    For `warmup` steps the learning rate grows from `first`; until step `decay` it falls to `least`, with style WSD in
+    the last `wsd_decay` of them. The weight decay begins with `first_weight_decay`, where that is not None.
+    """
+
+    steps: int = 1
+    style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "constant"
+    warmup: int = 0
+    first: float = 0.0
+    decay: int = 1
+    least: float = 0.0
+    wsd_decay: int = 1
+    wsd_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
+    first_weight_decay: "float | None" = None
+    weight_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """Adam with decoupled weight decay, on gradients clipped to the norm `clip_norm`.
 
+    Learning rates and weight decay are the largest ones of `schedule`.
     Tensors of one dimension (biases, norms) have no weight decay. The token embedding and the output have
     `embedding_learning_rate` where it is not None. With `per_token_loss` the gradient is that of the mean over all
     tokens of a step; otherwise of the mean over its micro batches.
@@ -78,3 +99,4 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     clip_norm: float
     per_token_loss: bool = False
+    schedule: ScheduleConfig = ScheduleConfig()

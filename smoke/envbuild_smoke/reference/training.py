@@ -9,6 +9,7 @@ from torch import Tensor
 
 from envbuild_smoke.reference.config import ModelConfig, NotComparedError, OptimizerConfig
 from envbuild_smoke.reference.model import MicroBatch, ReferenceModel
+from envbuild_smoke.reference.schedule import learning_rate, weight_decay
 
 # The most attention scores of a layer at a time: 512 MiB.
 SCORES = 2**26
@@ -156,9 +157,10 @@ class Adam:
         return norm
 
     def _group(self, name: str) -> tuple[float, float]:
-        """Return learning rate and weight decay of a weight."""
+        """Return learning rate and weight decay of a weight in this step."""
         config = self._config
         at_ends = name in ("embedding.word_embeddings.weight", "output_layer.weight")
         own = config.embedding_learning_rate if at_ends else None
-        rate = config.learning_rate if own is None else own
-        return rate, (0.0 if self.weights[name].dim() == 1 else config.weight_decay)
+        rate = learning_rate(config.schedule, config.learning_rate if own is None else own, self._count - 1)
+        decays = self.weights[name].dim() > 1
+        return rate, weight_decay(config.schedule, config.weight_decay, self._count - 1) if decays else 0.0

@@ -25,7 +25,7 @@ NAMES = CATALOG.names("matrices")
 AXES = {
     "data", "tensor", "sequence", "pipeline", "context", "expert", "micro_batch_size", "attention_backend", "nodes",
     "distributed_optimizer", "recompute", "resume_at", "virtual_pipeline", "overlap_grad_reduce",
-    "overlap_param_gather", "bucket_size", "expert_tensor", "continue_in",
+    "overlap_param_gather", "bucket_size", "expert_tensor", "continue_in", "average_in_collective",
 }  # fmt: skip
 
 

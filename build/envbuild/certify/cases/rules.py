@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from envbuild.catalog.fields import Device
 from envbuild.certify.cases.case import ResolvedRow
+from envbuild.certify.cases.training_rules import fusion_needs, schedule_needs
 
 # Qwen2.5-7B cut to hidden size 128 has 28 heads of 4, for which no attention backend exists; 224 and 3584 work.
 HEAD_SIZE_MULTIPLE = 8
@@ -34,7 +35,7 @@ def broken_rules(row: ResolvedRow) -> list[str]:
     """The rules of layouts and settings that a row breaks, each with the values that it allows."""
     sizes = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes)
     needs = (_layout_needs, _overlap_needs, _training_needs, _finetune_needs, _setting_needs, _local_needs)
-    broken = [rule for source in (*sizes, *needs) for rule in source(row)]
+    broken = [rule for source in (*sizes, *needs, schedule_needs, fusion_needs) for rule in source(row)]
     return broken + _continued(row)
 
 
@@ -51,7 +52,7 @@ def _continued(row: ResolvedRow) -> list[str]:
     if layout.data * layout.context == 1:
         # One rank has the whole state of an optimizer that was sharded, and its only bucket.
         changes |= dict.fromkeys(("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"), False)
-        changes |= {"bucket_size": None, "num_distributed_optimizer_instances": 1}
+        changes |= {"bucket_size": None, "num_distributed_optimizer_instances": 1, "average_in_collective": False}
     return [f"after resume_at: {rule}" for rule in broken_rules(replace(row, values={**row.values, **changes}))]
 
 
@@ -207,6 +208,8 @@ def _layout_needs(row: ResolvedRow) -> Iterator[str]:
 def _overlap_needs(row: ResolvedRow) -> Iterator[str]:
     """What Megatron-LM's command line asserts (arguments.py), and its library ignores or does not support."""
     layout, settings = row.case.layout, row.case.settings
+    if settings.average_in_collective and layout.data * layout.context == 1:
+        yield "average_in_collective needs data x context > 1 (there is nothing to average)"
     if settings.overlap_grad_reduce and layout.data * layout.context == 1:
         yield "overlap_grad_reduce needs data x context > 1 (there is nothing to reduce)"
     if settings.overlap_param_gather and not (settings.distributed_optimizer and settings.overlap_grad_reduce):
@@ -274,6 +277,12 @@ def _setting_needs(row: ResolvedRow) -> Iterator[str]:
         yield "context > 1 needs precision bf16 or fp8 and an attention_backend other than unfused"
     if row.is_plain_recipe and row.model.recipe is None:
         yield 'recipe = "plain" needs a model with a recipe'
+    if settings.loss_scale is not None and row.case.precision != "fp16":
+        yield f"loss_scale = {settings.loss_scale:g} needs precision fp16"
+    if not settings.grad_reduce_in_fp32 and row.case.precision == "fp32":
+        yield "grad_reduce_in_fp32 = false needs precision bf16, fp16 or fp8"
+    if settings.average_in_collective and row.case.training.calculate_per_token_loss:
+        yield "average_in_collective needs calculate_per_token_loss = false (it divides by tokens, and not by ranks)"
     if settings.fp8_recipe is not None and row.case.precision != "fp8":
         yield f"fp8_recipe = {settings.fp8_recipe} needs precision fp8"
     if row.case.resume_at is not None and row.case.resume_at >= row.case.training.steps:
@@ -293,6 +302,11 @@ def _local_needs(row: ResolvedRow) -> Iterator[str]:
     if packed and not (row.case.training.packs_pairs and row.capabilities.device is Device.CPU):
         why = "megatron-core: Packed sequence is not supported by DotProductAttention"
         yield f"packed needs layer_spec transformer-engine ({why})"
+    for name in ("apply_rope_fusion", "use_precision_aware_optimizer"):
+        if getattr(settings, name):
+            yield f"{name} needs layer_spec transformer-engine (it is Transformer Engine's)"
+    if settings.cross_entropy_fusion == "te":
+        yield "cross_entropy_fusion = te needs layer_spec transformer-engine"
     # Before 0.17 they are there with the package grouped_gemm, which no index has for a recent torch.
     if settings.moe_grouped_gemm:
         yield "moe_grouped_gemm needs layer_spec transformer-engine (megatron-core: Grouped GEMM is not available)"
@@ -342,6 +356,17 @@ def _packages(row: ResolvedRow) -> Iterator[str]:
     # megatron-core 0.16.1 raises an ImportError without it.
     if settings.num_distributed_optimizer_instances > 1:
         yield "einops"
+    # What frees its output asks Transformer Engine for the state of fp8 (tensor_parallel/random.py).
+    if settings.recompute in ("layernorm", "moe_act", "mla_up_proj"):
+        yield "transformer-engine"
+    # Of these kernels of Apex, megatron-core raises an ImportError without them.
+    if settings.gradient_accumulation_fusion or (settings.masked_softmax_fusion and _in_16_bits_of_its_own(row)):
+        yield "apex"
+
+
+def _in_16_bits_of_its_own(row: ResolvedRow) -> bool:
+    """Whether megatron-core's own attention takes its softmax in 16 bits, for which alone its kernels are."""
+    return row.model.layer_spec == "local" and row.case.precision != "fp32"
 
 
 def _multiple(name: str, value: int, by: str, divisor: int) -> Iterator[str]:

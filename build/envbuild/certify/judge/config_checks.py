@@ -11,17 +11,13 @@ from envbuild.certify.judge.bands import FACTOR, FLOOR
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import Problem
 from envbuild_smoke.plan.models import Case, Model, Plan
+from envbuild_smoke.plan.precision import gradients_dtype, last_loss_scale, weights_dtype
 from envbuild_smoke.results import Finding, GpuState, HuggingFace, Observed
 
-# What parameters are kept in, by the precision of a case.
-# Under fp8 parameters stay in bf16: Transformer Engine casts them for each product.
-PARAMETERS = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
 # Any of them is what "auto" asks for. Transformer Engine falls back to unfused without a word, and has nothing else for
 # fp32.
 CHOSEN = ("flash", "fused")
 CHOSEN_OF_FP32 = (*CHOSEN, "unfused")
-# Whatever the precision; recipes have settings for it.
-_KEPT = {"gradients_dtype": "float32", "main_weights_dtype": "float32"}
 LEAST_BUCKETS = 2
 # Of Hugging Face's logits in bf16, relative to those in float64: two units in the last place are 1.6e-2.
 LARGEST_SPREAD = 0.05
@@ -49,9 +45,15 @@ def observed_problems(case: Case, model: Model, observed: Observed | None, basel
         # Each layout would drop other units: their random streams differ by rank.
         "hidden_dropout": 0,
         "attention_dropout": 0,
-        "params_dtype": PARAMETERS[case.precision],
-        **(_KEPT if case.driver == "mcore" else {}),
+        "params_dtype": weights_dtype(case),
     }
+    if case.driver == "mcore":
+        # Recipes have settings of their own for these.
+        wanted |= {
+            "gradients_dtype": gradients_dtype(case),
+            "main_weights_dtype": "float32",
+            "loss_scale": last_loss_scale(case),
+        }
     built: dict[str, object] = {name: getattr(observed, name) for name in wanted}
     built["params_dtype"] = _main_type(observed.params_dtype, case.precision)
     if settings.attention_backend == "auto":

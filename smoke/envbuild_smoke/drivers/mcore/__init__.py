@@ -31,7 +31,7 @@ with warnings.catch_warnings():
         from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
         from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
         from envbuild_smoke.drivers.mcore.observed_config import observe
-        from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, constant_schedule
+        from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, schedule
         from envbuild_smoke.drivers.mcore.perturbation import (
             largest_difference,
             mantissa_bits,
@@ -124,7 +124,7 @@ class _Run:
 
     def _build_optimizer(self) -> None:
         self._wrapped, self._optimizer = build_optimizer(self._config, self._case, self._chunks)
-        self._schedule = constant_schedule(self._case, self._optimizer)
+        self._schedule = schedule(self._case, self._optimizer)
         self._gathers_on_use = self._case.settings.overlap_param_gather
         # As Megatron-LM's train(): the first step takes the weights as they were loaded. Gathered from the ranks'
         # shards they would hide a rank that loaded others.
@@ -140,7 +140,7 @@ class _Run:
         if (directory := self._context.resumes_from) is not None:
             self._build_optimizer()
             same_layout = self._case.continue_in is None
-            checkpoints.load_training(self._chunks, self._optimizer, directory, same_layout=same_layout)
+            checkpoints.load_training(self._chunks, self._optimizer, self._schedule, directory, same_layout=same_layout)
             return
         # Before the optimizer is made: it copies the weights, where they are not in float32.
         if self._case.baseline is not None:
@@ -220,10 +220,11 @@ class _Run:
             forward_only=False,
         )
         # The optimizer clips them in place.
+        loss_scale = float(self._optimizer.get_loss_scale())
         if self._reference is not None:
-            self._reference.gradients()
+            self._reference.gradients(loss_scale)
         if step == 1:
-            self.gradients = summarize_gradients(self._wrapped)
+            self.gradients = summarize_gradients(self._wrapped, loss_scale)
         updated, grad_norm, _ = self._optimizer.step()
         self._first_collective.end()
         if not updated:
@@ -237,7 +238,7 @@ class _Run:
         if self.gradients and is_reporting_rank():
             self._context.report(gradients=self.gradients)
         if (directory := self._context.saves_to) is not None:
-            checkpoints.save_training(self._chunks, self._optimizer, directory)
+            checkpoints.save_training(self._chunks, self._optimizer, self._schedule, directory)
             samples = self._samples.digest(self._case.training)
             if is_reporting_rank():
                 hand_over(self._context, Handover(samples=samples))

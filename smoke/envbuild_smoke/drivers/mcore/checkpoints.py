@@ -29,6 +29,9 @@ _RANDOM = "random"
 if not getattr(filesystem_async, "HAVE_PSUTIL", True):
     raise ImportError("psutil is missing: megatron-core needs it to save checkpoints, without declaring it")
 
+# Megatron-LM's name in its checkpoints.
+_SCHEDULE = "opt_param_scheduler"
+
 
 # Tensors in the shape of the parameters, which any layout can load; megatron-core 0.14 has them in another format.
 _OPTIMIZER_FORMAT = (
@@ -60,12 +63,14 @@ def load_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
     _put_weights(chunks, dist_checkpointing.load(weights_state(chunks), str(directory)))
 
 
-def save_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path) -> None:
-    """Save weights, optimizer and random states."""
-    _save(_training_state(chunks, optimizer, loading=False), directory)
+def save_training(chunks: list[torch.nn.Module], optimizer: Any, schedule: Any, directory: Path) -> None:
+    """Save weights, optimizer, its schedule and random states."""
+    _save({**_training_state(chunks, optimizer, loading=False), _SCHEDULE: schedule.state_dict()}, directory)
 
 
-def load_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path, *, same_layout: bool) -> None:
+def load_training(
+    chunks: list[torch.nn.Module], optimizer: Any, schedule: Any, directory: Path, *, same_layout: bool
+) -> None:
     """Load what ranks in this layout or another have saved with `save_training`.
 
     Of another layout random states are left out, as Megatron-LM does: ranks keep those that they have begun with.
@@ -78,6 +83,7 @@ def load_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path
     _put_weights(chunks, loaded)
     with _steps_set_aside(_torch_optimizers(optimizer)):
         optimizer.load_state_dict(loaded["optimizer"])
+    schedule.load_state_dict(loaded[_SCHEDULE])
     if same_layout:
         _put_random(loaded[_RANDOM])
 

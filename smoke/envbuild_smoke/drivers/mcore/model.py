@@ -12,6 +12,7 @@ from megatron.core.transformer.moe import moe_utils
 
 from envbuild_smoke.drivers.mcore.layers import gpt_layer_spec, mamba_stack_spec
 from envbuild_smoke.drivers.parts import Options, parallel_sizes
+from envbuild_smoke.plan.axes import RECOMPUTED_ALONE
 from envbuild_smoke.plan.models import Case, Model
 
 # megatron-core 0.16.1 asks whether this is None, and binds it only where Transformer Engine is installed.
@@ -25,7 +26,8 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
     A model with RMSNorm is built as Llama and Qwen are: rotary positions, a gated MLP with SiLU, no biases.
     """
     layout, settings = case.layout, case.settings
-    dtype = torch.float32 if case.precision == "fp32" else torch.bfloat16
+    # Under fp8 weights are in bfloat16.
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(case.precision, torch.bfloat16)
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -44,6 +46,7 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         batch_p2p_comm=settings.batch_p2p_comm,
         attention_backend=AttnBackend[settings.attention_backend],
         bf16=dtype == torch.bfloat16,
+        fp16=dtype == torch.float16,
         params_dtype=dtype,
         # The element type of what pipeline stages send each other; a receiver allocates by it.
         pipeline_dtype=dtype,
@@ -52,12 +55,14 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         deterministic_mode=True,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        # These kernels come from Apex or nvFuser; the plain ones compute the same.
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        apply_rope_fusion=False,
+        gradient_accumulation_fusion=settings.gradient_accumulation_fusion,
+        masked_softmax_fusion=settings.masked_softmax_fusion,
+        bias_activation_fusion=settings.bias_activation_fusion,
+        bias_dropout_fusion=settings.bias_dropout_fusion,
+        apply_rope_fusion=settings.apply_rope_fusion,
+        cross_entropy_loss_fusion=settings.cross_entropy_fusion != "none",
+        cross_entropy_fusion_impl="te" if settings.cross_entropy_fusion == "te" else "native",
+        # A kernel of Apex.
         persist_layer_norm=False,
         **_mlp_options(model),
         **_expert_options(case, model, device),
@@ -124,8 +129,12 @@ def recompute_options(case: Case) -> Options:
     """Return TransformerConfig's options of activation recompute; none where the case keeps its activations."""
     if case.settings.recompute == "none":
         return {}
-    if case.settings.recompute == "selective":
-        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    if case.settings.recompute in RECOMPUTED_ALONE:
+        module = case.settings.recompute
+        return {
+            "recompute_granularity": "selective",
+            "recompute_modules": ["core_attn" if module == "selective" else module],
+        }
     return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
@@ -159,7 +168,7 @@ def build_chunks(config: TransformerConfig, case: Case, model: Model, device: to
         ends["parallel_output"] = case.settings.parallel_output
         make = _mamba_chunk if model.kind == "mamba-hybrid" else _gpt_chunk
         chunk = make(config, model, stage_or_none, ends).to(device)
-        chunks.append(Float16Module(config, chunk) if config.bf16 else chunk)
+        chunks.append(Float16Module(config, chunk) if config.bf16 or config.fp16 else chunk)
     return chunks
 
 

@@ -71,8 +71,11 @@ def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: Sa
             ("attention_dropout",),
         ),
         params_dtype=_types(p for chunk in chunks for p in chunk.parameters()),
-        gradients_dtype=_types(p.main_grad for chunk in chunks for p in chunk.parameters() if hasattr(p, "main_grad")),
+        gradients_dtype=_types(
+            buffer.grad_data for chunk in wrapped for buffer in chunk.buffers + chunk.expert_parallel_buffers
+        ),
         main_weights_dtype=_narrowest(p for each in inner for group in each.param_groups for p in group["params"]),
+        loss_scale=max(float(one.get_loss_scale()) for one in inner),
         parameters=_parameters(chunks),
         trainable_parameters=_parameters(chunks, trainable=True),
         samples_digest=samples.digest(case.training),

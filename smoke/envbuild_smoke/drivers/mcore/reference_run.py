@@ -10,7 +10,6 @@ import torch
 
 from envbuild_smoke.drivers.mcore.float32_parts import Float32Parts
 from envbuild_smoke.drivers.mcore.model import is_gated
-from envbuild_smoke.drivers.mcore.optimizer import ADAM_EPSILON
 from envbuild_smoke.drivers.samples import (
     document_numbers,
     global_batch,
@@ -20,6 +19,7 @@ from envbuild_smoke.drivers.samples import (
     sample_digests,
 )
 from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.plan.precision import weights_dtype
 from envbuild_smoke.reference.compare import compare
 from envbuild_smoke.reference.config import (
     ExpertsConfig,
@@ -28,6 +28,7 @@ from envbuild_smoke.reference.config import (
     NotComparedError,
     OptimizerConfig,
     Positions,
+    ScheduleConfig,
 )
 from envbuild_smoke.reference.model import MicroBatch
 from envbuild_smoke.reference.names import reference_name
@@ -50,7 +51,11 @@ class ReferenceRun:
         self._case, self._model, self._chunk = case, model, chunk
         self._initial = self._parameters()
         self._trained = Trained()
-        self._float32 = None if case.precision == "fp32" else Float32Parts(chunk, optimizer_config(case))
+        self._float32 = (
+            None
+            if case.precision == "fp32"
+            else Float32Parts(chunk, optimizer_config(case), sums=case.settings.grad_reduce_in_fp32)
+        )
         self._hooks = [
             module.register_forward_hook(self._noting(name))
             for name, module in ((reference_name(own), module) for own, module in chunk.named_modules())
@@ -58,16 +63,18 @@ class ReferenceRun:
             if _ACTIVATIONS.fullmatch(name) and type(module).__name__ != "IdentityOp"
         ]
 
-    def gradients(self) -> None:
-        """Keep the gradients of the first step; later ones are those of the weights' updates alone."""
+    def gradients(self, loss_scale: float) -> None:
+        """Keep the gradients of the first step, of a loss that has this scale; later ones only move the weights."""
         if self._float32 is not None:
-            self._float32.gradients()
+            self._float32.gradients(loss_scale)
         if self._trained.gradients:
             return
         for hook in self._hooks:
             hook.remove()
         named = ((name, parameter.main_grad) for name, parameter in self._chunk.named_parameters())
-        self._trained.gradients.update((reference_name(name), gradient.detach().clone()) for name, gradient in named)
+        self._trained.gradients.update(
+            (reference_name(name), gradient.detach().double() / loss_scale) for name, gradient in named
+        )
 
     def result(self, read: Sequence[Sequence[bytes]]) -> ReferenceComparison:
         """Train the reference and return the comparison.
@@ -89,11 +96,11 @@ class ReferenceRun:
         return replace(compared, seconds=round(time.monotonic() - began, 3))
 
     def _reference(self) -> "tuple[Trained, Spread | None]":
-        """Train the reference; of bf16 also what its rounding may do to it."""
+        """Train the reference; in 16 bits also what its rounding may do to it."""
         what = model_config(self._model), optimizer_config(self._case), self._initial, self._micro_batches()
-        if self._case.precision != "bf16" or not self._case.perturbed_runs:
+        if self._case.precision not in ("bf16", "fp16") or not self._case.perturbed_runs:
             return train(*what), None
-        return measure(*what, runs=self._case.perturbed_runs, dtype=torch.bfloat16)
+        return measure(*what, runs=self._case.perturbed_runs, dtype=getattr(torch, weights_dtype(self._case)))
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         return {reference_name(name): value.detach().clone() for name, value in self._chunk.named_parameters()}
@@ -179,8 +186,22 @@ def optimizer_config(case: Case) -> OptimizerConfig:
     return OptimizerConfig(
         learning_rate=training.learning_rate,
         embedding_learning_rate=training.decoupled_lr,
-        epsilon=ADAM_EPSILON,
+        beta1=training.adam_beta1,
+        beta2=training.adam_beta2,
+        epsilon=training.adam_eps,
         weight_decay=training.weight_decay,
         clip_norm=training.clip_grad_norm,
         per_token_loss=training.calculate_per_token_loss,
+        schedule=ScheduleConfig(
+            steps=training.steps,
+            style=training.lr_decay_style,
+            warmup=training.lr_warmup_iters,
+            first=training.lr_warmup_init,
+            decay=training.decay_steps,
+            least=training.min_lr,
+            wsd_decay=training.lr_wsd_decay_iters or 1,
+            wsd_style=training.lr_wsd_decay_style,
+            first_weight_decay=training.start_weight_decay,
+            weight_decay_style=training.weight_decay_incr_style,
+        ),
     )
