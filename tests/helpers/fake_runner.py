@@ -117,9 +117,9 @@ def resumed_line(first, **changes):
 
 
 def repeats_of(plan, case):
-    """The repeats of a case: one on each node, or that begins there."""
-    nodes = plan.get("nodes", 1)
-    return range(1, nodes * plan["repeats"] + 1, nodes if room_of(case)[0] == nodes else 1)
+    """The repeats of a case: those on its home node, or one on each node."""
+    nodes, home = plan.get("nodes", 1), case["home_node"]
+    return range(1 + (home or 0), nodes * plan["repeats"] + 1, 1 if home is None else nodes)
 
 
 def room_of(case):
@@ -144,14 +144,17 @@ def case_line(plan, case, repeat=1, factor=1.0):
         "compared_with": case["baseline"], "tensors": 7, "largest_relative_difference": 0.0, "worst": None,
         "missing": [], "unexpected": [],
     }  # fmt: skip
+    nodes = plan.get("nodes", 1)
+    measures = (repeat - 1) % nodes == (case["home_node"] or 0)
     return {
         "schema": SCHEMA, "type": "case", "case": case["id"], "repeat": repeat, "status": "completed", "steps": steps,
         "seconds": 1.5, "startup_seconds": 0.5, "started_seconds": 2.0, "devices": [*range(most * each)],
-        "nodes": [(repeat - 1 + index) % plan.get("nodes", 1) for index in range(most)],
+        "nodes": [(repeat - 1 + index) % nodes for index in range(most)],
         "fresh_processes": 0, "compute_seconds": [], "weights": weights if case["compare_weights"] else None,
         "observed": observed_of(case, plan["models"][case["model"]]), "failure": None, "logs": [], "restarted": None,
-        "reference": reference_of(steps) if case["compare_reference"] else None, "gradients": gradients_of(),
-        "perturbed": perturbed_of(steps, case["perturbed_runs"]) if case["perturbed_runs"] else None,
+        "reference": reference_of(steps) if case["compare_reference"] and measures else None,
+        "gradients": gradients_of(),
+        "perturbed": perturbed_of(steps, case["perturbed_runs"]) if case["perturbed_runs"] and measures else None,
     }  # fmt: skip
 
 

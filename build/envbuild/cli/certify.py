@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -274,8 +275,9 @@ def _print(session: Session, result: Certification) -> None:
     # Of a whole matrix nothing was left out but by shipped conflicts.
     own = "" if predicate.whole_matrix else ", ".join(projects_own(predicate.not_vouched))
     state = "certified" if result.written else "nothing to do: already certified"
-    repeats = max(case.repeat for case in predicate.cases)
-    count = f"{len({case.id for case in predicate.cases})} cases" + (f", {repeats} times each," if repeats > 1 else "")
+    runs = Counter(case.id for case in predicate.cases)
+    repeats = min(runs.values())
+    count = f"{len(runs)} cases" + (f", {repeats} times each," if repeats > 1 else "")
     session.done(
         {
             "ran": result.ran,

@@ -1,7 +1,7 @@
 """The plan as frozen values: what to train, how it is split over ranks, and what it is run for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -108,6 +108,7 @@ class Case(CaseParts):
         compare_reference: the case, of one rank, is compared with the reference (`envbuild_smoke.reference`).
         perturbed_runs: how often the case, of one rank, trains again with its weights moved, to measure what rounding
             may do to its numbers.
+        home_node: the node that alone runs the case, or where its first rank is; None: every node in its turn.
     """
 
     id: CaseId
@@ -120,6 +121,7 @@ class Case(CaseParts):
     compare_reference: bool
     time_limit_seconds: Positive
     perturbed_runs: Annotated[int, at_least(0)]
+    home_node: Annotated[int, at_least(0)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,16 +196,30 @@ class Plan:
         return self._by_id[case_id]
 
     def runs_of(self, case: Case) -> range:
-        """Return the repeats of a case: one on each node, or that begins on it, then as often as the plan says.
+        """Return the repeats of a case: one on its home node or on each, then as often as the plan says.
 
-        All nodes run the same cases, and a case over fewer nodes than there are has other nodes in every repeat. A
-        repeat begins on the node after that of the one before; one over all nodes is not repeated for each.
+        A repeat begins on the node after that of the one before, so that a case has the repeats of its baseline there.
         """
-        return range(1, self.nodes * self.repeats + 1, self.nodes if case.most_nodes == self.nodes else 1)
+        if case.home_node is None:
+            return range(1, self.nodes * self.repeats + 1)
+        return range(1 + case.home_node, self.nodes * self.repeats + 1, self.nodes)
 
     def nodes_of(self, case: Case, repeat: int) -> tuple[int, ...]:
         """Return the nodes of a repeat of a case, in the order of its ranks; a part over fewer has the first ones."""
         return tuple((repeat - 1 + index) % self.nodes for index in range(case.most_nodes))
+
+    def measuring_repeat(self, case: Case, repeat: int) -> int:
+        """Return which repeat of a baseline measures the bands of a repeat, and is compared with the reference.
+
+        Of a baseline that every node runs it is the one on node 0: the others must have its numbers.
+        """
+        return repeat - (repeat - 1) % self.nodes + (case.home_node or 0)
+
+    def run_of(self, case: Case, repeat: int) -> Case:
+        """Return a case as a repeat of it trains: without what another repeat measures for it."""
+        if repeat == self.measuring_repeat(case, repeat):
+            return case
+        return replace(case, compare_reference=False, perturbed_runs=0)
 
     def selection(self, only: tuple[str, ...]) -> tuple[Case, ...]:
         """Return the cases named in `only` and the baselines they need; all of them when it is empty."""

@@ -58,3 +58,9 @@ def _check_references(plan: Plan) -> None:
         if case.baseline is not None and case.baseline not in baselines:
             problem = f"found {case.baseline!r}; the plan's baselines: {names(baselines)}"
             raise PlanError(f"case {case.id}: baseline: {problem}")
+    for case in plan.cases:
+        baseline = plan.case(case.baseline or case.id)
+        # On a node without its baseline a case would wait for ever.
+        if (case.home_node or 0) >= plan.nodes or baseline.home_node not in (None, case.home_node):
+            problem = f"found {case.home_node}; the run has {plan.nodes} nodes, and {baseline.id} has to run there, too"
+            raise PlanError(f"case {case.id}: home_node: {problem}")

@@ -27,6 +27,7 @@ class RankCommand:
 
     task: Literal["case", "bandwidth"]
     case: str
+    repeat: int
     part: int
     rank: int
     world_size: int

@@ -188,6 +188,7 @@ class TaskRun:
             command = RankCommand(
                 task=task.kind,
                 case=task.case.id,
+                repeat=task.repeat,
                 part=task.part,
                 rank=rank,
                 world_size=task.world_size,

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from helpers.fake_runner import resumed_line
+from helpers.fake_runner import gradients_of, resumed_line
 from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, typed
 
 from envbuild.certify.issue import node_records
@@ -128,6 +128,44 @@ def test_of_two_nodes_that_differ_either_may_be_the_wrong_one(tmp_path):
     problems = problems_of(tmp_path, lines, plan)
     assert [(check, text[:6]) for check, text in problems] == [("node-numbers", "node 0"), ("node-numbers", "node 1")]
     assert "than the other node, and either may be wrong: " in problems[0][1]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "off", "named"), [(2, (1,), (0, 1)), (3, (1,), (1,)), (3, (0,), (0,)), (4, (2, 3), (0, 2, 3))]
+)
+def test_node_whose_gradients_differ_is_named(tmp_path, nodes, off, named):
+    plan = plan_of(nodes=nodes)
+    lines = lines_of(plan)
+    for node in off:
+        own = line(lines, BASELINE, node + 1)
+        own["gradients"] = gradients_of(1.01)
+        for run in own["perturbed"] or ():
+            run["gradients"] = gradients_of(1.01 * (1 + 1e-6))
+    problems = problems_of(tmp_path, lines, plan)
+    assert [(check, text.split(" ")[1]) for check, text in problems] == [("node-numbers", str(node)) for node in named]
+    assert all(f"{BASELINE}, the gradient of decoder.layers.0.mlp" in text for _, text in problems)
+
+
+def test_one_node_measures_the_bands_of_all(tmp_path):
+    lines = lines_of(PLAN)
+    assert [line(lines, BASELINE, node + 1)["perturbed"] is None for node in range(3)] == [False, True, True]
+    assert all(verdict.passed for verdict in judge(CASES, MATRIX, read(tmp_path / "r", PLAN, lines), typed(PLAN)))
+    line(lines, BASELINE)["perturbed"] = None
+    verdicts = judge(CASES, MATRIX, read(tmp_path / "r", PLAN, lines), typed(PLAN))
+    assert {verdict.repeat for verdict in verdicts if any(p.check == "baseline" for p in verdict.problems)} == {1, 2, 3}
+
+
+def test_case_at_home_on_a_node_runs_there_alone_and_is_judged_by_what_ran_there(tmp_path):
+    plan = plan_of(nodes=3)
+    next(case for case in plan["cases"] if case["id"] == TP2)["home_node"] = 2
+    lines = lines_of(plan)
+    assert [(each["repeat"], each["nodes"]) for each in lines if each.get("case") == TP2] == [(3, [2])]
+    line(lines, TP2, 3)["steps"][0]["loss"] *= 1.01
+    verdicts = judge(CASES, MATRIX, read(tmp_path / "r", plan, lines), typed(plan))
+    assert [(each.id, each.nodes) for each in verdicts if not each.passed] == [(TP2, (2,))]
+    line(lines, TP2, 3).update(repeat=1, nodes=[0])
+    with pytest.raises(ResultsRefusedError):
+        read(tmp_path / "r", plan, lines)
 
 
 def errors(count: int) -> list[dict[str, str]]:

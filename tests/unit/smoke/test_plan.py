@@ -1,5 +1,6 @@
 """A wrong plan is refused before anything runs; the message has the place, the value and what is allowed."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,7 @@ def test_resumed_case_has_two_parts_and_room_for_both(
     assert (second.layout, second.nodes) == (Layout(data=ranks), continue_nodes or nodes)
     assert (second.after, second.until) == (2, case.training.steps)
     assert case.slots == slots
-    most = max(nodes, continue_nodes or nodes)
-    assert plan.nodes_of(case, 1) == tuple(range(most))
-    assert list(plan.runs_of(case)) == ([1] if most == 2 else [1, 2])
+    assert plan.nodes_of(case, 1) == tuple(range(max(nodes, continue_nodes or nodes)))
 
 
 @pytest.mark.parametrize(("nodes", "problem"), [(3, "found 3; the run has 2"), (2, "as many of the 3 ranks")])
@@ -138,6 +137,30 @@ def test_plan_layouts_are_the_planners_to_check(document: Document) -> None:
     """The runner runs what the plan has, also what computes something else: that is how a fault is planted."""
     document["cases"][1]["layout"].update({"data": 3, "pipeline": 2, "virtual_pipeline": 2, "sequence": True})
     assert parse_plan(json.dumps(document).encode()).cases[1].layout.world_size == 6
+
+
+def test_case_at_home_runs_there_and_what_every_node_runs_is_measured_on_the_first(document: Document) -> None:
+    baseline, case = document["cases"]
+    cases = [{**baseline, "perturbed_runs": 4, "compare_reference": True}, {**case, "home_node": 1}]
+    plan = parse_plan(json.dumps({**document, "cases": cases, "nodes": 3, "repeats": 2}).encode())
+    everywhere, home = plan.case(baseline["id"]), plan.case(case["id"])
+    assert (list(plan.runs_of(everywhere)), list(plan.runs_of(home))) == ([1, 2, 3, 4, 5, 6], [2, 5])
+    assert [plan.nodes_of(home, repeat) for repeat in (2, 5)] == [(1,), (1,)]
+    measured = {repeat: plan.run_of(everywhere, repeat) for repeat in plan.runs_of(everywhere)}
+    assert {repeat: run.perturbed_runs for repeat, run in measured.items()} == {1: 4, 2: 0, 3: 0, 4: 4, 5: 0, 6: 0}
+    assert [repeat for repeat, run in measured.items() if run.compare_reference] == [1, 4]
+    alone = dataclasses.replace(everywhere, home_node=2)
+    assert [plan.run_of(alone, repeat).perturbed_runs for repeat in plan.runs_of(alone)] == [4, 4]
+
+
+@pytest.mark.parametrize(("baseline", "case"), [(None, 2), (0, 1), (1, None)])
+def test_case_at_home_where_its_baseline_does_not_run_is_refused(
+    document: Document, baseline: int | None, case: int | None
+) -> None:
+    homes = zip(document["cases"], (baseline, case), strict=True)
+    cases = [{**planned, "home_node": home} for planned, home in homes]
+    problem = f"home_node: found {case}; the run has 2 nodes, and train-baseline has to run there, too"
+    assert problem in refusal({**document, "cases": cases, "nodes": 2})
 
 
 def test_plan_for_gpus_must_say_which(document: Document) -> None:

@@ -19,7 +19,7 @@ from envbuild.core.errors import ResultsRefusedError
 from envbuild.core.files import NotPlainFileError, read_plain
 from envbuild_smoke.network.hosts import MeasuredHosts, measured_hosts
 from envbuild_smoke.plan.json_reader import PlanError, read_object
-from envbuild_smoke.plan.models import Plan
+from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.results import (
     KINDS,
     BandwidthLine,
@@ -63,6 +63,10 @@ class Results:
     def case(self, case: str, repeat: int = 1) -> CaseLine | None:
         """One repeat of a case; None where the runner reported nothing about it."""
         return self.cases.get((case, repeat))
+
+    def measuring(self, baseline: Case, repeat: int, plan: Plan) -> CaseLine | None:
+        """What measured the bands of a repeat of a baseline, and of its cases; None where nothing was reported."""
+        return self.case(baseline.id, plan.measuring_repeat(baseline, repeat))
 
     def name_of(self, node: int) -> str:
         """What people call a node: its number, and the name of its host."""

@@ -41,6 +41,8 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
     # Names and messages come from where the cases ran: as control characters they could repaint the terminal.
     text = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
     baselines = [case for case in predicate.cases if case.baseline is None]
+    # Of those that all nodes run, one measures.
+    baselines = [case for case in baselines if case.spread is not None] or baselines
     text += [f"not vouched for: {describe_not_vouched(entry)}" for entry in predicate.not_vouched]
     if predicate.fields is not None:
         text += ["", *describe_fields(predicate.fields)]

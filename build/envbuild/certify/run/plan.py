@@ -14,6 +14,7 @@ from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.judge.judge import JUDGE_VERSION
+from envbuild.certify.run.home_nodes import home_nodes
 from envbuild.core.digests import Json, digest_of
 from envbuild.launch.launchers import SQSH, Placement
 from envbuild_smoke.plan.architecture import PLAIN
@@ -131,6 +132,7 @@ def make_plan(
     """The plan as a JSON value, with a fresh nonce."""
     capabilities = environment.capabilities
     used = {case.model for case in cases}
+    homes = home_nodes(cases, network.nodes)
     return {
         "schema": PLAN_SCHEMA,
         # Results name it, so those of an equal plan that ran earlier are not taken for this one's.
@@ -146,7 +148,7 @@ def make_plan(
         "bandwidth": sweep_of(matrix, capabilities, max(case.slots_on_node for case in cases), network),
         "transport": network.transport if network.nodes > 1 else None,
         "models": {name: _model_json(model) for name, model in matrix.models.items() if name in used},
-        "cases": [_case_json(case, matrix, environment.driver) for case in cases],
+        "cases": [{**_case_json(case, matrix, environment.driver), "home_node": homes[case.id]} for case in cases],
     }
 
 
@@ -171,7 +173,7 @@ def _model_json(model: ModelSpec) -> Json:
     }
 
 
-def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
+def _case_json(case: Case, matrix: Matrix, driver: Driver) -> dict[str, Json]:
     return {
         "id": case.id,
         "baseline": case.compared_with,

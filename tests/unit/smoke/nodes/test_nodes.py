@@ -38,7 +38,10 @@ class Nodes:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def write(self, *cases: Document, count: int = 2, **changes: Any) -> None:
-        (self.folder / "plan.json").write_text(json.dumps({**plan_document(*cases), "nodes": count, **changes}))
+        # As envbuild plans it: what is over all nodes runs once.
+        over_all = [max(case["nodes"], case["continue_nodes"] or 1) == count for case in cases]
+        homes = [{**case, "home_node": 0} if once else case for case, once in zip(cases, over_all, strict=True)]
+        (self.folder / "plan.json").write_text(json.dumps({**plan_document(*homes), "nodes": count, **changes}))
         self.write_token()
 
     def write_token(self) -> None:
@@ -94,13 +97,14 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         process.communicate()
 
 
-def test_all_nodes_run_the_cases_of_one_and_two_those_of_two(nodes: Nodes) -> None:
-    nodes.run(BASELINE, over("train-n2"), two_ranks("train-one"))
+def test_all_nodes_run_the_cases_of_one_but_those_at_home_on_one_and_two_those_of_two(nodes: Nodes) -> None:
+    nodes.run(BASELINE, over("train-n2"), two_ranks("train-one"), two_ranks("train-home", home_node=1))
     assert {key: (case["status"], case["nodes"]) for key, case in nodes.cases.items()} == {
         ("train-baseline", 1): ("completed", [0]),
         ("train-baseline", 2): ("completed", [1]),
         ("train-one", 1): ("completed", [0]),
         ("train-one", 2): ("completed", [1]),
+        ("train-home", 2): ("completed", [1]),
         ("train-n2", 1): ("completed", [0, 1]),
     }
     assert not list((nodes.folder / "out").glob(".canary*"))
