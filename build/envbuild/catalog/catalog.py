@@ -322,7 +322,17 @@ class Selection:
         return self.catalog.target(self.target_name)
 
     def matrix_for(self, driver: Driver | None = None) -> str:
-        """The matrix that certifies the stack for the target without --matrix; ``driver``: the lock's."""
+        """The matrix that certifies the stack for the target without --matrix; ``driver``: the lock's.
+
+        Raises:
+            ConfigurationError: nothing trains in its environment.
+        """
+        if (driver or self.stack.driver) is Driver.NONE:
+            raise ConfigurationError(
+                f"no matrix certifies stack {self.stack_name}",
+                why='Its driver is "none": its image is built and import-checked, and nothing trains in it.',
+                fix='Give it a driver ("mcore", "nemo", "bridge") if its packages can train.',
+            )
         return self.stack.matrix_for(self.target.device, driver)
 
 
