@@ -313,6 +313,11 @@ class Selection:
         """The stack as it is on the base: what it has for another device only is no part of it."""
         return self.catalog.stack(self.stack_name).on(self.base.device)
 
+    @property
+    def folder(self) -> Path:
+        """The folder that has the envs/ of the stack's file."""
+        return self.catalog.path("stacks", self.stack_name).parents[2]
+
     @cached_property
     def base(self) -> Base:
         return self.catalog.base(self.base_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from envbuild.core.files import machine_errors
 from envbuild.core.text import quoted_command
 from envbuild.lock.models import SCHEMA, Lock, LockedComponent, LockedPhase, LockedTorch
 from envbuild.lock.requirement_lines import read_pins
+from envbuild.lock.uv_lock import parse_uv_lock
 
 RECORD_FILE = "stack.lock.toml"
 PROJECT_FILE = "pyproject.toml"
@@ -56,6 +58,18 @@ class LockDirectory:
         """The packages from git that are built without isolation, with what is installed."""
         components = self.lock.components.items()
         return sorted(name for name, component in components if component.commit and component.phase is Phase.COMPILE)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where its named indexes were when it was made, by name: in the uv.lock next to it, which is not committed."""
+        path, indexes = self.path / UV_LOCK, self.lock.indexes
+        if not indexes or not path.is_file():
+            return {}
+        with machine_errors(path, "read"), contextlib.suppress(ValueError):
+            sources = {package.name: package.source for package in parse_uv_lock(path.read_text()).packages}
+            by_name = {name: sources.get(packages[0], {}).get("registry", "") for name, packages in indexes.items()}
+            return {name: address for name, address in by_name.items() if "://" in address}
+        return {}
 
     @property
     def own_wheels(self) -> dict[str, Path]:

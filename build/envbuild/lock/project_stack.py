@@ -34,12 +34,11 @@ _DRIVERS = {"megatron-bridge": Driver.BRIDGE, "nemo-toolkit": Driver.NEMO, "mega
 
 
 def stack_of_project(
-    definition: UvProject, above: Path, catalog: Catalog, context: LockContext, *, base: str | None, target: str | None
+    tree: ProjectTree, catalog: Catalog, context: LockContext, *, base: str | None, target: str | None
 ) -> str:
     """The text of the file of a stack whose packages a project's uv.lock decides.
 
     Args:
-        above: the folder that has envs/.
         base: the only one; None: those of the catalog that fit.
         target: the same.
 
@@ -48,7 +47,6 @@ def stack_of_project(
     """
     import tomlkit  # slow, and most commands only read
 
-    tree = project_tree(definition, above)
     uv_lock = read_uv_lock(tree)
     bases = {name: catalog.base(name) for name in ([base] if base else catalog.names("bases"))}
     fitting = {name: known for name, known in bases.items() if python_is_for(uv_lock, known)}
@@ -64,7 +62,7 @@ def stack_of_project(
     document = tomlkit.document()
     document["summary"] = f"the uv project {tree.name}, as its uv.lock has it"
     document["driver"] = driver.value
-    document["project"] = definition.model_dump(mode="json", exclude_defaults=True)
+    document["project"] = tree.definition.model_dump(mode="json", exclude_defaults=True)
     document["builds"] = [entry.model_dump(mode="json") for entry in builds]
     return tomlkit.dumps(document)
 
@@ -99,12 +97,12 @@ def write_stack(
     """
     catalog = Catalog.open(above)
     with work_folder(run_context(context), "project", "project") as work:
-        tree = project_tree(definition, above)
+        tree = project_tree(definition, above, work)
         chosen = checked_name(name or tree.name)
         if chosen in catalog.names("stacks"):
             _refuse_another(catalog, chosen, definition)
             return chosen
-        text = stack_of_project(definition, above, catalog, work, base=base, target=target)
+        text = stack_of_project(tree, catalog, work, base=base, target=target)
     file = above / "envs" / "stacks" / f"{chosen}.toml"
     with machine_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)

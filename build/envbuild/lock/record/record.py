@@ -149,7 +149,7 @@ def _component(component: Chosen, version: str, plan: LockPlan) -> LockedCompone
             "git": component.git,
             "commit": component.commit.sha,
             "subdirectory": component.subdirectory or None,
-            "committed_at": as_of.timestamp(component.commit.committed_at),
+            "committed_at": as_of.timestamp(component.commit.committed_at) if component.commit.is_read else None,
             "ref_kind": component.commit.kind.value,
             "follows": component.commit.kind is CommitKind.BRANCH and plan.as_of.asked == as_of.NOW,
         }
@@ -225,7 +225,9 @@ def _write_phases(resolved: ResolvedPlan, context: LockContext) -> dict[str, Loc
         "git": [pinned.text for pinned in from_git],
     }
     shared = sorted(late.intersection(pinned.name for pinned in from_git))
-    builds = BUILDS_FILE if resolved.build_constraints else ""
+    # `uv sync` builds what is from git in isolation, also where nothing holds it.
+    isolated = resolved.lines is not None and {pinned.name for pinned in from_git} - late
+    builds = BUILDS_FILE if resolved.build_constraints or isolated else ""
     links = ["--find-links", WHEELS] if resolved.wheels else []
     options = {
         "main": ["--require-hashes", *links],

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import urllib.parse
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.stack import Component, Phase, UvProject
 from envbuild.core import tomlread
+from envbuild.core.background import interruptible
+from envbuild.core.errors import NetworkError
 from envbuild.core.files import machine_errors
-from envbuild.git.refs import GitRef
+from envbuild.git.refs import UNREAD, Commit, CommitKind, GitRef
 from envbuild.lock.components.decide import EffectiveStack
 from envbuild.lock.components.models import Chosen, CompileMetadata, DecidedBy
 from envbuild.lock.context import LockContext
@@ -22,13 +27,14 @@ from envbuild.lock.inputs.request import LockInputs
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
+from envbuild.lock.resolve.builds import build_constraints
 from envbuild.lock.resolve.resolve import PhaseLines, ResolvedPlan
 from envbuild.lock.uv.resolution import Resolution
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, PACKAGE_INDEX_BUILD, TorchSource
-from envbuild.lock.uv_lock import ResolvedPackage
-from envbuild.lock.uv_project.exported import ProjectPackages, project_packages
+from envbuild.lock.uv_lock import ResolvedPackage, UvLock
+from envbuild.lock.uv_project.exported import project_packages
 from envbuild.lock.uv_project.tree import ProjectTree, project_tree
-from envbuild.lock.uv_project.wheels import own_wheel
+from envbuild.lock.uv_project.wheels import OwnWheel, own_wheel
 
 _GIT = re.compile(r"^(?P<url>[^?#]+)(?:\?(?P<query>[^#]*))?#(?P<commit>[0-9a-f]{40})$")
 
@@ -41,15 +47,14 @@ def resolve_project(inputs: LockInputs, definition: UvProject, context: LockCont
         ResolutionError: a package of its own does not build.
     """
     base = inputs.selection.base
-    catalog = inputs.selection.catalog
-    tree = project_tree(definition, catalog.path("stacks", inputs.selection.stack_name).parents[2])
+    tree = project_tree(definition, inputs.selection.folder, context)
     with context.reporter.step(f"read {UV_LOCK} of {tree.title}"):
         packages = project_packages(tree, base, context)
-    own = [own_wheel(package, tree, base.python.version, context) for package in packages.local]
     settings = _settings(tree)
-    uv_lock = packages.uv_lock
-    late: set[str] = {*settings.get("no-build-isolation-package", ())}
-    chosen = _chosen(packages, late, tree, context)
+    late: set[str] = {canonicalize_name(name) for name in settings.get("no-build-isolation-package", ())}
+    own = [own_wheel(package, tree, base.python.version, context) for package in packages.local]
+    uv_lock = _with_wheels(packages.uv_lock, own)
+    chosen = _Chooser(tree, settings, late, context).chosen(uv_lock)
     torch = next((package.version for package in uv_lock.packages if package.name == "torch"), "")
     build = (Version(torch).local or PACKAGE_INDEX_BUILD) if torch else inputs.torch_build
     lines = [*packages.requirements, *(wheel.requirement for wheel in own)]
@@ -62,7 +67,7 @@ def resolve_project(inputs: LockInputs, definition: UvProject, context: LockCont
         as_of=uv_lock.options.exclude_newer,
         chosen=chosen,
         requirements={line.name: f"=={line.version}" for line in lines if line.name not in chosen},
-        overrides=_overrides(packages),
+        overrides=_overrides(uv_lock),
         metadata=_metadata(settings),
         wheels={wheel.package.name: wheel.file.name for wheel in own},
     )
@@ -80,6 +85,7 @@ def resolve_project(inputs: LockInputs, definition: UvProject, context: LockCont
     )
     with machine_errors(context.folder):
         (context.folder / UV_LOCK).write_bytes((tree.folder / UV_LOCK).read_bytes())
+    constraints = _builds(plan, resolution, settings, context)
     compiled = {name for name, component in chosen.items() if component.phase is Phase.COMPILE}
     return ResolvedPlan(
         plan=plan,
@@ -88,8 +94,9 @@ def resolve_project(inputs: LockInputs, definition: UvProject, context: LockCont
             main=tuple(line for line in lines if line.name not in compiled),
             compiled=tuple(line for line in lines if line.name in compiled),
         ),
+        build_constraints=constraints,
         tree=tree.record(),
-        wheels={wheel.file.name: next(iter(wheel.requirement.hashes)) for wheel in own},
+        wheels={wheel.file.name: wheel.digest for wheel in own},
     )
 
 
@@ -108,55 +115,135 @@ def known_components() -> dict[str, Component]:
     return known
 
 
-def _chosen(packages: ProjectPackages, late: set[str], tree: ProjectTree, context: LockContext) -> dict[str, Chosen]:
-    """The packages that envbuild knows something of, and those that more than an index and a version decide."""
-    known, by_name = known_components(), dict[str, Chosen]()
-    there = {package.name: package for package in packages.uv_lock.packages}
-    for name, package in there.items():
-        if not (name in known or name in late or "registry" not in package.source):
-            continue
-        spec = known.get(name, Component())
-        spec = Component(
-            modules=spec.modules,
-            uses=tuple(used for used in spec.uses if used in there),
-            unused=spec.unused,
-            phase=Phase.COMPILE if name in late else Phase.MAIN,
+def _with_wheels(uv_lock: UvLock, own: Sequence[OwnWheel]) -> UvLock:
+    """A uv.lock with the project's own packages as their wheels."""
+    wheels = {wheel.package.name: wheel.locked for wheel in own}
+    return uv_lock.model_copy(update={"packages": tuple(wheels.get(part.name, part) for part in uv_lock.packages)})
+
+
+class _Chooser:
+    """Makes components of the packages of a uv.lock of which more than a version is to be known."""
+
+    def __init__(
+        self, tree: ProjectTree, settings: Mapping[str, Any], late: Collection[str], context: LockContext
+    ) -> None:
+        self._because, self._late, self._context = f"{UV_LOCK} of {tree.title}", late, context
+        self._indexes = {
+            str(index["url"]).rstrip("/"): str(index["name"])
+            for index in settings.get("index", ())
+            if "name" in index and not index.get("default")
+        }
+
+    def chosen(self, uv_lock: UvLock) -> dict[str, Chosen]:
+        """Those that envbuild knows something of, or that a commit, an address or an index of its own decides."""
+        known, there = known_components(), {package.name: package for package in uv_lock.packages}
+        torch = there.get("torch")
+        # The site's places of torch's builds have what is released with torch, too.
+        builds = torch.source.get("registry") if torch is not None and Version(torch.version).local else None
+        own = {
+            name: index
+            for name, package in there.items()
+            if (index := self._indexes.get(package.source.get("registry", "").rstrip("/")))
+            and package.source["registry"] != builds
+        }
+        wanted = [
+            package
+            for name, package in there.items()
+            if name in known or name in self._late or name in own or "registry" not in package.source
+        ]
+        commits = self._commits(wanted)
+        unread = {name for name, commit in commits.items() if not commit.is_read}
+        by_name = {}
+        for package in wanted:
+            spec = known.get(package.name, Component())
+            uses = () if package.name in unread else spec.uses
+            by_name[package.name] = self._one(
+                package,
+                Component(
+                    modules=spec.modules,
+                    uses=tuple(used for used in uses if used in there and used not in unread),
+                    unused=spec.unused,
+                    phase=Phase.COMPILE if package.name in self._late else Phase.MAIN,
+                ),
+                commits.get(package.name),
+                own.get(package.name, ""),
+            )
+        return by_name
+
+    def _commits(self, packages: Sequence[ResolvedPackage]) -> dict[str, Commit]:
+        """The commits of those from git; without its date where the repository cannot be reached."""
+        from_git = {package.name: match for package in packages if (match := _GIT.match(package.source.get("git", "")))}
+        if not from_git:
+            return {}
+        urls = {match["url"] for match in from_git.values()}
+        repositories = {url: self._context.repositories.open(url) for url in urls}
+
+        def commit(match: re.Match[str]) -> Commit:
+            try:
+                return repositories[match["url"]].resolve(GitRef(match["commit"]))
+            except NetworkError:
+                sha = match["commit"]
+                return Commit(sha=sha, committed_at=UNREAD, kind=CommitKind.COMMIT, name=sha)
+
+        with self._context.reporter.step(f"read the commits of {len(from_git)} packages"), interruptible(8) as pool:
+            commits = dict(zip(from_git, pool.map(commit, from_git.values()), strict=True))
+        unread = [name for name, known in commits.items() if not known.is_read]
+        if unread:
+            self._context.reporter.note(
+                f"note: not checked, for their repositories cannot be reached: {', '.join(sorted(unread))}"
+            )
+        return commits
+
+    def _one(self, package: ResolvedPackage, spec: Component, commit: Commit | None, index: str) -> Chosen:
+        specifier = f"=={Version(package.version).public}" if package.version else ""
+        bare = Chosen(
+            name=package.name,
+            spec=spec,
+            asked=specifier,
+            origin=DecidedBy.UPSTREAM,
+            because=self._because,
+            specifier=specifier,
+            url=package.source.get("url", ""),
+            index=index,
         )
-        by_name[name] = _one(package, spec, tree, context)
-    return by_name
+        if commit is None:
+            return bare
+        match = _GIT.match(package.source["git"])
+        words = dict(urllib.parse.parse_qsl(match["query"] or "")) if match else {}
+        return replace(
+            bare,
+            asked=words.get("rev") or words.get("tag") or words.get("branch") or commit.sha,
+            specifier="",
+            git=match["url"] if match else "",
+            commit=commit,
+            subdirectory=words.get("subdirectory", ""),
+        )
 
 
-def _one(package: ResolvedPackage, spec: Component, tree: ProjectTree, context: LockContext) -> Chosen:
-    because = f"{UV_LOCK} of {tree.title}"
-    bare = Chosen(
-        name=package.name,
-        spec=spec,
-        asked=f"=={Version(package.version).public}" if package.version else package.name,
-        origin=DecidedBy.UPSTREAM,
-        because=because,
-        specifier=f"=={Version(package.version).public}" if package.version else "",
-        url=package.source.get("url", ""),
-    )
-    if (match := _GIT.match(package.source.get("git", ""))) is None:
-        return bare
-    words = dict(word.partition("=")[::2] for word in (match["query"] or "").split("&"))
-    commit = context.repositories.open(match["url"]).resolve(GitRef(match["commit"]))
-    return Chosen(
-        name=package.name,
-        spec=spec,
-        asked=words.get("rev") or words.get("tag") or words.get("branch") or commit.sha,
-        origin=DecidedBy.UPSTREAM,
-        because=because,
-        git=match["url"],
-        commit=commit,
-        subdirectory=words.get("subdirectory", ""),
-    )
+def _builds(
+    plan: LockPlan, resolution: Resolution, settings: Mapping[str, Any], context: LockContext
+) -> tuple[str, ...]:
+    """What the isolated builds of the packages from git are held to: the project's own words, and what there is now."""
+    own = tuple(str(line) for line in settings.get("build-constraint-dependencies", ()) if isinstance(line, str))
+    read = {
+        name: component
+        for name, component in plan.project.chosen.items()
+        if component.commit is not None and component.commit.is_read
+    }
+    if own or not read:
+        return own
+    try:
+        return build_constraints(replace(plan, project=replace(plan.project, chosen=read)), resolution, context)
+    except NetworkError as error:
+        context.reporter.note(f"note: what builds {', '.join(read)} is not pinned: {error.what}")
+        return ()
 
 
-def _overrides(packages: ProjectPackages) -> dict[str, tuple[str, ...]]:
+def _overrides(uv_lock: UvLock) -> dict[str, tuple[str, ...]]:
     by_name: dict[str, tuple[str, ...]] = {}
-    for override in packages.uv_lock.manifest.overrides:
-        if override.name:
+    for override in uv_lock.manifest.overrides:
+        # One with a source of its own is a package of uv.lock from there.
+        if override.name and (override.specifier or override.marker):
             marker = f" ; {override.marker}" if override.marker else ""
             by_name[override.name] = (*by_name.get(override.name, ()), f"{override.specifier}{marker}")
     return by_name

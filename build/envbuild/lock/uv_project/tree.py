@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import tarfile
+import urllib.parse
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.catalog import Selection
 from envbuild.catalog.stack import UvProject
 from envbuild.core import tomlread
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import ConfigurationError, EnvbuildError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import answer, find_tool
-from envbuild.git.refs import Commit, CommitKind
+from envbuild.git.checkout import archive_of_commit
+from envbuild.git.refs import Commit, CommitKind, GitRef
+from envbuild.lock.context import LockContext, RunContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
-from envbuild.lock.models import LockedProject
+from envbuild.lock.models import Lock, LockedProject
+from envbuild.lock.uv.program import run_uv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +37,7 @@ class ProjectTree:
         commit: None where it is in no repository.
         changed: files of the repository that are not as in the commit.
         git: the address of the repository; empty where it has none.
+        is_copy: the folder is a copy, which builds may write into.
     """
 
     definition: UvProject
@@ -38,6 +46,7 @@ class ProjectTree:
     commit: Commit | None = None
     changed: tuple[str, ...] = ()
     git: str = ""
+    is_copy: bool = False
 
     @property
     def name(self) -> str:
@@ -50,7 +59,7 @@ class ProjectTree:
     def title(self) -> str:
         """Which project it is, for people: its folder's name and commit."""
         dirty = " with changes" if self.changed else ""
-        return f"{self.folder.name} {self.commit.sha[:12]}{dirty}" if self.commit else self.folder.name
+        return f"{self.name} {self.commit.sha[:12]}{dirty}" if self.commit else self.name
 
     def record(self) -> LockedProject:
         """What a lock states of it."""
@@ -65,23 +74,70 @@ class ProjectTree:
         )
 
 
-def project_tree(definition: UvProject, above: Path) -> ProjectTree:
-    """The files of a project.
+def project_tree(definition: UvProject, above: Path, context: LockContext) -> ProjectTree:
+    """The files of a project; those of a repository in a folder that goes with the context's.
 
     Args:
         above: the folder that has envs/.
 
     Raises:
-        ConfigurationError: there is no such folder, or it has no pyproject.toml.
+        ConfigurationError: there is no such folder or ref, or it has no pyproject.toml.
+        NetworkError: the repository cannot be reached.
+        ResolutionError: it has no uv.lock, and does not resolve.
     """
-    folder = (above / (definition.path or "")).resolve()
-    if not (folder / PROJECT_FILE).is_file():
+    tree = _of_folder(definition, (above / (definition.path or "")).resolve())
+    if definition.git is not None and definition.ref is not None:
+        tree = _of_repository(definition, definition.git, definition.ref, context)
+    if not (tree.folder / PROJECT_FILE).is_file():
         raise ConfigurationError(
-            f"{folder} is no uv project",
+            f"{definition.git or tree.folder} is no uv project",
             why=f"It has no {PROJECT_FILE}.",
-            fix="Name the folder of a project, as seen from the folder that has envs/.",
+            fix="Name a project: its folder, or the address of its repository and a branch, tag or commit (URL@REF).",
         )
-    return _of_folder(definition, folder)
+    if (tree.folder / UV_LOCK).is_file():
+        return tree
+    with context.reporter.step(f"lock {tree.title} by uv, since it has no {UV_LOCK}"):
+        run_uv(["lock"], what=f"lock {tree.title}", log=context.log, cwd=tree.folder, on_line=context.reporter.update)
+    if tree.is_copy:
+        return tree
+    context.reporter.note(f"note: uv wrote {tree.folder / UV_LOCK}: commit it, so that the next lock is the same")
+    return _of_folder(definition, tree.folder)
+
+
+def moved_project(lock: Lock, selection: Selection, context: RunContext) -> str:
+    """How the project of a stack is another one than when the lock was made; empty: it is the same."""
+    definition, before = selection.stack.project, lock.project
+    if definition is None or before is None:
+        return ""  # the stack's own digest says so
+    if definition.git is not None and definition.ref is not None:
+        now = context.repositories.open(definition.git).resolve(GitRef(definition.ref)).sha
+        return "" if now == before.commit else f"{definition.ref} of the project moved to {now[:12]}"
+    tree = _of_folder(definition, (selection.folder / (definition.path or "")).resolve())
+    if not (tree.folder / UV_LOCK).is_file():
+        return f"{tree.folder} has no {UV_LOCK}"
+    if tree.changed or tree.record() != before:
+        return f"the project {tree.folder} is another one: {tree.title}"
+    return ""
+
+
+def _of_repository(definition: UvProject, url: str, ref: str, context: LockContext) -> ProjectTree:
+    commit = context.repositories.open(url).resolve(GitRef(ref))
+    name = url.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
+    archive = archive_of_commit(name, url, commit.sha, context.store)
+    folder = context.folder / "project"
+    with machine_errors(folder), tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        # Git's own: no path leads out, and links stay as they are.
+        tar.extractall(folder, filter="tar")
+    top = folder / f"{name}-{commit.sha[:12]}"
+    return ProjectTree(definition=definition, folder=top, top=top, commit=commit, git=url, is_copy=True)
+
+
+def _without_user(address: str) -> str:
+    """An address without the user and password that CI systems put there."""
+    parts = urllib.parse.urlsplit(address)
+    if parts.scheme not in ("http", "https"):
+        return address if "://" in address or ":" in address else ""  # no folder of this machine
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _of_folder(definition: UvProject, folder: Path) -> ProjectTree:
@@ -90,12 +146,12 @@ def _of_folder(definition: UvProject, folder: Path) -> ProjectTree:
 
     try:
         sha, stamp = git("show", "--no-patch", "--no-show-signature", "--format=%H %ct", "HEAD").split()[-2:]
-    except EnvbuildError:
+    except EnvbuildError:  # in no repository
         return ProjectTree(definition=definition, folder=folder, top=folder)
     committed_at = datetime.fromtimestamp(int(stamp), timezone.utc)
     address = ""
     with contextlib.suppress(EnvbuildError):
-        address = git("remote", "get-url", "origin").strip()
+        address = _without_user(git("remote", "get-url", "origin").strip())
     return ProjectTree(
         definition=definition,
         folder=folder,

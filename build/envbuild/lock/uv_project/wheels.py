@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-from envbuild.core.digests import sha256_file
+from envbuild.core.digests import digest_of, sha256_file
 from envbuild.core.errors import ConfigurationError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import answer, find_tool
@@ -16,10 +17,12 @@ from envbuild.lock.context import LockContext
 from envbuild.lock.lockfile import PROJECT_FILE, WHEELS
 from envbuild.lock.requirement_lines import PinnedRequirement
 from envbuild.lock.uv.interpreter import behind_a_shim
-from envbuild.lock.uv.program import run_uv
-from envbuild.lock.uv_lock import ResolvedPackage
+from envbuild.lock.uv.program import run_uv, uv_version
+from envbuild.lock.uv_lock import LockedFile, ResolvedPackage
 from envbuild.lock.uv_project.exported import folder_of
 from envbuild.lock.uv_project.tree import ProjectTree
+
+KIND = "project-wheels"
 
 
 @dataclass(frozen=True)
@@ -29,19 +32,33 @@ class OwnWheel:
     package: ResolvedPackage
     file: Path
 
+    @cached_property
+    def digest(self) -> str:
+        return sha256_file(self.file)
+
+    @property
+    def version(self) -> str:
+        return str(parse_wheel_filename(self.file.name)[1])
+
     @property
     def requirement(self) -> PinnedRequirement:
         """What pins it."""
-        version, digest = str(parse_wheel_filename(self.file.name)[1]), sha256_file(self.file)
-        name = self.package.name
         return PinnedRequirement(
-            name=name,
-            version=version,
+            name=self.package.name,
+            version=self.version,
             commit=None,
-            hashes=frozenset([digest]),
+            hashes=frozenset([self.digest]),
             needed_by=(),
-            text=f"{name}=={version} \\\n    --hash={digest}",
+            text=f"{self.package.name}=={self.version} \\\n    --hash={self.digest}",
         )
+
+    @property
+    def locked(self) -> ResolvedPackage:
+        """The package as uv.lock would have it of the wheel."""
+        path = f"{WHEELS}/{self.file.name}"
+        file = LockedFile.model_validate({"path": path, "hash": self.digest, "size": self.file.stat().st_size})
+        as_wheel = {"version": self.version, "source": {"path": path}, "wheels": (file,), "sdist": None}
+        return self.package.model_copy(update=as_wheel)
 
 
 def own_wheel(package: ResolvedPackage, tree: ProjectTree, python: str, context: LockContext) -> OwnWheel:
@@ -61,25 +78,43 @@ def own_wheel(package: ResolvedPackage, tree: ProjectTree, python: str, context:
         wheels.mkdir(exist_ok=True)
         if place.suffix == ".whl":
             return OwnWheel(package, Path(shutil.copy(place, wheels)))
-    # Its build writes next to its sources: build/, *.egg-info.
-    copy = context.folder / "sources" / package.name
-    _copy(tree, copy)
-    sources = copy / place.relative_to(tree.top)
-    built = context.folder / "built" / package.name
-    stamp = tree.commit.committed_at.timestamp() if tree.commit and tree.commit.committed_at else 0
-    with context.reporter.step(f"build {package.title} of the project"):
-        run_uv(
-            ["build", "--wheel", "--out-dir", built, "--python", behind_a_shim(python) or python, sources],
-            what=f"build {package.title} of {tree.title}",
-            log=context.log,
-            cwd=copy,
-            on_line=context.reporter.update,
-            # What zip files and compilers state as the time.
-            variables={"SOURCE_DATE_EPOCH": str(int(stamp))} if stamp else {},
+    if tree.commit is None or tree.changed:
+        built = context.folder / "built" / package.name
+        _build(package, place, tree, python, context, built)
+    else:
+        parts = {"commit": tree.commit.sha, "package": package.name, "python": python, "uv": uv_version()}
+        key = digest_of({**parts, "place": str(place.relative_to(tree.top))})
+        entry = context.store.get_or_build(
+            KIND, key, lambda folder: _build(package, place, tree, python, context, folder / WHEELS)
         )
+        context.store.use(KIND, key)
+        built = entry.path / WHEELS
     (wheel,) = built.glob("*.whl")
     with machine_errors(wheels):
-        return OwnWheel(package, Path(shutil.move(wheel, wheels / wheel.name)))
+        return OwnWheel(package, Path(shutil.copy(wheel, wheels)))
+
+
+def _build(
+    package: ResolvedPackage, place: Path, tree: ProjectTree, python: str, context: LockContext, into: Path
+) -> None:
+    """Build a wheel into a folder."""
+    top = tree.top
+    if not tree.is_copy:
+        # A build writes next to its sources: build/, *.egg-info.
+        top = context.folder / "sources" / package.name
+        _copy(tree, top)
+    sources = top / place.relative_to(tree.top)
+    stamp = int(tree.commit.committed_at.timestamp()) if tree.commit else 0
+    with context.reporter.step(f"build {package.title} of the project"):
+        run_uv(
+            ["build", "--wheel", "--out-dir", into, "--python", behind_a_shim(python) or python, sources],
+            what=f"build {package.title} of {tree.title}",
+            log=context.log,
+            cwd=top,
+            on_line=context.reporter.update,
+            # What zip files and compilers state as the time.
+            variables={"SOURCE_DATE_EPOCH": str(stamp)} if stamp else {},
+        )
 
 
 def _refuse_elsewhere(package: ResolvedPackage, place: Path, tree: ProjectTree) -> None:
