@@ -25,6 +25,7 @@ class UvProject:
         self.folder, self.env = folder, {**os.environ, **env}
         folder.mkdir(parents=True)
         self.git("init", "--quiet", "--initial-branch=main")
+        self.write({".gitignore": "__pycache__\n"})
 
     def package(self, place: str, name: str, version: str, more: str = "", *, needs: tuple[str, ...] = ()) -> None:
         """A package that its own backend builds: one module of its name."""

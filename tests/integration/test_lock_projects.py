@@ -201,7 +201,7 @@ def test_an_altered_hash_is_refused(own: Any, app: UvProject) -> None:
 
 
 def test_a_commit_of_a_repository_is_locked_and_followed(own: Any, app: UvProject) -> None:
-    (app.folder / ".gitignore").write_text("uv.lock\n")
+    (app.folder / ".gitignore").write_text("uv.lock\n__pycache__\n")
     first = app.locked()
     url = f"file://{app.folder}"
     own.env |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "protocol.file.allow", "GIT_CONFIG_VALUE_0": "always"}
@@ -240,8 +240,9 @@ def for_windows(app: UvProject) -> None:
 
 
 def other_python(app: UvProject) -> None:
-    replace_in(app, ">=3.11", ">=3.12")
     app.locked()
+    file = app.folder / "uv.lock"
+    file.write_text(file.read_text().replace('requires-python = ">=3.11"', 'requires-python = ">=3.12"'))
 
 
 def damaged(app: UvProject) -> None:

@@ -180,7 +180,7 @@ class Session:
         lock = find_lock(self.project, selection, options.name)
         if addresses := lock.addresses:
             # The site's own word on an index comes first: it may be a mirror.
-            self.site = replace(self.site, indexes={**addresses, **self.site.indexes})
+            self.site = self.site.model_copy(update={"indexes": {**addresses, **self.site.indexes}})
         return selection, lock
 
     def remotes(self, store: str = "", mode: str = "") -> tuple[Remote, ...]:

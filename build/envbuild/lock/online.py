@@ -113,7 +113,7 @@ def refuse_gone(paths: Sequence[Path], context: Context) -> None:
 
 
 def _site(lock: LockDirectory, site: Site) -> Site:
-    return replace(site, indexes={**lock.addresses, **site.indexes})
+    return site.model_copy(update={"indexes": {**lock.addresses, **site.indexes}})
 
 
 def _locked_files(lock: LockDirectory, site: Site) -> Iterator[_LockedFiles]:

@@ -29,6 +29,8 @@ from envbuild.lock.uv_project.tree import ProjectTree
 # `-e ./packages/core`, `./other ; marker`: a folder or a file of the project.
 _LOCAL = re.compile(r"^(?:-e )?(?P<path>\.{1,2}(?:/\S*)?|/\S+|file:\S+)(?: ; (?P<marker>[^\\\n]+))?", re.MULTILINE)
 
+_LOCAL_KINDS = ("editable", "directory", "path")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectPackages:
@@ -54,6 +56,7 @@ def project_packages(tree: ProjectTree, base: Base, context: LockContext) -> Pro
     """
     uv_lock = read_uv_lock(tree)
     _refuse_other_platform(tree, uv_lock, base)
+    _refuse_missing(tree, uv_lock)
     text = _export(tree, uv_lock, base, context)
     requirements = tuple(line for line in read_requirements(text) if holds_on(_marker(line), base))
     local = tuple(
@@ -110,6 +113,17 @@ def _refuse_other_platform(tree: ProjectTree, uv_lock: UvLock, base: Base) -> No
             why=f"Its {UV_LOCK} is for: {'; '.join(markers)}.",
             fix="Add the base's platform to [tool.uv] environments of the project, and run uv lock.",
         )
+
+
+def _refuse_missing(tree: ProjectTree, uv_lock: UvLock) -> None:
+    for package in uv_lock.packages:
+        place = folder_of(package, tree) if {*_LOCAL_KINDS} & package.source.keys() else tree.folder
+        if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+            raise ConfigurationError(
+                f"{package.name} of {tree.title} is not there",
+                why=f"{place} is empty or missing: a submodule that is not checked out, say.",
+                fix="Check it out: git submodule update --init --recursive",
+            )
 
 
 def _export(tree: ProjectTree, uv_lock: UvLock, base: Base, context: LockContext) -> str:
@@ -196,7 +210,7 @@ def _is_pinned_by(package: ResolvedPackage, line: PinnedRequirement) -> bool:
 def _local_package(path: str, uv_lock: UvLock, tree: ProjectTree) -> ResolvedPackage:
     wanted = (tree.folder / path.removeprefix("file://")).resolve()
     for package in uv_lock.packages:
-        for kind in ("editable", "directory", "path"):
+        for kind in _LOCAL_KINDS:
             if kind in package.source and (tree.folder / package.source[kind]).resolve() == wanted:
                 return package
     raise ConfigurationError(

@@ -14,7 +14,6 @@ from packaging.version import Version
 
 from envbuild.catalog.catalog import Catalog
 from envbuild.catalog.stack import Component, Phase, UvProject
-from envbuild.core import tomlread
 from envbuild.core.background import interruptible
 from envbuild.core.errors import NetworkError
 from envbuild.core.files import machine_errors
@@ -24,7 +23,7 @@ from envbuild.lock.components.models import Chosen, CompileMetadata, DecidedBy
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.as_of import AsOf
 from envbuild.lock.inputs.request import LockInputs
-from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
+from envbuild.lock.lockfile import UV_LOCK
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project
 from envbuild.lock.resolve.builds import build_constraints
@@ -50,11 +49,11 @@ def resolve_project(inputs: LockInputs, definition: UvProject, context: LockCont
     tree = project_tree(definition, inputs.selection.folder, context)
     with context.reporter.step(f"read {UV_LOCK} of {tree.title}"):
         packages = project_packages(tree, base, context)
-    settings = _settings(tree)
+    settings = tree.settings
     late: set[str] = {canonicalize_name(name) for name in settings.get("no-build-isolation-package", ())}
     own = [own_wheel(package, tree, base.python.version, context) for package in packages.local]
     uv_lock = _with_wheels(packages.uv_lock, own)
-    chosen = _Chooser(tree, settings, late, context).chosen(uv_lock)
+    chosen = _Chooser(tree, late, context).chosen(uv_lock)
     torch = next((package.version for package in uv_lock.packages if package.name == "torch"), "")
     build = (Version(torch).local or PACKAGE_INDEX_BUILD) if torch else inputs.torch_build
     lines = [*packages.requirements, *(wheel.requirement for wheel in own)]
@@ -100,11 +99,6 @@ def resolve_project(inputs: LockInputs, definition: UvProject, context: LockCont
     )
 
 
-def _settings(tree: ProjectTree) -> Mapping[str, Any]:
-    with machine_errors(tree.folder, "read"):
-        return tomlread.table_at(tomlread.loads((tree.folder / PROJECT_FILE).read_text()), "tool", "uv")
-
-
 def known_components() -> dict[str, Component]:
     """What envbuild knows of packages, from the stacks that it has: the newest stack's word on each."""
     shipped = Catalog.shipped()
@@ -124,15 +118,9 @@ def _with_wheels(uv_lock: UvLock, own: Sequence[OwnWheel]) -> UvLock:
 class _Chooser:
     """Makes components of the packages of a uv.lock of which more than a version is to be known."""
 
-    def __init__(
-        self, tree: ProjectTree, settings: Mapping[str, Any], late: Collection[str], context: LockContext
-    ) -> None:
+    def __init__(self, tree: ProjectTree, late: Collection[str], context: LockContext) -> None:
         self._because, self._late, self._context = f"{UV_LOCK} of {tree.title}", late, context
-        self._indexes = {
-            str(index["url"]).rstrip("/"): str(index["name"])
-            for index in settings.get("index", ())
-            if "name" in index and not index.get("default")
-        }
+        self._indexes = {address.rstrip("/"): name for name, address in tree.indexes.items()}
 
     def chosen(self, uv_lock: UvLock) -> dict[str, Chosen]:
         """Those that envbuild knows something of, or that a commit, an address or an index of its own decides."""

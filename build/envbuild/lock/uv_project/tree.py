@@ -6,9 +6,12 @@ import contextlib
 import io
 import tarfile
 import urllib.parse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -48,12 +51,32 @@ class ProjectTree:
     git: str = ""
     is_copy: bool = False
 
+    @cached_property
+    def _pyproject(self) -> Mapping[str, Any]:
+        file = self.folder / PROJECT_FILE
+        with machine_errors(file, "read"):
+            text = file.read_text()
+        try:
+            return tomlread.loads(text)
+        except tomlread.TOMLDecodeError as error:
+            raise ConfigurationError(f"{file} is no TOML", why=str(error), fix="Correct it.") from error
+
     @property
     def name(self) -> str:
         """The project's name, as its pyproject.toml has it; that of its folder where it has none."""
-        with machine_errors(self.folder, "read"):
-            table = tomlread.table_at(tomlread.loads((self.folder / PROJECT_FILE).read_text()), "project")
+        table = tomlread.table_at(self._pyproject, "project")
         return canonicalize_name(str(table.get("name") or self.folder.name))
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Its ``[tool.uv]``."""
+        return tomlread.table_at(self._pyproject, "tool", "uv")
+
+    @property
+    def indexes(self) -> dict[str, str]:
+        """The addresses of its named indexes, but for the default one."""
+        tables = [table for table in self.settings.get("index", ()) if "name" in table and not table.get("default")]
+        return {str(table["name"]): str(table["url"]) for table in tables}
 
     @property
     def title(self) -> str:

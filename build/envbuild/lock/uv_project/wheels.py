@@ -14,9 +14,10 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import answer, find_tool
 from envbuild.lock.context import LockContext
-from envbuild.lock.lockfile import PROJECT_FILE, WHEELS
+from envbuild.lock.lockfile import WHEELS
 from envbuild.lock.requirement_lines import PinnedRequirement
 from envbuild.lock.uv.interpreter import behind_a_shim
+from envbuild.lock.uv.named_index import named_indexes
 from envbuild.lock.uv.program import run_uv, uv_version
 from envbuild.lock.uv_lock import LockedFile, ResolvedPackage
 from envbuild.lock.uv_project.exported import folder_of
@@ -68,7 +69,7 @@ def own_wheel(package: ResolvedPackage, tree: ProjectTree, python: str, context:
         python: the version that the wheel is for.
 
     Raises:
-        ConfigurationError: it is outside of the repository, or not there.
+        ConfigurationError: it is outside of the repository.
         ResolutionError: it does not build.
     """
     place = folder_of(package, tree)
@@ -104,10 +105,13 @@ def _build(
         top = context.folder / "sources" / package.name
         _copy(tree, top)
     sources = top / place.relative_to(tree.top)
+    # What builds it is taken from the project's indexes, too, of which the site may have mirrors.
+    indexes = named_indexes({name: url for name, url in context.site.indexes.items() if name in tree.indexes})
+    mirrors = [word for index in indexes for word in ("--index", index.argument)]
     stamp = int(tree.commit.committed_at.timestamp()) if tree.commit else 0
     with context.reporter.step(f"build {package.title} of the project"):
         run_uv(
-            ["build", "--wheel", "--out-dir", into, "--python", behind_a_shim(python) or python, sources],
+            ["build", "--wheel", "--out-dir", into, "--python", behind_a_shim(python) or python, *mirrors, sources],
             what=f"build {package.title} of {tree.title}",
             log=context.log,
             cwd=top,
@@ -123,12 +127,6 @@ def _refuse_elsewhere(package: ResolvedPackage, place: Path, tree: ProjectTree) 
             f"{package.name} is outside of the repository of {tree.title}",
             why=f"Its source is {place}, and the repository is {tree.top}: no commit says what was built.",
             fix="Move it into the repository, make it a submodule, or take it from git or an index.",
-        )
-    if not place.exists() or (place.is_dir() and not (place / PROJECT_FILE).exists() and not any(place.iterdir())):
-        raise ConfigurationError(
-            f"{package.name} of {tree.title} is not there",
-            why=f"{place} is empty or missing: a submodule that is not checked out, say.",
-            fix="Check it out: git submodule update --init --recursive",
         )
 
 
