@@ -74,8 +74,8 @@ def _fields(section: str, config: Any) -> Iterator[tuple[str, Any, Any]]:
 
 def _defaults(config: Any) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(config):
-        made = field.default_factory is not dataclasses.MISSING
-        yield field.name, field.default_factory() if made else field.default
+        make: Any = field.default_factory
+        yield field.name, field.default if make is dataclasses.MISSING else make()
 
 
 def _arguments(module: Any) -> Iterator[tuple[str, Any, Any]]:
