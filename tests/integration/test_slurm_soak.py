@@ -273,6 +273,9 @@ def test_verdicts_are_the_same_after_a_kill(soak: Soak, seed: int) -> None:
     choice = random.Random(seed)
     kill = sorted(KILLS)[seed % len(KILLS)]
     trial = Trial(seed, kill, round(choice.uniform(0.0, 0.5 * soak.seconds), 1))
+    # Of a trial that failed.
+    soak.site.cluster.end_jobs()
+    soak.restore()
     began, before = time.monotonic(), soak.job()
     with soak.site.started("--json", results=False) as process:
         wait_until(lambda: soak.job() not in ("", before))
