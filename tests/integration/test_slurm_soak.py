@@ -272,7 +272,7 @@ def sentences(told: str) -> list[str]:
 def test_verdicts_are_the_same_after_a_kill(soak: Soak, seed: int) -> None:
     choice = random.Random(seed)
     kill = sorted(KILLS)[seed % len(KILLS)]
-    trial = Trial(seed, kill, round(choice.uniform(0.0, 0.5 * soak.seconds), 1))
+    trial = Trial(seed, kill, round(choice.uniform(0.0, 0.3 * soak.seconds), 1))
     # Of a trial that failed.
     soak.site.cluster.end_jobs()
     soak.restore()
