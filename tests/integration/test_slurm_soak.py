@@ -99,6 +99,12 @@ class Soak:
     def job_has_ended(self) -> bool:
         return not self.site.slurm("squeue", "--noheader", f"--jobs={self.job()}").strip()
 
+    def node_of(self, rank: int) -> str:
+        """The node of a rank of the job, once it has one; "" where the job has ended."""
+        while not (nodes := self.jobs_nodes()) and not self.job_has_ended():
+            time.sleep(0.1)
+        return nodes[rank] if nodes else ""
+
     def jobs_nodes(self) -> list[str]:
         """Those of the job that runs now, node 0 first."""
         nodes = self.site.slurm("squeue", "--noheader", f"--jobs={self.job()}", "--format=%N").strip()
@@ -205,7 +211,8 @@ def kill_agent(soak: Soak, choice: random.Random) -> str:
 
 def kill_slurmd(soak: Soak, choice: random.Random) -> str:
     rank, seconds = choice.randrange(2), choice.choice(OUTAGES)
-    name = soak.jobs_nodes()[rank]
+    if not (name := soak.node_of(rank)):
+        return ""
     service = soak.site.cluster.nodes[name]
     service.end(signal.SIGKILL)
     time.sleep(seconds)
@@ -215,7 +222,8 @@ def kill_slurmd(soak: Soak, choice: random.Random) -> str:
 
 def cut_network(soak: Soak, choice: random.Random) -> str:
     rank, seconds = choice.randrange(2), choice.choice(OUTAGES)
-    name = soak.jobs_nodes()[rank]
+    if not (name := soak.node_of(rank)):
+        return ""
     soak.host(name).connect(False)
     time.sleep(seconds)
     soak.host(name).connect(True)
@@ -264,7 +272,10 @@ def sentences(told: str) -> list[str]:
 def test_verdicts_are_the_same_after_a_kill(soak: Soak, seed: int) -> None:
     choice = random.Random(seed)
     kill = sorted(KILLS)[seed % len(KILLS)]
-    trial = Trial(seed, kill, round(choice.uniform(0.0, 0.5 * soak.seconds), 1))
+    trial = Trial(seed, kill, round(choice.uniform(0.0, 0.3 * soak.seconds), 1))
+    # Of a trial that failed.
+    soak.site.cluster.end_jobs()
+    soak.restore()
     began, before = time.monotonic(), soak.job()
     with soak.site.started("--json", results=False) as process:
         wait_until(lambda: soak.job() not in ("", before))
